@@ -1,98 +1,19 @@
 """What every backend gets from the base class, shown on one that lives in a dictionary."""
 
-import threading
-
 import pytest
+from memory_lab import DONE, Asked, Memory, unavailable
 
 from diloco_protocol import (
-    BackendError,
-    Backoff,
-    BaseExecutor,
     Capabilities,
     Finding,
     FolderJournal,
-    ForbiddenError,
     InvalidRequestError,
-    LaunchError,
-    Reason,
     ReplicaHandle,
     ReplicaNotFoundError,
     ReplicaState,
-    ReplicaStatus,
-    ResultLostError,
     ServerlessExecutor,
     UnavailableError,
 )
-
-
-class Memory(BaseExecutor):
-    """A backend whose replicas are entries of a dictionary that the test changes."""
-
-    backend_name = "memory"
-    supports_inter_replica_network = False
-    capabilities = Capabilities(cancel_scope="replica", log_streams=("stdout",))
-
-    def __init__(self, world, **options):
-        super().__init__(backoff=Backoff(sleep=lambda seconds: None), **options)
-        self.world = world
-        self.hooks = []
-
-    def _plan(self, request):
-        return [{"rank": spec.rank, "spec": spec.to_json()} for spec in request.specs()]
-
-    def _submit(self, request):
-        self.hooks.append("submit")
-        handles = [
-            ReplicaHandle(rank, "memory", run_id=request.run_id, world_size=request.world_size)
-            for rank in request.ranks
-        ]
-        self.world.update({handle: ReplicaStatus(ReplicaState.RUNNING) for handle in handles})
-        return handles
-
-    def _observe_run(self, handles):
-        return {handle: self.world[handle] for handle in handles if handle in self.world}
-
-    def _result(self, handle):
-        return {"rank": handle.rank}
-
-    def _stop(self, handle):
-        self.hooks.append("stop")
-        if handle in self.world and not self.world[handle].state.terminal:
-            self.world[handle] = ReplicaStatus(
-                ReplicaState.CANCELLED, reason=Reason.CANCEL_REQUESTED
-            )
-
-    def _purge(self, handle):
-        self.world.pop(handle, None)
-
-    def _logs(self, handle, query):
-        lines = [f"line {number}" for number in range(5)]
-        return iter(lines[-query.n_lines :] if query.n_lines else lines)
-
-    def _list_runs(self):
-        return sorted({handle.run_id for handle in self.world})
-
-    def _attach(self, run_id):
-        found = [handle for handle in self.world if handle.run_id == run_id]
-        if not found:
-            raise ReplicaNotFoundError(f"no run {run_id}")
-        return found
-
-
-@pytest.fixture
-def executor():
-    return Memory({})
-
-
-DONE = ReplicaStatus(ReplicaState.SUCCEEDED, reason=Reason.COMPLETED)
-
-
-def unavailable():
-    raise UnavailableError("no result today")
-
-
-def lost():
-    raise ResultLostError("the disk is gone")
 
 
 def test_it_is_an_executor(executor):
@@ -132,19 +53,6 @@ def test_nothing_is_submitted_that_is_not_allowed(executor, change):
     with pytest.raises(InvalidRequestError):
         executor.launch_replicas(**arguments)
     assert executor.hooks == []
-
-
-class Asked(Memory):
-    """Keeps what it was asked for."""
-
-    def _check_request(self, request):
-        if request.spot:
-            raise InvalidRequestError("spot=True cannot be had in memory")
-        self.asked = request
-
-    def _submit(self, request):
-        assert request is self.asked
-        return super()._submit(request)
 
 
 class TestDefaultsOfTheConstructor:
@@ -281,180 +189,6 @@ def test_the_plan_of_a_named_run_is_what_is_sent(executor):
     plan = executor.plan(*arguments, **options)
     executor.launch_replicas(*arguments, **options)
     assert [list(plan.requests)] == sent
-
-
-class TestJournal:
-    def test_it_answers_for_what_the_backend_has_forgotten(self, tmp_path):
-        executor = Memory({}, journal=FolderJournal(tmp_path))
-        handles = executor.launch_replicas(2, "m:f", run_id="mine")
-        assert executor._journal.handles("mine") == handles
-        executor.world.update(dict.fromkeys(handles, DONE))
-        first = executor.collect(handles)
-        executor.world.clear()
-        assert executor.collect(handles) == first
-        assert executor.poll(handles[1]) is ReplicaState.SUCCEEDED
-
-    def test_also_in_another_process(self, tmp_path):
-        executor = Memory({}, journal=FolderJournal(tmp_path))
-        (handle,) = executor.launch_replicas(1, "m:f")
-        executor.world[handle] = DONE
-        executor.describe(handle)
-        again = ReplicaHandle.from_json(handle.to_json())
-        (result,) = Memory({}, journal=FolderJournal(tmp_path)).collect([again])
-        assert result["result"] == {"rank": 0}
-
-    def test_what_it_knows_is_not_asked_again(self, tmp_path):
-        executor = Memory({}, journal=FolderJournal(tmp_path))
-        first, second = executor.launch_replicas(2, "m:f")
-        executor.world[first] = DONE
-        executor.poll(first)
-        executor.world[first] = ReplicaStatus(ReplicaState.FAILED)
-        executor.world[second] = DONE
-        asked = []
-        executor._observe_run = lambda handles: asked.extend(handles) or {
-            h: executor.world[h] for h in handles
-        }
-        assert [result["status"] for result in executor.collect([first, second])] == [
-            "succeeded",
-            "succeeded",
-        ]
-        assert asked == [second]
-
-    def test_a_launch_that_it_does_not_take_names_the_living(self, tmp_path):
-        (tmp_path / "file").touch()
-        executor = Memory({}, journal=FolderJournal(tmp_path / "file" / "journal"))
-        with pytest.raises(LaunchError, match="run 'mine' was started") as caught:
-            executor.launch_replicas(2, "m:f", run_id="mine")
-        assert caught.value.survivors == tuple(executor.world)
-
-    def test_an_end_that_it_does_not_take_is_still_told(self, tmp_path, caplog):
-        executor = Memory({}, journal=FolderJournal(tmp_path / "journal"))
-        (handle,) = executor.launch_replicas(1, "m:f")
-        executor.world[handle] = DONE
-        executor._result = lambda handle: unavailable()
-        assert executor.poll(handle) is ReplicaState.SUCCEEDED
-        assert "is not in the journal yet: no result today" in caplog.text
-        assert executor._journal.end(handle) is None
-        del executor._result
-        assert executor.poll(handle) is ReplicaState.SUCCEEDED
-        assert executor._journal.end(handle) == (DONE, {"rank": 0})
-
-    def test_a_lost_result_stays_lost(self, tmp_path):
-        executor = Memory({}, journal=FolderJournal(tmp_path))
-        handles = executor.launch_replicas(1, "m:f", run_id="mine")
-        executor.world.update(dict.fromkeys(handles, DONE))
-        executor._result = lambda handle: lost()
-        (result,) = executor.collect(handles)
-        assert (result["status"], result["result"]) == ("succeeded", None)
-        assert result["error"] == "the result is lost: the disk is gone"
-        executor.world.clear()
-        assert Memory({}, journal=FolderJournal(tmp_path)).collect(handles) == [result]
-
-    def test_it_finds_runs_that_the_backend_has_forgotten(self, tmp_path):
-        executor = Memory({}, journal=FolderJournal(tmp_path))
-        handles = executor.launch_replicas(2, "m:f", run_id="mine")
-        FolderJournal(tmp_path).record_launch(
-            [ReplicaHandle(0, "eks", run_id="mine", world_size=2)]
-        )
-        executor.world.clear()
-        assert executor.attach("mine") == handles
-        with pytest.raises(ReplicaNotFoundError):
-            executor.attach("other")
-
-    def test_without_one_the_end_is_unknown(self):
-        executor = Memory({})
-        (handle,) = executor.launch_replicas(1, "m:f")
-        executor.world.clear()
-        (result,) = executor.collect([handle])
-        assert result["reason"] == "lost"
-
-
-class Gang(Memory):
-    """Ends all of a run at once."""
-
-    capabilities = Capabilities(cancel_scope="gang")
-
-    def _stop(self, handle):
-        self.hooks.append("stop")
-        for each in self.world:
-            if each.run_id == handle.run_id:
-                self.world[each] = ReplicaStatus(ReplicaState.CANCELLED)
-
-
-def states(executor, handles):
-    return [str(executor.poll(handle)) for handle in handles]
-
-
-class TestCancelRun:
-    def test_every_rank_of_this_run_and_no_other(self, executor):
-        ours = executor.launch_replicas(3, "m:f", run_id="mine-1")
-        others = executor.launch_replicas(2, "m:f", run_id="mine-10")
-        executor.world[ours[1]] = DONE
-        executor.cancel_run("mine-1")
-        assert states(executor, ours) == ["cancelled", "succeeded", "cancelled"]
-        assert states(executor, others) == ["running", "running"]
-        executor.cancel_run("mine-1")
-        assert states(executor, ours) == ["cancelled", "succeeded", "cancelled"]
-
-    def test_one_call_where_it_ends_the_whole_run(self):
-        executor = Gang({})
-        handles = executor.launch_replicas(3, "m:f", run_id="mine")
-        executor.cancel_run("mine")
-        assert states(executor, handles) == ["cancelled"] * 3
-        assert executor.hooks.count("stop") == 1
-
-    def test_the_ranks_are_cancelled_at_the_same_time(self, executor):
-        executor.launch_replicas(3, "m:f", run_id="mine")
-        together = threading.Barrier(3)
-        executor._stop = lambda handle: together.wait(60)
-        executor.cancel_run("mine")
-        assert not together.broken
-
-    def test_an_unknown_run_is_an_error(self, executor):
-        executor.launch_replicas(1, "m:f", run_id="mine")
-        for name in ("other", "min", "../mine", "Mine"):
-            with pytest.raises(ReplicaNotFoundError):
-                executor.cancel_run(name)
-        with pytest.raises(InvalidRequestError, match="run_id must be non-empty text"):
-            executor.cancel_run(None)
-        assert "stop" not in executor.hooks
-
-    def test_a_run_that_is_gone_is_passed_over_if_the_journal_knows_it(self, tmp_path):
-        executor = Memory({}, journal=FolderJournal(tmp_path))
-        executor.launch_replicas(2, "m:f", run_id="mine")
-        executor.world.clear()
-        executor.cancel_run("mine")
-        assert executor.world == {}
-
-    @pytest.mark.parametrize(
-        ("second", "retryable"), [(UnavailableError, True), (ForbiddenError, False)]
-    )
-    def test_refusals_are_named_and_the_others_are_cancelled(self, executor, second, retryable):
-        handles = executor.launch_replicas(4, "m:f", run_id="mine")
-        refusals = {1: UnavailableError("not today"), 3: second("not you")}
-
-        def stop(handle):
-            if handle.rank in refusals:
-                raise refusals[handle.rank]
-            Memory._stop(executor, handle)
-
-        executor._stop = stop
-        told = (
-            "2 of the 4 replicas of run 'mine' could not be cancelled .rank 1, 3.*Rank 1: not today"
-        )
-        with pytest.raises(BackendError, match=told) as caught:
-            executor.cancel_run("mine")
-        assert caught.value.retryable is retryable
-        assert states(executor, handles) == ["cancelled", "running", "cancelled", "running"]
-        del executor._stop
-        executor.cancel_run("mine")
-        assert states(executor, handles) == ["cancelled"] * 4
-
-    def test_a_mistake_in_a_backend_is_not_swallowed(self, executor):
-        executor.launch_replicas(2, "m:f", run_id="mine")
-        executor._stop = lambda handle: {}["no such key"]
-        with pytest.raises(KeyError):
-            executor.cancel_run("mine")
 
 
 class TestExists:

@@ -255,6 +255,46 @@ def test_a_lost_result_is_said_and_holds_up_nobody(error):
     assert (second["result"], second["error"]) == ("here", None)
 
 
+def test_a_refused_result_holds_up_nobody():
+    world = World({handle(0): [(0, succeeded())], handle(1): [(0, RUNNING), (5, failed())]})
+    told = []
+
+    def result_of(replica):
+        raise AuthError("no right to read logs")
+
+    with pytest.raises(AuthError, match="no right") as caught:
+        collect(
+            [handle(0), handle(1)],
+            world.observe,
+            result_of,
+            timeout=50,
+            backoff=Backoff(
+                first=1.0, factor=1.0, cap=1.0, clock=lambda: world.now, sleep=world.sleep
+            ),
+            progress=lambda known: told.append({h.rank: str(s.state) for h, s in known.items()}),
+        )
+    assert told[-1] == {0: "succeeded", 1: "failed"}
+    assert "rank 0 of run 'a' succeeded" in caught.value.__notes__[0]
+
+
+def test_what_was_seen_to_end_is_not_lost_with_its_record():
+    world = World({handle(0): [(0, succeeded())], handle(1): [(0, RUNNING), (5, failed())]})
+    faults = [UnavailableError("not now"), ReplicaNotFoundError("its record is gone")]
+
+    def observe(handles):
+        seen = world.observe(handles)
+        return {h: s for h, s in seen.items() if h.rank == 1 or world.now < 1}
+
+    def result_of(replica):
+        raise faults.pop(0)
+
+    backoff = Backoff(first=1.0, factor=1.0, cap=1.0, clock=lambda: world.now, sleep=world.sleep)
+    first, second = collect([handle(0), handle(1)], observe, result_of, timeout=50, backoff=backoff)
+    assert (first["status"], first["result"]) == ("succeeded", None)
+    assert first["error"] == "the result is lost: its record is gone"
+    assert second["status"] == "failed"
+
+
 def test_a_run_without_any_record_may_be_an_exception():
     world = World({handle(0, "b"): [(0, succeeded())]})
 

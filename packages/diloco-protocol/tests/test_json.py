@@ -3,20 +3,10 @@
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from json_lab import json_values, text
 
 from diloco_protocol import InvalidRequestError, ReplicaState
 from diloco_protocol._json import canonical, check_json, dumps, loads
-
-text = st.text(st.characters(exclude_categories=["Cs"]))
-json_values = st.recursive(
-    st.none()
-    | st.booleans()
-    | st.integers()
-    | st.floats(allow_nan=False, allow_infinity=False)
-    | text,
-    lambda inner: st.lists(inner, max_size=4) | st.dictionaries(text, inner, max_size=4),
-    max_leaves=12,
-)
 
 
 class TestJson:

@@ -88,7 +88,12 @@ def test_a_result_has_a_limit():
 
 
 @pytest.mark.parametrize(
-    "text", ["", "Traceback (most recent call last)", "[1]", '{"outcome": {}, "x": 1}']
+    "text",
+    [
+        *("", "Traceback (most recent call last)", "[1]", '{"outcome": {}, "x": 1}'),
+        f'{{"outcome": {Outcome(0).to_json()}, "result_lines": "2", "result_sha256": ""}}',
+        f'{{"outcome": {Outcome(0).to_json()}, "result_lines": 2, "result_sha256": null}}',
+    ],
 )
 def test_other_text_is_refused(text):
     with pytest.raises((InvalidRequestError, SpecVersionError)):

@@ -5,19 +5,9 @@ import json
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from json_lab import json_values, text
 
 from diloco_protocol import InvalidRequestError, Outcome, Reason, SpecVersionError
-
-text = st.text(st.characters(exclude_categories=["Cs"]))
-json_values = st.recursive(
-    st.none()
-    | st.booleans()
-    | st.integers()
-    | st.floats(allow_nan=False, allow_infinity=False)
-    | text,
-    lambda inner: st.lists(inner, max_size=4) | st.dictionaries(text, inner, max_size=4),
-    max_leaves=12,
-)
 
 
 def exactly(a, b):
@@ -40,6 +30,21 @@ class TestOutcome:
     def test_what_is_no_outcome_is_refused(self, data):
         with pytest.raises((InvalidRequestError, SpecVersionError)):
             Outcome.from_json(data)
+
+    @pytest.mark.parametrize(
+        ("field", "value"),
+        [
+            ("exit_code", "1"),
+            ("exit_code", True),
+            ("signal", 9),
+            ("error", []),
+            ("started_at", "0"),
+        ],
+    )
+    def test_a_field_of_the_wrong_type_is_refused_by_name(self, field, value):
+        data = {**json.loads(Outcome(1).to_json()), field: value}
+        with pytest.raises(InvalidRequestError, match=f"this outcome has {field}="):
+            Outcome.from_json(json.dumps(data))
 
     def test_a_reason_of_the_future_is_refused(self):
         text = Outcome(1).to_json().replace('"reason":"error"', '"reason":"bored"')

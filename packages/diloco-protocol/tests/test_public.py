@@ -1,6 +1,9 @@
 """What the package shows, and what importing it costs."""
 
 import importlib
+import inspect
+import pydoc
+import re
 import subprocess
 import sys
 
@@ -8,6 +11,7 @@ import pytest
 
 import diloco_protocol
 from diloco_protocol import backend
+from diloco_protocol._hooks import Hooks
 
 
 @pytest.mark.parametrize("module", [diloco_protocol, backend])
@@ -26,6 +30,28 @@ def test_public_names_are_documented(name):
 @pytest.mark.parametrize("name", [name for name in backend.__all__ if not name.isupper()])
 def test_what_backends_are_made_of_is_documented(name):
     assert (getattr(backend, name).__doc__ or "").strip()
+
+
+def test_help_shows_every_hook_with_its_arguments():
+    shown = pydoc.plain(pydoc.render_doc(diloco_protocol.BaseExecutor))
+    hooks = {name: hook for name, hook in vars(Hooks).items() if inspect.isfunction(hook)}
+    assert set(diloco_protocol.BaseExecutor.__abstractmethods__) < set(hooks)
+    for name, hook in hooks.items():
+        arguments = ", ".join([*inspect.signature(hook).parameters][1:])
+        assert f"* ``{name}({arguments}) -> " in shown
+
+
+@pytest.mark.parametrize(
+    ("name", "words"),
+    [
+        ("ReplicaState", diloco_protocol.ReplicaState.__members__),
+        ("Reason", diloco_protocol.Reason.__members__),
+        ("ReplicaResult", diloco_protocol.ReplicaResult.__annotations__),
+    ],
+)
+def test_help_shows_every_word_with_its_meaning(name, words):
+    shown = pydoc.plain(pydoc.render_doc(getattr(diloco_protocol, name)))
+    assert not [word for word in words if not re.search(rf"^ \|  +{word}: \w", shown, re.MULTILINE)]
 
 
 @pytest.mark.processes

@@ -6,6 +6,7 @@ from dataclasses import replace
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from json_lab import json_values, text
 
 from diloco_protocol import (
     InvalidRequestError,
@@ -18,16 +19,6 @@ from diloco_protocol import (
     spec_to_environment,
 )
 
-text = st.text(st.characters(exclude_categories=["Cs"]))
-json_values = st.recursive(
-    st.none()
-    | st.booleans()
-    | st.integers()
-    | st.floats(allow_nan=False, allow_infinity=False)
-    | text,
-    lambda inner: st.lists(inner, max_size=4) | st.dictionaries(text, inner, max_size=4),
-    max_leaves=12,
-)
 kwargs = st.dictionaries(text, json_values, max_size=4)
 specs = st.builds(
     ReplicaSpec,

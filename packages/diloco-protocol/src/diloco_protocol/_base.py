@@ -35,20 +35,35 @@ if TYPE_CHECKING:
 class BaseExecutor(Hooks):
     """What every backend shares: checks, the verbs, the wait loop.
 
-    A backend supplies :meth:`_plan`, :meth:`_submit`, :meth:`_observe_run`, :meth:`_result`, :meth:`_stop`, :meth:`_purge`,
-    :meth:`_logs`, :meth:`_list_runs` and :meth:`_attach`. Handles are the whole truth: an executor keeps nothing that
-    matters, so any executor of the same backend in any process answers the same. Safe to share between threads if the
-    backend's hooks are.
+    Handles are the whole truth: an executor keeps nothing that matters, so any executor of the same backend in any process
+    answers the same. Safe to share between threads if the backend's hooks are.
+
+    A backend sets ``backend_name``, ``supports_inter_replica_network`` and ``capabilities``, and supplies hooks. Each is called
+    only with what its verb has checked:
+
+    * ``_check_request(request) -> None`` refuses what this backend cannot do. It may be left out.
+    * ``_findings(request) -> list[Finding]`` looks at what a launch needs, for ``check``. It may be left out.
+    * ``_plan(request) -> list[dict]`` gives what would be sent, with secrets redacted, and calls nothing.
+    * ``_submit(request) -> list[ReplicaHandle]`` sends it: all or nothing, once for each run_id.
+    * ``_observe_run(handles) -> Mapping[ReplicaHandle, ReplicaStatus]`` looks at replicas of one run.
+    * ``_result(handle) -> JSON value`` reads what a replica that has succeeded returned.
+    * ``_stop(handle) -> None`` asks for the end of a replica, or of its run where that is the scope.
+    * ``_purge(handle) -> None`` removes the records of its run, which must have ended.
+    * ``_logs(handle, query) -> Iterator[str]`` reads the lines that a :class:`LogQuery` asks for.
+    * ``_list_runs() -> list[str]`` names the runs, oldest first.
+    * ``_attach(run_id) -> list[ReplicaHandle]`` finds the handles of a run.
+    * ``_check_handle(handle) -> None`` refuses handles that are incomplete or belong elsewhere, before anything else looks at
+      them. It may be left out.
 
     Args:
         run_id: Prefix of the names of runs that are not named by the caller.
         journal: Where launches and ends are written down, besides the backend's own records.
         backoff: Pauses of the wait loop, with its clock and sleep.
         env: Environment variables for every launch; those of the launch itself win.
-        max_restarts: How often a failed attempt is started again where the launch does not say.
+        max_restarts: How often a failed attempt is started again if the launch does not say.
 
     Raises:
-        InvalidRequestError: ``env`` holds what a launch could not set either, or ``max_restarts`` is not from 0 to 1000.
+        InvalidRequestError: ``env`` sets a variable that a launch may not set, or ``max_restarts`` is not from 0 to 1000.
     """
 
     def __init__(
@@ -97,21 +112,23 @@ class BaseExecutor(Hooks):
             entrypoint_args: Its keyword arguments; JSON values, nested as you like, arrive exactly as given. Three keys mean
                 something to the launch: ``rank_env`` and ``world_size_env`` (both taken out) name variables that are to hold
                 the rank and the number of replicas too; ``rendezvous_uri`` is exported as ``RENDEZVOUS_URI`` too.
-            gpu: GPUs of one replica, such as ``"H100"`` or ``"A100:8"``; None: no GPU.
+            gpu: GPUs for each replica, such as ``"H100"``, ``"A100:8"`` or ``"any:2"``; None: no GPU. A model that the backend
+                does not know is refused.
             timeout: Seconds for which an attempt may run, from its start; None for no limit.
-            run_id: Name of the launch and idempotency key: the same name and the same launch give the same handles. A new
-                name is made if it is left out.
-            cpu: CPU of one replica.
-            memory: Memory of one replica.
+            run_id: Name of the launch and idempotency key: the same name and the same launch give the same handles. 1 to 48
+                lower-case letters, digits and dashes, with a letter or digit at both ends. A new name is made if it is left out.
+            cpu: CPUs for each replica.
+            memory: Memory for each replica.
             env: Environment variables.
-            secrets: Variable name → reference to a secret of the backend's; never a value.
+            secrets: References to secrets that the backend keeps, by variable name; never their values.
             labels: Labels to find the run by.
             spot: Whether interruptible capacity is wanted.
-            max_restarts: How often a failed attempt is started again.
-            rank_offset: First rank, where a run is more than one launch.
-            world_size: Number of replicas of the whole run, where it is more than one launch.
-            cohort: Name that all replicas of the whole run share, where it is more than one launch: replicas that meet compare
-                it. The run_id if it is left out.
+            max_restarts: How often a failed attempt is started again: after an error, a signal, a timeout, or if memory ran out.
+                A preemption uses up none. Each restart is an attempt with the whole timeout.
+            rank_offset: The first rank, if the run consists of several launches.
+            world_size: Number of replicas of the whole run, if it consists of several launches.
+            cohort: Name that all replicas of the whole run share, if it consists of several launches: replicas that meet
+                compare it. The run_id if it is left out.
 
         Returns:
             One handle per replica, in rank order.
@@ -119,8 +136,8 @@ class BaseExecutor(Hooks):
         Raises:
             InvalidRequestError: An argument is not allowed; nothing was started.
             RunConflictError: The run_id belongs to another launch; nothing was started.
-            LaunchError: The launch failed; everything started was ended again, except ``survivors``. Also if a run that
-                was started could not be written into the journal: then all of it survives.
+            LaunchError: The launch failed; everything started was ended again, except ``survivors``. Or a run was
+                started and could not be written into the journal; then all of its replicas are survivors.
         """
         request = self._request(
             n_replicas, entrypoint, entrypoint_args, gpu=gpu, timeout=timeout, run_id=run_id, cpu=cpu, memory=memory,
@@ -263,10 +280,10 @@ class BaseExecutor(Hooks):
     # --- ending ---
 
     def cancel(self, handle: ReplicaHandle) -> None:
-        """End a replica, or its whole run (``capabilities.cancel_scope``). Repeatable; returns when it was accepted.
+        """End a replica, or its whole run (``capabilities.cancel_scope``). Repeatable; returns when the backend has accepted it.
 
-        What is terminal stays as it is; what is gone is ignored; the evidence is kept. The state becomes ``cancelled``
-        only when the resources are gone.
+        A replica that has ended stays as it is, and one that is gone is ignored. Logs and records are kept. The state becomes
+        ``cancelled`` only when the resources are gone.
 
         Raises:
             BackendError: The backend refused or could not be asked; nothing has changed.
@@ -275,16 +292,16 @@ class BaseExecutor(Hooks):
         self._stop(handle)
 
     def cancel_run(self, run_id: str) -> None:
-        """End all replicas of a run that this backend has: one call where the scope of cancel is the run, else one per rank.
+        """End all replicas of a run that this backend has, with one call if that ends the whole run, otherwise with one per rank.
 
-        Ranks are cancelled at the same time, in threads. What has ended or is gone is passed over. Repeatable.
+        Ranks are cancelled at the same time, in threads. Replicas that have ended or are gone are passed over. Repeatable.
 
         Args:
             run_id: Name of the run.
 
         Raises:
             ReplicaNotFoundError: There is no such run, here or in the journal.
-            BackendError: The backend refused or could not be asked. Where only some ranks were refused, the others are being
+            BackendError: The backend refused or could not be asked. If only some ranks were refused, the others are being
                 ended, and the error names the ranks that are not.
         """
         handles = self.attach(run_id)
@@ -318,7 +335,7 @@ class BaseExecutor(Hooks):
             return self._find(run_id)
         except ReplicaNotFoundError:
             known = [] if self._journal is None else self._journal.handles(run_id)
-            ours = [handle for handle in known if handle.backend_name == self.backend_name]
+            ours = [handle for handle in known if self._is_ours(handle)]
             if not ours:
                 raise
             return ours
@@ -404,6 +421,15 @@ class BaseExecutor(Hooks):
             raise InvalidRequestError(
                 f"this handle belongs to the backend {handle.backend_name!r}, and this executor is for {self.backend_name!r}"
             )
+        self._check_handle(handle)
+
+    def _is_ours(self, handle: ReplicaHandle) -> bool:
+        """Whether a handle that a journal knows is of this place."""
+        try:
+            self._check(handle)
+        except InvalidRequestError:
+            return False
+        return True
 
     def _observe(self, handles: Sequence[ReplicaHandle]) -> Mapping[ReplicaHandle, ReplicaStatus]:
         """What the journal knows to have ended, and what the backend says of the rest; writes down what has ended."""

@@ -36,7 +36,7 @@ def check_whole(
         none: Whether None is allowed too.
 
     Raises:
-        InvalidRequestError: It is something else.
+        InvalidRequestError: The value is something else.
     """
     if none and value is None:
         return None
@@ -82,7 +82,7 @@ def check_seconds(
         none: Whether None is allowed too.
 
     Raises:
-        InvalidRequestError: It is something else.
+        InvalidRequestError: The value is something else.
     """
     if none and value is None:
         return None
@@ -108,7 +108,7 @@ def check_text(name: str, value: object, *, none: bool = False) -> str | None:
         none: Whether None is allowed too.
 
     Raises:
-        InvalidRequestError: It is something else.
+        InvalidRequestError: The value is something else.
     """
     if none and value is None:
         return None
@@ -121,7 +121,7 @@ def check_amount(name: str, value: object) -> str | None:
     """A positive number, or an amount in the backend's own words (text), or None; numbers become text.
 
     Raises:
-        InvalidRequestError: It is something else.
+        InvalidRequestError: The value is something else.
     """
     if value is None or isinstance(value, str):
         return check_text(name, value, none=True)
@@ -131,10 +131,10 @@ def check_amount(name: str, value: object) -> str | None:
 
 
 def check_texts(name: str, values: object) -> dict[str, str]:
-    """A mapping of text to text, sorted by its keys; None is an empty one.
+    """A mapping of text to text, sorted by its keys; None stands for an empty one.
 
     Raises:
-        InvalidRequestError: It is something else; names the first key that is wrong.
+        InvalidRequestError: The value is something else; the error names the first key that is wrong.
     """
     if values is None:
         return {}
@@ -156,7 +156,7 @@ def check_path(name: str, value: object) -> str | os.PathLike[str]:
     """The name of a file or a folder, as text or a path object; bytes are refused.
 
     Raises:
-        InvalidRequestError: It is something else, or empty.
+        InvalidRequestError: The value is something else, or empty.
     """
     if not isinstance(value, (str, os.PathLike)) or not isinstance(os.fspath(value), str):
         raise _refused(name, "a path", value, none=False)
@@ -169,7 +169,7 @@ def check_names(name: str, values: object) -> tuple[str, ...]:
     """A list of non-empty texts, in any iterable.
 
     Raises:
-        InvalidRequestError: It is something else; a text alone too, since its letters would be taken for the list.
+        InvalidRequestError: The value is something else, or a single text, whose letters would be taken for the list.
     """
     return tuple(
         check_text(f"{name}[{number}]", each)
@@ -181,7 +181,7 @@ def check_paths(name: str, values: object) -> tuple[str | os.PathLike[str], ...]
     """A list of paths, in any iterable.
 
     Raises:
-        InvalidRequestError: It is something else; a text alone too, since its letters would be taken for the list.
+        InvalidRequestError: The value is something else, or a single text, whose letters would be taken for the list.
     """
     return tuple(
         check_path(f"{name}[{number}]", each)
@@ -193,7 +193,7 @@ def check_callable(name: str, value: object) -> object:
     """Something that can be called.
 
     Raises:
-        InvalidRequestError: It is something else.
+        InvalidRequestError: The value is something else.
     """
     if not callable(value):
         raise _refused(name, "a function", value, none=False)

@@ -68,7 +68,7 @@ def _call(spec: ReplicaSpec) -> tuple[int, dict[str, Any]]:
 
 
 def _submodule(module: str, name: str) -> ModuleType | None:
-    """A module inside a package; None if there is none. What that module itself lacks is an error."""
+    """A module inside a package; None if there is none. If the module itself cannot be imported, that is an error."""
     full_name = f"{module}.{name}"
     try:
         return importlib.import_module(full_name)
@@ -79,7 +79,7 @@ def _submodule(module: str, name: str) -> ModuleType | None:
 
 
 def _exit_code(request: SystemExit) -> tuple[int, dict[str, Any]]:
-    """As the interpreter itself would take a SystemExit."""
+    """The exit code that the interpreter itself would give a SystemExit."""
     if request.code is None or request.code == 0:
         return 0, {}
     if isinstance(request.code, int):

@@ -42,10 +42,12 @@ def collect(
 
     Returns:
         One result per handle, in the given order. A replica without a record is failed with reason LOST; one that had not
-        ended by the deadline has its last known state. A success whose result is gone has none, and an error that says so.
+        ended by the deadline has its last known state. A success whose result is gone has the result None, and an error
+        that says so.
 
     Raises:
-        BackendError: A non-retryable error, or a retryable one that still stood at the deadline while a state or the
+        BackendError: States cannot be asked for (a non-retryable error), or the result of a success cannot be read, which is
+            raised once nothing else is waited for; or a retryable error still stood at the deadline while a state or the
             result of a success was not known.
     """
     deadline = None if timeout is None else backoff.clock() + timeout
@@ -55,12 +57,17 @@ def collect(
     known: dict[ReplicaHandle, ReplicaStatus] = {}
     results: dict[ReplicaHandle, Any] = {}
     lost: dict[ReplicaHandle, str] = {}
+    unreadable: dict[ReplicaHandle, BackendError] = {}
     delays = backoff.delays()
+
+    def settled(handle: ReplicaHandle) -> bool:
+        return handle in unreadable or _settled(handle, known, results)
+
     while True:
         error: BackendError | None = None
         changed = False
         for run in runs.values():
-            waiting = [handle for handle in run if not _settled(handle, known, results)]
+            waiting = [handle for handle in run if not settled(handle)]
             if not waiting:
                 continue
             try:
@@ -75,10 +82,13 @@ def collect(
                     except (ResultLostError, ReplicaNotFoundError) as gone:
                         results[handle], lost[handle] = None, f"{RESULT_LOST}{gone}"
                     except BackendError as caught:
-                        error = _absorb(caught)
+                        if caught.retryable:
+                            error = caught
+                        else:
+                            unreadable[handle] = caught  # the others are still waited for
         if progress is not None:
             progress(dict(known))
-        if all(_settled(handle, known, results) for run in runs.values() for handle in run):
+        if all(settled(handle) for run in runs.values() for handle in run):
             break
         if changed:
             delays = backoff.delays()
@@ -95,6 +105,13 @@ def collect(
                 break
             delay = min(delay, left)
         backoff.sleep(delay)
+    if unreadable:
+        handle, refusal = next(iter(unreadable.items()))
+        refusal.add_note(
+            f"rank {handle.rank} of run {handle.run_id!r} succeeded, but its result cannot be read: "
+            f"{len(unreadable)} of {len(handles)} handles are affected; collect the others without them"
+        )
+        raise refusal
     return [
         to_result(handle, known[handle], results.get(handle), lost.get(handle))
         for handle in handles
@@ -114,6 +131,8 @@ def _look(
     changed = False
     for handle in waiting:
         status = seen.get(handle)
+        if status is None and handle in known and known[handle].state.terminal:
+            continue  # its record has gone since it was seen to end
         if status is None:
             text = f"there is no record of rank {handle.rank} of run {handle.run_id!r}: its end is unknown"
             status = ReplicaStatus(ReplicaState.FAILED, reason=Reason.LOST, message=text)
@@ -142,7 +161,7 @@ def _answered(
     known: Mapping[ReplicaHandle, ReplicaStatus],
     results: Mapping[ReplicaHandle, Any],
 ) -> bool:
-    """Whether there is something true to say: a success whose result could not be read is not to look like one of None."""
+    """Whether it can be said how it ended: a success whose result could not be read must not look like one that returned None."""
     return handle in known and (
         known[handle].state is not ReplicaState.SUCCEEDED or handle in results
     )

@@ -24,7 +24,7 @@ def entrypoint_name(entrypoint: str | Callable[..., Any]) -> str:
             package has a function of that name: the replica finds out), or a function that an import can find again.
 
     Raises:
-        InvalidRequestError: It is neither, or a callable that cannot be named (lambda, nested, bound, of ``__main__``).
+        InvalidRequestError: It is none of these, or a callable that cannot be named (lambda, nested, bound, of ``__main__``).
     """
     if isinstance(entrypoint, str):
         if _COLON.fullmatch(entrypoint):

@@ -11,7 +11,7 @@ from ._types import ReplicaResult, ReplicaState
 
 @runtime_checkable
 class ServerlessExecutor(Protocol):
-    """Launches, watches, cancels and collects replicas. ``isinstance`` checks names only; the conformance suite the rest."""
+    """Launches, watches, cancels and collects replicas. ``isinstance`` checks only names, the conformance suite the rest."""
 
     @property
     def backend_name(self) -> str:
@@ -44,7 +44,7 @@ class ServerlessExecutor(Protocol):
         ...
 
     def cancel(self, handle: ReplicaHandle) -> None:
-        """End a replica (or its whole run, by the declared scope); repeatable."""
+        """End a replica (or its whole run, as the backend declares); repeatable."""
         ...
 
     def collect(

@@ -53,7 +53,7 @@ class ReplicaHandle:
     Frozen, hashable, equal by value; safe to share between threads.
 
     Attributes:
-        rank: 0 … world_size - 1.
+        rank: The rank of the replica, from 0 to world_size - 1.
         backend_name: The backend that understands it.
         metadata: The backend's own ids, and the cluster, account or host they belong to; immutable text to text.
         run_id: The launch it belongs to.

@@ -36,7 +36,7 @@ class Finding:
     """One thing that :meth:`BaseExecutor.check` has looked at before a launch.
 
     Attributes:
-        subject: What, in a word or two, such as ``"rights"`` or ``"quota"``.
+        subject: What was looked at, in a word or two, such as ``"rights"`` or ``"quota"``.
         ok: Whether it is as it must be; None if that could not be found out.
         message: What was found, and what to do about it.
     """
@@ -51,7 +51,7 @@ class LogQuery:
     """Which lines of a log are asked for.
 
     Attributes:
-        n_lines: Only the last so many; None for all.
+        n_lines: How many lines, counted from the end; None for all.
         follow: Go on until the replica has ended and its log is exhausted.
         since: Only lines from this time on, in Unix seconds.
         until: Only lines before this time, in Unix seconds.
@@ -68,17 +68,27 @@ class LogQuery:
 
 
 class Hooks(ABC):
-    """The side of :class:`BaseExecutor` that a backend fills in. The verbs have checked everything that is theirs to check."""
+    """The side of :class:`BaseExecutor` that a backend fills in. What does not depend on the backend has been checked before."""
 
     backend_name: str
     supports_inter_replica_network: bool
     capabilities: Capabilities
 
     def _check_request(self, request: RunRequest) -> None:  # noqa: B027 - a backend may have nothing to refuse
-        """Refuse a launch or a plan of what this backend cannot do; called before anything else.
+        """Refuse a launch or a plan that asks for something this backend cannot do; called before anything else.
 
         Raises:
             InvalidRequestError: Says what was asked for and what to do instead.
+        """
+
+    def _check_handle(self, handle: ReplicaHandle) -> None:  # noqa: B027 - a backend may have one place and no metadata
+        """Refuse a handle whose metadata is incomplete, or that names another account, cluster or host.
+
+        Every verb calls this first, before it asks the platform or a journal, so that a journal which several executors share
+        speaks for each of them alone. It is called often and from several threads, and is to call nothing itself.
+
+        Raises:
+            InvalidRequestError: Says what is missing, or where the handle belongs.
         """
 
     def _findings(self, request: RunRequest) -> list[Finding]:  # noqa: ARG002
@@ -87,11 +97,11 @@ class Hooks(ABC):
 
     @abstractmethod
     def _plan(self, request: RunRequest) -> list[dict[str, Any]]:
-        """The requests for a launch, as JSON values with secrets redacted; checks what only this backend can, calls nothing."""
+        """The requests for a launch, as JSON values with secrets redacted. Sends nothing; checks what only it can check."""
 
     @abstractmethod
     def _submit(self, request: RunRequest) -> list[ReplicaHandle]:
-        """Send them: all or nothing, idempotent by run_id."""
+        """Send the requests: all of them or none, idempotent by run_id."""
 
     @abstractmethod
     def _observe_run(

@@ -171,7 +171,7 @@ def _unspell(name: str) -> str:
 
 
 def state_folder() -> Path:
-    """The folder for what this user's programs remember: ``$XDG_STATE_HOME/diloco`` or its usual place."""
+    """The folder in which programs of this user keep their state: ``$XDG_STATE_HOME/diloco`` or its usual place."""
     from pathlib import Path  # slow to import
 
     base = os.environ.get("XDG_STATE_HOME")

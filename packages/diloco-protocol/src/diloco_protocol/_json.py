@@ -42,7 +42,7 @@ def loads(text: str, what: str) -> Any:
     """Parse JSON, strictly.
 
     Raises:
-        InvalidRequestError: It is not JSON; says that ``what`` is not.
+        InvalidRequestError: It is not JSON; the error calls it ``what``.
     """
     try:
         return json.loads(text, parse_constant=_refuse_constant)

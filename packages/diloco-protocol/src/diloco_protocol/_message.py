@@ -43,7 +43,7 @@ def outcome_to_message(outcome: Outcome) -> tuple[str, list[str]]:
     A long error or traceback loses its middle; a long result is moved to the lines, whole.
 
     Raises:
-        InvalidRequestError: The result is larger than 1 MiB of JSON, or no JSON.
+        InvalidRequestError: The result is larger than 1 MiB of JSON, or is not JSON.
     """
     text = outcome.to_json()
     if len(text) <= MESSAGE_BYTES:
@@ -73,7 +73,7 @@ def outcome_to_message(outcome: Outcome) -> tuple[str, list[str]]:
 
 
 def outcome_from_message(text: str) -> OutcomeMessage:
-    """The inverse of :func:`outcome_to_message`, but for the lines.
+    """The inverse of :func:`outcome_to_message`, except for the lines.
 
     Raises:
         SpecVersionError: It was written by another version.
@@ -84,9 +84,12 @@ def outcome_from_message(text: str) -> OutcomeMessage:
         return OutcomeMessage(Outcome.from_json(text))
     if data.keys() != {f.name for f in fields(OutcomeMessage)}:
         raise InvalidRequestError(f"this message has the unknown fields {sorted(data)}")
-    return OutcomeMessage(
-        Outcome.from_json(dumps(data["outcome"])), data["result_lines"], data["result_sha256"]
-    )
+    lines, digest = data["result_lines"], data["result_sha256"]
+    if type(lines) is not int or lines < 0 or type(digest) is not str:
+        raise InvalidRequestError(
+            f"this message has result_lines={lines!r} and result_sha256={digest!r}"
+        )
+    return OutcomeMessage(Outcome.from_json(dumps(data["outcome"])), lines, digest)
 
 
 def result_from_lines(message: OutcomeMessage, lines: Iterable[str]) -> Any:
@@ -116,7 +119,7 @@ def result_from_lines(message: OutcomeMessage, lines: Iterable[str]) -> Any:
 
 
 def is_result_line(line: str) -> bool:
-    """Whether a log line carries a piece of a result, and is nothing for a reader of the log."""
+    """Whether a log line carries a piece of a result, so that it is left out when the log is read."""
     return line.startswith(_MARK)
 
 

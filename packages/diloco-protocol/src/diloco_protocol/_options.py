@@ -1,4 +1,4 @@
-"""The options of a backend's constructor, said once.
+"""The options of a backend's constructor, declared in one place.
 
 A backend has one frozen dataclass, derived from :class:`Options`. Its fields are the constructor's arguments: their
 names, types and defaults are the signature, its docstring says what they are for, each may have a check, and
@@ -88,8 +88,8 @@ def details(
 
     Args:
         check: Called with the field's name and its value, the default too; returns the value to keep, or raises.
-        type: The type in words, where those for its annotation do not tell enough.
-        shown: The default in words, where the value itself does not tell enough.
+        type: The type in words, if the words of its annotation do not say enough.
+        shown: The default in words, if the value itself does not say enough.
         hidden: Whether it is left out of ``options()`` and the README, as what only tests need is.
     """
     return {"check": check, "type": type, "shown": shown, "hidden": hidden}
@@ -113,7 +113,7 @@ def check_journal(name: str, value: object) -> object:
     """A :class:`RunJournal`, or None.
 
     Raises:
-        InvalidRequestError: It is something else; names what it lacks.
+        InvalidRequestError: The value is something else; the error names what it lacks.
     """
     methods = [method for method in vars(RunJournal) if not method.startswith("_")]
     lacks = [method for method in methods if not callable(getattr(value, method, None))]
@@ -128,7 +128,7 @@ def check_backoff(name: str, value: object) -> Backoff | None:
     """A :class:`Backoff`, or None.
 
     Raises:
-        InvalidRequestError: It is something else.
+        InvalidRequestError: The value is something else.
     """
     if value is not None and not isinstance(value, Backoff):
         raise InvalidRequestError(f"{name} must be a Backoff or None, not {value!r}")
@@ -195,7 +195,7 @@ def options_table(options: type[Options]) -> str:
 
 
 def _helps(options: object) -> dict[str, str]:
-    """What the section "Attributes" of a docstring says of each name; nothing where Python has removed the docstrings."""
+    """What the section "Attributes" of a docstring says of each name; nothing if Python has removed the docstrings."""
     _, _, section = (inspect.getdoc(options) or "").partition("\nAttributes:\n")
     section, _, _ = section.partition("\n\n")
     entries = re.findall(r"^ {4}(\w+): (.*(?:\n {8}.*)*)", section, re.MULTILINE)

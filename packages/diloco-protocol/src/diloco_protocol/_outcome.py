@@ -11,6 +11,14 @@ from ._types import Reason
 
 OUTCOME_VERSION = 1
 
+_TEXT = (str, type(None))
+_TIME = (float, int, type(None))
+_KINDS: dict[str, tuple[type, ...]] = {
+    "exit_code": (int,),
+    **dict.fromkeys(("signal", "error", "error_type", "traceback"), _TEXT),
+    **dict.fromkeys(("started_at", "finished_at"), _TIME),
+}
+
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
@@ -68,6 +76,9 @@ class Outcome:
             raise InvalidRequestError(
                 f"this outcome has the fields {sorted(data)} instead of {sorted(names)}"
             )
+        for name, kinds in _KINDS.items():
+            if type(data[name]) not in kinds:
+                raise InvalidRequestError(f"this outcome has {name}={data[name]!r}")
         try:
             reason = Reason(data["reason"])
         except ValueError:

@@ -20,7 +20,7 @@ class Process(NamedTuple):
         parent: Its parent's id.
         group: Its process group's id.
         start: When it started, in an opaque, exact form (Linux: clock ticks since the boot); a later process with the same
-            id has another one. Empty where the system does not tell (macOS).
+            id has another one. Empty if the system does not say (macOS).
     """
 
     pid: int
@@ -119,7 +119,7 @@ def read_process(pid: int) -> Process | None:
 
 
 def parse_stat(pid: int, text: str) -> Process | None:
-    """A process in the words of ``/proc/<pid>/stat``; None if it is a zombie, or the text was cut off as it ended.
+    """A process, from the text of ``/proc/<pid>/stat``; None if it is a zombie, or the text was cut off as it ended.
 
     The second field is the program's name in parentheses, and may itself hold blanks and parentheses: the fields are
     counted from the last closing one.

@@ -13,5 +13,5 @@ _SECRET_NAME = re.compile(
 
 
 def redact(name: str, value: str) -> str:
-    """The value of a variable as a plan may show it: ``"<redacted>"`` if its name is like that of a secret."""
+    """The value of a variable as a plan may show it: ``"<redacted>"`` if its name looks like that of a secret."""
     return REDACTED if _SECRET_NAME.search(name) else value

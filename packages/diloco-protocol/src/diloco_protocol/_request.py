@@ -60,17 +60,17 @@ class RunRequest:
         rendezvous_uri: Where the replicas meet, if the arguments say so.
         rank_env: Name of a variable that is to hold the rank.
         world_size_env: Name of a variable that is to hold the number of replicas.
-        gpu: The GPUs of one replica, such as ``"H100"`` or ``"A100:8"``; None: no GPU.
+        gpu: The GPUs for each replica, such as ``"H100"`` or ``"A100:8"``; None: no GPU.
         timeout: Seconds for which an attempt may run; None for no limit.
-        cpu: CPU of one replica, in the backend's words.
-        memory: Memory of one replica, in the backend's words.
+        cpu: CPUs for each replica, in the backend's words.
+        memory: Memory for each replica, in the backend's words.
         env: Environment variables.
-        secrets: Variable name → reference to a secret; never a value.
-        labels: To find the run by.
+        secrets: References to secrets by variable name; never their values.
+        labels: Labels to find the run by.
         spot: Whether interruptible capacity is wanted.
         max_restarts: How often a failed attempt is started again.
         named: Whether the caller chose the run_id, and may have launched the same run before. It is not part of what two
-            launches must agree on: one that was named by itself can be launched again by its name.
+            launches must agree on: a run whose name was made for it can be launched again under that name.
     """
 
     run_id: str

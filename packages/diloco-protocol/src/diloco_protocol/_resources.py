@@ -22,7 +22,7 @@ class GpuRequest:
     """The GPUs of one replica.
 
     Attributes:
-        name: The model as it was written, or ``"any"``. Which models there are is the backend's to say.
+        name: The model as it was written, or ``"any"``. The backend decides which models there are.
         count: How many, from 1.
     """
 

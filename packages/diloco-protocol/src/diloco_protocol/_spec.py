@@ -38,9 +38,9 @@ class ReplicaSpec:
     Attributes:
         entrypoint: ``"package.module:function"``.
         kwargs: Its keyword arguments, a JSON object.
-        rank: This replica.
+        rank: The rank of this replica.
         world_size: Number of replicas of the run.
-        attempt: The rank's n-th life, from 1.
+        attempt: Which attempt of the rank this is, from 1.
         run_id: The launch it belongs to.
         cohort: Name that all replicas of the run share, whichever launch they belong to; the run_id if it is "".
         rendezvous_uri: Where the replicas meet, if the launch said so.

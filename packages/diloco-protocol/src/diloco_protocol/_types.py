@@ -12,6 +12,13 @@ class ReplicaState(StrEnum):
 
     Allowed transitions: pending → running or terminal; running → terminal; running → pending only with the next attempt.
     Terminal states are never left.
+
+    Attributes:
+        PENDING: It waits: for its turn, for resources, for its image, or between two attempts.
+        RUNNING: Its program runs; also while it is being ended.
+        SUCCEEDED: Its program has returned. Terminal.
+        FAILED: It has ended in any other way that nobody asked for, a timeout too. Terminal.
+        CANCELLED: It was ended by a cancel, or from outside, and its resources are gone. Terminal.
     """
 
     PENDING = "pending"
@@ -30,40 +37,43 @@ _TERMINAL = frozenset({ReplicaState.SUCCEEDED, ReplicaState.FAILED, ReplicaState
 
 
 class Reason(StrEnum):
-    """Why a replica is in its state."""
+    """Why a replica is in its state.
+
+    Attributes:
+        QUEUED: Pending: waits for its turn.
+        UNSCHEDULABLE: Pending: no free resource fits it at present.
+        IMAGE: Pending: its image is being pulled, or cannot be.
+        STARTING: Pending: it has its resources, and its process has not started yet.
+        PREEMPTED: Between two attempts: its machine was taken away.
+        COMPLETED: Succeeded.
+        ERROR: Failed: its program raised an error, exited with another code than 0, or was ended by a signal.
+        OOM: Failed: out of memory, with evidence.
+        TIMEOUT: Failed: it ran longer than it was allowed to.
+        EVICTED: Failed: evicted from its machine.
+        START_FAILED: Failed: its program could not be started.
+        GANG_FAILED: Failed: ended by the backend because a sibling failed.
+        PLATFORM: Failed: a fault of the platform.
+        CANCEL_REQUESTED: Cancelled, or being cancelled, as the executor was asked to.
+        STOPPED_EXTERNALLY: Cancelled by somebody outside, with evidence.
+        LOST: In results of ``collect`` only: there is no record, so it counts as failed.
+    """
 
     QUEUED = "queued"
-    """Pending: waits for its turn."""
     UNSCHEDULABLE = "unschedulable"
-    """Pending: no free resource fits it at present."""
     IMAGE = "image"
-    """Pending: its image is being pulled, or cannot be."""
     STARTING = "starting"
-    """Pending: it has its resources, and its process has not started yet."""
     PREEMPTED = "preempted"
-    """Between two attempts: its machine was taken away."""
     COMPLETED = "completed"
-    """Succeeded."""
     ERROR = "error"
-    """Failed: its program raised, exited non-zero or died by a signal."""
     OOM = "oom"
-    """Failed: out of memory, with evidence."""
     TIMEOUT = "timeout"
-    """Failed: longer than it was allowed to."""
     EVICTED = "evicted"
-    """Failed: evicted from its machine."""
     START_FAILED = "start_failed"
-    """Failed: its program could not be started."""
     GANG_FAILED = "gang_failed"
-    """Failed: ended by the backend because a sibling failed."""
     PLATFORM = "platform"
-    """Failed: a fault of the platform."""
     CANCEL_REQUESTED = "cancel_requested"
-    """Cancelled, or being cancelled, by a cancel."""
     STOPPED_EXTERNALLY = "stopped_externally"
-    """Cancelled by somebody outside, with evidence."""
     LOST = "lost"
-    """``collect`` only: there is no record, so it counts as failed."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,12 +82,12 @@ class ReplicaStatus:
 
     Attributes:
         state: One of the five states.
-        attempt: The rank's n-th life, from 1.
+        attempt: Which attempt of the rank this is, from 1.
         reason: Why it is in this state.
-        stopping: It is being ended; the state stays running or pending until its resources are gone.
+        stopping: Whether it is being ended; the state stays running or pending until its resources are gone.
         exit_code: Its program's exit code, where known; 128 + n for signal n.
         signal: Name of the signal that ended it, such as ``"SIGKILL"``.
-        message: What a person should read.
+        message: What happened, for people to read.
         started_at: Start of the attempt in Unix seconds.
         finished_at: End of the replica in Unix seconds.
         url: A page about it.
@@ -98,17 +108,25 @@ class ReplicaStatus:
 
 
 class ReplicaResult(TypedDict, total=False):
-    """One entry of what ``collect`` returns."""
+    """One entry of what ``collect`` returns, made by it from the status and the result: a dict with all of these keys.
+
+    Attributes:
+        rank: The replica's rank.
+        status: One of the five states; not terminal if the deadline came first.
+        exit_code: 0 exactly if it succeeded; None for a cancelled replica or one that has not ended.
+        error: What went wrong; for a success, only that its result is lost, and why.
+        result: What the entrypoint returned; None unless it succeeded.
+        reason: A :class:`Reason`, or None.
+        signal: Name of the signal that has ended it, or None.
+        attempt: The rank's n-th life, from 1.
+        run_id: The launch it belongs to.
+    """
 
     rank: Required[int]
     status: Required[str]
-    """One of the five states; not terminal where the deadline came first."""
     exit_code: Required[int | None]
-    """0 exactly if it succeeded; None for a cancelled replica or one that has not ended."""
     error: Required[str | None]
-    """What went wrong; of a success only that its result is lost, and why."""
     result: Required[Any]
-    """What the entrypoint returned; None unless it succeeded."""
     reason: str | None
     signal: str | None
     attempt: int

@@ -1,4 +1,4 @@
-"""What whoever writes a backend needs besides :class:`BaseExecutor`: options, checks, resources, redaction, signals, processes.
+"""What the author of a backend needs besides :class:`BaseExecutor`: options, checks, resources, redaction, signals, processes.
 
 Nothing here is needed to use a backend, so it is not in the package itself.
 """

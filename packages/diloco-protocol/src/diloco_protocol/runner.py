@@ -7,9 +7,9 @@ ignores SIGTERM unless it is handled, so the handlers are installed before anyth
 Without ``--spec`` the spec is taken from the arguments (:func:`diloco_protocol.spec_to_arguments`) or else from the
 environment (:func:`diloco_protocol.spec_to_environment`). Where one template serves a whole cohort, ``--index`` is added
 to the spec's rank and every ``--failed`` to its attempt. ``--message`` is for a channel of a few KiB
-(:func:`diloco_protocol.outcome_to_message`). The runner exits with the replica's own exit code, 128 + n if
-signal n ended it or came before an exit with 0 without a return, 124 if it exited with 0 but only after its timeout, and 2 if it
-could not start.
+(:func:`diloco_protocol.outcome_to_message`). The runner exits with the replica's own exit code, with three exceptions. If signal
+n ended the replica, or was sent to it and it exited with 0 before its entrypoint had returned, the code is 128 + n. If it
+exited with 0 only after its timeout, the code is 124. If the replica could not be started, the code is 2.
 """
 
 from __future__ import annotations
@@ -106,8 +106,8 @@ def _watch(
 ) -> tuple[int, Reason | None, signal.Signals | None]:
     """Wait for the child, end it if need be, then end whatever it left behind.
 
-    Returns its wait status, why it was ended, and the first signal that was passed on to it; an end of its own, before any
-    signal was sent, has no reason.
+    Returns its wait status, why it was ended, and the first signal that was passed on to it. If it ended by itself before
+    any signal was sent, there is no reason.
     """
     deadline = None if spec.timeout is None else time.monotonic() + spec.timeout
     kill_at: float | None = None
@@ -235,7 +235,7 @@ def write_outcome(outcome: Outcome, path: Path) -> None:
 
 
 def _write_message(outcome: Outcome, path: Path) -> int:
-    """Report through a file that is kept as it is (a container's is a mount) and its lines; returns the exit code.
+    """Report through a file that is written in place (in a container it is a mount), and log lines; returns the exit code.
 
     Raises:
         OSError: It cannot be written.

@@ -1,0 +1,99 @@
+"""What a journal adds to a backend: it knows what the backend has forgotten."""
+
+import pytest
+from memory_lab import DONE, Memory, lost, unavailable
+
+from diloco_protocol import (
+    FolderJournal,
+    LaunchError,
+    ReplicaHandle,
+    ReplicaNotFoundError,
+    ReplicaState,
+    ReplicaStatus,
+)
+
+
+class TestJournal:
+    def test_it_answers_for_what_the_backend_has_forgotten(self, tmp_path):
+        executor = Memory({}, journal=FolderJournal(tmp_path))
+        handles = executor.launch_replicas(2, "m:f", run_id="mine")
+        assert executor._journal.handles("mine") == handles
+        executor.world.update(dict.fromkeys(handles, DONE))
+        first = executor.collect(handles)
+        executor.world.clear()
+        assert executor.collect(handles) == first
+        assert executor.poll(handles[1]) is ReplicaState.SUCCEEDED
+
+    def test_also_in_another_process(self, tmp_path):
+        executor = Memory({}, journal=FolderJournal(tmp_path))
+        (handle,) = executor.launch_replicas(1, "m:f")
+        executor.world[handle] = DONE
+        executor.describe(handle)
+        again = ReplicaHandle.from_json(handle.to_json())
+        (result,) = Memory({}, journal=FolderJournal(tmp_path)).collect([again])
+        assert result["result"] == {"rank": 0}
+
+    def test_what_it_knows_is_not_asked_again(self, tmp_path):
+        executor = Memory({}, journal=FolderJournal(tmp_path))
+        first, second = executor.launch_replicas(2, "m:f")
+        executor.world[first] = DONE
+        executor.poll(first)
+        executor.world[first] = ReplicaStatus(ReplicaState.FAILED)
+        executor.world[second] = DONE
+        asked = []
+        executor._observe_run = lambda handles: asked.extend(handles) or {
+            h: executor.world[h] for h in handles
+        }
+        assert [result["status"] for result in executor.collect([first, second])] == [
+            "succeeded",
+            "succeeded",
+        ]
+        assert asked == [second]
+
+    def test_a_launch_that_it_does_not_take_names_the_living(self, tmp_path):
+        (tmp_path / "file").touch()
+        executor = Memory({}, journal=FolderJournal(tmp_path / "file" / "journal"))
+        with pytest.raises(LaunchError, match="run 'mine' was started") as caught:
+            executor.launch_replicas(2, "m:f", run_id="mine")
+        assert caught.value.survivors == tuple(executor.world)
+
+    def test_an_end_that_it_does_not_take_is_still_told(self, tmp_path, caplog):
+        executor = Memory({}, journal=FolderJournal(tmp_path / "journal"))
+        (handle,) = executor.launch_replicas(1, "m:f")
+        executor.world[handle] = DONE
+        executor._result = lambda handle: unavailable()
+        assert executor.poll(handle) is ReplicaState.SUCCEEDED
+        assert "is not in the journal yet: no result today" in caplog.text
+        assert executor._journal.end(handle) is None
+        del executor._result
+        assert executor.poll(handle) is ReplicaState.SUCCEEDED
+        assert executor._journal.end(handle) == (DONE, {"rank": 0})
+
+    def test_a_lost_result_stays_lost(self, tmp_path):
+        executor = Memory({}, journal=FolderJournal(tmp_path))
+        handles = executor.launch_replicas(1, "m:f", run_id="mine")
+        executor.world.update(dict.fromkeys(handles, DONE))
+        executor._result = lambda handle: lost()
+        (result,) = executor.collect(handles)
+        assert (result["status"], result["result"]) == ("succeeded", None)
+        assert result["error"] == "the result is lost: the disk is gone"
+        executor.world.clear()
+        assert Memory({}, journal=FolderJournal(tmp_path)).collect(handles) == [result]
+
+    def test_it_finds_runs_that_the_backend_has_forgotten(self, tmp_path):
+        executor = Memory({}, journal=FolderJournal(tmp_path))
+        handles = executor.launch_replicas(2, "m:f", run_id="mine")
+        FolderJournal(tmp_path).record_launch(
+            [ReplicaHandle(0, "eks", run_id="mine", world_size=2)]
+        )
+        executor.world.clear()
+        assert executor.attach("mine") == handles
+        with pytest.raises(ReplicaNotFoundError):
+            executor.attach("other")
+
+    def test_without_one_the_end_is_unknown(self):
+        executor = Memory({})
+        (handle,) = executor.launch_replicas(1, "m:f")
+        executor.world.clear()
+        (result,) = executor.collect([handle])
+        assert result["reason"] == "lost"
