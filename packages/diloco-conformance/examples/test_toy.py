@@ -5,18 +5,19 @@ from signal import Signals
 from toy_cloud import ToyCloud
 from toy_executor import ToyExecutor
 
-from diloco_conformance import ExecutorConformance, Harness, Step, Told, Truth
+from diloco_conformance import ExecutorConformance, Harness, Resources, Step, Told, Truth
 from diloco_protocol import ReplicaState
 
 FAULTS = {
     "throttle": "Throttled", "server error": "ServerError", "refused": "Refused", "cut": "ConnectionCut",
-    "forbidden": "Forbidden", "conflict": "Conflict", "ambiguous": "Ambiguous",
+    "forbidden": "Forbidden", "conflict": "Conflict", "ambiguous": "Ambiguous", "unanswered": "Unanswered",
 }  # fmt: skip
 STATES = {"QUEUED": "pending", "TIMED_OUT": "failed", "STOPPED": "cancelled"}
 
 
 class ToyHarness(Harness):
     entrypoint = "any_module:any_function"  # nothing runs in this cloud
+    gpus = ("L4", "h100:8", "any:2")
 
     def __init__(self, *, gang=False):
         super().__init__()
@@ -30,7 +31,9 @@ class ToyHarness(Harness):
         if step is Step.START:
             self.cloud.start(name)
         elif step is Step.PREEMPT:
-            self.cloud.preempt(name)
+            self.cloud.preempt(name, value)
+        elif step is Step.STOP:
+            self.cloud.stop_from_outside(name)
         elif step is Step.SUCCEED:
             self.cloud.succeed(name, value)
         elif step is Step.FAIL:
@@ -66,6 +69,19 @@ class ToyHarness(Harness):
         for handle in handles:
             del self.cloud.jobs[handle.metadata["name"]]
 
+    def lose(self, handle, left=None):
+        job = self.cloud.find(handle.metadata)
+        job.outputs = {} if left is None else {job.attempt: left}
+
+    def foreign(self, name):
+        self.cloud.foreign(name)
+
+    def between(self, action):
+        self.cloud.between = action
+
+    def remove(self, handle):
+        self.cloud.remove(handle.run_id)
+
     def age(self, seconds):
         self.advance(seconds)
 
@@ -98,6 +114,12 @@ class ToyHarness(Harness):
 
     def labels(self, handle):
         return self.cloud.find(handle.metadata).body["labels"]
+
+    def resources(self, handle):
+        asked = dict(self.cloud.find(handle.metadata).body["resources"])
+        if gpu := asked.pop("gpu", None):
+            asked["gpu"] = f"{gpu['model']}:{gpu['count']}"
+        return Resources(**asked)
 
 
 class TestToy(ExecutorConformance):

@@ -12,10 +12,16 @@ from typing import Any
 
 PAGE = 5
 """How many runs one call lists."""
+LOG_PAGE = 8
+"""How many chunks of a log one call gives."""
+CHUNK_BYTES = 16_384
+"""How many bytes one chunk of a log has at most."""
 OUTPUT_BYTES = 262_144
 """How much JSON a job may return."""
 RETENTION = 86_400.0
 """Seconds for which a job that has ended is kept."""
+GPUS = {"L4": 4, "H100": 8}
+"""The models of GPUs there are, and how many of them one machine has."""
 
 
 class CloudError(Exception):
@@ -54,7 +60,8 @@ class Job:
     exit_code: int | None = None
     signal: str | None = None
     error: str = ""
-    output: Any = None
+    outputs: dict[int, bytes] = field(default_factory=dict)  # attempt → JSON
+    removing: bool = False
     started_at: float | None = None
     finished_at: float | None = None
     log: list[Chunk] = field(default_factory=list)
@@ -85,6 +92,7 @@ class ToyCloud:
         self.made: list[dict[str, Any]] = []
         self.calls = 0
         self.faults: dict[str, tuple[str, int]] = {}  # operation → error, and calls to let through
+        self.between: Callable[[], None] | None = None  # what happens after the next page of a list
         self._numbers = itertools.count()
         self._lock = threading.RLock()
 
@@ -100,7 +108,7 @@ class ToyCloud:
                 self.jobs[name] = Job(copy.deepcopy(body), uid, next(self._numbers))
                 self.made.append(body)
             elif self.jobs[name].uid != uid:
-                raise CloudError("AlreadyExists")
+                raise CloudError("BeingRemoved" if self.jobs[name].removing else "AlreadyExists")
             if ambiguous:
                 raise CloudError("ConnectionCut")
 
@@ -111,16 +119,19 @@ class ToyCloud:
             jobs = {name: job for name, job in self.jobs.items() if job.body["run_id"] == run_id}
             return {name: copy.copy(job) for name, job in jobs.items()}
 
-    def runs(self, after: int = -1) -> tuple[list[str], int | None]:
-        """A page of the runs there are, in no order that matters, and where the next page begins."""
+    def runs(self, after: int = -1, having: str = "run_id") -> tuple[list[str], int | None]:
+        """A page of the runs whose jobs were created with something of this name, and where the next page begins."""
         with self._lock:
             self._call("observe")
             first: dict[str, int] = {}
-            for job in self.jobs.values():
+            for job in (job for job in self.jobs.values() if having in job.body):
                 run_id = job.body["run_id"]
                 first[run_id] = min(job.number, first.get(run_id, job.number))
             rest = sorted((number, run_id) for run_id, number in first.items() if number > after)
             page = [run_id for _, run_id in rest[:PAGE]]
+            action, self.between = self.between, None
+            if action is not None:
+                action()
             return page, rest[PAGE - 1][0] if len(rest) > PAGE else None
 
     def stop(self, name: str, uid: str) -> None:
@@ -133,10 +144,10 @@ class ToyCloud:
                     job.stopping = True
 
     def log(self, name: str, uid: str, start: int = 0) -> list[Chunk]:
-        """The log of a job, from a chunk on."""
+        """A page of the log of a job, from a chunk on; if it is full, there may be more."""
         with self._lock:
             self._call("logs")
-            return self._job(name, uid).log[start:]
+            return self._job(name, uid).log[start : start + LOG_PAGE]
 
     def delete(self, name: str, uid: str) -> None:
         """Remove a job and its log; if it has not ended, it is ended."""
@@ -158,8 +169,9 @@ class ToyCloud:
         if after:
             self.faults[operation] = (code, after - 1)
             return False
-        if code == "Ambiguous":
-            del self.faults[operation]
+        if code in {"Ambiguous", "Unanswered"}:
+            if code == "Ambiguous":
+                del self.faults[operation]
             return True
         raise CloudError(code)
 
@@ -178,22 +190,39 @@ class ToyCloud:
     def write(self, name: str, data: bytes, stream: str = "stdout") -> None:
         """A job's program writes."""
         job = self.jobs[name]
-        job.log.append(Chunk(self.clock(), job.attempt, stream, data))
+        for begin in range(0, len(data), CHUNK_BYTES):
+            piece = data[begin : begin + CHUNK_BYTES]
+            job.log.append(Chunk(self.clock(), job.attempt, stream, piece))
 
-    def preempt(self, name: str) -> None:
-        """A job's machine is taken away; it waits for another one."""
-        self._again(self.jobs[name], "Preempted")
+    def preempt(self, name: str, output: Any = None) -> None:
+        """A job's machine is taken away, and what its program has just returned counts for nothing; it waits for another."""
+        job = self.jobs[name]
+        if output is not None:
+            job.outputs[job.attempt] = json.dumps(output).encode()
+        self._again(job, "Preempted")
+
+    def foreign(self, run_id: str) -> None:
+        """Somebody else's job, which happens to have this name."""
+        body = {"run_id": run_id, "timeout": None, "restarts": 0, "secrets": {}}
+        self.jobs[f"{run_id}-0"] = Job(body, "somebody else's", next(self._numbers))
+
+    def remove(self, run_id: str) -> None:
+        """Somebody removes all jobs of a run, which takes until everything has settled."""
+        for job in self.jobs.values():
+            job.removing |= job.body["run_id"] == run_id
 
     def succeed(self, name: str, output: Any) -> None:
         """A job's program returns; where that is too much, what runs it in the job says so and fails."""
-        size = len(json.dumps(output, separators=(",", ":")))
-        if size > OUTPUT_BYTES:
-            error = f"the result is {size} bytes of JSON, and this cloud keeps {OUTPUT_BYTES}"
+        text = json.dumps(output, separators=(",", ":")).encode()
+        if len(text) > OUTPUT_BYTES:
+            error = f"the result is {len(text)} bytes of JSON, and this cloud keeps {OUTPUT_BYTES}"
             self.end(name, "FAILED", 1, error=error)
         else:
-            self.end(name, "SUCCEEDED", 0, output)
+            job = self.jobs[name]
+            job.outputs[job.attempt] = text
+            self.end(name, "SUCCEEDED", 0)
 
-    def end(self, name: str, status: str, exit_code: int, output: Any = None, **why: str) -> None:
+    def end(self, name: str, status: str, exit_code: int, **why: str) -> None:
         """An attempt ends: a failed one is followed by the next, as often as was asked for; in a gang the last ends all."""
         job = self.jobs[name]
         failed = status in {"FAILED", "TIMED_OUT"} and not job.stopping
@@ -201,14 +230,22 @@ class ToyCloud:
             job.failures += 1
             self._again(job, "")
             return
-        self._end(job, status, exit_code, output, **why)
+        self._end(job, status, exit_code, **why)
         if self.gang and failed:
             for other in self.jobs.values():
                 if other.live and other.body["run_id"] == job.body["run_id"]:
                     other.reason, other.stopping = "GangFailed", True
 
+    def stop_from_outside(self, name: str) -> None:
+        """Somebody stops a job at the console; in a gang all jobs of its run."""
+        run_id = self.jobs[name].body["run_id"]
+        for other, job in self.jobs.items():
+            if job.live and (other == name or (self.gang and job.body["run_id"] == run_id)):
+                self._end(job, "STOPPED", 143, reason="StoppedAtTheConsole", signal="SIGTERM")
+
     def settle(self) -> None:
-        """What is to end has ended."""
+        """What is to end has ended, and what is being removed is gone."""
+        self.jobs = {name: job for name, job in self.jobs.items() if not job.removing}
         for job in self.jobs.values():
             if job.live and job.stopping:
                 gang = job.reason == "GangFailed"
@@ -235,11 +272,10 @@ class ToyCloud:
         job: Job,
         status: str,
         exit_code: int,
-        output: Any = None,
         *,
         reason: str = "",
         signal: str | None = None,
         error: str = "",
     ) -> None:
-        job.status, job.exit_code, job.output, job.reason = status, exit_code, output, reason
+        job.status, job.exit_code, job.reason = status, exit_code, reason
         job.signal, job.error, job.stopping, job.finished_at = signal, error, False, self.clock()

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import contextlib
 import uuid
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict
-from typing import Any
+from typing import Any, TypeVar
 
-from toy_cloud import OUTPUT_BYTES, RETENTION, CloudError, Job, ToyCloud
+from toy_cloud import LOG_PAGE, OUTPUT_BYTES, RETENTION, CloudError, Job, ToyCloud
 from toy_logs import LineReader, chosen, of_stream
-from toy_states import ERRORS, ask, status_of, translated
+from toy_resources import resources
+from toy_states import ERRORS, MARK, ask, is_ours, result_of, status_of, translated
 
 from diloco_protocol import (
     BackendError,
@@ -26,10 +27,15 @@ from diloco_protocol import (
     RunRequest,
     UnavailableError,
     environment,
+    retry,
 )
 from diloco_protocol.backend import redact
 
+T = TypeVar("T")
+
 TRIES = 3
+PATIENCE = 30.0
+"""Seconds for which a log may be out of reach while it is read."""
 
 
 class ToyExecutor(BaseExecutor):
@@ -55,11 +61,7 @@ class ToyExecutor(BaseExecutor):
     # --- launching ---
 
     def _check_request(self, request: RunRequest) -> None:
-        for name in ("gpu", "cpu", "memory", "spot"):
-            if (value := getattr(request, name)) not in {None, False}:
-                raise InvalidRequestError(
-                    f"{name}={value!r}: the toy cloud has no such thing; leave it out"
-                )
+        resources(request)  # it refuses what there is not
 
     def _plan(self, request: RunRequest) -> list[dict[str, Any]]:
         bodies = self._bodies(request)
@@ -77,6 +79,7 @@ class ToyExecutor(BaseExecutor):
                 "env": {**request.env, **environment(spec)},
                 "secrets": request.secrets,
                 "labels": request.labels,
+                "resources": resources(request),
                 "timeout": request.timeout,
                 "restarts": request.max_restarts,
                 "fingerprint": request.fingerprint(),
@@ -108,9 +111,17 @@ class ToyExecutor(BaseExecutor):
     def _same(self, request: RunRequest) -> dict[str, Job]:
         """The jobs that the run has already; refused if they are of another launch."""
         jobs = ask(lambda: self.cloud.describe(request.run_id))
+        if not all(map(is_ours, jobs.values())):
+            raise RunConflictError(
+                f"there are jobs of run {request.run_id!r} that diloco has not launched: choose another run_id"
+            )
         if any(job.body["fingerprint"] != request.fingerprint() for job in jobs.values()):
             raise RunConflictError(
                 f"run {request.run_id!r} was launched with other arguments: choose another run_id, or purge it first"
+            )
+        if any(job.removing for job in jobs.values()):
+            raise RunConflictError(
+                f"run {request.run_id!r} is still being removed: wait, or choose another run_id"
             )
         return jobs
 
@@ -163,9 +174,12 @@ class ToyExecutor(BaseExecutor):
             rank, self.backend_name, metadata, run_id=run_id, world_size=world_size
         )
 
-    def _check(self, handle: ReplicaHandle) -> None:
-        super()._check(handle)
-        if (account := handle.metadata.get("account")) != self.cloud.account:
+    def _check_handle(self, handle: ReplicaHandle) -> None:
+        if missing := {"account", "name", "uid"} - handle.metadata.keys():
+            raise InvalidRequestError(
+                f"this handle leads to no job: its metadata lacks {', '.join(sorted(missing))}"
+            )
+        if (account := handle.metadata["account"]) != self.cloud.account:
             raise InvalidRequestError(
                 f"this handle belongs to the account {account!r}, and this executor works in {self.cloud.account!r}"
             )
@@ -180,7 +194,7 @@ class ToyExecutor(BaseExecutor):
 
     def _jobs(self, run_id: str) -> dict[ReplicaHandle, Job]:
         jobs = ask(lambda: self.cloud.describe(run_id))
-        return {self._handles([job])[0]: job for job in jobs.values()}
+        return {self._handles([job])[0]: job for job in jobs.values() if is_ours(job)}
 
     def _job(self, handle: ReplicaHandle) -> Job:
         jobs = self._jobs(handle.run_id)
@@ -194,7 +208,7 @@ class ToyExecutor(BaseExecutor):
         return status_of(job)
 
     def _result(self, handle: ReplicaHandle) -> Any:
-        return self._job(handle).output
+        return result_of(self._job(handle))
 
     def _logs(self, handle: ReplicaHandle, query: LogQuery) -> Iterator[str]:
         self._job(handle)  # a log that is gone is an error now, not at the first line
@@ -206,16 +220,24 @@ class ToyExecutor(BaseExecutor):
         reader, place = LineReader(), 0
         while True:
             # Asked before reading: what was written before the end is then in the log.
-            over = not self._job(handle).live or (
+            over = not self._patiently(lambda: self._job(handle)).live or (
                 query.until is not None and self.cloud.clock() >= query.until
             )
-            chunks = ask(lambda: self.cloud.log(*names, place))  # noqa: B023 - called at once
+            chunks = self._patiently(
+                lambda: ask(lambda: self.cloud.log(*names, place))  # noqa: B023 - called at once
+            )
             place += len(chunks)
             yield from reader.feed(of_stream(chunks, query.streams))
+            if len(chunks) == LOG_PAGE:
+                continue  # there may be more of it
             if over or not query.follow:
                 break
             self._backoff.sleep(self._backoff.first)
         yield from reader.finish()
+
+    def _patiently(self, call: Callable[[], T]) -> T:
+        # Whoever follows for hours meets a broken connection now and then, and it must not cost the rest of the log.
+        return retry(call, self._backoff, timeout=PATIENCE)
 
     # --- ending and finding ---
 
@@ -241,9 +263,9 @@ class ToyExecutor(BaseExecutor):
             ask(lambda: self.cloud.delete(*names))
 
     def _list_runs(self) -> list[str]:
-        runs, after = ask(self.cloud.runs)
+        runs, after = ask(lambda: self.cloud.runs(having=MARK))
         while after is not None:
-            page, after = ask(lambda: self.cloud.runs(after))  # noqa: B023 - called at once
+            page, after = ask(lambda: self.cloud.runs(after, MARK))  # noqa: B023 - called at once
             runs += page
         return runs
 

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from toy_cloud import CloudError, Job
 
@@ -15,11 +16,16 @@ from diloco_protocol import (
     ReplicaNotFoundError,
     ReplicaState,
     ReplicaStatus,
+    ResultLostError,
+    RunConflictError,
     ThrottledError,
     UnavailableError,
 )
 
 T = TypeVar("T")
+
+MARK = "fingerprint"
+"""What all jobs of this backend have, and no others."""
 
 ERRORS: dict[str, type[BackendError]] = {
     "Throttled": ThrottledError,
@@ -29,6 +35,7 @@ ERRORS: dict[str, type[BackendError]] = {
     "Forbidden": ForbiddenError,
     "NotFound": ReplicaNotFoundError,
     "NoSuchSecret": InvalidRequestError,
+    "BeingRemoved": RunConflictError,
 }
 STATES = {
     "QUEUED": (ReplicaState.PENDING, Reason.QUEUED),
@@ -42,6 +49,7 @@ REASONS = {
     "OutOfMemory": Reason.OOM,
     "GangFailed": Reason.GANG_FAILED,
     "Preempted": Reason.PREEMPTED,
+    "StoppedAtTheConsole": Reason.STOPPED_EXTERNALLY,
 }
 
 
@@ -56,6 +64,26 @@ def ask(call: Callable[[], T]) -> T:
 def translated(error: CloudError) -> BackendError:
     """An error of the cloud in the words of the protocol."""
     return ERRORS.get(error.code.split()[0], BackendError)(f"the toy cloud says {error.code}")
+
+
+def is_ours(job: Job) -> bool:
+    """Whether a job was launched by this backend: others may use the cloud, too."""
+    return MARK in job.body
+
+
+def result_of(job: Job) -> Any:
+    """What a job that has succeeded returned; an attempt that was not the last one counts for nothing.
+
+    Raises:
+        ResultLostError: It is gone, or cannot be read.
+    """
+    text = job.outputs.get(job.attempt)
+    if text is None:
+        raise ResultLostError("the toy cloud has no output of this job any more")
+    try:
+        return json.loads(text)
+    except ValueError as error:
+        raise ResultLostError(f"the output of this job is damaged: {error}") from error
 
 
 def status_of(job: Job) -> ReplicaStatus:

@@ -1,21 +1,56 @@
-"""The table of promises in the README: run this file to write it anew."""
+"""The tables that are made from the code, in the README and in docs/own-backend.md: run this file to write them anew."""
 
+import inspect
 import re
 from pathlib import Path
 
 from diloco_conformance import PROMISES
+from diloco_protocol import Reason, ReplicaResult
 
-README = Path(__file__).parents[1] / "README.md"
-BLOCK = re.compile(r"(<!-- promises -->\n).*?(<!-- /promises -->)", re.DOTALL)
+PACKAGE = Path(__file__).parents[1]
+README = PACKAGE / "README.md"
+OWN = PACKAGE / "docs" / "own-backend.md"
 
 
-def table():
-    rows = [f"| {name} | {sentence} |\n" for name, sentence in PROMISES.items()]
-    return "".join(["| | |\n|---|---|\n", *rows])
+def attributes(cls):
+    """What a docstring says of each attribute."""
+    lines = inspect.getdoc(cls).partition("Attributes:\n")[2].splitlines()
+    return dict(line.strip().split(": ", 1) for line in lines if line.strip())
+
+
+def rows(heads, entries):
+    lines = [
+        f"| {name} | {meaning.replace(':class:', '').replace('``', '`')} |\n"
+        for name, meaning in entries
+    ]
+    return "".join([f"| {heads[0]} | {heads[1]} |\n|---|---|\n", *lines])
+
+
+#: Page and name of the block → what is to stand there.
+TABLES = {
+    (README, "promises"): rows(("", ""), PROMISES.items()).replace("|  |  |", "| | |", 1),
+    (OWN, "reasons"): rows(
+        ("reason", "state, and when"),
+        [(f"`{Reason[name]}`", meaning) for name, meaning in attributes(Reason).items()],
+    ),
+    (OWN, "keys"): rows(
+        ("key", "value"),
+        [(f"`{name}`", meaning) for name, meaning in attributes(ReplicaResult).items()],
+    ),
+}
+
+
+def block(name):
+    return re.compile(rf"(<!-- {name} -->\n)(.*?)(<!-- /{name} -->)", re.DOTALL)
+
+
+def shown(page, name):
+    """What stands there."""
+    ((_, table, _),) = block(name).findall(page.read_text(encoding="utf-8"))
+    return table
 
 
 if __name__ == "__main__":
-    text = README.read_text(encoding="utf-8")
-    README.write_text(
-        BLOCK.sub(lambda found: found[1] + table() + found[2], text), encoding="utf-8"
-    )
+    for (page, name), table in TABLES.items():
+        text = page.read_text(encoding="utf-8")
+        page.write_text(block(name).sub(rf"\g<1>{table}\g<3>", text), encoding="utf-8")

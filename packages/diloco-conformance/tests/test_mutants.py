@@ -21,6 +21,7 @@ OF_SEQUENCES = {
 TOO_RARE = {
     *("PurgeByPrefix", "CancelRunByPrefix", "EveryErrorIsLost"),
     "HangsOnLargeResults",
+    "OverwritesWhatItCannotSee",
     "OrderOfKeysCounts",
 }
 

@@ -1,5 +1,7 @@
 """A harness that cannot judge is told so, with what to do, before any test of the executor."""
 
+import inspect
+import shutil
 import subprocess
 import sys
 import time
@@ -17,6 +19,7 @@ from diloco_conformance import (
     Step,
 )
 from diloco_conformance._self_check import check_harness
+from diloco_protocol import Capabilities
 
 
 def fault(cls):
@@ -60,6 +63,15 @@ class TestTheClass:
                 pass
 
         assert "must call super().__init__()" in fault(Mine)
+
+    def test_init_takes_something_else(self):
+        class Mine(ToyHarness):
+            def __init__(self, cloud):
+                super().__init__()
+
+        said = fault(Mine)
+        assert "TypeError was raised" in said
+        assert "missing 1 required positional argument: 'cloud'" in said
 
     @pytest.mark.parametrize(
         ("name", "value"),
@@ -121,8 +133,28 @@ class TestTheExecutor:
 
         assert "returned the same object twice" in self.made(make)
 
+    def test_init_of_the_base_was_forgotten(self):
+        class Mine(ToyExecutor):
+            capabilities = Capabilities("replica")
+
+            def __init__(self, cloud):
+                self.cloud = cloud
+
+        said = self.made(lambda self: Mine(self.cloud))
+        line = inspect.getsourcelines(Mine.__init__)[1]
+        assert "the __init__ of Mine must call super().__init__(backoff=…)" in said
+        assert said.endswith(f"test_self_check.py:{line}: __init__")
+
     def test_the_backoff_was_forgotten(self):
         assert "pass backoff=self.backoff()" in self.made(lambda self: ToyExecutor(self.cloud))
+
+    def test_the_backoff_is_not_passed_on(self):
+        class Ignores(ToyExecutor):
+            def __init__(self, cloud, *, backoff):
+                super().__init__(cloud)
+
+        said = self.made(lambda self: Ignores(self.cloud, backoff=self.backoff()))
+        assert "the __init__ of Ignores does not pass it on" in said
 
 
 class TestTheWorld:
@@ -191,8 +223,9 @@ def test_no_test_is_run_then():
 
 
 @pytest.mark.processes
-def test_puppets_end_with_the_process_that_holds_their_strings(tmp_path):
-    """Killed, it leaves a folder, and its lock is gone."""
+@pytest.mark.parametrize("killed", [True, False])
+def test_puppets_end_with_the_process_that_holds_their_strings(tmp_path, killed):
+    """Killed, it leaves a folder, and its lock is gone; otherwise it removes the folder."""
     program = (
         "import sys, pathlib, subprocess; from diloco_conformance import Puppets\n"
         "puppets = Puppets(pathlib.Path(sys.argv[1])); print('locked', flush=True); sys.stdin.read()"
@@ -212,7 +245,10 @@ def test_puppets_end_with_the_process_that_holds_their_strings(tmp_path):
     while not list(tmp_path.glob("*.told")):
         assert puppet.poll() is None
         time.sleep(0.01)
-    holder.kill()
+    if killed:
+        holder.kill()
+    else:
+        shutil.rmtree(tmp_path)
     _, said = puppet.communicate(timeout=300)
     holder.communicate()
     assert b"is over" in said

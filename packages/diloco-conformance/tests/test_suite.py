@@ -1,5 +1,6 @@
 """What the suite refuses, skips and says."""
 
+import inspect
 import re
 import secrets
 from dataclasses import replace
@@ -17,6 +18,7 @@ from diloco_conformance import (
     Ability,
     ExecutorConformance,
     ExecutorMachine,
+    Fault,
     Harness,
     HarnessFault,
     PromiseBroken,
@@ -29,6 +31,15 @@ from diloco_protocol import Reason, ReplicaState
 
 README = Path(__file__).parents[1] / "README.md"
 NAME = "test_c4_a_cancel_that_is_not_accepted_raises"
+
+#: The fixed tests that look at nothing without faults. Where secrets are shown, a fault is one case of many.
+OF_FAULTS = [
+    name
+    for name in STANDARD
+    if inspect.isfunction(look := getattr(ExecutorConformance, name))
+    and "Fault." in inspect.getsource(look)
+    and name != "test_e4_what_is_secret_is_shown_nowhere"
+]
 
 
 def subclass(**members):
@@ -102,6 +113,21 @@ class TestDeclarations:
         assert not lab.can(Step.OOM)
         with pytest.raises(pytest.skip.Exception, match="no memory"):
             lab.needs(Step.PRINT, Step.OOM)
+
+    @pytest.mark.parametrize("name", OF_FAULTS)
+    def test_no_test_of_faults_passes_where_there_are_none(self, name):
+        harness = ToyHarness()
+        harness.cannot = dict.fromkeys(Fault, "it never fails")
+        lab = Lab(harness)
+        with pytest.raises(pytest.skip.Exception, match="it never fails"):
+            getattr(ExecutorConformance(), name)(lab)
+        lab.close()
+
+    def test_one_of_several_faults_is_enough(self):
+        harness = ToyHarness()
+        harness.cannot = {Fault.CUT: "no cables"}
+        lab = Lab(harness)
+        assert lab.faults(Fault.CUT, Fault.FORBIDDEN) == [Fault.FORBIDDEN]
 
     def test_what_the_backend_declares_counts_as_well(self):
         lab = Lab(ToyHarness())

@@ -173,6 +173,25 @@ class SkipsWhatItCouldNotRead(ToyExecutor):
                 yield chunk.time, chunk.data.decode().removesuffix("\n")
 
 
+@mutant("g3_a_disturbance_loses_no_line", "G3")
+class RaisesAtABrokenConnection(ToyExecutor):
+    def _patiently(self, call):
+        return call()
+
+
+@mutant("g3_it_ends_at_a_time_to_come", "G3")
+class FollowsBeyondUntil(ToyExecutor):
+    def _logs(self, handle, query):
+        ahead = query.follow and query.until is not None and query.until > self.cloud.clock()
+        return super()._logs(handle, replace(query, until=None) if ahead else query)
+
+
+@mutant("g3_it_ends_at_a_time_to_come", "G3")
+class WaitsBeyondUntil(ToyExecutor):
+    def _lines(self, handle, query):
+        return super()._lines(handle, replace(query, until=None))
+
+
 # --- choosing ---
 
 
@@ -238,6 +257,19 @@ class TextsAndNotExpressions(ToyExecutor):
 class AnyCase(ToyExecutor):
     def log_iter(self, handle, *, regex=None, **options):
         found = re.compile(regex or "", re.IGNORECASE).search
+        return (line for line in super().log_iter(handle, **options) if found(line))
+
+
+@mutant(ANYWHERE, "G4")
+class OnlyPlainLettersAreFound(Asking):
+    def ask(self, query):
+        return query if query.regex is None or query.regex.isascii() else replace(query, regex=None)
+
+
+@mutant(ANYWHERE, "G4")
+class OnlyPlainLettersAreLetters(ToyExecutor):
+    def log_iter(self, handle, *, regex=None, **options):
+        found = re.compile(regex or "", re.ASCII).search
         return (line for line in super().log_iter(handle, **options) if found(line))
 
 

@@ -4,12 +4,19 @@ from dataclasses import replace
 
 from toy_cloud import CloudError
 from toy_executor import ToyExecutor, ask
-from wrong import Telling, mutant
+from wrong import Restating, Telling, mutant
 
-from diloco_protocol import InvalidRequestError, RunConflictError
+from diloco_protocol import (
+    BackendError,
+    InvalidRequestError,
+    Reason,
+    ReplicaState,
+    RunConflictError,
+)
 
 COUNTS = "l7_every_argument_counts"
 PART = "l8_a_part_of_a_run"
+EVERY = "l9_every_failure_is_followed_by_the_next_attempt"
 RESTARTS = "l9_a_failed_attempt_is_started_again"
 
 
@@ -52,6 +59,45 @@ class EveryLaunchIsNew(ToyExecutor):
     def _create(self, request, body, uid):
         self.cloud.jobs.pop(body["name"], None)
         super()._create(request, body, uid)
+
+
+@mutant("l3_a_launch_that_cannot_look_changes_nothing", "L3")
+class OverwritesWhatItCannotSee(ToyExecutor):
+    def _same(self, request):
+        try:
+            return super()._same(request)
+        except RunConflictError:
+            raise
+        except BackendError:
+            for rank in request.ranks:
+                self.cloud.jobs.pop(f"{request.run_id}-{rank}", None)
+            return {}
+
+
+class Forgetting(Telling):
+    """Base of those that compare less than all arguments."""
+
+    def _same(self, request):
+        return super()._same(self.forget(request))
+
+    def tell(self, body):
+        body["fingerprint"] = self.mark
+
+    def _bodies(self, request):
+        self.mark = self.forget(request).fingerprint()
+        return super()._bodies(request)
+
+
+@mutant(COUNTS, "L7")
+class NameOfTheSizeIsNotCompared(Forgetting):
+    def forget(self, request):
+        return replace(request, world_size_env="ANY")
+
+
+@mutant(COUNTS, "L7")
+class SpotUnsaidIsSpotRefused(Forgetting):
+    def forget(self, request):
+        return replace(request, spot=request.spot or None)
 
 
 @mutant("l4_wrong_arguments_are_refused_before_anything_is_called", "L4")
@@ -278,6 +324,40 @@ class RefusesRestartsInPlansAlone(ToyExecutor):
         return super().plan(*args, **options)
 
 
+class OnlySomeAreRestarted(ToyExecutor):
+    """Base of those whose jobs are not started again after some failures."""
+
+    def __init__(self, cloud, **options):
+        super().__init__(cloud, **options)
+        end = cloud.end
+
+        def end_for_good(name, status, exit_code, **why):
+            if self.for_good(why):
+                cloud.jobs[name].body["restarts"] = 0
+            end(name, status, exit_code, **why)
+
+        cloud.end = end_for_good
+
+
+@mutant(EVERY, "L9")
+class NoRestartAfterASignal(OnlySomeAreRestarted):
+    def for_good(self, why):
+        return "signal" in why and "reason" not in why
+
+
+@mutant(EVERY, "L9")
+class NoRestartWithoutMemory(OnlySomeAreRestarted):
+    def for_good(self, why):
+        return why.get("reason") == "OutOfMemory"
+
+
+@mutant(EVERY, "L9")
+class ACrashIsAPreemption(Restating):
+    def restate(self, handle, status, seen):
+        again = status.attempt > 1 and status.state is ReplicaState.PENDING
+        return replace(status, reason=Reason.PREEMPTED) if again else status
+
+
 @mutant("s8_exit_codes_and_reasons_are_the_true_ones", "L9")
 class AlwaysRestarts(Telling):
     def tell(self, body):
@@ -292,3 +372,26 @@ class TwiceOnAmbiguity(ToyExecutor):
         except CloudError:
             run_id = body["run_id"] + "-again"
             self.cloud.create(f"{run_id}-0", {**body, "run_id": run_id}, uid)
+
+
+# --- what replicas are to have ---
+
+
+@mutant(COUNTS, "L7")
+class GpusDoNotCount(Forgetting):
+    forgets = {"gpu": None}
+
+
+@mutant(COUNTS, "L7")
+class CpusDoNotCount(Forgetting):
+    forgets = {"cpu": None}
+
+
+@mutant(COUNTS, "L7")
+class MemoryDoesNotCount(Forgetting):
+    forgets = {"memory": None}
+
+
+@mutant(COUNTS, "L7")
+class SpotDoesNotCount(Forgetting):
+    forgets = {"spot": None}

@@ -1,6 +1,7 @@
 """Wrong handles of launches, and wrong lists: H1, H3, H7, H8."""
 
 from toy_executor import ToyExecutor, ask
+from toy_states import result_of
 from wrong import mutant
 
 from diloco_protocol import ReplicaHandle
@@ -113,7 +114,7 @@ class ResultsByTheBeginOfTheName(ToyExecutor):
     def _result(self, handle):
         name = handle.metadata["name"]
         ended = [job for key, job in sorted(self.cloud.jobs.items()) if key.startswith(name)]
-        return ended[-1].output
+        return result_of(ended[-1])
 
 
 @mutant(ALIKE, "H8")

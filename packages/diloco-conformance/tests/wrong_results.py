@@ -5,6 +5,8 @@ from dataclasses import replace
 from toy_executor import ToyExecutor
 from wrong import Restating, mutant
 
+from diloco_protocol import BackendError, ResultLostError
+
 AS_RETURNED = "r11_results_arrive_as_they_were_returned"
 SIZE = "r11_the_declared_size_is_the_limit"
 
@@ -117,3 +119,12 @@ class DoesNotSayHowLarge(Restating):
     def restate(self, handle, status, seen):
         large = "bytes of JSON" in status.message
         return replace(status, message="the result is too large") if large else status
+
+
+@mutant("r6_a_result_that_cannot_be_read_is_not_lost", "R6")
+class WhatCannotBeReadIsLost(ToyExecutor):
+    def _result(self, handle):
+        try:
+            return super()._result(handle)
+        except BackendError as error:
+            raise ResultLostError(str(error)) from error

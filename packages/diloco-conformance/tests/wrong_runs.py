@@ -92,6 +92,13 @@ class CancelEmptiesTheLog(ToyExecutor):
 # --- C7: whole runs ---
 
 
+@mutant("c7_a_cancel_that_is_not_accepted_raises", "C7")
+class CancelRunStopsAtTheFirstError(ToyExecutor):
+    def cancel_run(self, run_id):
+        for handle in self.attach(run_id):
+            self.cancel(handle)
+
+
 @mutant("c7_all_that_lives_of_a_run_ends", "C7", "C5")
 class CancelRunEndsRankZero(ToyExecutor):
     def cancel_run(self, run_id):
@@ -153,6 +160,14 @@ class CancelRunOneByOne(ToyExecutor):
     def cancel_run(self, run_id):
         for handle in self.attach(run_id):
             self.cancel(handle)
+
+
+@mutant("c7_where_the_scope_is_the_run_one_call_is_enough", "C7")
+class LooksBeforeAndAfterEveryCancel(ToyExecutor):
+    def _stop(self, handle):
+        self._jobs(handle.run_id)
+        super()._stop(handle)
+        self._jobs(handle.run_id)
 
 
 # --- C8: close ---
@@ -371,6 +386,13 @@ class ScopeInItsOwnWords(ToyExecutor):
     def __init__(self, *args, **options):
         super().__init__(*args, **options)
         self.capabilities = replace(self.capabilities, cancel_scope="job")
+
+
+@mutant("d1_what_it_cannot_do_is_declared", "D1")
+class DeclaresAStreamOfItsOwn(ToyExecutor):
+    def __init__(self, *args, **options):
+        super().__init__(*args, **options)
+        self.capabilities = replace(self.capabilities, log_streams=("combined", "syslog"))
 
 
 @mutant("d3_check_starts_nothing", "D3")

@@ -7,6 +7,7 @@ from ._promises import PROMISES, HarnessFault, PromiseBroken
 from ._puppets import Puppets
 from ._suite import ExecutorConformance
 from ._time import VirtualTime
+from ._world_hooks import Resources
 
 __all__ = [
     "PROMISES",
@@ -19,6 +20,7 @@ __all__ = [
     "Operation",
     "PromiseBroken",
     "Puppets",
+    "Resources",
     "Step",
     "Told",
     "Truth",

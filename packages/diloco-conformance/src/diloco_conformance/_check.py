@@ -1,13 +1,10 @@
-"""What the executor says, held against what is true."""
+"""What the executor says of a replica, held against what is true."""
 
 from __future__ import annotations
 
-import contextlib
-import threading
-from collections.abc import Callable, Iterator
-from typing import TYPE_CHECKING, NoReturn, TypeVar
-
-from _pytest.outcomes import OutcomeException
+from collections.abc import Callable
+from functools import partial
+from typing import TYPE_CHECKING, TypeVar
 
 from diloco_protocol import (
     BackendError,
@@ -18,78 +15,21 @@ from diloco_protocol import (
     ReplicaStatus,
 )
 
+from ._check_calls import Calls
 from ._check_details import attempt_is_known, check_details
-from ._promises import HarnessFault, PromiseBroken
-from ._time import Overslept
+from ._promises import HarnessFault
 
 if TYPE_CHECKING:
-    from diloco_protocol import BaseExecutor, Capabilities
-
-    from ._harness import Harness, Truth
-    from ._model import Replica, Run
+    from ._harness import Truth
+    from ._model import Replica
 
 T = TypeVar("T")
 
+ENDS = frozenset(state for state in ReplicaState if state.terminal)
 
-class Checks:
-    """The part of the lab that judges; :class:`Lab` has the part that acts."""
 
-    harness: Harness
-    executor: BaseExecutor
-    capabilities: Capabilities
-    runs: list[Run]
-    history: list[str]
-    last: str
-
-    def broken(self, promise: str, said: str, true: str) -> NoReturn:
-        """Raise that a promise is broken."""
-        raise PromiseBroken(promise, said, true, self.history)
-
-    @contextlib.contextmanager
-    def part_of(self, promise: str) -> Iterator[None]:
-        """Whatever is broken meanwhile is this promise, since it was only for its sake that it was tried."""
-        try:
-            yield
-        except PromiseBroken as error:
-            self.broken(promise, error.said, f"{error.true} ({error.promise})")
-
-    def within(self, promise: str, call: Callable[[], T]) -> T:
-        """What a call of the executor returns or raises.
-
-        A call that hangs, or raises something else than a BackendError, breaks the promise.
-        """
-        done: list[T] = []
-        raised: list[BaseException] = []
-
-        def run() -> None:
-            try:
-                done.append(call())
-            except BaseException as error:  # noqa: BLE001 - raised again below, in the thread of the test
-                raised.append(error)
-
-        thread = threading.Thread(target=run, daemon=True)
-        thread.start()
-        thread.join(self.harness.patience)
-        if thread.is_alive():
-            self.broken(
-                "R2" if promise == "R6" else promise,
-                f"nothing, for {self.harness.patience:g} s",
-                "every call comes back",
-            )
-        if not raised:
-            return done[0]
-        error = raised[0]
-        if isinstance(error, Overslept):
-            self.broken("R2", "nothing yet", str(error))
-        if not isinstance(error, (BackendError, AssertionError, HarnessFault, OutcomeException)):
-            self.broken(
-                promise,
-                f"{type(error).__name__}: {error}",
-                "every error of a verb is a BackendError",
-            )
-        raise error
-
-    # --- one replica ---
+class Checks(Calls):
+    """The part of the lab that judges one replica; :class:`Lab` has the part that acts."""
 
     def observe(self, replica: Replica) -> ReplicaStatus | None:
         """Ask for a replica and judge the answer; None if it is gone."""
@@ -118,7 +58,8 @@ class Checks:
         for _ in range(2):
             before = self.harness.truth(replica.handle)
             try:
-                state: object = self.executor.poll(replica.handle)
+                handle = replica.handle
+                state: object = self._ask("poll", partial(self.executor.poll, handle))
             except ReplicaNotFoundError:
                 state = None
             truth = self.harness.truth(replica.handle)
@@ -148,9 +89,20 @@ class Checks:
 
     def _describe(self, handle: ReplicaHandle) -> tuple[ReplicaStatus | None, Exception | None]:
         try:
-            return self.executor.describe(handle), None
+            return self._ask("describe", lambda: self.executor.describe(handle)), None
         except ReplicaNotFoundError as error:
             return None, error
+
+    def _ask(self, what: str, call: Callable[[], T]) -> T:
+        """Ask for a state; with a backend that is well, there is an answer or no record."""
+        try:
+            return self.within("S4", call)
+        except ReplicaNotFoundError:
+            raise
+        except BackendError as error:
+            if self.disturbed:
+                raise
+            self.broken("S4", f"{what} raised {error!r}", "the backend is well")
 
     def adopt(self, replica: Replica, truth: Truth) -> None:
         """Hold the world against the model, and take from it what the model leaves open."""
@@ -212,8 +164,11 @@ class Checks:
 
     def _words(self, replica: Replica, said: ReplicaStatus) -> str:
         parts = [f"describe({replica}) is {said.state}", f"attempt {said.attempt}"]
-        parts += [f"reason {said.reason}"] if said.reason else []
-        parts += [f"exit code {said.exit_code}"] if said.exit_code is not None else []
+        for name, value in (("reason", said.reason), ("exit code", said.exit_code)):
+            if value is not None:
+                parts.append(f"{name} {value}")
+            elif said.state in ENDS:  # what is missing may be the mistake
+                parts.append(f"no {name}")
         parts += ["stopping"] if said.stopping else []
         return ", ".join(parts)
 
@@ -247,83 +202,3 @@ class Checks:
         back = back and said.attempt == last.attempt and self.capabilities.counts_attempts
         if back or (said.attempt < last.attempt and attempt_is_known(self, said)):
             self.broken("S3", f"first {self._words(replica, last)}, now {words}", true)
-
-    # --- all of them ---
-
-    def observe_all(self) -> None:
-        """Ask for every replica and judge the answers."""
-        for replica in self.replicas():
-            self.observe(replica)
-
-    def poll_all(self) -> None:
-        """Poll every replica, without asking for more, and judge the answers."""
-        for replica in self.replicas():
-            self.poll(replica)
-
-    def agree(self) -> None:
-        """Poll says what describe says, whichever is asked first."""
-        for replica in self.replicas():
-            self.poll(replica)
-            self.observe(replica)
-            self.poll(replica)
-
-    def replicas(self) -> list[Replica]:
-        """All replicas of all runs."""
-        return [replica for run in self.runs for replica in run.replicas]
-
-    def check_settled(self, began_at: float) -> None:
-        """After the world has settled, what was to end has ended; ``began_at`` is when it began to settle, on its clock."""
-        for run in self.runs:
-            for replica in run.replicas:
-                if not replica.live:
-                    continue
-                truth = self.harness.truth(replica.handle)
-                over = truth.state is None or (truth.state.terminal and not truth.alive)
-                if replica.stopping and not over:
-                    self.broken(
-                        replica.cancelled_by,
-                        f"the cancel of {replica} was accepted",
-                        f"it goes on: {truth}",
-                    )
-                if replica.overdue(began_at) and not over:
-                    self.broken(
-                        "S7",
-                        f"launched with timeout={run.timeout}",
-                        f"{replica} is past it and goes on: {truth}",
-                    )
-                if replica.doomed and not over:
-                    self.broken(
-                        "S9",
-                        "the declared failure scope is the gang",
-                        f"{replica} goes on: {truth}",
-                    )
-                self.adopt(replica, truth)
-
-    def check_launched(self, n: int, run: Run, handles: list[ReplicaHandle]) -> None:
-        """What a launch gave is what was asked for."""
-        said = f"launch_replicas gave {[(handle.rank, handle.run_id) for handle in handles]}"
-        first = run.first_rank
-        world_size = run.options.get("world_size", first + n)
-        part = "L1" if first == 0 and world_size == n else "L8"
-        if [handle.rank for handle in handles] != list(range(first, first + n)):
-            self.broken(
-                part,
-                said,
-                f"{n} replicas were asked for, ranks {first} to {first + n - 1} in order",
-            )
-        if len({handle.run_id for handle in handles}) != 1 or (
-            run.run_id and handles[0].run_id != run.run_id
-        ):
-            self.broken("L1", said, f"all handles of {run.name} carry its run_id {run.run_id!r}")
-        if any(
-            handle.world_size != world_size or handle.backend_name != self.executor.backend_name
-            for handle in handles
-        ):
-            self.broken(
-                part,
-                repr(handles),
-                f"world_size is {world_size}, the backend {self.executor.backend_name!r}",
-            )
-        others = {handle for other in self.runs for handle in other.handles}
-        if len(set(handles)) != n or others & set(handles):
-            self.broken("L1", said, "another replica has the same handle")

@@ -71,7 +71,7 @@ def _judge(lab: Lab, replica: Replica, before: ReplicaState | None, result: Repl
     if status not in set(ReplicaState):
         lab.broken("S1", said, f"the states are {', '.join(ReplicaState)}")
     true = f"{replica} is {replica.state}"
-    lost = replica.gone and result["reason"] == "lost"
+    lost = (replica.gone and result["reason"] == "lost") or replica.lost
     if answer is not None and not repeats(lab, answer, result) and not lost:
         lab.broken("R3", said, f"before, it said {_short(answer)}")
     if replica.gone:
@@ -82,7 +82,7 @@ def _judge(lab: Lab, replica: Replica, before: ReplicaState | None, result: Repl
             lab.broken("R7", said, "there is no record of it")
         return
     if (result["exit_code"] == 0) != (status == "succeeded"):
-        lab.broken("R4", said, true)
+        lab.broken("R4", said, f"{true}, and the exit code is 0 exactly if it is succeeded")
     if status != replica.state and not _alike(lab, before, status):
         lab.broken("R3" if answer else "S4", said, true)
     if status != "succeeded" and result["result"] is not None:
@@ -91,6 +91,13 @@ def _judge(lab: Lab, replica: Replica, before: ReplicaState | None, result: Repl
         if result["exit_code"] is not None:
             lab.broken("R4", said, "what has not ended has no exit code")
         return
+    if status == "succeeded" and replica.lost and result["error"]:
+        if result["result"] is not None:
+            lab.broken("R12", said, f"{true}, and its result is lost")
+        replica.answer = result
+        return
+    if status == "succeeded" and replica.lost and not _same(result["result"], replica.result):
+        lab.broken("R12", said, "its result is lost, so there is an error that says so")
     if status == "succeeded" and not _same(result["result"], replica.result):
         lab.broken("R5", said, f"it returned {str(replica.result)[:200]}")
     if replica.reason == "error" and result["exit_code"] != replica.exit_code:
@@ -147,7 +154,6 @@ def _same(one: Any, other: Any) -> bool:
 
 
 def _short(result: ReplicaResult) -> str:
-    keys = ("status", "reason", "exit_code", "attempt", "error", "result")
-    return ", ".join(
-        f"{key}={str(result.get(key))[:80]}" for key in keys if result.get(key) is not None
-    )
+    # Those that are None, too: what is missing may be the mistake.
+    keys = ("status", "reason", "exit_code", "signal", "attempt", "error", "result")
+    return ", ".join(f"{key}={str(result.get(key))[:80]}" for key in keys)

@@ -96,7 +96,8 @@ def _exit(lab: Checks, replica: Replica, said: ReplicaStatus, words: str) -> Non
             lab.broken("S10", f"{words}, signal {said.signal}", f"{replica} has not ended")
         return
     if (said.exit_code == 0) != (said.state is ReplicaState.SUCCEEDED):
-        lab.broken("R4", words, f"{replica} {said.state}")
+        wanted = "exactly 0" if said.state is ReplicaState.SUCCEEDED else "not 0"
+        lab.broken("R4", words, f"the exit code of what has {said.state} is {wanted}")
     if replica.reason in {Reason.ERROR, Reason.OOM} and said.exit_code != replica.exit_code:
         promise = "S11" if replica.signal else "S8"
         lab.broken(promise, words, f"its program ended with {replica.exit_code}")

@@ -5,163 +5,21 @@ from __future__ import annotations
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
-from enum import StrEnum
-from types import EllipsisType
 from typing import TYPE_CHECKING, Any
 
-from diloco_protocol import Backoff, BaseExecutor, ReplicaHandle, ReplicaState
+from diloco_protocol import Backoff, BaseExecutor, ReplicaHandle
 
 from ._time import VirtualTime
+from ._words import HOOKS, Ability, Fault, Operation, Step, Told, Truth
+from ._world_hooks import WorldHooks
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-
-class Step(StrEnum):
-    """What a replica can be made to do. START, SUCCEED and FAIL are needed; the others may be declared impossible.
-
-    Attributes:
-        START: Its program runs now; value: None.
-        SUCCEED: Its program returns; value: what it returns (JSON).
-        FAIL: Its program exits; value: the exit code, 1 … 255.
-        OOM: It is killed for want of memory; value: None.
-        KILL: Its program is ended by a signal that it sends to itself; value: the signal's name, such as ``"SIGABRT"``.
-        PREEMPT: Its machine is taken away, and the backend will start it again; value: None.
-        PRINT: Its program writes lines to standard output; value: list of text.
-    """
-
-    START = "start"
-    SUCCEED = "succeed"
-    FAIL = "fail"
-    OOM = "oom"
-    KILL = "kill"
-    PREEMPT = "preempt"
-    PRINT = "print"
+__all__ = ["HOOKS", "Ability", "Fault", "Harness", "Operation", "Step", "Told", "Truth"]
 
 
-class Operation(StrEnum):
-    """The calls to the backend that can be disturbed.
-
-    Attributes:
-        LAUNCH: What creates replicas.
-        OBSERVE: What reads states and runs: describe, collect, list_runs, attach.
-        CANCEL: What ends replicas.
-        PURGE: What removes records.
-        LOGS: What reads logs.
-    """
-
-    LAUNCH = "launch"
-    OBSERVE = "observe"
-    CANCEL = "cancel"
-    PURGE = "purge"
-    LOGS = "logs"
-
-
-class Fault(StrEnum):
-    """How a call can be disturbed.
-
-    Attributes:
-        THROTTLE: Too many requests: ThrottledError, or retried.
-        SERVER_ERROR: An internal error of the backend, nothing done: a retryable BackendError, or retried.
-        REFUSED: No connection, nothing done: a retryable BackendError, or retried.
-        CUT: The connection is cut before the request is done: a retryable BackendError, or retried.
-        FORBIDDEN: The credentials do not allow it: a BackendError that is not retryable.
-        CONFLICT: The backend refuses because of a conflict: a BackendError.
-        AMBIGUOUS: The request is done, and then the connection is cut. For LAUNCH, once.
-    """
-
-    THROTTLE = "throttle"
-    SERVER_ERROR = "server error"
-    REFUSED = "refused"
-    CUT = "cut"
-    FORBIDDEN = "forbidden"
-    CONFLICT = "conflict"
-    AMBIGUOUS = "ambiguous"
-
-
-class Ability(StrEnum):
-    """What else a world may be unable to do.
-
-    Attributes:
-        RACE: SUCCEED and FAIL of a replica that is being cancelled.
-        TIMEOUT: Time can be made to pass until a replica is overdue.
-        EXPIRE: The backend can forget a run that has ended.
-        CALLS: Calls can be counted.
-        SENT: What was sent can be read.
-        TOLD: What a replica was told can be read.
-        WRITE: A program can be made to write any bytes, to standard output and to standard error.
-        SECRETS: There is a store of secrets. Without one, launches with secrets are refused.
-        LABELS: The labels of what was launched can be read.
-        RESTART: A failed replica of a run with restarts is started again. START and FAIL are then for its next attempt.
-        AGE: Days can be made to pass.
-        ELSEWHERE: There can be an executor of the same backend on another account, cluster or host.
-    """
-
-    RACE = "race"
-    TIMEOUT = "timeout"
-    EXPIRE = "expire"
-    CALLS = "calls"
-    SENT = "sent"
-    TOLD = "told"
-    WRITE = "write"
-    SECRETS = "secrets"
-    LABELS = "labels"
-    RESTART = "restart"
-    AGE = "age"
-    ELSEWHERE = "elsewhere"
-
-
-#: Abilities that a harness has if it has the method.
-HOOKS: Mapping[str, str] = {
-    Ability.WRITE: "write",
-    Ability.LABELS: "labels",
-    Ability.AGE: "age",
-    Ability.ELSEWHERE: "elsewhere",
-}
-
-
-@dataclass(frozen=True, slots=True)
-class Truth:
-    """What is true of a replica, from the world and not from the executor.
-
-    Attributes:
-        state: Its state; None if the backend has no record of it. It is terminal only if the backend's records say so.
-        alive: Whether anything of it still exists that costs money: process, pod, machine.
-        attempt: Its n-th life.
-        stopping: It is being ended and is not yet gone.
-    """
-
-    state: ReplicaState | None
-    alive: bool
-    attempt: int = 1
-    stopping: bool = False
-
-    def __post_init__(self) -> None:
-        if self.state is not None:  # the words themselves will do
-            object.__setattr__(self, "state", ReplicaState(self.state))
-
-
-@dataclass(frozen=True, slots=True)
-class Told:
-    """What a replica was told, as its program saw it.
-
-    Attributes:
-        rank: Its rank.
-        world_size: The number of replicas of the run.
-        kwargs: The arguments of its entrypoint.
-        environment: Its environment variables.
-        timeout: The timeout in its spec, in seconds; None for no limit; ``...`` if the world cannot read it.
-    """
-
-    rank: int
-    world_size: int
-    kwargs: dict[str, Any] = field(default_factory=dict)
-    environment: Mapping[str, str] = field(default_factory=dict)
-    timeout: float | EllipsisType | None = ...
-
-
-class Harness(ABC):
+class Harness(WorldHooks, ABC):
     """One fresh world for one example. ``docs/harness.md`` has the duties of every method in a table.
 
     A scripted world is quick and has faults; one with real replicas proves that the script is true. Most backends have
@@ -180,9 +38,12 @@ class Harness(ABC):
         overrun: Seconds beyond it after which they must have been ended, or be about to.
         slack: Seconds by which collect may come back late.
         resolution: Seconds by which the times in the backend's records may be off.
-        patience: Real seconds that one call may take before it counts as hung.
+        patience: Real seconds that one call may take before it counts as hung; 30 if it is not set, or 5 where time is virtual
+            (:meth:`sleep` is not overridden), since nothing waits in real time there.
         many_ranks: How many replicas a large run of the suite has; more than ten, unless that is too much for this world.
         many_runs: How many runs are more than one page of the backend's lists, or as many as this world can bear.
+        long_log: How many bytes are more than the platform gives of a log in one page, or as many as this world can bear.
+        gpus: Some values of ``gpu=`` that this backend takes, such as ``"H100:2"``; none if it has no GPUs.
         run_prefix: Begin of the run_ids that the suite gives; where runs outlive a world, it must be new each time.
         time: The clock of the world, if it is virtual.
     """
@@ -196,13 +57,17 @@ class Harness(ABC):
     overrun: float = 5.0
     slack: float = 1.0
     resolution: float = 1.0
-    patience: float = 30.0
+    patience: float
     many_ranks: int = 12
     many_runs: int = 12
+    long_log: int = 1_300_000
+    gpus: Sequence[str] = ()
     run_prefix: str = "conf"
 
     def __init__(self) -> None:
         self.time = VirtualTime()
+        if not hasattr(self, "patience"):
+            self.patience = 5.0 if type(self).sleep is Harness.sleep else 30.0
 
     # --- what every backend supplies ---
 
@@ -256,7 +121,7 @@ class Harness(ABC):
             f"{type(self).__name__} has no inject(); declare the Faults in cannot"
         )
 
-    def clear(self) -> None:  # noqa: B027 - a world without faults has nothing to clear
+    def clear(self) -> None:
         """End all disturbances."""
 
     def calls(self) -> int:
@@ -266,13 +131,13 @@ class Harness(ABC):
         )
 
     def sent(self) -> list[dict[str, Any]]:
-        """The requests of all launches so far, in the words of ``Plan.requests``."""
+        """The requests of all launches so far, as the platform got them, in the words of ``Plan.requests``."""
         raise NotImplementedError(
             f"{type(self).__name__} has no sent(); declare Ability.SENT in cannot"
         )
 
     def told(self, handle: ReplicaHandle) -> Told:
-        """What a replica that runs was told."""
+        """What a replica that runs was told; ``DILOCO_ATTEMPT`` in its environment is the attempt that runs."""
         raise NotImplementedError(
             f"{type(self).__name__} has no told(); declare Ability.TOLD in cannot"
         )
@@ -298,7 +163,7 @@ class Harness(ABC):
             f"{type(self).__name__} has no labels(); declare Ability.LABELS in cannot"
         )
 
-    def close(self) -> None:  # noqa: B027 - a world in memory needs none
+    def close(self) -> None:
         """Let go of the world; nothing of it may be left running."""
 
     def now(self) -> float:

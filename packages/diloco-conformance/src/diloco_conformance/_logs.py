@@ -82,7 +82,15 @@ def _wrong(lab: Lab, promise: str, got: Sequence[str], wanted: Sequence[str]) ->
         near = [line if len(line) < 200 else f"{line[:200]}…" for line in lines[place : place + 3]]
         return f"{len(lines)} lines; from line {place + 1} on: {near}"
 
-    lab.broken(promise, shown(got), f"the replica wrote {shown(wanted)}")
+    true = f"the replica wrote {shown(wanted)}"
+    writers = [
+        str(one)
+        for one in lab.replicas()
+        if place < len(got) and got[place] in {*one.lines, *one.before}
+    ]
+    if writers and (place >= len(wanted) or got[place] not in wanted):
+        true += f". What was read at line {place + 1} was written by {', '.join(writers[:3])}"
+    lab.broken(promise, f"{lab.history[-1]} gave {shown(got)}", true)
 
 
 class Follower:

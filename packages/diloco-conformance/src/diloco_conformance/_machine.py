@@ -11,6 +11,7 @@ from hypothesis.stateful import initialize, precondition, rule
 from ._check_collect import collect
 from ._harness import Ability, Fault, Harness, Operation, Step
 from ._machine_base import pick
+from ._machine_logs import LogRules
 from ._machine_more import MoreRules
 from ._scenes import (
     broken_cancel,
@@ -26,7 +27,7 @@ values = st.one_of(
 )
 
 
-class ExecutorMachine(MoreRules):
+class ExecutorMachine(MoreRules, LogRules):
     """The rules. Purely random ones miss much, so some of them go straight to where executors err.
 
     A backend adds rules of its own in a subclass, which its test class names (``machine = MyMachine``). A rule acts through
@@ -234,7 +235,7 @@ class ExecutorMachine(MoreRules):
         if run.live:
             early_purge(self.lab, run)
             return
-        self.lab.purge(run)
+        self.lab.purge(run, look=number % 3 == 0)
         if number % 2:
             self.lab.forget()
         collect(self.lab, run.replicas)

@@ -71,6 +71,31 @@ class MoreRules(MachineBase):
         if (replica := self.running(number)) is not None:
             self.lab.drive(replica, Step.KILL, name)
 
+    @precondition(lambda self: self.lab.can(Step.STOP))
+    @rule(number=pick)
+    def stopped_from_outside(self, number: int) -> None:
+        """Somebody else stops a replica."""
+        if (replica := self.running(number)) is not None:
+            self.lab.drive(replica, Step.STOP)
+
+    @precondition(lambda self: self.lab.can(Step.PREEMPT))
+    @rule(number=pick)
+    def return_in_vain(self, number: int) -> None:
+        """A replica returns as its machine is taken away, and is started again."""
+        if (replica := self.running(number)) is not None:
+            self.lab.drive(replica, Step.PREEMPT, "in vain")
+            self.lab.drive(replica, Step.START)
+
+    @precondition(lambda self: self.lab.can(Ability.LOSE))
+    @rule(number=pick, left=st.sampled_from([None, b"", b"{"]))
+    def lose_a_result(self, number: int, left: bytes | None) -> None:
+        """The result of a replica that has succeeded is lost or damaged."""
+        replica = self.some(number, lambda one: one.state is ReplicaState.SUCCEEDED)
+        if replica is not None and replica.result is not None:
+            self.lab.lose(replica, left)
+            self.lab.forget()
+            collect(self.lab, replica.run.replicas)
+
     @precondition(lambda self: self.lab.can(Step.PRINT))
     @rule(number=pick, lines=LINES)
     def write(self, number: int, lines: list[str]) -> None:
@@ -110,7 +135,10 @@ class MoreRules(MachineBase):
         """Close an executor, twice; who comes after it finds every run."""
         self.lab.executor.close()
         self.lab.forget()
-        if (run := self.some_run(number)) is not None and not self.lab.executor.exists(run.run_id):
+        run = self.some_run(number)
+        if run is not None and not self.lab.verb(
+            "H6", lambda: self.lab.executor.exists(run.run_id)
+        ):
             self.lab.broken("H6", f"exists({run.run_id!r}) is False", f"{run.name} is there")
 
     @rule(number=pick, fault=st.sampled_from([Fault.SERVER_ERROR, Fault.FORBIDDEN]))

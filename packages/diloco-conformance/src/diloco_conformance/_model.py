@@ -39,6 +39,7 @@ class Replica:
         before: What it has written in earlier attempts.
         restarts: How often it has been started again after a failure.
         gone: Its records were removed.
+        lost: Its result was.
         said: What the executors have said of it last.
         answer: Its first terminal result from collect.
     """
@@ -65,6 +66,7 @@ class Replica:
     before: list[str] = field(default_factory=list)
     restarts: int = 0
     gone: bool = False
+    lost: bool = False
     said: ReplicaStatus | None = None
     answer: ReplicaResult | None = None
 
@@ -179,6 +181,14 @@ def cancelled(replica: Replica, capabilities: Capabilities) -> None:
     for one in scope:
         if one.live:
             one.stopping = True
+
+
+def stopped(replica: Replica, capabilities: Capabilities) -> None:
+    """This replica was stopped from outside; where nothing less than a run can be ended, all of it was."""
+    scope = replica.run.replicas if capabilities.cancel_scope == "gang" else [replica]
+    for one in scope:
+        if one.live:
+            one.end(ReplicaState.CANCELLED, Reason.STOPPED_EXTERNALLY)
 
 
 def failed(replica: Replica, capabilities: Capabilities) -> None:

@@ -145,6 +145,51 @@ def doubtful_launch(lab: Lab, after: int = 0, n: int = 2) -> Run:
     return run
 
 
+def unanswered_launch(
+    lab: Lab, fault: Fault, after: int, also: tuple[Operation, int] | None = None, n: int = 3
+) -> None:
+    """Launch while answers are lost: either all of it lives, or what lives is named by the error.
+
+    Args:
+        lab: Where.
+        fault: What the calls that create meet.
+        after: How many of them go well before.
+        also: What does not work either, and how often it works before.
+        n: How many replicas are asked for.
+    """
+    lab.settle()
+    living = lab.harness.living()
+    run_id = f"{lab.harness.run_prefix}-{len(lab.runs) + 1}-unheard-{len(lab.history)}"
+    survivors: list[Any] = []
+    with lab.fault(Operation.LAUNCH, fault, after=after):
+        if also is not None:
+            operation, first = also
+            lab.note(f"and every {operation} after {first} meets: {Fault.SERVER_ERROR}")
+            lab.harness.inject(operation, Fault.SERVER_ERROR, after=first)
+        try:
+            run = lab.launch(n, run_id=run_id)
+        except BackendError as error:
+            survivors = list(error.survivors) if isinstance(error, LaunchError) else []
+            said, run = f"launch_replicas raised {error!r} with {len(survivors)} survivors", None
+    alive = lab.harness.living() - living
+    if run is not None:
+        if alive != n:
+            lab.broken("L2", f"{run.name} was launched", f"{alive} replicas live, not {n}")
+        lab.cancel_run(run)
+        lab.settle()
+        return
+    lab.settle()
+    alive = lab.harness.living() - living
+    named = sum(lab.harness.truth(handle).alive for handle in set(survivors))
+    if alive != named:
+        lab.broken("L2", said, f"{alive} of its replicas are alive, and {named} of them are named")
+    for handle in survivors:
+        lab.verb("L2", lambda handle=handle: lab.executor.cancel(handle))  # type: ignore[misc]
+    lab.settle()
+    if lab.harness.living() != living:
+        lab.broken("L2", "every survivor was cancelled", "something of the launch is still alive")
+
+
 def conflicting_launch(lab: Lab, run: Run, n: int, more: dict[str, Any]) -> None:
     """Another launch under the run_id of a run is refused, and changes nothing."""
     living = lab.harness.living()
@@ -177,9 +222,20 @@ def other_launch(lab: Lab, run: Run, n: int, change: dict[str, Any]) -> None:
     except InvalidRequestError as error:
         _refused_anyway(lab, run, n, change, error)
     else:
-        lab.broken("L7", f"it gave {handles}", f"{run.name} was launched without {change}, n={n}")
+        lab.broken(
+            "L7",
+            f"launch_replicas({n}, {change}) gave {handles}",
+            f"{run.name} has this run_id and was launched with {len(run.replicas)} replicas and without {change}, so this launch "
+            "must be refused with RunConflictError. Look at what the executor compares with the run that is there "
+            "(request.fingerprint() is made from every argument)",
+        )
     if (lab.harness.living(), _told(lab, run)) != (living, told):
-        lab.broken("L7", "the other launch was refused", f"{run.name} is not what it was")
+        lab.broken(
+            "L7",
+            f"launch_replicas({n}, {change}) under the run_id of {run.name} was refused",
+            f"before it, {living} replicas lived and {run.name} was told {told}; now {lab.harness.living()} live, and it is told "
+            f"{_told(lab, run)}. A launch that is refused must change nothing: look at what was sent before it was compared",
+        )
 
 
 def _told(lab: Lab, run: Run) -> list[Any]:
@@ -198,7 +254,11 @@ def _refused_anyway(
         lab.within("L7", lambda: lab.executor.plan(n, entrypoint, kwargs, **arguments))
     except InvalidRequestError:
         return
-    lab.broken("L7", f"it raised {error!r}", f"{change} is allowed, so it is a RunConflictError")
+    lab.broken(
+        "L7",
+        f"launch_replicas({n}, {change}) under the run_id of {run.name} raised {error!r}",
+        f"{change} is allowed under another run_id, so this must be a RunConflictError",
+    )
 
 
 @contextlib.contextmanager

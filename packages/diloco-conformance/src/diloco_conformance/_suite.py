@@ -8,45 +8,58 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
-from hypothesis import HealthCheck, Phase, settings
-from hypothesis import seed as seeded
-from hypothesis.stateful import run_state_machine_as_test
 
 from diloco_protocol import BaseExecutor, Capabilities
 
 from ._harness import Harness
 from ._lab import Lab
-from ._machine import ExecutorMachine, machine
+from ._machine import ExecutorMachine
 from ._promises import HarnessFault
+from ._run_machine import run_machine
 from ._self_check import check_harness
+from ._suite_answers import Answers
 from ._suite_cancel import Cancelling
 from ._suite_collect import Collecting
 from ._suite_details import Details
+from ._suite_endings import Endings
 from ._suite_find import Finding
-from ._suite_follow import Following
+from ._suite_follow import Following, check_streams
 from ._suite_launch import Launching
 from ._suite_logs import Logs
+from ._suite_long_logs import LongLogs
 from ._suite_names import Names
+from ._suite_removal import Removal
+from ._suite_resources import Asking
 from ._suite_results import Results
 from ._suite_runs import Runs
 from ._suite_states import States
+from ._suite_strangers import Strangers
 from ._suite_threads import Threads
 from ._suite_told import Telling
+
+AFTER_A_HANG = 5
+"""How many times less patience the tests of a class have with an executor, once one of its calls did not come back."""
 
 
 class ExecutorConformance(
     States,
     Details,
+    Endings,
     Cancelling,
     Runs,
+    Removal,
     Collecting,
     Results,
     Launching,
+    Answers,
+    Asking,
     Telling,
     Finding,
     Names,
+    Strangers,
     Threads,
     Logs,
+    LongLogs,
     Following,
 ):
     """Every promise of the contract, as tests. Subclass it, and give it a :class:`Harness`.
@@ -57,7 +70,7 @@ class ExecutorConformance(
     Attributes:
         examples: Sequences that the state machine tries.
         steps: Steps of each.
-        shrink: Whether a sequence that breaks a promise is made as short as can be.
+        shrink: Whether a sequence that breaks a promise is made shorter, by trying a hundred others; one that hangs is not.
         fresh: Whether other sequences are tried every time. A failure says how to try the same ones again.
         machine: The rules of the state machine; a backend may add its own in a subclass.
     """
@@ -84,6 +97,7 @@ class ExecutorConformance(
         Raises:
             HarnessFault: Says what to do.
         """
+        __tracebackhide__ = True
         cls = type(self)
         if "_fault" not in vars(cls):
             cls._fault = None
@@ -95,14 +109,21 @@ class ExecutorConformance(
             raise HarnessFault(cls._fault)
 
     _fault: str | None = None
+    hung: bool = False
 
     @pytest.fixture
     def lab(self) -> Iterator[Lab]:
         """A fresh world with its executor, for one test."""
+        __tracebackhide__ = True
         self._sound()
         lab = Lab(self.make_harness())
+        if type(self).hung:
+            lab.harness.patience /= AFTER_A_HANG
         yield lab
-        lab.close()
+        try:
+            lab.close()
+        finally:
+            type(self).hung |= lab.hung
 
     def test_d1_what_it_cannot_do_is_declared(self, lab: Lab) -> None:
         """Capabilities are declared and make sense, the harness is complete, and no test was taken away."""
@@ -135,8 +156,9 @@ class ExecutorConformance(
         names = [option.name for option in executor.options()]
         if len(set(names)) != len(names):
             lab.broken("D1", f"options() gave {names}", "every option has one name")
-        executor.close()
-        executor.close()
+        check_streams(lab)
+        for _ in range(2):
+            lab.verb("C8", executor.close)
 
     def test_any_sequence_keeps_every_promise(self, request: pytest.FixtureRequest) -> None:
         """The state machine."""
@@ -160,40 +182,6 @@ def _seed(config: pytest.Config) -> int | None:
         if (chosen := config.getoption(name, None)) is not None:
             return int(chosen)
     return None
-
-
-def run_machine(
-    make_harness: Any,
-    *,
-    examples: int,
-    steps: int,
-    shrink: bool,
-    rules: type[ExecutorMachine] = ExecutorMachine,
-    seed: int | None = None,
-) -> None:
-    """Try sequences until one breaks a promise: the same ones every time, or those of a seed."""
-    phases = [Phase.generate, Phase.shrink] if shrink else [Phase.generate]
-    factory = machine(make_harness, rules)
-    if seed is not None:
-        factory = seeded(seed)(factory)
-    try:
-        run_state_machine_as_test(
-            factory,
-            settings=settings(
-                max_examples=examples,
-                stateful_step_count=steps,
-                phases=phases,
-                deadline=None,
-                database=None,
-                derandomize=seed is None,
-                print_blob=False,
-                suppress_health_check=list(HealthCheck),
-            ),
-        )
-    except Exception as error:
-        if seed is not None:
-            error.add_note(f"--diloco-seed {seed} tries these sequences again")
-        raise
 
 
 STANDARD = [name for name in dir(ExecutorConformance) if name.startswith("test_")] + [

@@ -84,16 +84,15 @@ class Cancelling:
         """Nothing has changed, and cancelling later works."""
         lab.needs(Operation.CANCEL)
         replica = lab.up(2).replicas[1]
-        for fault in (
+        for fault in lab.faults(
             Fault.FORBIDDEN,
             Fault.CONFLICT,
             Fault.SERVER_ERROR,
             Fault.REFUSED,
             Fault.THROTTLE,
         ):
-            if lab.can(fault):
-                broken_cancel(lab, replica, fault)
-                lab.observe_all()
+            broken_cancel(lab, replica, fault)
+            lab.observe_all()
         lab.cancel(replica)
         lab.settle()
         lab.observe_all()
@@ -146,6 +145,6 @@ class Cancelling:
         lab.purge(run)
         lab.purge(run)
         lab.observe_all()
-        if run.run_id in lab.executor.list_runs():
+        if run.run_id in lab.verb("C6", lab.executor.list_runs):
             lab.broken("C6", f"list_runs has {run.run_id!r}", "it was purged")
         lab.attach(beside)

@@ -132,9 +132,7 @@ class Collecting:
     def test_r6_errors_that_pass_are_absorbed(self, lab: Lab) -> None:
         """The wait goes on when the backend is well again."""
         lab.needs(Operation.OBSERVE)
-        for fault in RETRYABLE:
-            if not lab.can(fault):
-                continue
+        for fault in lab.faults(*RETRYABLE):
             run = lab.up(2)
             for replica in run.replicas:
                 lab.drive(replica, Step.SUCCEED, str(fault))
@@ -157,9 +155,7 @@ class Collecting:
         """At once if they will not pass, at the deadline if nothing is known."""
         lab.needs(Operation.OBSERVE)
         run = lab.up(2)
-        for fault in (Fault.FORBIDDEN, Fault.SERVER_ERROR):
-            if not lab.can(fault):
-                continue
+        for fault in lab.faults(Fault.FORBIDDEN, Fault.SERVER_ERROR):
             begin = lab.harness.clock()
             with lab.fault(Operation.OBSERVE, fault):
                 try:
@@ -180,6 +176,27 @@ class Collecting:
                     "R2", f"collect took {lab.harness.clock() - begin:g} s", "its timeout was 10 s"
                 )
         lab.observe_all()
+
+    def test_r6_a_result_that_cannot_be_read_is_not_lost(self, lab: Lab) -> None:
+        """The state was read, and then the backend is away: the result is there when it is well again."""
+        lab.needs(Operation.OBSERVE)
+        for fault in lab.faults(Fault.SERVER_ERROR, Fault.FORBIDDEN):
+            for after in (1, 2):
+                replica = lab.up().replicas[0]
+                lab.drive(replica, Step.SUCCEED, "kept")
+                lab.forget()
+                with lab.fault(Operation.OBSERVE, fault, after=after):
+                    try:
+                        (entry,) = lab.within(
+                            "R6",
+                            lambda one=replica: lab.executor.collect([one.handle], timeout=10.0),  # type: ignore[misc]
+                        )
+                    except BackendError as error:
+                        lab.note(f"it raised {type(error).__name__}")
+                    else:
+                        if entry["status"] == "succeeded" and entry["result"] != "kept":
+                            lab.broken("R6", str(entry), f"{fault}: the result could not be read")
+                collect(lab, [replica])
 
     def test_r7_a_lost_replica_has_failed(self, lab: Lab) -> None:
         """A replica without a record has not succeeded; the others are not touched by that."""

@@ -151,7 +151,7 @@ class Details:
             for replica in run.replicas:
                 told = lab.harness.told(replica.handle).timeout
                 if isinstance(told, EllipsisType):
-                    pytest.skip("this world cannot read the spec of a replica")
+                    pytest.skip("the harness's told() leaves the timeout out")
                 if told != timeout:
                     lab.broken("S13", f"{replica} is told {told}", f"its timeout is {timeout}")
 

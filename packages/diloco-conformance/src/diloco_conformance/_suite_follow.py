@@ -8,6 +8,21 @@ from ._harness import Ability, Fault, Operation, Step
 from ._lab import Lab
 from ._logs import Follower, check_lines, read
 from ._model import Replica
+from ._scenes import RETRYABLE
+
+STREAMS = ("combined", "stdout", "stderr")
+"""The streams that a caller may ask for, where a backend declares them."""
+
+
+def check_streams(lab: Lab) -> None:
+    """No other stream is declared than those that callers know."""
+    declared = lab.capabilities.log_streams
+    if unknown := [stream for stream in declared if stream not in STREAMS]:
+        lab.broken(
+            "D1",
+            f"log_streams={declared!r}",
+            f"{', '.join(map(repr, unknown))} is none of the streams that there are: {', '.join(STREAMS)}",
+        )
 
 
 class Following:
@@ -90,12 +105,11 @@ class Following:
             follower.finish("first attempt", "second attempt")
 
     def test_g3_a_disturbance_loses_no_line(self, lab: Lab) -> None:
-        """It goes on afterwards, or raises; it does not end as if that were all."""
+        """What passes is outlived; what does not raises, and the log does not end as if that were all."""
         lab.needs(Operation.LOGS, Operation.OBSERVE, Ability.CALLS, Step.PRINT)
         for operation in (Operation.LOGS, Operation.OBSERVE):
-            for fault in (Fault.SERVER_ERROR, Fault.CUT, Fault.FORBIDDEN):
-                if lab.can(fault):
-                    self._disturbed(lab, operation, fault)
+            for fault in lab.faults(*sorted(RETRYABLE), Fault.FORBIDDEN):
+                self._disturbed(lab, operation, fault)
 
     def _disturbed(self, lab: Lab, operation: Operation, fault: Fault) -> None:
         replica = lab.up().replicas[0]
@@ -108,7 +122,23 @@ class Following:
                 lab.drive(replica, Step.SUCCEED)
                 calls = lab.harness.calls()
                 lab.until(lambda: follower.over or lab.harness.calls() > calls + 4)
-            follower.finish_disturbed("before", "meanwhile")
+            if fault in RETRYABLE:
+                follower.finish("before", "meanwhile")
+            else:
+                follower.finish_disturbed("before", "meanwhile")
+
+    def test_g3_it_ends_at_a_time_to_come(self, lab: Lab) -> None:
+        """Where ``until`` is still ahead, once it has passed, although the replica lives on; silent, too."""
+        lab.needs(Step.PRINT)
+        replica = lab.up().replicas[0]
+        lasts = 3 * lab.harness.resolution
+        with lab.harness.time.held():
+            follower = Follower(lab, replica, until=lab.harness.now() + lasts)
+            lab.drive(replica, Step.PRINT, ["in time"])
+            follower.expect("in time")
+            lab.advance(2 * lasts)
+            follower.finish("in time")
+        lab.observe(replica)
 
     # --- choosing ---
 
@@ -153,7 +183,7 @@ class Following:
         """At its begin, in its middle, at its end."""
         lab.needs(Step.PRINT)
         replica = lab.up().replicas[0]
-        lines = ["alpha one", "one beta", "gamma", "ONE", "", "a.b"]
+        lines = ["alpha one", "one beta", "gamma", "ONE", "", "a.b", "naïve", "漢字"]
         lab.drive(replica, Step.PRINT, lines)
         for regex, wanted in (
             ("one", ["alpha one", "one beta"]),
@@ -164,6 +194,9 @@ class Following:
             ("beta|gamma", ["one beta", "gamma"]),
             (r"\.", ["a.b"]),
             ("^$", [""]),
+            ("ï", ["naïve"]),
+            ("(?i)^NAÏ", ["naïve"]),
+            (r"^\w+$", ["gamma", "ONE", "naïve", "漢字"]),
             ("", lines),
             ("nowhere", []),
         ):
@@ -172,6 +205,7 @@ class Following:
     def test_g4_the_streams_are_kept_apart(self, lab: Lab) -> None:
         """As far as they are declared; both are in the combined one, each in its order."""
         lab.needs(Ability.WRITE)
+        check_streams(lab)
         replica = lab.up().replicas[0]
         lab.write(replica, b"out 1\nout ")
         lab.write(replica, b"err 1\nerr 2\n", "stderr")

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
-from diloco_protocol import BackendError
+import pytest
+
+from diloco_protocol import BackendError, Reason
 
 from ._check_collect import collect
 from ._harness import Ability, Fault, Operation, Step
@@ -61,6 +63,22 @@ class Launching:
         if after != before:
             lab.broken("L3", "launched again, and refused", f"it was {before} and is {after}")
         lab.settle()
+        lab.observe_all()
+
+    def test_l3_a_launch_that_cannot_look_changes_nothing(self, lab: Lab) -> None:
+        """Whether the run is there already is not known then, so nothing may be created over it."""
+        lab.needs(Operation.OBSERVE)
+        run = lab.up(2)
+        before = [lab.harness.truth(handle) for handle in run.handles], lab.harness.living()
+        for fault in lab.faults(Fault.SERVER_ERROR, Fault.FORBIDDEN):
+            with lab.fault(Operation.OBSERVE, fault):
+                try:
+                    lab.relaunch(run)
+                except BackendError as error:
+                    lab.note(f"it raised {type(error).__name__}")
+            after = [lab.harness.truth(handle) for handle in run.handles], lab.harness.living()
+            if after != before:
+                lab.broken("L3", f"launched again, {fault}", f"it was {before} and is {after}")
         lab.observe_all()
 
     def test_l3_the_same_run_id_is_the_same_run(self, lab: Lab) -> None:
@@ -136,6 +154,7 @@ class Launching:
             {"kwargs": {**kwargs, "y": {"z": [1, None]}}},
             {"kwargs": {**kwargs, "more": None}},
             {"kwargs": {**kwargs, "rank_env": "MY_RANK"}},
+            {"kwargs": {**kwargs, "world_size_env": "MY_SIZE"}},
             {"kwargs": {**kwargs, "rendezvous_uri": "file:///elsewhere"}},
             {"env": {"A": "2"}},
             {"env": {"A": "1 "}},
@@ -151,6 +170,7 @@ class Launching:
             {"labels": None},
             {"max_restarts": 1},
             {"spot": True},
+            {"spot": False},
             {"gpu": "2"},
             {"cpu": 3},
             {"memory": "3Gi"},
@@ -210,6 +230,27 @@ class Launching:
         lab.drive(other, Step.START)
         lab.drive(other, Step.SUCCEED, "in the end")
         collect(lab, [replica, other])
+
+    def test_l9_every_failure_is_followed_by_the_next_attempt(self, lab: Lab) -> None:
+        """For want of memory, or by a signal, as well; and the next attempt does not say that it was preempted."""
+        lab.needs(Ability.RESTART)
+        entrypoint, kwargs = lab.harness.entrypoint, lab.harness.entrypoint_args
+        try:
+            lab.within("L9", lambda: lab.executor.plan(1, entrypoint, kwargs, max_restarts=1))
+        except ValueError:
+            pytest.skip("the backend refuses restarts")
+        for step, value in ((Step.FAIL, 3), (Step.OOM, None), (Step.KILL, "SIGABRT")):
+            if not lab.can(step):
+                continue
+            replica = lab.up(1, max_restarts=1).replicas[0]
+            lab.drive(replica, step, value)
+            said = lab.verb("L9", lambda one=replica: lab.executor.describe(one.handle))  # type: ignore[misc]
+            if said.reason is Reason.PREEMPTED:
+                lab.broken("L9", f"describe({replica}) is {said}", f"it was made to {step}")
+            lab.drive(replica, Step.START)
+            lab.observe(replica)
+            lab.drive(replica, Step.SUCCEED, "in the end")
+            collect(lab, [replica])
 
     def test_l3_a_launch_whose_answer_is_lost_is_found_again(self, lab: Lab) -> None:
         """No replica is started twice, none is left behind."""

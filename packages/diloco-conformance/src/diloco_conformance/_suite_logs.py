@@ -204,9 +204,7 @@ class Logs:
         lab.needs(Operation.LOGS, Step.PRINT)
         replica = lab.up().replicas[0]
         lab.drive(replica, Step.PRINT, ["one", "two"])
-        for fault in [*RETRYABLE, Fault.FORBIDDEN]:
-            if not lab.can(fault):
-                continue
+        for fault in lab.faults(*RETRYABLE, Fault.FORBIDDEN):
             ways: dict[str, Callable[[], Any]] = {
                 "stream_logs": lambda: lab.executor.stream_logs(replica.handle),
                 "log_iter": lambda: list(lab.executor.log_iter(replica.handle)),
@@ -229,9 +227,7 @@ class Logs:
         lab.needs(Operation.OBSERVE, Step.PRINT)
         replica = lab.up().replicas[0]
         lab.drive(replica, Step.PRINT, ["one", "two"])
-        for fault in [*RETRYABLE, Fault.FORBIDDEN]:
-            if not lab.can(fault):
-                continue
+        for fault in lab.faults(*RETRYABLE, Fault.FORBIDDEN):
             with lab.fault(Operation.OBSERVE, fault):
                 try:
                     lines = read(lab, replica, promise="G6")

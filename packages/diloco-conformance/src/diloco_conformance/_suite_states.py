@@ -192,10 +192,9 @@ class States:
         lab.needs(Operation.OBSERVE)
         run = lab.launch(2)
         lab.drive(run.replicas[1], Step.START)
-        for fault in [*RETRYABLE, Fault.FORBIDDEN]:
-            if lab.can(fault):
-                for replica in run.replicas:
-                    broken_look(lab, replica, fault)
+        for fault in lab.faults(*RETRYABLE, Fault.FORBIDDEN):
+            for replica in run.replicas:
+                broken_look(lab, replica, fault)
         lab.observe_all()
 
     def test_s7_a_timeout_is_a_failure(self, lab: Lab) -> None:

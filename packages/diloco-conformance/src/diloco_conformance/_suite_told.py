@@ -212,7 +212,7 @@ class Telling:
             lab.drive(replica, Step.PRINT, ["nothing secret"])
         shown.check("launch_replicas", [handle.to_json() for handle in run.handles], run.handles)
         shown.check("describe", lab.observe(replica))
-        shown.check("attach", executor.attach(run.run_id))
+        shown.check("attach", lab.within("E4", lambda: executor.attach(run.run_id)))
         changed = {**options["env"], "API_TOKEN": "t0ken-abcdef-2"}
         for wrong in (
             {"env": changed},
@@ -224,7 +224,7 @@ class Telling:
             shown.error(lambda: lab.launch(2, refusable=True, **options), needed=False)
         lab.drive(replica, Step.FAIL, 3)
         shown.check("collect", collect(lab, [replica]))
-        shown.check("stream_logs", executor.stream_logs(replica.handle))
+        shown.check("stream_logs", lab.within("E4", lambda: executor.stream_logs(replica.handle)))
 
     def test_e5_labels_are_on_what_was_launched(self, lab: Lab) -> None:
         """On every replica, or on the run."""
@@ -297,4 +297,9 @@ class Shown:
                 cause = cause.__cause__ or cause.__context__
         else:
             if needed:
-                self._lab.broken("L7", "it was launched", "its variables are another's, or wrong")
+                self._lab.broken(
+                    "L7",
+                    "launch_replicas gave handles",
+                    "its variables or secrets are others than those of the run with this run_id, or not allowed at all, so it "
+                    "must be refused. Look at what the executor compares: env and secrets belong to it",
+                )

@@ -1,0 +1,83 @@
+"""Whose line it is: where a method is written, and where an error comes from."""
+
+from __future__ import annotations
+
+import inspect
+import os
+import sysconfig
+import traceback
+from collections.abc import Iterator
+from pathlib import Path
+from types import FrameType
+from typing import NoReturn
+
+import diloco_protocol
+from diloco_protocol import BaseExecutor
+
+from ._harness import Harness
+from ._promises import HarnessFault
+
+#: What a program raises by mistake, and no platform answers with.
+MISTAKES = (ArithmeticError, AttributeError, LookupError, NameError, NotImplementedError, TypeError)
+
+_NOT_THEIRS = tuple(
+    os.path.realpath(place)
+    for place in (
+        sysconfig.get_path("stdlib"),
+        sysconfig.get_path("purelib"),
+        Path(__file__).parent,
+        Path(diloco_protocol.__file__).parent,
+    )
+)
+
+
+def fault(harness: object, text: str, method: str = "") -> NoReturn:
+    """Raise that a harness is wrong, with the line at which the method begins that is to be mended."""
+    place = line_of(getattr(type(harness), method, None)) if method else ""
+    raise HarnessFault(f"{type(harness).__name__}: {text}{place}")
+
+
+def line_of(method: object) -> str:
+    """Where a method is written, as a line of a message; empty if that cannot be seen."""
+    code = getattr(inspect.unwrap(method), "__code__", None) if callable(method) else None
+    if code is None:
+        return ""
+    return f"\n  {_shown(code.co_filename)}:{code.co_firstlineno}: {code.co_name}"
+
+
+def raised_at(error: BaseException) -> str:
+    """The innermost line of somebody else's code that an error comes through, for a message."""
+    found = [
+        step for step in traceback.extract_tb(error.__traceback__) if _theirs(step.filename)
+    ] or traceback.extract_tb(error.__traceback__)
+    if not found:
+        return "somewhere"
+    return f"{_shown(found[-1].filename)}:{found[-1].lineno}, in {found[-1].name}"
+
+
+def is_of_the_world(harness: Harness, error: BaseException) -> bool:
+    """Whether an error is a mistake in the harness or in what it holds, and not in the executor that has called it."""
+    if not isinstance(error, MISTAKES):
+        return False
+    world = [harness, *vars(harness).values()]
+    for frame in _frames(error):
+        owner = frame.f_locals.get("self")
+        if isinstance(owner, BaseExecutor):
+            return False
+        if any(owner is part for part in world):
+            return True
+    return False
+
+
+def _frames(error: BaseException) -> Iterator[FrameType]:
+    """From the innermost one outwards."""
+    yield from reversed([frame for frame, _ in traceback.walk_tb(error.__traceback__)])
+
+
+def _theirs(file: str) -> bool:
+    return not file.startswith("<") and not os.path.realpath(file).startswith(_NOT_THEIRS)
+
+
+def _shown(file: str) -> str:
+    near = os.path.relpath(file)
+    return file if near.startswith("..") else near

@@ -1,0 +1,127 @@
+"""How the suite calls an executor: what hangs, or raises what no verb may raise, breaks a promise."""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import math
+import threading
+from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING, NoReturn, TypeVar
+
+from _pytest.outcomes import OutcomeException
+
+from diloco_protocol import BackendError
+
+from ._blame import is_of_the_world, raised_at
+from ._promises import HarnessFault, PromiseBroken
+from ._time import Overslept
+
+if TYPE_CHECKING:
+    from diloco_protocol import BaseExecutor, Capabilities
+
+    from ._harness import Harness
+    from ._model import Run
+
+T = TypeVar("T")
+
+PIECE = 0.05
+"""Real seconds between two looks at a call that has not come back."""
+LONGEST = 3
+"""How many of the timeouts that no test reaches a call may sleep through, where time is virtual."""
+
+
+class Calls:
+    """What everything that judges stands on: a world, an executor, what was done, and calls that are watched."""
+
+    harness: Harness
+    executor: BaseExecutor
+    capabilities: Capabilities
+    runs: list[Run]
+    history: list[str]
+    last: str
+    disturbed: bool
+    hung: bool
+
+    def broken(self, promise: str, said: str, true: str) -> NoReturn:
+        """Raise that a promise is broken."""
+        raise PromiseBroken(promise, said, true, self.history)
+
+    @contextlib.contextmanager
+    def part_of(self, promise: str) -> Iterator[None]:
+        """Whatever is broken meanwhile is this promise, since it was only for its sake that it was tried."""
+        try:
+            yield
+        except PromiseBroken as error:
+            self.broken(promise, error.said, f"{error.true} ({error.promise})")
+
+    def within(self, promise: str, call: Callable[[], T]) -> T:
+        """What a call of the executor returns or raises.
+
+        A call that hangs, or raises something else than a BackendError, breaks the promise.
+        """
+        done: list[T] = []
+        raised: list[BaseException] = []
+
+        def run() -> None:
+            try:
+                done.append(call())
+            except BaseException as error:  # noqa: BLE001 - raised again below, in the thread of the test
+                raised.append(error)
+
+        thread = threading.Thread(target=run, daemon=True)
+        with self._time_limit() as own:
+            thread.start()
+            back = self._wait(thread)
+        late = "R2" if promise == "R6" else promise
+        if not back:
+            self.hung = True
+            _interrupt(thread)
+            self.broken(late, f"nothing, for {self.harness.patience:g} s", "every call comes back")
+        if not raised:
+            return done[0]
+        error = raised[0]
+        if isinstance(error, Overslept):
+            self.hung |= own
+            self.broken(late, "nothing yet", str(error))
+        if not isinstance(error, (BackendError, AssertionError, HarnessFault, OutcomeException)):
+            said = f"{type(error).__name__}: {error} ({raised_at(error)})"
+            if is_of_the_world(self.harness, error):
+                raise HarnessFault(
+                    f"while the executor was called, the world itself raised {said}. It must answer what its platform would"
+                ) from error
+            self.broken(promise, said, "every error of a verb is a BackendError")
+        raise error
+
+    def _wait(self, thread: threading.Thread) -> bool:
+        """Whether a thread has come to its end in time."""
+        # In short pieces, each of which must have passed: if all of this process stands still for a while, that is one piece.
+        for _ in range(math.ceil(self.harness.patience / PIECE)):
+            thread.join(PIECE)
+            if not thread.is_alive():
+                return True
+        return False
+
+    @contextlib.contextmanager
+    def _time_limit(self) -> Iterator[bool]:
+        """Where time is virtual, whoever waits without end has soon waited for longer than anything can take."""
+        time = self.harness.time
+        if time.limit is not None:
+            yield False  # collect has set one
+            return
+        time.limit = self.harness.clock() + LONGEST * self.harness.timeout
+        try:
+            yield True
+        finally:
+            time.limit = None
+
+
+class Interrupted(BaseException):
+    """Raised in a call that has not come back, so that it takes no time from what comes after it."""
+
+
+def _interrupt(thread: threading.Thread) -> None:
+    """End a thread at its next step in Python; one that waits in C goes on waiting, and takes no time."""
+    ctypes.pythonapi.PyThreadState_SetAsyncExc(
+        ctypes.c_ulong(thread.ident or 0), ctypes.py_object(Interrupted)
+    )

@@ -1,0 +1,37 @@
+"""What is left of a run after its purge: nothing, for nobody, from the moment in which purge returns."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+from diloco_protocol import ReplicaNotFoundError
+
+if TYPE_CHECKING:
+    from ._check_runs import RunChecks
+    from ._model import Run
+
+
+def check_purged(lab: RunChecks, run: Run) -> None:
+    """An executor that has seen nothing finds no record, result or log of a run."""
+    executor, handle = lab.harness.make_executor(), run.handles[-1]
+    said = f"purge({run.name}) returned"
+    looks: dict[str, Callable[[], Any]] = {
+        "describe": lambda: executor.describe(handle),
+        "stream_logs": lambda: executor.stream_logs(handle),
+        "log_iter": lambda: list(executor.log_iter(handle)),
+        "attach": lambda: executor.attach(run.run_id),
+    }
+    for name, call in looks.items():
+        try:
+            found = lab.within("C9", call)
+        except ReplicaNotFoundError:
+            continue
+        lab.broken("C9", said, f"{name} finds {str(found)[:200]!r} of it in another process")
+    there = lab.within("C9", lambda: executor.exists(run.run_id))
+    if there or run.run_id in lab.within("C9", executor.list_runs):
+        lab.broken("C9", said, "it is still among the runs")
+    (entry,) = lab.within("C9", lambda: executor.collect([handle], timeout=0))
+    if (entry["status"], entry["reason"], entry["result"]) != ("failed", "lost", None):
+        lab.broken("C9", said, f"collect says of it: {entry}")
+    executor.close()

@@ -1,0 +1,128 @@
+"""Whether a harness has all that the suite uses of it: methods, their arguments, attributes."""
+
+from __future__ import annotations
+
+import difflib
+import inspect
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from ._blame import fault
+from ._harness import Harness, Step
+
+#: How the suite calls each method of a harness.
+CALLS: dict[str, tuple[tuple[Any, ...], dict[str, Any]]] = {
+    "make_executor": ((), {}),
+    "drive": ((None, Step.START, None), {}),
+    "settle": ((), {}),
+    "advance": ((1.0,), {}),
+    "truth": ((None,), {}),
+    "living": ((), {}),
+    "expire": (([],), {}),
+    "inject": ((None, None), {"after": 0}),
+    "clear": ((), {}),
+    "calls": ((), {}),
+    "sent": ((), {}),
+    "told": ((None,), {}),
+    "write": ((None, b"", "stdout"), {}),
+    "secret": (("",), {}),
+    "labels": ((None,), {}),
+    "age": ((1.0,), {}),
+    "elsewhere": ((), {}),
+    "resources": ((None,), {}),
+    "lose": ((None, None), {}),
+    "foreign": (("",), {}),
+    "remove": ((None,), {}),
+    "between": ((None,), {}),
+    "now": ((), {}),
+    "clock": ((), {}),
+    "sleep": ((1.0,), {}),
+    "backoff": ((), {}),
+    "close": ((), {}),
+}
+
+
+SECONDS = ("timeout", "short_timeout", "overrun", "slack", "resolution", "patience")
+NUMBERS = ("many_ranks", "many_runs", "long_log")
+
+
+def check_class(harness: Harness) -> None:
+    """Look at the attributes and methods.
+
+    Raises:
+        HarnessFault: One is missing, or is something else.
+    """
+    _check_attributes(harness)
+    for name, (arguments, options) in CALLS.items():
+        _check_method(harness, name, arguments, options)
+    for name in dir(type(harness)):
+        if not name.startswith("_") and not hasattr(Harness, name):
+            _check_name(harness, name)
+
+
+def _check_attributes(harness: Harness) -> None:
+    if not isinstance(getattr(harness, "entrypoint", None), str):
+        fault(
+            harness,
+            'it lacks entrypoint: set it to what is launched, such as entrypoint = "my_module:my_function"',
+        )
+    for name in ("entrypoint_args", "cannot"):
+        if not isinstance(value := getattr(harness, name), Mapping):
+            fault(harness, f"{name} must be a dict, not {value!r}")
+    if not isinstance(harness.starts_by_itself, bool):
+        fault(harness, f"starts_by_itself must be True or False, not {harness.starts_by_itself!r}")
+    if not isinstance(harness.run_prefix, str) or not harness.run_prefix:
+        fault(harness, f"run_prefix must be a text such as 'conf', not {harness.run_prefix!r}")
+    if isinstance(harness.gpus, str) or not isinstance(harness.gpus, Sequence):
+        fault(harness, f"gpus must be a tuple of texts such as ('H100:2',), not {harness.gpus!r}")
+    for name in SECONDS:
+        value = getattr(harness, name)
+        if isinstance(value, bool) or not isinstance(value, (int, float)) or not value >= 0:
+            fault(harness, f"{name} must be a number of seconds, not {value!r}")
+    for name in NUMBERS:
+        value = getattr(harness, name)
+        if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+            fault(harness, f"{name} must be a whole number from 1 on, not {value!r}")
+    if not harness.short_timeout < harness.timeout:
+        fault(
+            harness,
+            f"short_timeout ({harness.short_timeout:g} s) must be shorter than timeout ({harness.timeout:g} s), "
+            "which no test reaches",
+        )
+
+
+def _check_method(
+    harness: Harness, name: str, arguments: tuple[Any, ...], options: dict[str, Any]
+) -> None:
+    method = getattr(harness, name)
+    if not callable(method):
+        fault(harness, f"{name} must be a method, not {method!r}")
+    try:
+        signature = inspect.signature(method)
+        signature.bind(*arguments, **options)
+    except TypeError as error:
+        ours = inspect.signature(getattr(Harness, name))
+        fault(
+            harness, f"{name} is called as {name}{ours}, and takes {name}{signature}: {error}", name
+        )
+    if (
+        inspect.iscoroutinefunction(method)
+        or inspect.isgeneratorfunction(method)
+        or inspect.isasyncgenfunction(method)
+    ):
+        fault(
+            harness,
+            f"{name} is a generator or 'async def', so that calling it does nothing: write a plain method, which returns "
+            "when its work is done",
+            name,
+        )
+
+
+def _check_name(harness: Harness, name: str) -> None:
+    """A name that is none of ours may be one of ours, misspelt."""
+    cls = type(harness)
+    near = difflib.get_close_matches(name, [*CALLS, *SECONDS, *NUMBERS], 1, 0.85)
+    if near and callable(getattr(cls, name)) == callable(getattr(Harness, near[0], None)):
+        missing = getattr(cls, near[0], None) is getattr(Harness, near[0], None)
+        if missing:
+            fault(harness, f"it has {name}, which the suite never uses: is it {near[0]}?", name)

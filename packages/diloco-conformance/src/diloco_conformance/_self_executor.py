@@ -1,0 +1,103 @@
+"""Whether what ``make_executor`` makes is an executor, and a new one, and waits by the world's clock."""
+
+from __future__ import annotations
+
+import math
+import time
+from typing import Any
+
+from diloco_protocol import BaseExecutor, Capabilities
+
+from ._blame import fault, line_of
+from ._harness import Harness
+from ._promises import HarnessFault
+
+#: What an executor must declare, and an example.
+DECLARED = {
+    "backend_name": (str, 'backend_name = "my_platform"'),
+    "supports_inter_replica_network": (bool, "supports_inter_replica_network = False"),
+    "capabilities": (Capabilities, 'capabilities = Capabilities(cancel_scope="replica")'),
+}
+
+
+def check_executor(harness: Harness) -> None:
+    """Look at two new executors.
+
+    Raises:
+        HarnessFault: Says what is wrong with them.
+    """
+    executor: Any = harness.make_executor()
+    kind = type(executor).__name__
+    check_kind(harness, "make_executor", executor)
+    for name, (wanted, example) in DECLARED.items():
+        value = getattr(executor, name, None)
+        if not isinstance(value, wanted):
+            said = f"has {name} = {value!r}" if hasattr(executor, name) else f"lacks {name}"
+            raise HarnessFault(
+                f"{kind} {said}: it must be {wanted.__name__}, declared on the class, such as {example}"
+            )
+    if not hasattr(executor, "_backoff"):
+        raise HarnessFault(
+            f"the __init__ of {kind} must call super().__init__(backoff=…)"
+            f"{line_of(type(executor).__init__)}"
+        )
+    if harness.make_executor() is executor:
+        fault(
+            harness,
+            "make_executor() returned the same object twice: it must make a new executor, which has seen nothing",
+            "make_executor",
+        )
+    pauses = executor._backoff  # noqa: SLF001 - there is no other way to see which clock it waits by
+    virtual = type(harness).sleep is Harness.sleep
+    far = abs(pauses.clock() - harness.clock()) > max(10.0, harness.slack)
+    if far or (virtual and pauses.sleep is time.sleep):
+        fault(
+            harness,
+            f"make_executor() makes a {kind} that waits by another clock than the harness's. Either make_executor() does not "
+            f"pass backoff=self.backoff(), or the __init__ of {kind} does not pass it on: super().__init__(backoff=backoff)",
+            "make_executor",
+        )
+    executor.close()
+
+
+def check_kind(harness: Harness, method: str, executor: object) -> None:
+    """What a method gave is an executor."""
+    if not isinstance(executor, BaseExecutor):
+        fault(
+            harness,
+            f"{method}() returned {executor!r} ({type(executor).__name__}), which is no executor: it must be a subclass of "
+            "diloco_protocol.BaseExecutor",
+            method,
+        )
+
+
+def check_clocks(harness: Harness) -> None:
+    """Both clocks tell seconds."""
+    for name in ("clock", "now"):
+        moment = getattr(harness, name)()
+        known = isinstance(moment, (int, float)) and not isinstance(moment, bool)
+        if not (known and math.isfinite(moment)):
+            fault(harness, f"{name}() returned {moment!r}: it must return seconds, a number", name)
+
+
+def check_time(harness: Harness) -> None:
+    """Time passes, by the clock and by that of the records, when the harness is told so."""
+    seconds = min(1.0, harness.short_timeout / 60)
+    before, then = harness.clock(), harness.now()
+    harness.advance(seconds)
+    passed = harness.clock() - before
+    if not passed >= 0.9 * seconds:
+        fault(
+            harness,
+            f"advance({seconds:g}) let {passed:g} s pass by clock(): call self.time.sleep(seconds) in it, and then do "
+            "what the world does by itself",
+            "advance",
+        )
+    passed = harness.now() - then
+    stands = passed == 0 and type(harness).sleep is Harness.sleep
+    if stands or not passed >= 0.9 * seconds - harness.resolution:
+        fault(
+            harness,
+            f"advance({seconds:g}) let {passed:g} s pass by now(), and more by clock(): both must go on together",
+            "now",
+        )

@@ -1,0 +1,154 @@
+"""Whether disturbances disturb, and end. What is tried is what the world lets happen, not only what the executor says."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator
+
+from diloco_protocol import BackendError, ReplicaHandle
+
+from ._blame import fault
+from ._harness import Fault, Operation, Step
+from ._self_sample import Sample
+
+MANY = 1000
+"""More calls than a launch takes."""
+LAUNCHES = 4
+"""So many launches take more than one call."""
+
+
+def looks_are_disturbed(sample: Sample) -> None:
+    """An executor that has seen nothing cannot say what is true, while it cannot ask."""
+    if not _can(sample, Operation.OBSERVE):
+        return
+    handles = sample.first.run.handles
+    _states(sample, handles)  # if that raises already, it says nothing of a disturbance
+    with _disturbed(sample, Operation.OBSERVE), contextlib.suppress(BackendError):
+        true = [sample.harness.truth(handle).state for handle in handles]
+        if _states(sample, handles) == true:
+            _nothing(
+                sample, Operation.OBSERVE, "an executor that had seen nothing saw what is true"
+            )
+    try:
+        _states(sample, handles)
+    except BackendError as error:
+        _not_cleared(sample, Operation.OBSERVE, f"a look raises {error!r}")
+
+
+def launches_are_disturbed(sample: Sample) -> None:
+    """At once, after some calls, and not any more."""
+    if not _can(sample, Operation.LAUNCH):
+        return
+    with _disturbed(sample, Operation.LAUNCH):
+        if _started(sample):
+            _nothing(sample, Operation.LAUNCH, "a launch went well")
+    with _disturbed(sample, Operation.LAUNCH, after=MANY):
+        refused = not _started(sample)
+    if not _started(sample):
+        _not_cleared(sample, Operation.LAUNCH, "a launch is refused")
+    if refused:
+        fault(
+            sample.harness,
+            f"under inject({Operation.LAUNCH!r}, {Fault.FORBIDDEN!r}, after={MANY}) a launch is refused: the first {MANY} calls "
+            "must go well",
+            "inject",
+        )
+    with _disturbed(sample, Operation.LAUNCH, after=1):
+        if all(_started(sample) for _ in range(LAUNCHES)):
+            fault(
+                sample.harness,
+                f"under inject({Operation.LAUNCH!r}, {Fault.FORBIDDEN!r}, after=1), {LAUNCHES} launches went well: only the "
+                "first call must, and every later one must be refused",
+                "inject",
+            )
+
+
+def cancels_are_disturbed(sample: Sample) -> None:
+    """A cancel that is refused changes nothing in the world."""
+    if not _can(sample, Operation.CANCEL):
+        return
+    handle = sample.second.handle
+    with _disturbed(sample, Operation.CANCEL):
+        sample.ask(lambda: sample.lab.executor.cancel(handle))
+        if sample.harness.truth(handle).stopping:
+            _nothing(sample, Operation.CANCEL, "a cancel was accepted")
+
+
+def logs_are_disturbed(sample: Sample) -> None:
+    """What cannot be read is not read."""
+    if not _can(sample, Operation.LOGS) or not sample.lab.can(Step.PRINT):
+        return
+    with _disturbed(sample, Operation.LOGS), sample.fresh() as executor:
+        text = sample.ask(lambda: executor.stream_logs(sample.second.handle))
+        if "self-check" in text:
+            _nothing(sample, Operation.LOGS, "a log was read")
+
+
+def purges_are_disturbed(sample: Sample) -> None:
+    """What may not be removed is there; asked of a run that has ended."""
+    if not _can(sample, Operation.PURGE):
+        return
+    run = sample.lab.up(1)
+    sample.lab.drive(run.replicas[0], Step.SUCCEED)
+    with _disturbed(sample, Operation.PURGE):
+        sample.ask(lambda: sample.lab.executor.purge(run.handles[0]))
+        sample.harness.settle()
+        if sample.harness.truth(run.handles[0]).state is None:
+            run.replicas[0].gone = True
+            _nothing(sample, Operation.PURGE, "a run was removed")
+
+
+FAULT_CHECKS: list[Callable[[Sample], None]] = [
+    looks_are_disturbed,
+    launches_are_disturbed,
+    cancels_are_disturbed,
+    logs_are_disturbed,
+    purges_are_disturbed,
+]
+
+
+def _can(sample: Sample, operation: Operation) -> bool:
+    return sample.lab.can(operation, Fault.FORBIDDEN)
+
+
+@contextlib.contextmanager
+def _disturbed(sample: Sample, operation: Operation, after: int = 0) -> Iterator[None]:
+    sample.harness.inject(operation, Fault.FORBIDDEN, after=after)
+    try:
+        yield
+    finally:
+        sample.harness.clear()
+
+
+def _states(sample: Sample, handles: list[ReplicaHandle]) -> list[object]:
+    with sample.fresh() as executor:
+        return [sample.ask(lambda one=handle: executor.poll(one)) for handle in handles]  # type: ignore[misc]
+
+
+def _started(sample: Sample) -> bool:
+    """Whether a launch goes well, and something lives of it."""
+    before = sample.harness.living()
+    sample.number += 1
+    run_id = f"{sample.harness.run_prefix}-self-check-{sample.number}"
+    try:
+        run = sample.lab.launch(1, run_id=run_id, refusable=True)
+    except BackendError:
+        return False
+    return sample.harness.truth(run.handles[0]).alive and sample.harness.living() > before
+
+
+def _nothing(sample: Sample, operation: Operation, what: str) -> None:
+    fault(
+        sample.harness,
+        f"inject({operation!r}, {Fault.FORBIDDEN!r}) changes nothing: {what} under it. Until clear(), every such call to the "
+        "platform must run into the fault, or the fault must be declared in cannot",
+        "inject",
+    )
+
+
+def _not_cleared(sample: Sample, operation: Operation, what: str) -> None:
+    fault(
+        sample.harness,
+        f"after inject({operation!r}, …) and clear(), {what}: clear() must end all disturbances",
+        "clear",
+    )

@@ -1,0 +1,83 @@
+"""What a harness is tried on: a run of two replicas that run."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator
+from typing import Any
+
+from diloco_protocol import ReplicaHandle
+
+from ._blame import fault
+from ._harness import Step, Truth
+from ._lab import Lab
+
+
+class Sample:
+    """What the checks look at: a run of two that run.
+
+    Attributes:
+        lab: Where it is.
+        harness: Its harness.
+        number: How many launches were tried besides.
+        first: Its first replica; it is made to succeed in time.
+        second: Its second replica; it is cancelled in time.
+    """
+
+    def __init__(self, lab: Lab) -> None:
+        self.lab, self.harness, self.number = lab, lab.harness, 0
+        quiet = self._living()
+        run = lab.launch(2)
+        for replica in run.replicas:
+            self._truth(replica.handle)
+            lab.drive(replica, Step.START)
+        self.first, self.second = run.replicas
+        alive = sum(self._truth(handle).alive for handle in run.handles)
+        if (counted := self._living()) - quiet < alive:
+            fault(
+                self.harness,
+                f"living() was {quiet} before a launch of two replicas, and is {counted} now, although truth() says that "
+                f"{alive} of them are alive: it must count what lives in the world at this moment",
+                "living",
+            )
+
+    @contextlib.contextmanager
+    def fresh(self) -> Iterator[Any]:
+        """An executor that has seen nothing."""
+        executor = self.harness.make_executor()
+        try:
+            yield executor
+        finally:
+            executor.close()
+
+    def ask(self, call: Callable[[], Any]) -> Any:
+        """What a verb gives, which must come back."""
+        return self.lab.within("S4", call)
+
+    def _living(self) -> int:
+        value = self.harness.living()
+        if isinstance(value, bool) or not isinstance(value, int) or value < 0:
+            fault(
+                self.harness,
+                f"living() returned {value!r}: it must return how many replicas are alive, a whole number",
+                "living",
+            )
+        return value
+
+    def _truth(self, handle: ReplicaHandle) -> Truth:
+        truth = self.harness.truth(handle)
+        if not isinstance(truth, Truth):
+            fault(
+                self.harness,
+                f"truth() returned {truth!r}: it must return a Truth(state, alive=…)",
+                "truth",
+            )
+        kinds = {"alive": bool, "attempt": int, "stopping": bool}
+        for name, kind in kinds.items():
+            if not isinstance(value := getattr(truth, name), kind):
+                fault(
+                    self.harness,
+                    f"truth() returned {truth}: {name} must be {kind.__name__}, not {value!r}",
+                    "truth",
+                )
+        return truth

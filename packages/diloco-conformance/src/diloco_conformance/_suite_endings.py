@@ -1,0 +1,146 @@
+"""Ends that look like others, and results that are gone: S8, S15, R5, R12."""
+
+from __future__ import annotations
+
+import tempfile
+from pathlib import Path
+
+from diloco_protocol import FolderJournal, Reason
+
+from ._check_collect import collect
+from ._harness import Ability, Step
+from ._lab import Lab
+
+#: What may be found where a result was: nothing that a reader of any channel takes for one.
+DAMAGED = (b"", b"{", b"\xff\xfe\x00", b"not JSON at all", b'{"a": NaN')
+
+
+class Endings:
+    """Fixed tests of S8, S15, R5 and R12."""
+
+    def test_s8_an_exit_code_alone_proves_nothing(self, lab: Lab) -> None:
+        """Programs may exit with the codes that timeouts, kills and cancels end in, too."""
+        for code in (124, 137, 143, 128, 255):
+            replica = lab.up().replicas[0]
+            lab.drive(replica, Step.FAIL, code)
+            lab.observe(replica)
+            collect(lab, [replica])
+        lab.forget()
+        lab.observe_all()
+
+    # --- stopped from outside ---
+
+    def test_s15_who_was_stopped_from_outside_is_cancelled(self, lab: Lab) -> None:
+        """By nobody's cancel: describe and collect say so, here and elsewhere, and a cancel that comes later changes nothing."""
+        lab.needs(Step.STOP)
+        run, beside = lab.up(2), lab.up(1)
+        with lab.part_of("S15"):
+            lab.drive(run.replicas[0], Step.STOP)
+            lab.observe_all()
+            collect(lab, [*run.replicas, *beside.replicas])
+            lab.cancel(run.replicas[0])
+            lab.settle()
+            lab.forget()
+            lab.observe_all()
+            (entry,) = collect(lab, run.replicas[:1])
+        if entry["reason"] != Reason.STOPPED_EXTERNALLY:
+            lab.broken("S15", f"collect says {entry}", "nobody had cancelled it when it ended")
+
+    def test_s15_a_cancel_is_not_a_stop_from_outside(self, lab: Lab) -> None:
+        """Nor is one by another process."""
+        lab.needs(Step.STOP)
+        with lab.part_of("S15"):
+            for run in (lab.up(1), lab.up(1)):
+                lab.cancel(run.replicas[0])
+                lab.settle()
+                lab.forget()
+                lab.observe_all()
+                collect(lab, run.replicas)
+
+    # --- whose result ---
+
+    def test_r5_the_result_is_that_of_the_attempt_that_succeeded(self, lab: Lab) -> None:
+        """Not of an earlier one that had returned when its machine was taken away, and whose end nobody has recorded."""
+        lab.needs(Step.PREEMPT)
+        run = lab.up(2)
+        for replica in run.replicas:
+            for number in (1, 2):
+                lab.drive(
+                    replica, Step.PREEMPT, f"{replica}, attempt {number}, which does not count"
+                )
+                lab.observe(replica)
+                lab.drive(replica, Step.START)
+        collect(lab, run.replicas)
+        lab.drive(run.replicas[0], Step.SUCCEED, "this one counts")
+        lab.drive(run.replicas[1], Step.SUCCEED, None)
+        collect(lab, run.replicas)
+        lab.forget()
+        collect(lab, run.replicas)
+
+    def test_r5_who_fails_in_the_end_has_no_result(self, lab: Lab) -> None:
+        """Also if an earlier attempt had returned one."""
+        lab.needs(Step.PREEMPT)
+        with lab.part_of("R5"):
+            for step, value in ((Step.FAIL, 3), (None, None)):
+                replica = lab.up().replicas[0]
+                lab.drive(replica, Step.PREEMPT, "does not count")
+                lab.drive(replica, Step.START)
+                if step is None:
+                    lab.cancel(replica)
+                    lab.settle()
+                else:
+                    lab.drive(replica, step, value)
+                collect(lab, [replica])
+
+    # --- what is gone ---
+
+    def test_r12_a_lost_result_is_said_to_be_lost(self, lab: Lab) -> None:
+        """At once, every time, with the results of all others."""
+        lab.needs(Ability.LOSE)
+        with lab.part_of("R12"):
+            self._lose(lab, [None])
+
+    def test_r12_a_damaged_result_is_said_to_be_lost(self, lab: Lab) -> None:
+        """In whatever way: it is a result of None no more than it is an error of whoever asks."""
+        lab.needs(Ability.LOSE)
+        with lab.part_of("R12"):
+            self._lose(lab, list(DAMAGED))
+
+    def _lose(self, lab: Lab, left: list[bytes | None]) -> None:
+        run, beside = lab.up(len(left) + 1), lab.up(1)
+        for replica in [*run.replicas, *beside.replicas]:
+            lab.drive(replica, Step.SUCCEED, [str(replica)])
+        for replica, what in zip(run.replicas, left, strict=False):
+            lab.lose(replica, what)
+        for _ in range(2):
+            lab.forget()
+            lab.observe_all()
+            begin = lab.harness.clock()
+            collect(lab, [*beside.replicas, *run.replicas], timeout=60.0 * lab.unit)
+            took = lab.harness.clock() - begin
+            if took > lab.harness.slack:
+                lab.broken("R12", f"collect took {took:g} s", "what is lost is not waited for")
+
+    def test_r12_a_journal_keeps_the_loss(self, lab: Lab) -> None:
+        """It is no result of None later on either, when the platform has forgotten the run."""
+        lab.needs(Ability.LOSE)
+        with tempfile.TemporaryDirectory() as folder, lab.part_of("R12"):
+            journal = FolderJournal(Path(folder))
+            run = lab.up(2)
+            for replica in run.replicas:
+                lab.drive(replica, Step.SUCCEED, "returned")
+            lab.lose(run.replicas[0])
+            for _ in range(2):
+                lab.forget()
+                lab.executor._journal = journal  # noqa: SLF001 - which options a constructor takes, is a backend's affair
+                for replica in run.replicas:
+                    lab.executor.describe(replica.handle)
+                first, second = lab.within(
+                    "R6", lambda: lab.executor.collect(run.handles, timeout=0)
+                )
+                if first["result"] is not None or not first["error"]:
+                    lab.broken("R12", f"collect says {first}", "its result is lost")
+                if second["result"] != "returned":
+                    lab.broken("R12", f"collect says {second}", "its result is there")
+                if not run.replicas[0].gone:
+                    lab.purge(run)

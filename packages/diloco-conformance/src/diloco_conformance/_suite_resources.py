@@ -1,0 +1,73 @@
+"""What is asked of the platform: L10."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+from diloco_protocol.backend import parse_gpu
+
+from ._harness import Ability
+from ._lab import Lab
+from ._suite_told import refused
+from ._world_hooks import Resources
+
+#: Arguments of a launch, with what the platform is to be asked for then.
+AMOUNTS: list[tuple[dict[str, Any], dict[str, Any]]] = [
+    ({"cpu": 2}, {"cpu": 2.0}),
+    ({"cpu": 1.5}, {"cpu": 1.5}),
+    ({"cpu": "500m"}, {"cpu": 0.5}),
+    ({"memory": "3Gi"}, {"memory": 3 * 2**30}),
+    ({"memory": "700Mi"}, {"memory": 700 * 2**20}),
+    ({"spot": True}, {"spot": True}),
+    ({"spot": False}, {"spot": False}),
+]
+
+
+class Asking:
+    """Fixed tests of L10."""
+
+    def test_l10_what_is_asked_for_is_asked_of_the_platform(self, lab: Lab) -> None:
+        """Every amount, model and kind, alone and together; what cannot be had is refused by plan and launch alike."""
+        cases = AMOUNTS + [({"gpu": gpu}, {"gpu": gpu}) for gpu in lab.harness.gpus or ("1", "2")]
+        taken = [case for case in cases if self._takes(lab, case[0])]
+        for wanted in lab.harness.gpus:
+            if all(options.get("gpu") != wanted for options, _ in taken):
+                lab.broken(
+                    "L10", f"gpu={wanted!r} was refused", "the harness says that it is taken"
+                )
+        if not taken:
+            return
+        lab.needs(Ability.RESOURCES)
+        last = {name: case for case in taken for name in case[0]}  # the last one of each kind
+        together: tuple[dict[str, Any], dict[str, Any]] = ({}, {})
+        for options, asked in last.values():
+            together = ({**together[0], **options}, {**together[1], **asked})
+        usual = self._asked(lab, {})[0]
+        for options, asked in [*taken, together]:
+            for rank, found in enumerate(self._asked(lab, options)):
+                true = replace(usual, **asked)
+                if _plain(found) != _plain(true):
+                    lab.broken("L10", f"for rank {rank}, {found} was asked for", f"it is {true}")
+
+    def _takes(self, lab: Lab, options: dict[str, Any]) -> bool:
+        try:
+            lab.within("L10", lambda: lab.executor.plan(1, lab.harness.entrypoint, {}, **options))
+        except ValueError:
+            refused(lab, "L10", **options)
+            return False
+        return True
+
+    def _asked(self, lab: Lab, options: dict[str, Any]) -> list[Resources]:
+        # They are not waited for: nobody says that this world has such a machine.
+        run = lab.launch(2, starts=False, **options)
+        found = [lab.harness.resources(handle) for handle in run.handles]
+        for handle in run.handles[:2]:
+            lab.within("C1", lambda one=handle: lab.executor.cancel(one))  # type: ignore[misc]
+        lab.harness.settle()
+        return found
+
+
+def _plain(asked: Resources) -> tuple[Any, ...]:
+    gpu = None if asked.gpu is None else parse_gpu(asked.gpu.lower())
+    return asked.cpu, asked.memory, gpu, bool(asked.spot)

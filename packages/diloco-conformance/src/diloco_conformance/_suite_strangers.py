@@ -1,0 +1,187 @@
+"""Handles that lead nowhere, runs that are nobody's, journals of others, lists that change: H5, H7, H9."""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from diloco_protocol import (
+    BackendError,
+    FolderJournal,
+    InvalidRequestError,
+    ReplicaHandle,
+    ReplicaNotFoundError,
+    RunConflictError,
+)
+
+from ._check_collect import collect
+from ._harness import Ability, Step
+from ._lab import Lab
+from ._suite_names import refused_everywhere, verbs
+
+READING = ("poll", "describe", "stream_logs", "log_iter", "collect")
+
+
+class Strangers:
+    """Fixed tests of H5, H7 and H9."""
+
+    def test_h9_a_handle_that_lacks_something_is_refused(self, lab: Lab) -> None:
+        """By every verb and by name, whatever it lacks; nothing changes."""
+        run = lab.up(2)
+        handle = run.handles[0]
+        names = list(handle.metadata)
+        some = [{key: handle.metadata[key] for key in names if key != name} for name in names]
+        for metadata in [*some, {}]:
+            broken = replace(handle, metadata=metadata)
+            for verb, call in verbs(lab.executor, broken).items():
+                lab.note(f"{verb}(a handle with the metadata {metadata})")
+                try:
+                    gave = lab.within("H9", call)
+                except InvalidRequestError:
+                    continue
+                except BackendError as error:
+                    lab.broken("H9", f"{verb} raised {error!r}", "it is an InvalidRequestError")
+                lab.broken("H9", f"{verb} gave {gave!r}", f"the handle lacks a part of {names}")
+        lab.settle()
+        lab.observe_all()
+
+    def test_h9_a_handle_that_leads_nowhere_has_a_named_error(self, lab: Lab) -> None:
+        """Other words in its metadata, a rank that the run does not have; the siblings are not touched."""
+        run = lab.up(2)
+        for replica in run.replicas:
+            lab.drive(replica, Step.SUCCEED, "there")
+        handle = run.handles[1]
+        wrong = [
+            replace(handle, metadata={**handle.metadata, name: word})
+            for name in handle.metadata
+            for word in ("nonsense", "0", "a/b c", "é")
+        ]
+        wrong += [replace(handle, rank=99, world_size=100), replace(handle, run_id="never-was")]
+        for one in wrong:
+            for verb in READING:
+                lab.note(f"{verb}({one})")
+                try:
+                    gave = lab.within("H9", verbs(lab.executor, one)[verb])
+                except (InvalidRequestError, ReplicaNotFoundError):
+                    continue
+                except BackendError as error:
+                    lab.broken("H9", f"{verb} raised {error!r}", "there is no such replica")
+                lost = verb == "collect" and gave[0]["reason"] == "lost"
+                # One that is found by other words, such as another address, is found whole.
+                if not lost and one.rank == 99:
+                    lab.broken("H9", f"{verb} gave {gave!r}", f"there is no rank 99 in {run.name}")
+        lab.observe_all()
+        collect(lab, run.replicas)
+
+    def test_h9_what_is_not_ours_is_no_run(self, lab: Lab) -> None:
+        """Nobody finds it, counts it, ends it or launches over it, and it stands in nobody's way."""
+        lab.needs(Ability.FOREIGN)
+        run = lab.up(1)
+        name = f"{lab.harness.run_prefix}-foreign"
+        lab.harness.foreign(name)
+        lab.note(f"there is something else by the name of {name!r}", "foreign")
+        for _ in range(2):
+            self._no_run(lab, name)
+            lab.attach(run)
+            lab.observe_all()
+            lab.forget()
+        living = lab.harness.living()
+        try:
+            lab.launch(2, run_id=name, refusable=True)
+        except RunConflictError:
+            pass
+        except BackendError as error:
+            lab.broken("H9", f"the launch raised {error!r}", "its name is taken: RunConflictError")
+        else:
+            lab.broken("H9", f"{name!r} was launched", "there is something else by that name")
+        lab.settle()
+        if lab.harness.living() != living:
+            lab.broken("H9", "the launch was refused", "something was started, or ended")
+        self._no_run(lab, name)
+        lab.observe_all()
+
+    def _no_run(self, lab: Lab, name: str) -> None:
+        listed = lab.verb("H9", lab.executor.list_runs)
+        if name in listed or lab.verb("H9", lambda: lab.executor.exists(name)):
+            lab.broken("H9", f"list_runs gave {listed}, exists True", f"{name!r} is no run")
+        calls: dict[str, Callable[[], Any]] = {
+            "attach": lambda: lab.executor.attach(name),
+            "cancel_run": lambda: lab.executor.cancel_run(name),
+        }
+        for verb, call in calls.items():
+            try:
+                gave = lab.within("H9", call)
+            except ReplicaNotFoundError:
+                continue
+            except BackendError as error:
+                lab.broken("H9", f"{verb} raised {error!r}", "it is a ReplicaNotFoundError")
+            lab.broken("H9", f"{verb} gave {gave!r}", f"{name!r} is no run")
+
+    def test_h5_a_journal_speaks_for_its_own_place_alone(self, lab: Lab) -> None:
+        """Shared with an executor elsewhere, it has no answer there."""
+        lab.needs(Ability.ELSEWHERE)
+        with tempfile.TemporaryDirectory() as folder:
+            journal = FolderJournal(Path(folder))
+            lab.executor._journal = journal  # noqa: SLF001 - which options a constructor takes, is a backend's affair
+            run = lab.up(2)
+            lab.drive(run.replicas[0], Step.SUCCEED, "ours")
+            lab.observe_all()
+            collect(lab, run.replicas)
+            elsewhere = lab.harness.elsewhere()
+            elsewhere._journal = journal  # noqa: SLF001
+            lab.note("an executor elsewhere has the same journal", "elsewhere")
+            for handle in run.handles:
+                refused_everywhere(lab, elsewhere, handle)
+            self._not_there(lab, elsewhere, run.run_id)
+            elsewhere.close()
+            lab.forget()
+        lab.observe_all()
+
+    def _not_there(self, lab: Lab, executor: Any, run_id: str) -> None:
+        for verb in ("attach", "cancel_run"):
+            try:
+                gave: list[ReplicaHandle] | None = lab.within(
+                    "H5",
+                    lambda verb=verb: getattr(executor, verb)(run_id),  # type: ignore[misc]
+                )
+            except ReplicaNotFoundError:
+                continue
+            except BackendError as error:
+                lab.broken("H5", f"{verb} raised {error!r}", "there is no such run there")
+            lab.broken("H5", f"{verb} gave {gave}", "there is no such run there")
+
+    def test_h7_runs_that_go_and_come_meanwhile_hide_no_others(self, lab: Lab) -> None:
+        """Runs are purged and launched between two pages of the list; all others are in it, once and in order."""
+        lab.needs(Ability.BETWEEN)
+        runs = []
+        for number in range(lab.harness.many_runs):
+            runs.append(lab.up(1, run_id=f"{lab.harness.run_prefix}-{number}-page"))
+            lab.drive(runs[-1].replicas[0], Step.SUCCEED)
+            lab.advance(1.5 * lab.harness.resolution)
+        purged, stay = runs[:2], runs[2:]
+        another = lab.harness.make_executor()
+
+        def change() -> None:
+            for run in purged:
+                another.purge(run.handles[0])
+            another.launch_replicas(
+                1,
+                lab.harness.entrypoint,
+                dict(lab.harness.entrypoint_args),
+                run_id=f"{lab.harness.run_prefix}-new",
+            )
+
+        lab.harness.between(change)
+        lab.note("two runs are purged and one is launched between two pages of the list", "purge")
+        listed = lab.verb("H7", lab.executor.list_runs)
+        wanted = [run.run_id for run in stay]
+        got = [run_id for run_id in listed if run_id in wanted]
+        if got != wanted or len(set(listed)) != len(listed):
+            lab.broken("H7", f"list_runs gave {listed}", f"these were there all the time: {wanted}")
+        for run in purged:
+            for replica in run.replicas:
+                replica.gone = True
+        lab.observe_all()
