@@ -64,13 +64,16 @@ class Launched:
         self.kubeconfig = first.removeprefix("export KUBECONFIG=").strip()
         self.said = self.process.stdout.readline()
 
+    @property
+    def env(self) -> dict[str, str]:
+        return {"PATH": os.environ["PATH"], "HOME": str(self.folder), "KUBECONFIG": self.kubeconfig}
+
     def kubectl(
         self, *words: str, stdin: str | None = None, check: bool = True
     ) -> subprocess.CompletedProcess[str]:
-        env = {"PATH": os.environ["PATH"], "HOME": str(self.folder), "KUBECONFIG": self.kubeconfig}
         done = subprocess.run(
             [KUBECTL, *words],
-            env=env,
+            env=self.env,
             input=stdin,
             stdin=None if stdin else subprocess.DEVNULL,
             capture_output=True,
@@ -120,13 +123,17 @@ def test_apply_wait_get_logs_describe(launched):
 
 
 @needs_kubectl
-def test_logs_that_are_followed_to_the_end(launched):
-    launched.apply(
-        "steps",
-        "python",
-        "-c",
-        "import time\nfor n in range(4): print('step', n, flush=True); time.sleep(0.1)",
-    )
+def test_logs_that_are_followed_to_the_end(launched, tmp_path):
+    """The pods print the rest only when the first line has been seen."""
+    script = f"""
+import os, time
+print("step 0", flush=True)
+while not os.path.exists({str(tmp_path / "go")!r}):
+    time.sleep(0.05)
+for n in range(1, 4):
+    print("step", n, flush=True)
+"""
+    launched.apply("steps", "python", "-c", script)
     launched.kubectl(
         "wait", "--for=jsonpath={.status.active}=2", "job/steps", f"--timeout={PATIENCE:g}s"
     )
@@ -138,9 +145,14 @@ def test_logs_that_are_followed_to_the_end(launched):
         "-o",
         "name",
     ).stdout
-    assert launched.kubectl("logs", "-f", name.strip()).stdout.splitlines() == [
-        f"step {n}" for n in range(4)
-    ]
+    follower = subprocess.Popen(
+        [KUBECTL, "logs", "-f", name.strip()], env=launched.env, stdout=subprocess.PIPE, text=True
+    )
+    with follower:
+        assert follower.stdout.readline() == "step 0\n"
+        (tmp_path / "go").touch()
+        assert follower.stdout.read().splitlines() == [f"step {n}" for n in range(1, 4)]
+    assert follower.returncode == 0
     launched.kubectl("delete", "job", "steps")
 
 

@@ -47,6 +47,15 @@ def test_a_create_whose_answer_is_lost(clients, kind, exists):
     assert [call.status for call in clients.stand_in.calls if call.verb == "create"] == [0]
 
 
+def test_a_fault_after_some_calls(clients):
+    clients.stand_in.faults.add("forbidden", verb="create", resource="jobs", times=None, after=2)
+    for number in range(2):
+        clients.create(clients.indexed(f"run-{number}", 1))
+    for number in range(2, 4):
+        with clients.refused(403, "Forbidden", ""):
+            clients.create(clients.indexed(f"run-{number}", 1))
+
+
 def test_faults_until_cleared(clients):
     clients.stand_in.faults.add("unavailable", resource="jobs", times=None)
     for _ in range(3):

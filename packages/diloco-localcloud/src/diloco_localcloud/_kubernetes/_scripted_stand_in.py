@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from .._server._errors import StandInError
 from .._server._timeline import Timeline
 from ._control._cluster import Cluster
 from ._control._job_controller import JobController
 from ._control._node import node
+from ._objects._resources import KUEUE_VERSIONS
 from ._scripted._world import World
 from ._service import Service
 
@@ -23,7 +25,8 @@ class KubernetesStandIn(Service):
         namespace: of the kubeconfig; it is made if it is not ``default``.
         start: where the virtual clock begins, in seconds since the epoch.
         seed: of names and uids.
-        kueue: Kueue is installed: Jobs with a queue label are suspended until ``world.admit``.
+        kueue: Kueue is installed: Jobs with a queue label are suspended until ``world.admit``. True, or the version of its API:
+            ``v1beta1`` (also for True) or ``v1beta2``.
 
     Attributes:
         world: the pods and the clock, in the hands of the test.
@@ -32,7 +35,7 @@ class KubernetesStandIn(Service):
         calls: what was called.
 
     Raises:
-        StandInError: no such port.
+        StandInError: no such port, or no such version of Kueue.
 
     ``start``, ``stop`` or a ``with`` block; everything about it is thread-safe.
     """
@@ -45,9 +48,12 @@ class KubernetesStandIn(Service):
         namespace: str = "default",
         start: float = EPOCH,
         seed: int = 0,
-        kueue: bool = False,
+        kueue: bool | str = False,
     ) -> None:
         cluster = Cluster(Timeline(start), seed=seed, node=node("stand-in-0"))
         self._jobs = JobController(cluster)
-        self.world = World(cluster, kueue=kueue)
+        version = KUEUE_VERSIONS[0] if kueue is True else kueue or None
+        if version not in (None, *KUEUE_VERSIONS):
+            raise StandInError(f"kueue must be a bool or one of {KUEUE_VERSIONS}, not {kueue!r}")
+        self.world = World(cluster, kueue=version)
         super().__init__(cluster, port=port, tls=tls, namespace=namespace)

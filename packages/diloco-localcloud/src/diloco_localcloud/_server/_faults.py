@@ -29,6 +29,7 @@ class Fault:
     resource: str | None
     times: int | None
     seconds: int
+    after: int
 
 
 @dataclass(frozen=True)
@@ -64,6 +65,7 @@ class Faults:
         resource: str | None = None,
         times: int | None = 1,
         retry_after: int = 1,
+        after: int = 0,
     ) -> None:
         """Have calls fail.
 
@@ -75,6 +77,7 @@ class Faults:
             resource: such as ``jobs`` or ``pods/log``; None for all.
             times: how many calls; None for all until ``clear``.
             retry_after: seconds, for ``throttle``.
+            after: how many such calls go well before.
 
         Raises:
             ValueError: no such kind.
@@ -82,7 +85,7 @@ class Faults:
         if kind not in KINDS:
             raise ValueError(f"there is no fault {kind!r}; there are {', '.join(KINDS)}")
         with self._lock:
-            self._faults.append(Fault(kind, verb, resource, times, retry_after))
+            self._faults.append(Fault(kind, verb, resource, times, retry_after, after))
 
     def clear(self) -> None:
         """Nothing more goes wrong."""
@@ -94,6 +97,9 @@ class Faults:
         with self._lock:
             for fault in self._faults:
                 if fault.verb not in (None, verb) or fault.resource not in (None, resource):
+                    continue
+                if fault.after:
+                    fault.after -= 1
                     continue
                 if fault.times is not None:
                     fault.times -= 1

@@ -31,7 +31,7 @@ class Api:
     def handle(self, request: Request) -> Response:
         """Answer, or raise ``CutError``."""
         route = _route.parse(request.path)
-        if route is not None and route.resource.group in self._cluster.absent:
+        if route is not None and route.resource.api_version in self._cluster.absent:
             route = None
         verb = _verb(request, route)
         what, name = request.path, ""

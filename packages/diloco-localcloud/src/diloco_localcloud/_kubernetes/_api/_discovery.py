@@ -27,7 +27,7 @@ VERSION = {
 
 
 def answer(request: Request, absent: set[str]) -> Response | None:
-    """The answer for a path that names no objects, of all groups but those ``absent``; None if there is nothing."""
+    """The answer for a path that names no objects, of all groups but the ``absent`` versions; None if there is nothing."""
     if request.method not in ("GET", "HEAD"):
         return None
     path = request.path.rstrip("/")
@@ -35,7 +35,7 @@ def answer(request: Request, absent: set[str]) -> Response | None:
         {
             (each.group, each.version)
             for each in _resources.ALL
-            if each.group and each.group not in absent
+            if each.group and each.api_version not in absent
         }
     )
     if path in ("/healthz", "/livez", "/readyz"):

@@ -7,6 +7,7 @@ import json
 from typing import TYPE_CHECKING, Any
 
 from ..._server._http import Request, Response, as_json
+from .._admission import _admit
 from .._objects import _refusals, _resources
 from . import _delete, _lists, _patch, _protobuf, _review
 from ._checks import _fields, _jobs, _names, _pods, _shape
@@ -78,6 +79,8 @@ class Verbs:
         new = store.prepare(resource, body)
         if resource is _resources.JOBS:
             new = _jobs.new(self._cluster.admission(new))
+            spec = new["spec"]["template"]["spec"]
+            warnings += _admit.warnings(store, new["metadata"]["namespace"], spec)
         elif resource is _resources.PODS:
             new = self._pod(new)
         else:
@@ -118,19 +121,8 @@ class Verbs:
         problems = _names.metadata(meta) + _pods.causes(spec, "spec")
         if problems:
             raise _refusals.invalid("Pod", "", meta.get("name", ""), problems)
-        account = spec["serviceAccountName"]
-        if (
-            self._cluster.store.find(_resources.SERVICE_ACCOUNTS, meta["namespace"], account)
-            is None
-        ):
-            message = (
-                f'pods "{meta["name"]}" is forbidden: error looking up service account {meta["namespace"]}/{account}: '
-                f'serviceaccount "{account}" not found'
-            )
-            raise _refusals.ApiError(
-                403, "Forbidden", message, {"name": meta["name"], "kind": "pods"}
-            )
-        return {**new, "spec": spec, "status": {"phase": "Pending", "qosClass": "BestEffort"}}
+        new = {**new, "spec": spec, "status": {"phase": "Pending", "qosClass": "BestEffort"}}
+        return _admit.admit(self._cluster.store, new)
 
     def _change(self, verb: str, request: Request, route: Route, warnings: list[str]) -> Json:
         resource, store = route.resource, self._cluster.store

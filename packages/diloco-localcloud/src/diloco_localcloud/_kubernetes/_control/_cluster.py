@@ -6,8 +6,19 @@ import threading
 from typing import TYPE_CHECKING, Any
 
 from ..._server import _timeline
+from .._admission import _quota
 from .._jobs import _status
-from .._objects._resources import JOBS, NAMESPACES, NODES, PODS, SERVICE_ACCOUNTS
+from .._objects._resources import (
+    CONFIG_MAPS,
+    JOBS,
+    KUEUE,
+    KUEUE_VERSIONS,
+    NAMESPACES,
+    NODES,
+    PODS,
+    QUOTAS,
+    SERVICE_ACCOUNTS,
+)
 from .._objects._store import Store
 from .._pods import _facts, _states
 from ._events import Recorder
@@ -39,7 +50,8 @@ class Cluster:
         self.events = Recorder(self.store, timeline)
         self.stopped = False
         self.admission: Callable[[Json], Json] = lambda job: job  # what a webhook does to new Jobs
-        self.absent: set[str] = {"kueue.x-k8s.io"}  # groups of which nothing is installed
+        # Versions of groups that are not installed.
+        self.absent = {f"{KUEUE}/{version}" for version in KUEUE_VERSIONS}
         self.node = str(node["metadata"]["name"])
         self.runtime: Runtime
         self.store.listeners.append(self._heard)
@@ -216,6 +228,11 @@ class Cluster:
         if "deletionTimestamp" in job["metadata"] and not self._owned_pods(uid):
             self._take_finalizers(job, {"foregroundDeletion"})
 
+    def _collect_maps(self, uid: str) -> None:
+        owned = [obj["metadata"] for kind, obj in self.store.owned(uid) if kind == "configmaps"]
+        for meta in owned:
+            self.store.remove(CONFIG_MAPS, meta["namespace"], meta["name"])
+
     def _orphan(self, namespace: str, name: str, uid: str) -> None:
         for pod in self._owned_pods(uid):
             self.release(pod)
@@ -244,10 +261,15 @@ class Cluster:
                 self.runtime.added(change.new)
             elif change.new is None and change.old is not None:
                 self.runtime.removed(change.old)
+        if change.resource in (PODS, QUOTAS):
+            _quota.refresh(self.store, (change.new or change.old or {})["metadata"]["namespace"])
         if change.resource is PODS and change.new is None and change.old is not None:
             for owner in change.old["metadata"].get("ownerReferences", []):
                 args = (owner["uid"], change.old["metadata"]["namespace"], owner["name"])
                 self.timeline.after(COLLECT_SECONDS, lambda args=args: self._finish_delete(*args))  # type: ignore[misc]
+        if change.resource is JOBS and change.new is None and change.old is not None:
+            uid = change.old["metadata"]["uid"]
+            self.timeline.after(COLLECT_SECONDS, lambda: self._collect_maps(uid))
         if change.resource is JOBS and change.new is not None:
             self._watch_ttl(change.new)
 

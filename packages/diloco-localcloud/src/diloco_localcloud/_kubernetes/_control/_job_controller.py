@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from .._admission import _admit
 from .._jobs import _new_pod, _plan, _status
 from .._jobs._backoff import FIRST_SECONDS, Backoff
-from .._objects._resources import JOBS, PODS, SERVICE_ACCOUNTS
+from .._objects._refusals import ApiError
+from .._objects._resources import JOBS, PODS
 
 if TYPE_CHECKING:
     from .._objects._store import Change
@@ -136,20 +138,14 @@ class JobController:
             self._say(job, reason, message, warning=not good)
 
     def _create(self, job: Json, wanted: list[tuple[int | None, dict[str, str]]]) -> int:
-        store, namespace = self._cluster.store, job["metadata"]["namespace"]
-        account = job["spec"]["template"]["spec"].get("serviceAccountName") or "default"
-        if wanted and store.find(SERVICE_ACCOUNTS, namespace, account) is None:
-            pod = _new_pod.from_job(job, wanted[0][0], "", {})
-            message = (
-                f'Error creating: pods "{pod["metadata"]["generateName"]}" is forbidden: error looking up service account '
-                f'{namespace}/{account}: serviceaccount "{account}" not found'
-            )
-            self._say(job, "FailedCreate", message, warning=True)
-            return 0
-        for index, notes in wanted:
-            pod = store.add(
-                PODS, store.prepare(PODS, _new_pod.from_job(job, index, store.suffix(), notes))
-            )
+        store = self._cluster.store
+        for made, (index, notes) in enumerate(wanted):
+            new = store.prepare(PODS, _new_pod.from_job(job, index, store.suffix(), notes))
+            try:
+                pod = store.add(PODS, _admit.admit(store, new))
+            except ApiError as refusal:
+                self._say(job, "FailedCreate", f"Error creating: {refusal}", warning=True)
+                return made
             self._say(job, "SuccessfulCreate", f"Created pod: {pod['metadata']['name']}")
         return len(wanted)
 

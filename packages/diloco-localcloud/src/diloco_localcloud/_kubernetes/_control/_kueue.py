@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from .._jobs import _status
-from .._objects._resources import JOBS, WORKLOADS
+from .._objects._resources import JOBS, KUEUE, LOCAL_QUEUES, WORKLOADS
 
 if TYPE_CHECKING:
     from .._objects._store import Change
@@ -21,11 +21,22 @@ LOOK_SECONDS = 0.1
 class Kueue:
     """Keeps a Workload for every Job with a queue label. All methods run under the cluster's lock."""
 
-    def __init__(self, cluster: Cluster) -> None:
+    def __init__(self, cluster: Cluster, version: str) -> None:
         self._cluster = cluster
+        self._workloads = WORKLOADS[version]
+        self._queues = LOCAL_QUEUES[version]
+        cluster.absent.discard(f"{KUEUE}/{version}")
         self._store = cluster.store
         cluster.store.listeners.append(self._heard)
         cluster.admission = suspend_queued
+
+    def add_queue(self, name: str, namespace: str) -> None:
+        """A LocalQueue."""
+        body = {
+            "metadata": {"name": name, "namespace": namespace},
+            "spec": {"clusterQueue": "cluster"},
+        }
+        self._store.add(self._queues, self._store.prepare(self._queues, body))
 
     def admit(self, job: Json) -> None:
         """There is room for it now.
@@ -43,7 +54,7 @@ class Kueue:
         )
         if _status.true_condition(workload["status"], "Evicted"):
             new = self._conditions(new, Evicted=("False", "QuotaReserved"))
-        self._store.replace(WORKLOADS, new)
+        self._store.replace(self._workloads, new)
 
     def preempt(self, job: Json) -> None:
         """Its room is given to another; it is queued again.
@@ -54,25 +65,25 @@ class Kueue:
         workload = self._workload(job)
         if workload is None or not _status.true_condition(workload["status"], "Admitted"):
             raise LookupError(f"Job {job['metadata']['name']} is not admitted")
-        self._store.replace(WORKLOADS, self._evicted(workload, "Preempted"))
+        self._store.replace(self._workloads, self._evicted(workload, "Preempted"))
 
     def _heard(self, change: Change) -> None:
         obj = change.new or change.old
-        if obj is None or change.resource not in (JOBS, WORKLOADS):
+        if obj is None or change.resource not in (JOBS, self._workloads):
             return
         meta = obj["metadata"]
         if change.resource is JOBS:
             self._cluster.timeline.after(
                 LOOK_SECONDS, lambda: self._look(meta["namespace"], meta["name"])
             )
-        for owner in meta.get("ownerReferences", []) if change.resource is WORKLOADS else ():
+        for owner in meta.get("ownerReferences", []) if change.resource is self._workloads else ():
             self._cluster.timeline.after(
                 LOOK_SECONDS,
                 lambda name=owner["name"]: self._look(meta["namespace"], name),  # type: ignore[misc]
             )
         if change.resource is JOBS and change.new is None:
             for _, workload in list(self._owned(meta["uid"])):
-                self._store.remove(WORKLOADS, meta["namespace"], workload["metadata"]["name"])
+                self._store.remove(self._workloads, meta["namespace"], workload["metadata"]["name"])
 
     def _look(self, namespace: str, name: str) -> None:
         job = self._store.find(JOBS, namespace, name)
@@ -82,15 +93,17 @@ class Kueue:
         if _status.finished(job):
             if workload is not None and not _status.true_condition(workload["status"], "Finished"):
                 self._store.replace(
-                    WORKLOADS, self._conditions(workload, Finished=("True", "JobFinished"))
+                    self._workloads, self._conditions(workload, Finished=("True", "JobFinished"))
                 )
             return
         if workload is None:
-            self._store.add(WORKLOADS, self._store.prepare(WORKLOADS, self._made_for(job)))
+            self._store.add(
+                self._workloads, self._store.prepare(self._workloads, self._made_for(job))
+            )
             return
         if not workload["spec"]["active"]:
             if not _status.true_condition(workload["status"], "Evicted"):
-                self._store.replace(WORKLOADS, self._evicted(workload, "Deactivated"))
+                self._store.replace(self._workloads, self._evicted(workload, "Deactivated"))
             self._suspend(job, suspend=True)
             return
         # Whoever else sets suspend is overruled, both ways.

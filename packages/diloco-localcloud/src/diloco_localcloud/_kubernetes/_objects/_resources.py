@@ -47,6 +47,7 @@ NODES = Resource("nodes", "Node", namespaced=False, short=("no",))
 CONFIG_MAPS = Resource("configmaps", "ConfigMap", short=("cm",))
 SECRETS = Resource("secrets", "Secret")
 QUOTAS = Resource("resourcequotas", "ResourceQuota", short=("quota",))
+LIMIT_RANGES = Resource("limitranges", "LimitRange", short=("limits",))
 RUNTIME_CLASSES = Resource("runtimeclasses", "RuntimeClass", "node.k8s.io", namespaced=False)
 PRIORITY_CLASSES = Resource(
     "priorityclasses", "PriorityClass", "scheduling.k8s.io", namespaced=False, short=("pc",)
@@ -58,9 +59,21 @@ ACCESS_REVIEWS = Resource(
     namespaced=False,
     verbs=("create",),
 )
-WORKLOADS = Resource(
-    "workloads", "Workload", "kueue.x-k8s.io", "v1beta1", subresources=("status",), short=("wl",)
-)
+KUEUE = "kueue.x-k8s.io"
+KUEUE_VERSIONS = (
+    "v1beta1",
+    "v1beta2",
+)  # an installation of Kueue serves one or both; a stand-in one
+WORKLOADS = {
+    version: Resource(
+        "workloads", "Workload", KUEUE, version, subresources=("status",), short=("wl",)
+    )
+    for version in KUEUE_VERSIONS
+}
+LOCAL_QUEUES = {
+    version: Resource("localqueues", "LocalQueue", KUEUE, version, short=("lq",))
+    for version in KUEUE_VERSIONS
+}
 
 ALL = (
     PODS,
@@ -72,10 +85,12 @@ ALL = (
     CONFIG_MAPS,
     SECRETS,
     QUOTAS,
+    LIMIT_RANGES,
     RUNTIME_CLASSES,
     PRIORITY_CLASSES,
     ACCESS_REVIEWS,
-    WORKLOADS,
+    *WORKLOADS.values(),
+    *LOCAL_QUEUES.values(),
 )
 
 

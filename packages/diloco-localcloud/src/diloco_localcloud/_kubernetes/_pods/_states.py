@@ -106,6 +106,24 @@ def terminated(
         **({"message": message} if message else {}),
         **({"signal": signal} if signal else {}),
     }
+    return _with_end(pod, container, state, now)
+
+
+def never_made(pod: Json, container: str, now: str) -> Json:
+    """A container that was never made is ended on paper when its pod is told to go; seen with no times and no id."""
+    state = {
+        "exitCode": 137,
+        "reason": "ContainerStatusUnknown",
+        # These words are the kubelet's source's; the rest was seen.
+        "message": "The container could not be located when the pod was terminated",
+        "startedAt": None,
+        "finishedAt": None,
+    }
+    return _with_end(pod, container, state, now)
+
+
+def _with_end(pod: Json, container: str, state: Json, now: str) -> Json:
+    old = _old(pod, container)
     spec = next(each for each in pod["spec"]["containers"] if each["name"] == container)
     restarts = old.get("restartCount", 0)
     new = _status(pod, spec, {"terminated": state}, ready=False, started=False, restarts=restarts)
@@ -159,6 +177,11 @@ def disrupted(pod: Json, reason: str, message: str, now: str) -> Json:
     return with_condition(
         pod, "DisruptionTarget", true=True, now=now, reason=reason, message=message
     )
+
+
+def unreachable(pod: Json, now: str) -> Json:
+    """Its node does not answer: seen not to be ready any more, while its containers are said to run as before."""
+    return with_condition(pod, "Ready", true=False, now=now)
 
 
 def _unready(pod: Json, now: str, reason: str) -> Json:

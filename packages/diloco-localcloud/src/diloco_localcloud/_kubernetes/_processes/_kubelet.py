@@ -245,8 +245,7 @@ class ProcessKubelet:
         now = self.cluster.timeline.stamp()
         for container in pod["spec"]["containers"]:
             if "terminated" not in _facts.container_status(pod, container["name"]).get("state", {}):
-                name = container["name"]
-                pod = _states.terminated(pod, name, 137, now, reason="ContainerStatusUnknown")
+                pod = _states.never_made(pod, container["name"], now)
         if not _facts.ended(pod):
             self.cluster.put_pod(_states.ended(pod, now))
         self.cluster.gone(pod)

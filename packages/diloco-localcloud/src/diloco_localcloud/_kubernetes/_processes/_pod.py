@@ -72,6 +72,9 @@ class LocalPod:
             sandbox = self._kubelet.sandbox(str(self._meta["uid"]))
             if sandbox is not None:
                 sandbox.stuck = True
+            pod = self.json
+            if pod is not None:
+                self._cluster.put_pod(_states.unreachable(pod, self._cluster.timeline.stamp()))
             self._disrupt(
                 "DeletionByTaintManager", "Taint manager: deleting due to NoExecute taint"
             )

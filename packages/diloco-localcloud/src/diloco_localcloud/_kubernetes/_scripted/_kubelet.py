@@ -179,9 +179,7 @@ class ScriptedKubelet:
                 if "running" in state:
                     pod = _states.terminated(pod, container["name"], code, now)
                 elif "terminated" not in state:  # never ran: the kubelet has nothing to stop
-                    pod = _states.terminated(
-                        pod, container["name"], 137, now, reason="ContainerStatusUnknown"
-                    )
+                    pod = _states.never_made(pod, container["name"], now)
                 self.log_of(pod, container["name"], _life(pod, container["name"])).ended = True
             self.cluster.put_pod(pod)
         self.cluster.timeline.after(REMOVE_SECONDS, lambda: self._remove(meta))

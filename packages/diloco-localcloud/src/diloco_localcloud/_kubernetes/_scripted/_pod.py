@@ -146,6 +146,11 @@ class ScriptedPod:
                 pod, "Failed", f"Error: {reason}", source="kubelet", warning=True
             )
 
+    def warn(self, reason: str, message: str, source: str = "kubelet") -> None:
+        """An event of type Warning about it, such as FailedMount; the same one again counts up."""
+        with self._kubelet.at(self._meta) as pod:
+            self._cluster.events.say(pod, reason, message, source=source, warning=True)
+
     def disrupt(self, reason: str = "PreemptionByScheduler", message: str = "") -> None:
         """Marked with DisruptionTarget and told to go: preempted, tainted, evicted by the API."""
         text = message or f"{self._cluster.node}: {reason}"
@@ -174,6 +179,7 @@ class ScriptedPod:
         """Its node is dead: told to go, but never ends, until ``found``."""
         with self._kubelet.at(self._meta) as pod:
             self._kubelet.script(pod).stuck = True
+            self._cluster.put_pod(_states.unreachable(pod, self._cluster.timeline.stamp()))
         self.disrupt("DeletionByTaintManager", "Taint manager: deleting due to NoExecute taint")
 
     def found(self) -> None:

@@ -23,11 +23,9 @@ class World(Habits):
     See ``Habits`` for its attributes. Thread-safe.
     """
 
-    def __init__(self, cluster: Cluster, *, kueue: bool = False) -> None:
+    def __init__(self, cluster: Cluster, *, kueue: str | None = None) -> None:
         super().__init__()
-        self._kueue = Kueue(cluster) if kueue else None
-        if kueue:
-            cluster.absent.discard("kueue.x-k8s.io")
+        self._kueue = Kueue(cluster, kueue) if kueue else None
         self._cluster = cluster
         self._kubelet = ScriptedKubelet(cluster, self)
 
@@ -64,6 +62,15 @@ class World(Habits):
             return self._cluster.timeline.step()
 
     # -- Kueue ---------------------------------------------------------------------------------------------------------
+
+    def add_queue(self, name: str, namespace: str = "default") -> None:
+        """A LocalQueue. Jobs of queues that do not exist wait for ever, but for ``admit``.
+
+        Raises:
+            LookupError: there is no Kueue.
+        """
+        with self._cluster.changed:
+            self._with_kueue().add_queue(name, namespace)
 
     def admit(self, job: str, namespace: str = "default") -> None:
         """Kueue has room for a queued Job: it is resumed, now or as soon as Kueue looks.

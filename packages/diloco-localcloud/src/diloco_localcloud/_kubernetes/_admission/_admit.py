@@ -1,0 +1,85 @@
+"""One pod before it is kept: what it lacks is filled in, and what may not be is refused."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from .._objects import _refusals, _resources
+from . import _limits, _pod_security, _quota
+from ._refused import RefusedError
+
+if TYPE_CHECKING:
+    from .._objects._store import Store
+
+Json = dict[str, Any]
+
+# https://kubernetes.io/docs/tasks/administer-cluster/guaranteed-scheduling-critical-addon-pods/
+_BUILT_IN = {"system-cluster-critical": 2_000_000_000, "system-node-critical": 2_000_001_000}
+
+
+def admit(store: Store, pod: Json) -> Json:
+    """The pod as it is kept.
+
+    Seen on a real server: which of these are asked of pods and not of their Jobs, and the words of quotas and of PodSecurity.
+    The words of the others are those of the server's source.
+
+    Raises:
+        ApiError: 403, as the reasons are worded for a pod.
+    """
+    namespace = pod["metadata"]["namespace"]
+    try:
+        limits = store.list(_resources.LIMIT_RANGES, namespace)
+        pod = _limits.with_defaults(limits, pod)
+        _limits.check(limits, pod)
+        _service_account(store, pod)
+        pod = _priority(store, pod)
+        _runtime_class(store, pod)
+        level = _pod_security.level(_labels(store, namespace), "enforce")
+        if level is not None:
+            _pod_security.check(level, pod["spec"])
+        _quota.check(store, pod)
+    except RefusedError as refused:
+        meta = pod["metadata"]
+        name = meta.get("generateName") or meta.get("name", "")
+        message = f'pods "{name}" is forbidden: {refused}'
+        raise _refusals.ApiError(
+            403, "Forbidden", message, {"name": name, "kind": "pods"}
+        ) from None
+    return pod
+
+
+def warnings(store: Store, namespace: str, spec: Json) -> list[str]:
+    """What the server warns of when it is given the template of a Job, which it does not refuse for that."""
+    level = _pod_security.level(_labels(store, namespace), "warn")
+    problems = _pod_security.problems(level, spec) if level is not None else ""
+    return [f"would {problems}"] if problems else []
+
+
+def _labels(store: Store, namespace: str) -> Json:
+    found = store.find(_resources.NAMESPACES, "", namespace) or {"metadata": {}}
+    return found["metadata"].get("labels") or {}
+
+
+def _service_account(store: Store, pod: Json) -> None:
+    namespace, name = pod["metadata"]["namespace"], pod["spec"]["serviceAccountName"]
+    if store.find(_resources.SERVICE_ACCOUNTS, namespace, name) is None:
+        raise RefusedError(
+            f'error looking up service account {namespace}/{name}: serviceaccount "{name}" not found'
+        )
+
+
+def _priority(store: Store, pod: Json) -> Json:
+    name = pod["spec"].get("priorityClassName")
+    if not name:
+        return pod
+    found = store.find(_resources.PRIORITY_CLASSES, "", name)
+    if found is None and name not in _BUILT_IN:
+        raise RefusedError(f"no PriorityClass with name {name} was found")
+    value = _BUILT_IN[name] if found is None else found.get("value", 0)
+    return {**pod, "spec": {**pod["spec"], "priority": value}}
+
+
+def _runtime_class(store: Store, pod: Json) -> None:
+    name = pod["spec"].get("runtimeClassName")
+    if name and store.find(_resources.RUNTIME_CLASSES, "", name) is None:
+        raise RefusedError(f'pod rejected: RuntimeClass "{name}" not found')

@@ -1,0 +1,65 @@
+"""LimitRange: defaults for containers, and what each of them may ask for."""
+
+from __future__ import annotations
+
+import copy
+from typing import TYPE_CHECKING, Any
+
+from .._objects._quantities import quantity
+from ._refused import RefusedError
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+Json = dict[str, Any]
+
+
+def with_defaults(ranges: list[Json], pod: Json) -> Json:
+    """The pod with the limits and requests that its containers do not give themselves."""
+    items = [item for item in _items(ranges) if item.get("type") == "Container"]
+    if not items:
+        return pod
+    pod = copy.deepcopy(pod)
+    for container in pod["spec"]["containers"]:
+        resources = container.setdefault("resources", {})
+        for item in items:
+            for field, default in (("limits", "default"), ("requests", "defaultRequest")):
+                for name, amount in (item.get(default) or {}).items():
+                    resources.setdefault(field, {}).setdefault(name, amount)
+    return pod
+
+
+def check(ranges: list[Json], pod: Json) -> None:
+    """Refuse a pod that asks for too much or too little.
+
+    Raises:
+        RefusedError: with all that is against it.
+    """
+    found: list[str] = []
+    for item in _items(ranges):
+        if item.get("type") == "Container":
+            for container in pod["spec"]["containers"]:
+                found += _wrong(item, container.get("resources") or {}, "Container")
+    if found:
+        raise RefusedError(found[0] if len(found) == 1 else f"[{', '.join(found)}]")
+
+
+def _items(ranges: list[Json]) -> Iterator[Json]:
+    for each in ranges:
+        yield from each["spec"].get("limits") or []
+
+
+def _wrong(item: Json, resources: Json, kind: str) -> Iterator[str]:
+    requests, limits = resources.get("requests") or {}, resources.get("limits") or {}
+    for name, least in sorted((item.get("min") or {}).items()):
+        asked = requests.get(name)
+        if asked is None:
+            yield f"minimum {name} usage per {kind} is {least}.  No request is specified"
+        elif quantity(asked) < quantity(least):
+            yield f"minimum {name} usage per {kind} is {least}, but request is {asked}"
+    for name, most in sorted((item.get("max") or {}).items()):
+        limit = limits.get(name)
+        if limit is None:
+            yield f"maximum {name} usage per {kind} is {most}.  No limit is specified"
+        elif quantity(limit) > quantity(most):
+            yield f"maximum {name} usage per {kind} is {most}, but limit is {limit}"

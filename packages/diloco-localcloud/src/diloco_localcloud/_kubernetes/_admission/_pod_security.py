@@ -1,0 +1,150 @@
+"""The Pod Security Standards, as far as launchers meet them.
+
+https://kubernetes.io/docs/concepts/security/pod-security-standards/; the words are those of the server.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from ._refused import RefusedError
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping
+
+Json = dict[str, Any]
+
+_PREFIX = "pod-security.kubernetes.io/"
+_DEFAULT_CAPABILITIES = frozenset(
+    [
+        "AUDIT_WRITE",
+        "CHOWN",
+        "DAC_OVERRIDE",
+        "FOWNER",
+        "FSETID",
+        "KILL",
+        "MKNOD",
+        "NET_BIND_SERVICE",
+        "SETFCAP",
+        "SETGID",
+        "SETPCAP",
+        "SETUID",
+        "SYS_CHROOT",
+    ]
+)
+_VOLUMES = frozenset(
+    [
+        "configMap",
+        "csi",
+        "downwardAPI",
+        "emptyDir",
+        "ephemeral",
+        "persistentVolumeClaim",
+        "projected",
+        "secret",
+        "name",
+    ]
+)
+
+
+def level(labels: Mapping[str, str], mode: str) -> str | None:
+    """``baseline:latest`` or ``restricted:latest``, if a namespace has such a label for a mode (enforce, warn, audit)."""
+    name = labels.get(f"{_PREFIX}{mode}", "privileged")
+    if name not in ("baseline", "restricted"):
+        return None
+    return f"{name}:{labels.get(f'{_PREFIX}{mode}-version', 'latest')}"
+
+
+def check(wanted: str, spec: Json) -> None:
+    """Refuse a pod that does not comply.
+
+    Raises:
+        RefusedError: with all that is against it.
+    """
+    words = problems(wanted, spec)
+    if words:
+        raise RefusedError(words.replace("violate ", "violates ", 1))
+
+
+def problems(wanted: str, spec: Json) -> str:
+    """What is against a pod, from ``violate PodSecurity`` on; empty if it complies."""
+    found = list(_baseline(spec))
+    if wanted.startswith("restricted"):
+        found += _restricted(spec)
+    return f'violate PodSecurity "{wanted}": {", ".join(found)}' if found else ""
+
+
+def _baseline(spec: Json) -> Iterator[str]:
+    shared = [f"{field}=true" for field in ("hostNetwork", "hostPID", "hostIPC") if spec.get(field)]
+    if shared:
+        yield f"host namespaces ({', '.join(shared)})"
+    containers = _containers(spec)
+    if names := [name for name, own in containers if own.get("privileged")]:
+        yield f"privileged ({_named(names)} must not set securityContext.privileged=true)"
+    for name, own in containers:
+        added = (own.get("capabilities") or {}).get("add") or []
+        if odd := [each for each in added if each not in _DEFAULT_CAPABILITIES]:
+            listed = ", ".join(f'"{each}"' for each in odd)
+            yield (
+                f"non-default capabilities ({_named([name])} must not include {listed} in "
+                "securityContext.capabilities.add)"
+            )
+    if names := [each["name"] for each in spec.get("volumes") or [] if "hostPath" in each]:
+        yield f"hostPath volumes ({_named(names, 'volume')})"
+
+
+def _restricted(spec: Json) -> Iterator[str]:
+    containers = _containers(spec)
+    of_pod = spec.get("securityContext") or {}
+    for each in spec.get("volumes") or []:
+        if odd := sorted(each.keys() - _VOLUMES):
+            kind = f'uses restricted volume type "{odd[0]}"'
+            yield f'restricted volume types (volume "{each["name"]}" {kind})'
+    names = [name for name, own in containers if own.get("allowPrivilegeEscalation") is not False]
+    if names:
+        yield (
+            f"allowPrivilegeEscalation != false ({_named(names)} must set "
+            "securityContext.allowPrivilegeEscalation=false)"
+        )
+    names = [
+        name
+        for name, own in containers
+        if "ALL" not in ((own.get("capabilities") or {}).get("drop") or [])
+    ]
+    if names:
+        yield (
+            f'unrestricted capabilities ({_named(names)} must set securityContext.capabilities.drop=["ALL"])'
+        )
+    names = [
+        name
+        for name, own in containers
+        if own.get("runAsNonRoot", of_pod.get("runAsNonRoot")) is not True
+    ]
+    if names:
+        yield (
+            f"runAsNonRoot != true (pod or {_named(names)} must set securityContext.runAsNonRoot=true)"
+        )
+    if of_pod.get("runAsUser") == 0:
+        yield "runAsUser=0 (pod must not set runAsUser=0)"
+    profile = of_pod.get("seccompProfile")
+    names = [
+        name
+        for name, own in containers
+        if (own.get("seccompProfile") or profile or {}).get("type")
+        not in ("RuntimeDefault", "Localhost")
+    ]
+    if names:
+        yield (
+            f"seccompProfile (pod or {_named(names)} must set securityContext.seccompProfile.type to "
+            '"RuntimeDefault" or "Localhost")'
+        )
+
+
+def _containers(spec: Json) -> list[tuple[str, Json]]:
+    both = [*(spec.get("initContainers") or []), *(spec.get("containers") or [])]
+    return [(each.get("name", ""), each.get("securityContext") or {}) for each in both]
+
+
+def _named(names: list[str], what: str = "container") -> str:
+    listed = ", ".join(f'"{name}"' for name in names)
+    return f"{what}{'s' if len(names) > 1 else ''} {listed}"

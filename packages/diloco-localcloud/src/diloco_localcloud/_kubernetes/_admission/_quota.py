@@ -1,0 +1,98 @@
+"""ResourceQuota: what the pods of a namespace may take together."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from .._objects import _resources
+from .._objects._quantities import quantity
+from .._pods import _facts
+from ._refused import RefusedError
+
+if TYPE_CHECKING:
+    from .._objects._store import Store
+
+Json = dict[str, Any]
+
+_PLAIN = ("cpu", "memory", "ephemeral-storage")  # ``cpu`` in a quota means ``requests.cpu``
+_MUST_BE_GIVEN = frozenset(
+    [*_PLAIN[:2], *(f"{kind}.{name}" for kind in ("requests", "limits") for name in _PLAIN[:2])]
+)
+
+
+def check(store: Store, pod: Json) -> None:
+    """Refuse a pod for which a quota has no room.
+
+    Raises:
+        RefusedError: names the quota, and what is asked, used and allowed of each resource.
+    """
+    namespace = pod["metadata"]["namespace"]
+    for quota in store.list(_resources.QUOTAS, namespace):
+        hard = (quota.get("spec") or {}).get("hard") or {}
+        name, asked, used = quota["metadata"]["name"], _amounts(pod), _used(store, namespace)
+        missing = sorted(each for each in hard if each in _MUST_BE_GIVEN and each not in asked)
+        if missing:
+            main = pod["spec"]["containers"][0]["name"]
+            listed = "; ".join(f"{each} for: {main}" for each in missing)
+            raise RefusedError(f"failed quota: {name}: must specify {listed}")
+        over = [
+            each
+            for each in sorted(hard)
+            if each in asked and used.get(each, 0.0) + asked[each] > quantity(hard[each]) + 1e-9
+        ]
+        if over:
+            wanted = ",".join(f"{each}={_text(each, asked[each])}" for each in over)
+            taken = ",".join(f"{each}={_text(each, used.get(each, 0.0))}" for each in over)
+            allowed = ",".join(f"{each}={hard[each]}" for each in over)
+            raise RefusedError(
+                f"exceeded quota: {name}, requested: {wanted}, used: {taken}, limited: {allowed}"
+            )
+
+
+def refresh(store: Store, namespace: str) -> None:
+    """Write into the quotas of a namespace what is used of them."""
+    for quota in store.list(_resources.QUOTAS, namespace):
+        hard = (quota.get("spec") or {}).get("hard") or {}
+        total = _used(store, namespace)
+        used = {each: _text(each, total.get(each, 0.0)) for each in hard}
+        status = {"hard": hard, "used": used}
+        if quota.get("status") != status:
+            store.replace(
+                _resources.QUOTAS, {**quota, "metadata": dict(quota["metadata"]), "status": status}
+            )
+
+
+def _used(store: Store, namespace: str) -> dict[str, float]:
+    total: dict[str, float] = {}
+    for pod in store.list(_resources.PODS, namespace):
+        if not _facts.ended(pod):
+            for name, amount in _amounts(pod).items():
+                total[name] = total.get(name, 0.0) + amount
+    return total
+
+
+def _amounts(pod: Json) -> dict[str, float]:
+    """What one pod takes, by the quota's names for it."""
+    total = {"pods": 1.0, "count/pods": 1.0}
+    for container in pod["spec"]["containers"]:
+        resources = container.get("resources") or {}
+        given = {**(resources.get("limits") or {}), **(resources.get("requests") or {})}
+        for kind, amounts in (("requests", given), ("limits", resources.get("limits") or {})):
+            for name, value in amounts.items():
+                names = [f"{kind}.{name}"] + (
+                    [name] if kind == "requests" and name in _PLAIN else []
+                )
+                for each in names:
+                    total[each] = total.get(each, 0.0) + quantity(value)
+    return total
+
+
+def _text(name: str, value: float) -> str:
+    """A quantity as the server writes it: thousandths of a CPU, binary units of bytes."""
+    if name.endswith("cpu") and value != int(value):
+        return f"{round(value * 1000)}m"
+    if name.endswith(("memory", "storage")):
+        for unit, size in (("Gi", 1024.0**3), ("Mi", 1024.0**2), ("Ki", 1024.0)):
+            if value and value % size == 0:
+                return f"{int(value / size)}{unit}"
+    return str(int(value))

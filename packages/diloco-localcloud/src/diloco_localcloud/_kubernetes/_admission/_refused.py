@@ -1,0 +1,5 @@
+"""Why a pod is not kept."""
+
+
+class RefusedError(Exception):
+    """What stands behind ``pods "x" is forbidden:``."""
