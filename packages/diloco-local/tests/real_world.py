@@ -1,7 +1,9 @@
 """This machine, with puppets for replicas: what is true of them is read from the process table."""
 
 import json
+import os
 import shutil
+import signal
 import subprocess
 import sys
 import tempfile
@@ -10,7 +12,7 @@ import uuid
 from pathlib import Path
 
 from local_lab import PATIENCE
-from scripted_world import CANNOT
+from scripted_world import ASKED, CANNOT, GPUS, gpus_of
 
 from diloco_conformance import Ability, Harness, Puppets, Step, Truth
 from diloco_local import LocalProcessExecutor
@@ -32,6 +34,7 @@ class RealHarness(Harness):
     starts_by_itself = True
     many_ranks = 11
     many_runs = 1
+    gpus = ASKED
     resolution = 0.6  # the supervisor looks at the sizes of logs every half second
     overrun = 0.2
     slack = PATIENCE  # how late this machine is says nothing of the executor; the scripted world knows better
@@ -59,6 +62,7 @@ class RealHarness(Harness):
             root=self.folder / "state",
             pythonpath=[Puppets.source],
             env={MARK: self.mark},
+            gpus=GPUS,
             grace=1.0,
             backoff=self.backoff(),
         )
@@ -83,8 +87,15 @@ class RealHarness(Harness):
                 f"rank {handle.rank} to come up",
             )
             return
+        if step is Step.STOP:
+            os.kill(self.puppets.report(handle, attempt)["parent"], signal.SIGTERM)  # its runner
+            self.ends[handle] = "cancelled"
+            self.puppets.wait(
+                (self.files(handle) / "final.json").exists, f"the end of rank {handle.rank}"
+            )
+            return
         self.puppets.order(handle, step, value, attempt)
-        if step is Step.FAIL and attempt <= self.record(handle)["max_restarts"]:
+        if step in {Step.FAIL, Step.KILL} and attempt <= self.record(handle)["max_restarts"]:
             self.attempts[handle] = attempt + 1
             self.puppets.told(handle, attempt + 1)
         elif step is not Step.PRINT:
@@ -106,6 +117,12 @@ class RealHarness(Harness):
 
     def labels(self, handle):
         return self.record(handle)["labels"]
+
+    def lose(self, handle, left=None):
+        outcome = self.files(handle) / f"attempt-{self.attempts.get(handle, 1)}" / "outcome.json"
+        outcome.unlink(missing_ok=True)
+        if left is not None:
+            outcome.write_bytes(left)
 
     def settle(self):
         for handle in self.handles:
@@ -177,11 +194,22 @@ class RealHarness(Harness):
     def told(self, handle):
         return self.puppets.told(handle, self.attempts.get(handle, 1))
 
+    def resources(self, handle):
+        environment = dict(
+            item.decode().split("=", 1)
+            for variables in self.puppets.wait(
+                lambda: self.processes(handle), f"rank {handle.rank} to come up"
+            )
+            for item in variables
+            if b"=" in item
+        )
+        return gpus_of(environment)
+
     def close(self):
         self.puppets.wait(lambda: not self.processes(), "every puppet to be gone")
-        self.puppets.wait(lambda: self.removed(), "the supervisors to leave")
+        self.puppets.wait(lambda: self.cleared(), "the supervisors to leave")
 
-    def removed(self):
+    def cleared(self):
         try:
             shutil.rmtree(self.folder)
         except OSError:

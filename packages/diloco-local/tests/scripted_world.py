@@ -10,7 +10,7 @@ from pathlib import Path
 from signal import Signals
 from unittest import mock
 
-from diloco_conformance import Ability, Fault, Harness, Operation, Step, Told, Truth
+from diloco_conformance import Ability, Fault, Harness, Operation, Resources, Step, Told, Truth
 from diloco_local import LocalProcessExecutor
 from diloco_local._environment import inherited
 from diloco_local._files import create_json, write_json
@@ -28,6 +28,17 @@ CANNOT = {
     Ability.SECRETS: "this machine has no store of secrets",
     Step.PREEMPT: "nobody takes the machine away on which the launcher itself runs",
 }
+
+#: What the executors share out, and what can be asked of them then: nobody tells the models of these.
+GPUS = ["0", "1", "2", "3"]
+ASKED = ("2", "any:1")
+
+
+def gpus_of(environment):
+    """What a replica may use, in the words of a launch."""
+    devices = environment.get("CUDA_VISIBLE_DEVICES")
+    return Resources(gpu=None if devices is None else f"any:{len(devices.split(','))}")
+
 
 #: Passes the check of the entrypoint, so that no interpreter has to start.
 INTERPRETER = '#!/bin/sh\necho "{}" > "$5"\n'
@@ -53,6 +64,7 @@ class ScriptedHarness(Harness):
 
     entrypoint = "anything:at_all"
     cannot = CANNOT
+    gpus = ASKED
 
     def __init__(self):
         super().__init__()
@@ -76,6 +88,7 @@ class ScriptedHarness(Harness):
             inherit_env=["PATH"],
             pythonpath=[],
             cwd="/",
+            gpus=GPUS,
             backoff=self.backoff(),
             clock=self.clock,
             sleep=self.sleep,
@@ -112,11 +125,15 @@ class ScriptedHarness(Harness):
         life.attempt, life.phase, life.started_at = life.attempt + 1, "starting", None
         self.save(run, rank)
 
-    def end(self, run, rank, *, code=None, signal=None, result=None, stop=None, oom=False):
+    def end(
+        self, run, rank, *, code=None, signal=None, result=None, stop=None, oom=False, told=False
+    ):
+        """An attempt is the last; ``told`` is whether its runner was told to end, by whomever."""
         files, number = run.replica(rank), self.runs[run.path][rank].attempt
         attempt, outcome = files.attempt(number), None
         if code is not None:
             reason = Reason.COMPLETED if code == 0 else Reason.ERROR
+            reason = Reason.CANCEL_REQUESTED if told else reason
             now, began = self.clock(), self.runs[run.path][rank].started_at
             error = None if code == 0 else f"exited with code {code}"
             outcome = Outcome(
@@ -162,6 +179,8 @@ class ScriptedHarness(Harness):
             self.failed(run, handle.rank, code=137, signal="SIGKILL", oom=True)
         elif step is Step.KILL:
             self.failed(run, handle.rank, code=128 + Signals[value], signal=value)
+        elif step is Step.STOP:
+            self.end(run, handle.rank, code=143, signal="SIGTERM", told=True)
         elif step is Step.PRINT:
             self.write(handle, "".join(f"{line}\n" for line in value).encode())
 
@@ -174,6 +193,18 @@ class ScriptedHarness(Harness):
         sizes = [file.stat().st_size if file.exists() else 0 for file in files]
         with attempt.times.open("a") as times:
             times.write(json.dumps([self.clock(), *sizes]) + "\n")
+
+    def foreign(self, name):
+        place = self.folder / "state" / "runs" / name
+        place.mkdir(parents=True)
+        (place / "notes.txt").write_text("not a run")
+
+    def lose(self, handle, left=None):
+        run, life = self.find(handle)
+        outcome = run.replica(handle.rank).attempt(life.attempt).outcome
+        outcome.unlink(missing_ok=True)
+        if left is not None:
+            outcome.write_bytes(left)
 
     def settle(self):
         for run, rank, _ in list(self.living_replicas()):
@@ -234,6 +265,9 @@ class ScriptedHarness(Harness):
             spec.rank, spec.world_size, spec.kwargs, {**life.order.env, **environment(spec)},
             spec.timeout,
         )  # fmt: skip
+
+    def resources(self, handle):
+        return gpus_of(self.find(handle)[1].order.env)
 
     def labels(self, handle):
         return read_record(self.find(handle)[0]).labels

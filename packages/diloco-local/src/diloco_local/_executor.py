@@ -80,6 +80,9 @@ class LocalProcessExecutor(BaseExecutor):
         """What the constructor takes."""
         return options_of(LocalOptions)
 
+    def _check_handle(self, handle: ReplicaHandle) -> None:
+        _runs.check_handle(handle)
+
     # --- launching ---
 
     def _check_request(self, request: RunRequest) -> None:

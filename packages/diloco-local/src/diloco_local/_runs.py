@@ -67,6 +67,28 @@ def find_run(root: Root, run_id: str) -> tuple[RunDir, RunRecord]:
     return run, record
 
 
+def check_handle(handle: ReplicaHandle) -> None:
+    """Refuse a handle that is not of this machine.
+
+    Raises:
+        InvalidRequestError: It is of another backend or another machine, or lacks what leads to its run.
+    """
+    if handle.backend_name != BACKEND:
+        raise InvalidRequestError(
+            f"this handle belongs to the backend {handle.backend_name!r}, and this executor is for {BACKEND!r}"
+        )
+    if missing := {"host", "root", "uid"} - handle.metadata.keys():
+        raise InvalidRequestError(
+            f"the handle of replica {handle.rank} lacks the metadata {', '.join(sorted(missing))}"
+        )
+    host = handle.metadata["host"]
+    if host != host_name():
+        raise InvalidRequestError(
+            f"replica {handle.rank} of run {handle.run_id!r} is on host {host!r}, and this is {host_name()!r}: "
+            "use the handle there"
+        )
+
+
 def locate(handle: ReplicaHandle) -> tuple[RunDir, RunRecord]:
     """The run a handle belongs to, from the handle alone.
 
@@ -75,21 +97,8 @@ def locate(handle: ReplicaHandle) -> tuple[RunDir, RunRecord]:
             nothing can be said about the replica.
         ReplicaNotFoundError: The run was purged.
     """
-    if handle.backend_name != BACKEND:
-        raise InvalidRequestError(
-            f"this handle belongs to the backend {handle.backend_name!r}, and this executor is for {BACKEND!r}"
-        )
-    try:
-        host, path, uid = (handle.metadata[key] for key in ("host", "root", "uid"))
-    except KeyError as error:
-        raise InvalidRequestError(
-            f"the handle of replica {handle.rank} lacks the metadata {error}"
-        ) from None
-    if host != host_name():
-        raise InvalidRequestError(
-            f"replica {handle.rank} of run {handle.run_id!r} is on host {host!r}, and this is {host_name()!r}: "
-            "use the handle there"
-        )
+    check_handle(handle)
+    path, uid = handle.metadata["root"], handle.metadata["uid"]
     root = Root(Path(path))
     if not root.path.is_dir():
         raise InvalidRequestError(
@@ -188,6 +197,11 @@ def launch(
                 if published:
                     supervise(root.run(record.run_id), lock, orders)
                     return record
+                place = root.run(record.run_id)
+                if place.path.exists() and not place.record.exists():
+                    raise RunConflictError(
+                        f"{place.path} is there already, and is no run: choose another run_id, or move it away"
+                    )
         # Here the supervisor alone holds the lock, so its end can be waited for.
         except SupervisorError as error:
             survivors = roll_back(root, record)

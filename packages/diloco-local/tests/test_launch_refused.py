@@ -1,0 +1,145 @@
+"""Launches that are refused, or fail half-way: nothing is left of them."""
+
+from dataclasses import replace
+
+import pytest
+from local_lab import results_of
+
+from diloco_local import LocalProcessExecutor
+from diloco_local._runs import locate
+from diloco_protocol import (
+    InvalidRequestError,
+    LaunchError,
+    ReplicaNotFoundError,
+    ReplicaState,
+)
+
+pytestmark = pytest.mark.processes
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ({"spot": True}, "interruptible"),
+        ({"secrets": {"TOKEN": "store/x"}}, "secret store"),
+        ({"cpu": "4"}, "confined to CPUs"),
+        ({"memory": "16Gi"}, "memory"),
+        ({"gpu": "many"}, "GPU"),
+        ({"n": 0}, "n_replicas"),
+        ({"run_id": "../up"}, "run_id"),
+        ({"timeout": 0}, "timeout"),
+        ({"entrypoint": "trainer:nothing"}, "no attribute 'nothing'"),
+        ({"entrypoint": "no_such_module:f"}, "no_such_module"),
+        ({"args": {"x": float("nan")}}, "nan"),
+        ({"env": {"REPLICA_RANK": "3"}}, "REPLICA_RANK"),
+    ],
+)
+def test_bad_input_is_named_before_anything_starts(
+    make, tmp_path, nothing_survives, options, words
+):
+    executor = make(gpus=[])
+    n = options.pop("n", 1)
+    entrypoint = options.pop("entrypoint", "trainer:echo")
+    args = options.pop("args", {})
+    with pytest.raises(InvalidRequestError, match=words):
+        executor.launch_replicas(n, entrypoint, args, **options)
+    assert nothing_survives() == []
+    assert executor.list_runs() == []
+    assert not (tmp_path / "state").exists()
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ({"grace": -1}, "grace"),
+        ({"grace": float("inf")}, "grace"),
+        ({"pythonpath": "/a"}, "pythonpath must be a list"),
+        ({"inherit_env": "PATH"}, "inherit_env must be a list"),
+        ({"gpus": "0,1"}, "gpus must be a list"),
+        ({"gpus": ["0", "0"]}, "names a GPU twice"),
+    ],
+)
+def test_bad_options_are_named(options, words):
+    with pytest.raises(InvalidRequestError, match=words):
+        LocalProcessExecutor(**options)
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [({"python": "/no/python"}, "/no/python"), ({"cwd": "/no/folder"}, "/no/folder")],
+)
+def test_bad_places_are_named_at_the_launch(make, options, words):
+    with pytest.raises(InvalidRequestError, match=words):
+        make(**options).launch_replicas(1, "trainer:echo", {})
+
+
+def test_a_launcher_that_died_in_between_does_not_block_the_name(make, tmp_path):
+    """Published and never started: no handle was ever given, so the name is free."""
+    from diloco_local._files import write_json
+    from diloco_local._rundir import Root
+
+    executor = make()
+    root = Root(tmp_path / "state")
+    (handle,) = executor.launch_replicas(1, "trainer:echo", {}, run_id="good")
+    _, record = locate(handle)
+    staged = root.stage()
+    write_json(staged.record, replace(record, run_id="dead", uid="x").to_dict())
+    staged.lock.touch()
+    assert root.publish(staged, "dead")
+    assert executor.list_runs() == ["good"]
+    with pytest.raises(ReplicaNotFoundError, match="'dead'"):
+        executor.attach("dead")
+    handles = executor.launch_replicas(1, "trainer:echo", {"k": 1}, run_id="dead")
+    assert results_of(executor, handles)[0]["result"] == {"k": 1}
+    assert executor.list_runs() == ["good", "dead"]
+
+
+def test_an_interrupted_launch_leaves_nothing(make, folder, nothing_survives, monkeypatch, until):
+    from diloco_local import _launch
+
+    executor = make()
+
+    def interrupted(descriptor, patience):
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(_launch, "_read_line", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            executor.launch_replicas(2, "trainer:wait", {"folder": str(folder)}, run_id="cut")
+    until(lambda: nothing_survives() == [])
+    for handle in executor.attach("cut") if executor.list_runs() else []:
+        assert executor.poll(handle) is ReplicaState.CANCELLED
+
+
+def test_a_root_that_cannot_be_written_is_named(make, tmp_path):
+    (tmp_path / "file").write_text("no folder")
+    executor = LocalProcessExecutor(root=tmp_path / "file" / "state", pythonpath=[tmp_path])
+    make()  # for the trainer module
+    with pytest.raises(InvalidRequestError, match="cannot be written below root"):
+        executor.launch_replicas(1, "trainer:echo", {})
+
+
+def test_a_launch_is_all_or_nothing(make, folder, tmp_path, nothing_survives, monkeypatch):
+    """When one replica cannot be started, those before it are ended."""
+    with pytest.raises(InvalidRequestError, match="lambda"):
+        make().launch_replicas(2, lambda: None, {})
+    executor = make()
+    orders = LocalProcessExecutor._orders
+
+    def spoil(self, request, setting):
+        first, second, third = orders(self, request, setting)
+        return [first, second, replace(third, argv=("/no/such/interpreter", *third.argv[1:]))]
+
+    with monkeypatch.context() as patch:
+        patch.setattr(LocalProcessExecutor, "_orders", spoil)
+        with pytest.raises(LaunchError, match="/no/such/interpreter") as caught:
+            executor.launch_replicas(3, "trainer:wait", {"folder": str(folder)}, run_id="half")
+    assert caught.value.survivors == ()
+    assert (
+        nothing_survives() == []
+    )  # at once: the launch returns when those that were started are gone
+    assert executor.list_runs() == []
+    # And the name is free again.
+    (folder / "go").touch()
+    handles = executor.launch_replicas(3, "trainer:wait", {"folder": str(folder)}, run_id="half")
+    assert [r["result"] for r in results_of(executor, handles)] == [0, 1, 2]

@@ -1,0 +1,117 @@
+"""What a launched process has: its environment, its folder, its GPUs, its session, and its version of the supervisor."""
+
+import os
+import shutil
+import subprocess
+import sys
+import sysconfig
+from pathlib import Path
+
+import pytest
+from local_lab import results_of
+
+import diloco_local
+import diloco_protocol
+from diloco_local._launch import _ISOLATED, _PATH
+from diloco_local._runs import locate
+from diloco_protocol import (
+    InvalidRequestError,
+)
+
+pytestmark = pytest.mark.processes
+
+
+def test_rank_offset_and_world_size(make, monkeypatch):
+    # The launcher is itself one of eight processes: a replica that took itself for one of them would wait for the others.
+    for name in ("WORLD_SIZE", "LOCAL_RANK", "TORCHELASTIC_RUN_ID"):
+        monkeypatch.setenv(name, "8")
+    executor = make()
+    handles = executor.launch_replicas(
+        2, "trainer:environment", {}, rank_offset=3, world_size=8, cohort="whole"
+    )
+    seen = [r["result"] for r in results_of(executor, handles)]
+    assert [(handle.rank, handle.world_size) for handle in handles] == [(3, 8), (4, 8)]
+    assert [(env["REPLICA_RANK"], env["REPLICA_WORLD_SIZE"]) for env in seen] == [
+        ("3", "8"),
+        ("4", "8"),
+    ]
+    assert {env["DILOCO_COHORT"] for env in seen} == {"whole"}
+    assert not seen[0].keys() & {"WORLD_SIZE", "LOCAL_RANK", "TORCHELASTIC_RUN_ID"}
+    assert executor.attach(handles[0].run_id) == handles
+
+
+def test_run_directories_are_private(make, tmp_path):
+    executor = make(env={"HF_TOKEN": "very secret"})
+    (handle,) = executor.launch_replicas(1, "trainer:echo", {})
+    results_of(executor, [handle])
+    run, _ = locate(handle)
+    assert run.path.stat().st_mode & 0o077 == 0
+    held = [
+        path
+        for path in run.path.rglob("*")
+        if path.is_file() and "very secret" in path.read_text(errors="replace")
+    ]
+    assert held == []  # the environment is never written to disk
+
+
+def test_the_replica_s_processes_are_its_own_session(make):
+    executor = make()
+    handles = executor.launch_replicas(2, "trainer:where", {})
+    seen = [r["result"] for r in results_of(executor, handles)]
+    assert len({place["session"] for place in seen} | {os.getsid(0)}) == 3
+
+
+def test_the_supervisor_is_of_the_launchers_version_whatever_is_installed(tmp_path):
+    for package in (diloco_local, diloco_protocol):
+        folder = Path(package.__file__).parent
+        shutil.copytree(folder, tmp_path / folder.name, ignore=shutil.ignore_patterns("*.pyc"))
+    (tmp_path / "json.py").write_text("raise ImportError('the standard library comes first')")
+    program = _PATH.format(folders=[str(tmp_path)])
+    program += "; import json, diloco_local._supervisor as a, diloco_protocol as b"
+    program += "; print(a.__file__); print(b.__file__); print(*sys.path, sep='\\n')"
+    done = subprocess.run(
+        [sys.executable, *_ISOLATED, "-c", program],
+        capture_output=True, text=True, check=True, cwd=tmp_path,
+    )  # fmt: skip
+    local, protocol, *path = done.stdout.splitlines()
+    assert Path(local).parent == tmp_path / "diloco_local"
+    assert Path(protocol).parent == tmp_path / "diloco_protocol"
+    assert path.index(str(tmp_path)) < path.index(sysconfig.get_path("purelib")), "psutil is found"
+
+
+def test_environment_and_folder_can_be_chosen(make, tmp_path, monkeypatch):
+    """Rank and rendezvous are set, and only what is wanted is inherited."""
+    monkeypatch.setenv("LEAKED", "yes")
+    (tmp_path / "elsewhere").mkdir()
+    executor = make(
+        inherit_env=["PATH", "DILOCO_LOCAL_TEST"],
+        env={"A": "1", "B": "1"},
+        cwd=tmp_path / "elsewhere",
+    )
+    handles = executor.launch_replicas(2, "trainer:echo", {"rendezvous_uri": "file:///meet"})
+    assert [r["result"] for r in results_of(executor, handles)] == [
+        {"rendezvous_uri": "file:///meet"}
+    ] * 2
+    (handle,) = executor.launch_replicas(1, "trainer:environment", {}, env={"B": "2"})
+    seen = results_of(executor, [handle])[0]["result"]
+    assert (seen["A"], seen["B"], seen["REPLICA_RANK"], seen["REPLICA_WORLD_SIZE"]) == (
+        "1",
+        "2",
+        "0",
+        "1",
+    )
+    assert "LEAKED" not in seen
+    assert "OMP_NUM_THREADS" not in seen
+    (handle,) = executor.launch_replicas(1, "trainer:where", {})
+    seen = results_of(executor, [handle])[0]["result"]
+    assert Path(seen["cwd"]).samefile(tmp_path / "elsewhere")
+
+
+def test_gpus_are_shared_out_among_the_replicas(make):
+    """Each replica sees its own, and too few are an error before the start."""
+    executor = make(gpus=["0", "1", "2", "3"])
+    handles = executor.launch_replicas(2, "trainer:environment", {}, gpu="2")
+    seen = [r["result"]["CUDA_VISIBLE_DEVICES"] for r in results_of(executor, handles)]
+    assert seen == ["0,1", "2,3"]
+    with pytest.raises(InvalidRequestError, match="needs 6 GPU"):
+        executor.launch_replicas(3, "trainer:echo", {}, gpu="2")
