@@ -1,6 +1,9 @@
 """What is true of a replica, from a Job and its pods as the API tells them; written anew here, not taken from the executor."""
 
-from diloco_conformance import Truth
+from diloco_conformance import Resources, Truth
+
+UNITS = {"m": 0.001, "Mi": 2**20, "Gi": 2**30}
+MODEL, CAPACITY = "karpenter.k8s.aws/instance-gpu-name", "karpenter.sh/capacity-type"
 
 
 def indexes(text):
@@ -74,3 +77,29 @@ def lives_of(job, pods):
         job["status"].get("failedIndexes")
     )
     return job["spec"]["completions"] - len(ended)
+
+
+def amount(text):
+    """``"500m"`` or ``"3Gi"`` as a number."""
+    unit = next((unit for unit in UNITS if text.endswith(unit)), "")
+    return float(text.removesuffix(unit)) * UNITS.get(unit, 1)
+
+
+def resources_of(pod):
+    """What a pod asks for, in the words of a launch: what is required of its node, and of the node's resources."""
+    asked = pod["spec"]["containers"][0]["resources"]["requests"]
+    node = pod["spec"].get("affinity", {}).get("nodeAffinity", {})
+    required = node.get("requiredDuringSchedulingIgnoredDuringExecution", {})
+    terms = [
+        {one["key"]: (one["operator"], *one["values"]) for one in term["matchExpressions"]}
+        for term in required.get("nodeSelectorTerms", [])
+    ]
+    spot = {term[CAPACITY] for term in terms if CAPACITY in term}
+    models = {term[MODEL][1] for term in terms if MODEL in term}
+    count = asked.get("nvidia.com/gpu")
+    return Resources(
+        cpu=amount(asked["cpu"]),
+        memory=int(amount(asked["memory"])),
+        gpu=None if count is None else f"{models.pop() if models else 'any'}:{count}",
+        spot=None if not spot else spot == {("In", "spot")},
+    )

@@ -6,7 +6,7 @@ import time
 import uuid
 from pathlib import Path
 
-from cluster_truth import condition, index_of, lives_of, of_handle, truth_of
+from cluster_truth import condition, index_of, lives_of, of_handle, resources_of, truth_of
 from eks_lab import PATIENCE
 from kubernetes import client, config
 from kubernetes.stream import stream
@@ -103,12 +103,14 @@ class RealClusterHarness(Harness):
     starts_by_itself = True
     many_ranks = 11
     many_runs = 1
+    gpus = ("L40S", "h100:8", "2")
     overrun = 0.5
     slack = 10.0
     patience = PATIENCE
     cannot = {
         **dict.fromkeys([*Operation, *Fault, Ability.CALLS, Ability.SENT], REAL),
         Step.OOM: "a puppet uses no memory",
+        Step.STOP: "who deletes a pod gets another one, and who deletes a Job takes its records along",
         Ability.RACE: "a puppet ends within milliseconds of a cancel",
     }
 
@@ -189,7 +191,7 @@ class RealClusterHarness(Harness):
         if step is Step.PRINT:
             self.logged(handle, attempt, len(value))
         restarts = self.job(handle)["spec"]["backoffLimitPerIndex"]
-        if step is Step.FAIL and self.failures.get(handle, 0) < restarts:
+        if step in {Step.FAIL, Step.KILL} and self.failures.get(handle, 0) < restarts:
             self.failures[handle] = self.failures.get(handle, 0) + 1
             self.attempts[handle] = attempt + 1
             self.started.discard(handle)
@@ -224,6 +226,9 @@ class RealClusterHarness(Harness):
 
     def labels(self, handle):
         return self.pod(handle)["metadata"]["labels"]
+
+    def resources(self, handle):
+        return resources_of(self.puppets.wait(lambda: self.pod(handle), "a pod to be made"))
 
     def settle(self):
         for handle in {handle.run_id: handle for handle in self.started}.values():

@@ -1,12 +1,14 @@
 """The standard suite's world for Kubernetes: a stand-in cluster over HTTP, whose pods the suite moves."""
 
+import copy
 import math
 import tempfile
 from dataclasses import replace
 from pathlib import Path
 from signal import Signals
 
-from cluster_truth import index_of, indexes, lives_of, of_handle, truth_of
+from cluster_truth import index_of, indexes, lives_of, of_handle, resources_of, truth_of
+from kubernetes import client, config
 
 from diloco_conformance import Ability, Fault, Harness, Operation, Step, Told
 from diloco_eks import EKSExecutor
@@ -26,6 +28,7 @@ FAULTS = {
     Fault.CUT: "cut",
     Fault.FORBIDDEN: "forbidden",
 }
+INDEX = "batch.kubernetes.io/job-completion-index"
 CALLS = {
     Operation.LAUNCH: [("create", "jobs")],
     Operation.OBSERVE: [("get", "jobs"), ("list", "jobs"), ("list", "pods")],
@@ -39,10 +42,12 @@ class ClusterHarness(Harness):
     """Jobs on a stand-in; the runner's part (timeouts, outcomes) is played here."""
 
     entrypoint = "trainer:train"
+    gpus = ("L40S", "h100:8", "2")
     cannot = {
         Fault.REFUSED: "the stand-in would have to be stopped; a cut connection is what it has",
         Fault.CONFLICT: "the executor patches without a resource version, so nothing can conflict",
         Ability.SENT: "the cluster keeps Jobs with its own defaults; test_manifest.py compares what is sent",
+        Step.STOP: "who deletes a pod gets another one, and who deletes a Job takes its records along",
         Ability.RACE: "the controller ends pods within one of its steps",
     }
 
@@ -58,6 +63,7 @@ class ClusterHarness(Harness):
         self.attempts = {}
         self.started = set()
         self.names = []
+        self.strangers = set()
         self.begun = {}
         self.secrets = {}
 
@@ -68,6 +74,8 @@ class ClusterHarness(Harness):
             def _submit(
                 self, request
             ):  # the world must know of every Job, also of those that are created twice
+                if harness.job(request.run_id) is None:
+                    harness.forget(request.run_id)
                 harness.names.append(request.run_id)
                 return super()._submit(request)
 
@@ -128,6 +136,15 @@ class ClusterHarness(Harness):
             self.world.settle()
 
     # --- the hand ---
+
+    def forget(self, name):
+        """What was done to a run of this name that is gone is nothing to the next one."""
+        for known in (self.deadlines, self.attempts):
+            for key in [key for key in known if key[0] == name]:
+                del known[key]
+        self.started = {key for key in self.started if key[0] != name}
+
+    # --- pods and jobs ---
 
     def job(self, name):
         try:
@@ -221,6 +238,10 @@ class ClusterHarness(Harness):
         pod = self.pod(handle.metadata["job_name"], index_of(handle))
         return pod.json["metadata"]["labels"]
 
+    def resources(self, handle):
+        self.world.settle()
+        return resources_of(self.pod(handle.metadata["job_name"], index_of(handle)).json)
+
     def settle(self):
         self.world.settle(within=15.0)
         for pod in (pod for name in self.names for pod in self.world.pods(name)):
@@ -234,12 +255,18 @@ class ClusterHarness(Harness):
                 pod.wait_with("CreateContainerConfigError", text)
 
     def environment(self, pod):
-        return pod.json["spec"]["containers"][0]["env"]
+        return pod.json["spec"]["containers"][0].get("env", [])
 
     def spec(self, handle):
-        variables = {entry["name"]: entry.get("value", "") for entry in self.variables(handle)}
+        variables = {entry["name"]: self.value(entry) for entry in self.variables(handle)}
         attempt = self.attempts.get((handle.metadata["job_name"], index_of(handle)), 1)
-        return replace(spec_from_environment(variables), rank=handle.rank, attempt=attempt)
+        spec = spec_from_environment(variables)  # of the first rank; the runner adds the index
+        index = int(
+            self.pod(handle.metadata["job_name"], index_of(handle)).json["metadata"]["labels"][
+                INDEX
+            ]
+        )
+        return replace(spec, rank=spec.rank + index, attempt=attempt)
 
     def variables(self, handle):
         pod = self.pod(handle.metadata["job_name"], index_of(handle))
@@ -250,6 +277,27 @@ class ClusterHarness(Harness):
         with cluster.changed:
             cluster.delete_job("default", handles[0].metadata["job_name"], "Background")
         self.world.settle()
+
+    def foreign(self, name):
+        container = {"name": "main", "image": "another/image:1"}
+        pod = {"restartPolicy": "Never", "containers": [container]}
+        api = client.BatchV1Api(config.new_client_from_config(str(self.kubeconfig)))
+        body = {"metadata": {"name": name}, "spec": {"template": {"spec": pod}}}
+        api.create_namespaced_job("default", body)
+        self.strangers.add(name)
+
+    def remove(self, handle):
+        cluster = self.stand_in._cluster
+        with cluster.changed:
+            cluster.delete_job("default", handle.metadata["job_name"], "Foreground")
+
+    def lose(self, handle, left=None):
+        pod = copy.deepcopy(self.pod(handle.metadata["job_name"], index_of(handle)).json)
+        end = pod["status"]["containerStatuses"][0]["state"]["terminated"]
+        end["message"] = (left or b"").decode(errors="replace")
+        cluster = self.stand_in._cluster
+        with cluster.changed:
+            cluster.put_pod(pod)
 
     # --- the truth ---
 
@@ -262,7 +310,7 @@ class ClusterHarness(Harness):
         return truth_of(job, pod, index, self.attempts.get((name, index), 1), started=started)
 
     def living(self):
-        jobs = {name: self.job(name) for name in self.names}
+        jobs = {name: self.job(name) for name in self.names if name not in self.strangers}
         return sum(
             lives_of(job, [pod.json for pod in self.world.pods(name)])
             for name, job in jobs.items()
@@ -276,6 +324,10 @@ class ClusterHarness(Harness):
         return Told(spec.rank, spec.world_size, spec.kwargs, variables, spec.timeout)
 
     def value(self, entry):
+        where = entry.get("valueFrom", {}).get("configMapKeyRef")
+        if where is not None:
+            executor = self.make_executor()
+            return executor._cluster.read_config_map("default", where["name"])["data"][where["key"]]
         where = entry.get("valueFrom", {}).get("secretKeyRef")
         if where is not None:
             return self.secrets[f"{where['name']}/{where['key']}"]
@@ -284,13 +336,16 @@ class ClusterHarness(Harness):
     # --- faults ---
 
     def inject(self, operation, fault, *, after=0):
-        if after:
-            return  # a launch is one call
-        if fault is Fault.AMBIGUOUS:
-            self.stand_in.faults.add("ambiguous", verb="create", resource="jobs", times=1)
+        if fault in {Fault.AMBIGUOUS, Fault.UNANSWERED}:
+            times = 1 if fault is Fault.AMBIGUOUS else None
+            self.stand_in.faults.add(
+                "ambiguous", verb="create", resource="jobs", times=times, after=after
+            )
             return
         for verb, resource in CALLS[operation]:
-            self.stand_in.faults.add(FAULTS[fault], verb=verb, resource=resource, times=None)
+            self.stand_in.faults.add(
+                FAULTS[fault], verb=verb, resource=resource, times=None, after=after
+            )
 
     def clear(self):
         self.stand_in.faults.clear()

@@ -50,8 +50,13 @@ def test_the_role_is_enough_for_everything(bench, report):
         for verb in rule["verbs"]
     }
     kueue_and_check = {
+        ("create", "pods"),
+        ("create", "configmaps"),
+        ("get", "configmaps"),
+        ("list", "events"),
         ("list", "workloads"),
         ("patch", "workloads"),
+        ("get", "localqueues"),
         ("list", "resourcequotas"),
         ("get", "serviceaccounts"),
     }
@@ -261,6 +266,8 @@ def test_the_global_configuration_is_left_alone_and_the_pod_can_be_shaped(bench,
             "volumes": [{"name": "data", "emptyDir": {}}],
         }
     }
+    high = {"metadata": {"name": "high"}, "value": 100}
+    bench.create("/apis/scheduling.k8s.io/v1/priorityclasses", high)
     context = bench.stand_in.kubeconfig_dict()["current-context"]
     run = bench.launch(1, executor=bench.executor(context=context, pod_overlay=overlay))
     assert client.Configuration.get_default_copy().host == before.host

@@ -189,12 +189,15 @@ def test_a_suspended_run_is_cancelled_and_starts_no_pod(bench):
     assert bench.pods(run.handles[0]) == []
     bench.world.settle(within=4000, most=5000)
     with pytest.raises(ReplicaNotFoundError):  # it has finished, so its TTL has collected it
-        run.executor.poll(run.handles[0])
+        bench.executor().poll(run.handles[0])
+    assert run.states() == ["cancelled"] * 2  # who saw it end still knows
 
 
 def test_a_queued_run_without_a_workload_is_deleted(bench):
     """No Kueue to ask: the Job, which has no pods, is deleted as it is."""
-    run = bench.launch(2, start=False, executor=bench.executor(queue="gpus"))
+    run = bench.launch(2, start=False)
+    labels = {"kueue.x-k8s.io/queue-name": "gpus"}
+    run.executor._cluster.patch_job("default", run.name, {"metadata": {"labels": labels}})
     suspend(bench)
     run.executor.cancel(run.handles[0])
     bench.world.settle()

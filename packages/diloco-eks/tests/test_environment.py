@@ -6,6 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from diloco_eks._arguments import spec_entries
 from diloco_eks._environment import container_environment, escape, runner_arguments
 from diloco_protocol import InvalidRequestError, ReplicaSpec, spec_from_environment
 
@@ -38,7 +39,7 @@ def test_expansion_gives_back_what_went_in(value, known):
 )
 def test_all_variables_arrive(env):
     known = {}
-    for entry in container_environment(SPEC, env, {}):
+    for entry in container_environment(spec_entries(SPEC, "run-1"), env, {}):
         if "value" in entry:
             known[entry["name"]] = expand(entry["value"], known)
     assert {name: known[name] for name in env} == env
@@ -46,7 +47,7 @@ def test_all_variables_arrive(env):
 
 
 def test_the_attempt_comes_from_the_pods_annotations():
-    entries = container_environment(SPEC, {}, {})
+    entries = container_environment(spec_entries(SPEC, "run-1"), {}, {})
     fields = [
         entry["valueFrom"]["fieldRef"]["fieldPath"] for entry in entries if "valueFrom" in entry
     ]
@@ -65,7 +66,9 @@ def test_the_attempt_comes_from_the_pods_annotations():
 
 def test_secrets_are_referred_to():
     (entry,) = [
-        e for e in container_environment(SPEC, {}, {"TOKEN": "hub/token"}) if e["name"] == "TOKEN"
+        e
+        for e in container_environment(spec_entries(SPEC, "run-1"), {}, {"TOKEN": "hub/token"})
+        if e["name"] == "TOKEN"
     ]
     assert entry == {
         "name": "TOKEN",
@@ -77,10 +80,10 @@ def test_secrets_are_referred_to():
 def test_names_that_are_taken(name):
     for env, secrets in (({name: "1"}, {}), ({}, {name: "a/b"})):
         with pytest.raises(InvalidRequestError, match=f"{name} may not be set"):
-            container_environment(SPEC, env, secrets)
+            container_environment(spec_entries(SPEC, "run-1"), env, secrets)
 
 
 def test_a_value_has_a_limit():
-    assert container_environment(SPEC, {"A": "x" * (128 * 1024 - 3)}, {})
+    assert container_environment(spec_entries(SPEC, "run-1"), {"A": "x" * (128 * 1024 - 3)}, {})
     with pytest.raises(InvalidRequestError, match="128 KiB"):
-        container_environment(SPEC, {"A": "x" * (128 * 1024 - 2)}, {})
+        container_environment(spec_entries(SPEC, "run-1"), {"A": "x" * (128 * 1024 - 2)}, {})

@@ -57,7 +57,7 @@ def test_every_kind_of_node_is_found_and_no_type_is_pinned(name, count):
     if count > max(model.types.values()):
         return
     affinity = gpus.node_affinity(gpus.place_gpus(f"{name}:{count}").places, spot=None, chosen={})
-    if name != "A100-80GB":
+    if name not in gpus.AMBIGUOUS:
         assert admits(affinity, **{gpus.KARPENTER: model.name})
         assert admits(affinity, **{gpus.AUTO_MODE: model.name})
     for product in model.products:
@@ -75,10 +75,21 @@ def test_the_larger_a100_is_not_taken_for_the_smaller():
     assert admits(affinity, **{gpus.KARPENTER: "a100", gpus.INSTANCE_TYPE: "p4de.24xlarge"})
 
 
-@pytest.mark.parametrize("gpu", [None, "L4"])
+def test_part_of_an_l4_is_not_taken_for_a_whole_one():
+    whole, part = (
+        gpus.node_affinity(gpus.place_gpus(name).places, spot=None, chosen={})
+        for name in ("L4", "L4-part")
+    )
+    for kind, has in (("g6.xlarge", whole), ("gr6.4xlarge", whole), ("g6f.xlarge", part)):
+        node = {gpus.KARPENTER: "l4", gpus.INSTANCE_TYPE: kind}
+        assert admits(whole, **node) is (has is whole)
+        assert admits(part, **node) is (has is part)
+
+
+@pytest.mark.parametrize("gpu", [None, "L40S"])
 def test_spot_and_not_spot(gpu):
     places = gpus.place_gpus(gpu).places if gpu else {}
-    node = {gpus.KARPENTER: "l4"}
+    node = {gpus.KARPENTER: "l40s"}
     spot, fixed = (gpus.node_affinity(places, spot=value, chosen={}) for value in (True, False))
     for label, word in ((gpus.KARPENTER_CAPACITY, "spot"), (gpus.NODE_GROUP_CAPACITY, "SPOT")):
         assert admits(spot, **node, **{label: word})
@@ -101,7 +112,7 @@ def test_a_table_of_the_callers_own():
     assert gpus.place_gpus("gb300:4", own).places == {"example.com/gpu": ("gb300",)}
     assert gpus.place_gpus("H100:16", own).places == {"pool": ("a", "b")}
     with pytest.raises(InvalidRequestError, match="GB300"):
-        gpus.place_gpus("GB200", own)
+        gpus.place_gpus("GB400", own)
 
 
 @pytest.mark.parametrize(

@@ -1,142 +1,66 @@
 """Runs in a queue: Kueue holds a Job by suspending it, and undoes what others do to that."""
 
-import http.client
-import json
-import re
-import ssl
-import threading
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-
 import pytest
 
-from diloco_protocol import Reason, ReplicaNotFoundError
-
-WORKLOADS = re.compile(r"/apis/kueue\.x-k8s\.io/v1beta1/namespaces/default/workloads(/[\w-]+)?$")
-
-
-class Queue:
-    """A server in front of the stand-in, which answers for Kueue itself and passes everything else on."""
-
-    def __init__(self, bench):
-        self.bench = bench
-        self.active = {}
-        queue = self
-
-        class Handler(BaseHTTPRequestHandler):
-            protocol_version = "HTTP/1.1"
-
-            def answer(self):
-                body = self.rfile.read(int(self.headers.get("Content-Length") or 0))
-                path, _, query = self.path.partition("?")
-                match = WORKLOADS.fullmatch(path)
-                status, text = (
-                    queue.kueue(self.command, match[1], body, query)
-                    if match
-                    else queue.forward(self, body)
-                )
-                self.send_response(status)
-                self.send_header("Content-Length", str(len(text)))
-                self.end_headers()
-                self.wfile.write(text)
-
-            do_GET = do_POST = do_PATCH = do_DELETE = answer
-
-            def log_message(self, *_):
-                pass
-
-        self.server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-        self.thread = threading.Thread(target=self.server.serve_forever, args=(0.01,))
-        self.thread.start()
-        config = bench.stand_in.kubeconfig_dict()
-        self.authority = config["clusters"][0]["cluster"].pop("certificate-authority-data", None)
-        self.target = config["clusters"][0]["cluster"]["server"]
-        config["clusters"][0]["cluster"]["server"] = f"http://127.0.0.1:{self.server.server_port}"
-        bench.kubeconfig.write_text(json.dumps(config))
-
-    def forward(self, request, body):
-        host = self.target.partition("://")[2]
-        secure = self.target.startswith("https")
-        context = (
-            ssl.create_default_context(cadata=self.bench.stand_in.authority) if secure else None
-        )
-        made = (
-            http.client.HTTPSConnection(host, context=context)
-            if secure
-            else http.client.HTTPConnection(host)
-        )
-        try:
-            made.request(request.command, request.path, body, dict(request.headers))
-            answer = made.getresponse()
-            return answer.status, answer.read()
-        finally:
-            made.close()
-
-    def kueue(self, verb, name, body, query):
-        if verb == "GET":
-            uid = query.partition("job-uid%3D")[2].partition("&")[0]
-            jobs = [job for job in self.jobs() if job["metadata"]["uid"] == uid]
-            items = [{"metadata": {"name": f"job-{job['metadata']['name']}"}} for job in jobs]
-            return 200, json.dumps({"kind": "WorkloadList", "items": items}).encode()
-        self.active[name.removeprefix("/job-")] = json.loads(body)["spec"]["active"]
-        return 200, b"{}"
-
-    def jobs(self):
-        return self.bench.executor()._cluster.list_jobs("default", "kueue.x-k8s.io/queue-name")
-
-    def set(self, *, suspend):
-        self.bench.executor()._cluster.patch_job("default", "run-1", {"spec": {"suspend": suspend}})
-        self.bench.world.settle()
-
-    def close(self):
-        self.server.shutdown()
-        self.server.server_close()
-        self.thread.join()
+from diloco_localcloud import KubernetesStandIn
+from diloco_protocol import InvalidRequestError, Reason, ReplicaNotFoundError, UnavailableError
 
 
-@pytest.fixture
-def queue(bench):
-    queue = Queue(bench)
-    yield queue
-    bench.close()
-    queue.close()
+@pytest.fixture(params=["v1beta1", "v1beta2"])
+def bench(request, a_bench, tmp_path):
+    with KubernetesStandIn(kueue=request.param) as stand_in:
+        bench = a_bench(stand_in, tmp_path)
+        stand_in.world.add_queue("gpus")
+        yield bench
+        bench.close()
 
 
-def queued(bench, queue):
-    run = bench.launch(2, start=False, executor=bench.executor(queue="gpus"))
-    queue.set(suspend=True)
-    return run
+def queued(bench):
+    return bench.launch(2, start=False, executor=bench.executor(queue="gpus"))
 
 
-def test_a_queued_run_waits_runs_and_is_preempted(bench, queue):
-    run = queued(bench, queue)
+def admit(bench, run):
+    bench.world.admit("run-1")
+    bench.world.settle()
+    for pod in bench.pods(run.handles[0]):
+        pod.start()
+
+
+def active(bench, run):
+    (workload,) = run.executor._cluster.list_workloads(
+        "default", run.handles[0].metadata["job_uid"]
+    )
+    return workload["spec"]["active"]
+
+
+def test_a_queued_run_waits_runs_and_is_preempted(bench):
+    run = queued(bench)
     assert [(str(s.state), s.reason) for s in (run.describe(0), run.describe(1))] == [
         ("pending", Reason.QUEUED)
     ] * 2
     assert "gpus" in run.describe(0).message
-    queue.set(suspend=False)
-    for pod in bench.pods(run.handles[0]):
-        pod.start()
+    admit(bench, run)
     assert [run.describe(0).state, run.describe(0).attempt] == ["running", 1]
-    queue.set(suspend=True)
+    bench.world.preempt("run-1")
+    bench.world.settle()
     assert [run.describe(0).state, run.describe(0).attempt, run.describe(0).reason] == [
         "pending",
         2,
         Reason.QUEUED,
     ]
-    queue.set(suspend=False)
-    for pod in bench.pods(run.handles[0]):
-        pod.start()
+    admit(bench, run)
     assert [run.describe(0).state, run.describe(0).attempt] == ["running", 2]
 
 
-def test_a_queued_run_is_cancelled_in_the_queue(bench, queue):
-    run = queued(bench, queue)
+def test_a_queued_run_is_cancelled_in_the_queue(bench):
+    run = queued(bench)
     run.executor.cancel(run.handles[0])
-    assert queue.active == {"run-1": False}
+    assert active(bench, run) is False
+    bench.world.settle()
     assert run.states() == ["cancelled"] * 2
     job = bench.world.job("run-1")
     assert job["spec"]["suspend"] is True  # Kueue would undo anything else
-    assert "activeDeadlineSeconds" in job["spec"]
+    assert job["spec"]["activeDeadlineSeconds"] > 1
     run.executor.cancel(run.handles[1])
     run.executor.purge(run.handles[0])
     bench.world.settle()
@@ -144,53 +68,88 @@ def test_a_queued_run_is_cancelled_in_the_queue(bench, queue):
         run.executor.poll(run.handles[0])
 
 
-def test_a_run_that_kueue_has_admitted_is_cancelled_as_any_other(bench, queue):
-    run = queued(bench, queue)
-    queue.set(suspend=False)
-    for pod in bench.pods(run.handles[0]):
-        pod.start()
+def test_a_run_that_kueue_has_admitted_is_cancelled_as_any_other(bench):
+    run = queued(bench)
+    admit(bench, run)
     run.executor.cancel(run.handles[0])
     bench.world.settle()
     assert run.states() == ["cancelled"] * 2
-    assert queue.active == {}
+    assert active(bench, run) is True
 
 
-def test_a_cancel_that_stopped_half_way_is_finished_by_the_next(bench, queue):
-    run = queued(bench, queue)
-    kueue, queue.kueue = queue.kueue, lambda *_: (500, b"{}")
-    with pytest.raises(Exception, match="Kueue's Workloads"):
+def test_a_cancel_that_stopped_half_way_is_finished_by_the_next(bench):
+    run = queued(bench)
+    bench.stand_in.faults.add("server_error", resource="workloads", times=None)
+    with pytest.raises(UnavailableError, match="Kueue's Workloads"):
         run.executor.cancel(run.handles[0])
-    assert queue.active == {}
+    bench.stand_in.faults.clear()
+    assert active(bench, run) is True
     assert run.states() == ["pending"] * 2  # Kueue may still start it
-    queue.kueue = kueue
     run.executor.cancel(run.handles[0])
-    assert queue.active == {"run-1": False}
+    bench.world.settle()
+    assert active(bench, run) is False
     assert run.states() == ["cancelled"] * 2
 
 
-def test_a_run_that_is_admitted_while_it_is_cancelled(bench, queue):
+def test_a_run_that_is_admitted_while_it_is_cancelled(bench, monkeypatch):
     """The Job has changed since it was read, so the next look finds it running."""
-    run = queued(bench, queue)
-    kueue = queue.kueue
+    run = queued(bench)
+    stop = run.executor._cluster.stop_workload
 
-    def admit(verb, *arguments):
-        if verb == "PATCH":
-            queue.kueue = kueue
-            queue.set(suspend=False)
-        return kueue(verb, *arguments)
+    def late(space, name):
+        admit(bench, run)
+        stop(space, name)
 
-    queue.kueue = admit
+    monkeypatch.setattr(run.executor._cluster, "stop_workload", late)
     run.executor.cancel(run.handles[0])
     bench.world.settle()
     assert run.states() == ["cancelled"] * 2
-    assert bench.world.job("run-1")["status"]["conditions"][-1]["type"] == "Failed"
 
 
-def test_workloads_that_may_not_be_touched(bench, queue):
-    run = queued(bench, queue)
-    queue.kueue = lambda *_: (403, b'{"message": "workloads is forbidden"}')
+def test_workloads_that_may_not_be_touched(bench):
+    run = queued(bench)
+    bench.stand_in.access.deny("list", "workloads")
     run.executor.cancel(run.handles[0])
     bench.world.settle()
     assert bench.world.pods() == []
     with pytest.raises(ReplicaNotFoundError):
         run.executor.poll(run.handles[0])
+
+
+VERBS = {
+    "launch": lambda executor: executor.launch_replicas(1, "a:b", run_id="run-1"),
+    "plan": lambda executor: executor.plan(1, "a:b", dry_run="server"),
+}
+
+
+@pytest.mark.parametrize("verb", VERBS)
+def test_a_queue_that_is_not_there_is_refused(bench, verb):
+    with pytest.raises(InvalidRequestError, match=r"queue='none': there is no such LocalQueue"):
+        VERBS[verb](bench.executor(queue="none"))
+    assert bench.executor().list_runs() == []
+    VERBS[verb](bench.executor(queue="gpus"))
+
+
+@pytest.mark.parametrize("verb", VERBS)
+def test_a_queue_without_kueue_is_refused(a_bench, tmp_path, verb):
+    with KubernetesStandIn() as stand_in:
+        bench = a_bench(stand_in, tmp_path)
+        executor = bench.executor(queue="gpus")
+        with pytest.raises(InvalidRequestError, match="the cluster has no Kueue"):
+            VERBS[verb](executor)
+        assert executor.list_runs() == []
+        (finding,) = [each for each in executor.check(1) if each.subject == "queue"]
+        assert finding.ok is False
+        bench.close()
+
+
+def test_check_looks_at_the_queue(bench, caplog):
+    def found(queue):
+        return {each.subject: each.ok for each in bench.executor(queue=queue).check(1)}
+
+    assert found("gpus")["queue"] is True
+    assert found("none")["queue"] is False
+    bench.stand_in.access.deny("get", "localqueues")
+    assert found("gpus")["queue"] is None
+    queued(bench)
+    assert "whether the queue default/gpus exists cannot be checked" in caplog.text

@@ -64,7 +64,6 @@ def test_following_begins_before_the_pod_and_goes_on_with_the_next_attempt(bench
     # A container that is silent for so long has its log asked for again.
     executor = bench.executor(request_timeout=0.5)
     handles = executor.launch_replicas(1, "trainer:train", run_id="run-1", max_restarts=1)
-    lines = executor.log_iter(handles[0], follow=True)
     waits = []
 
     def act():
@@ -84,7 +83,7 @@ def test_following_begins_before_the_pod_and_goes_on_with_the_next_attempt(bench
     executor._backoff = type(executor._backoff)(
         first=0.5, clock=bench.world.now, sleep=bench.world.advance
     )
-    assert list(lines) == ["first life", "second life"]
+    assert list(executor.log_iter(handles[0], follow=True)) == ["first life", "second life"]
     assert 2 <= len(waits) < 20
 
 

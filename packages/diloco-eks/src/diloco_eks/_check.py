@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from fractions import Fraction
-from typing import Any
+from typing import Any, Protocol, TypeVar
 
 from diloco_protocol import BackendError, BaseExecutor, Finding, ForbiddenError
 
 from ._cluster import Cluster
-from ._launch import check_service_account
+from ._errors import MissingRightError
+from ._launch import check_queue, check_service_account
+from ._names import QUEUE
 from ._quantities import parse_quantity
+
+T = TypeVar("T")
 
 # What a launch and its watching need, and what only makes messages better.
 _RIGHTS = (
@@ -19,25 +23,35 @@ _RIGHTS = (
     ("", "pods", ("list",)),
     ("", "pods/log", ("get",)),
 )
-_KUEUE_RIGHTS = (("kueue.x-k8s.io", "workloads", ("list", "patch")),)
+_KUEUE_RIGHTS = (
+    ("kueue.x-k8s.io", "workloads", ("list", "patch")),
+    ("kueue.x-k8s.io", "localqueues", ("get",)),
+)
 _FIX = "apply the Role that comes with diloco-eks (role.yaml) and bind it to whoever launches"
 
 
-def check_cluster(cluster: Cluster, manifest: dict[str, Any], account: str | None) -> list[Finding]:
+class Patiently(Protocol):
+    """Calls, and tries again for a while as long as the cluster throttles or fails."""
+
+    def __call__(self, call: Callable[[], T], /) -> T:
+        """Return what ``call`` returns."""
+
+
+def check_cluster(
+    cluster: Cluster, manifest: dict[str, Any], account: str | None, patiently: Patiently
+) -> list[Finding]:
     """Everything that can be known before a launch; creates nothing. Ends at the first look if there is no cluster.
 
     Args:
         cluster: To ask.
         manifest: The Job that would be created.
         account: The service account of its pods, if it names one.
+        patiently: Makes a call.
     """
     space = manifest["metadata"]["namespace"]
     try:
-        rights = list(
-            _rights(
-                cluster, space, queued="kueue.x-k8s.io/queue-name" in manifest["metadata"]["labels"]
-            )
-        )
+        queued = QUEUE in manifest["metadata"]["labels"]
+        rights = patiently(lambda: list(_rights(cluster, space, queued=queued)))
     except BackendError as error:
         return [Finding("cluster", False, str(error))]
     findings = [
@@ -45,9 +59,12 @@ def check_cluster(cluster: Cluster, manifest: dict[str, Any], account: str | Non
         *rights,
     ]
     if account is not None:
-        findings.append(_service_account(cluster, space, account))
-    findings.append(_manifest(cluster, manifest))
-    return [*findings, *_quotas(cluster, manifest)]
+        findings.append(_service_account(cluster, space, account, patiently))
+    queue = manifest["metadata"]["labels"].get(QUEUE)
+    if queue is not None:
+        findings.append(_queue(cluster, space, queue, patiently))
+    findings += _manifest(cluster, manifest, patiently)
+    return [*findings, *_quotas(cluster, manifest, patiently)]
 
 
 def check_rendezvous(
@@ -101,11 +118,11 @@ def _rights(cluster: Cluster, space: str, *, queued: bool) -> Iterator[Finding]:
             yield Finding("rights", True, f"{', '.join(verbs)} of {resource} in {space} is allowed")
 
 
-def _service_account(cluster: Cluster, space: str, name: str) -> Finding:
+def _service_account(cluster: Cluster, space: str, name: str, patiently: Patiently) -> Finding:
     try:
         return (
             Finding("service account", True, f"{name} exists")
-            if check_service_account(cluster, space, name)
+            if patiently(lambda: check_service_account(cluster, space, name))
             else Finding(
                 "service account",
                 None,
@@ -116,18 +133,46 @@ def _service_account(cluster: Cluster, space: str, name: str) -> Finding:
         return Finding("service account", False, str(error))
 
 
-def _manifest(cluster: Cluster, manifest: dict[str, Any]) -> Finding:
+def _queue(cluster: Cluster, space: str, queue: str, patiently: Patiently) -> Finding:
     try:
-        cluster.create_job(manifest, dry_run=True)
+        if patiently(lambda: check_queue(cluster, space, queue)):
+            return Finding("queue", True, f"the queue {queue} exists")
     except BackendError as error:
-        return Finding("manifest", False, str(error))
-    return Finding("manifest", True, "the cluster would accept the Job")
+        return Finding("queue", False, str(error))
+    why = f"whether the queue {queue} exists is not known, since reading it is not allowed: {_FIX}"
+    return Finding("queue", None, why)
 
 
-def _quotas(cluster: Cluster, manifest: dict[str, Any]) -> Iterator[Finding]:
+def _manifest(
+    cluster: Cluster, manifest: dict[str, Any], patiently: Patiently
+) -> Iterator[Finding]:
+    warned: list[str] = []
+    try:
+        patiently(lambda: cluster.create_job(manifest, dry_run=True, warned=warned))
+    except BackendError as error:
+        yield Finding("manifest", False, str(error))
+        return
+    yield Finding("manifest", True, "the cluster would accept the Job")
+    for warning in dict.fromkeys(warned):
+        yield Finding("manifest", None, f"the cluster warns: {warning}")
+    # Policies, limits and classes are asked of pods only: a Job whose pods are refused is accepted, and waits for ever.
+    try:
+        patiently(lambda: cluster.try_pod(manifest))
+    except MissingRightError:
+        why = "creating pods is not allowed, not even as a dry run"
+        yield Finding(
+            "pods", None, f"whether its pods would be accepted is not known: {why}. {_FIX}"
+        )
+    except BackendError as error:
+        yield Finding("pods", False, str(error))
+    else:
+        yield Finding("pods", True, "the cluster would accept its pods")
+
+
+def _quotas(cluster: Cluster, manifest: dict[str, Any], patiently: Patiently) -> Iterator[Finding]:
     space = manifest["metadata"]["namespace"]
     try:
-        quotas = cluster.list_quotas(space)
+        quotas = patiently(lambda: cluster.list_quotas(space))
     except ForbiddenError:
         yield Finding("quota", None, f"the quotas of {space} cannot be read: {_FIX}")
         return

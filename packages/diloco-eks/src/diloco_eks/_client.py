@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import contextlib
 import json
+import math
 import os
 import threading
+import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,9 +22,20 @@ from diloco_protocol import (
 )
 
 from .__about__ import __version__
-from ._errors import UnreachedError, read_answer, to_error
+from ._errors import UnreachedError, read_answer, read_warnings, to_error
 
 _TOKEN = Path("/var/run/secrets/kubernetes.io/serviceaccount/token")
+
+
+class _Limit(threading.local):
+    """The deadline of the calls of one thread."""
+
+    deadline: float | None = None
+    clock: Callable[[], float] = staticmethod(time.monotonic)
+
+    def left(self) -> float:
+        """Seconds, at least one."""
+        return math.inf if self.deadline is None else max(1.0, self.deadline - self.clock())
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,6 +46,7 @@ class Apis:
     core: Any
     custom: Any
     authorization: Any
+    groups: Any
 
 
 class Client:
@@ -61,6 +75,8 @@ class Client:
         self._timeout = request_timeout
         self._lock = threading.Lock()
         self._apis: Apis | None = None
+        self._refused = False
+        self._limit = _Limit()
 
     @property
     def server(self) -> str:
@@ -83,31 +99,48 @@ class Client:
                 self._apis = self._make()
             return self._apis
 
-    def call(self, what: str, make: Callable[[Apis], Any]) -> Any:
+    def call(self, what: str, make: Callable[[Apis], Any], warned: list[str] | None = None) -> Any:
         """Make one call and return its JSON.
 
         Args:
             what: In words, such as ``"read Job default/run-1"``.
             make: Makes the call with ``_preload_content=False`` and ``_request_timeout`` (see :meth:`options`).
+            warned: Takes what the cluster warns of.
 
         Raises:
             BackendError: It failed.
         """
-        return json.loads(self.raw(what, lambda apis: make(apis).data) or "null")
+        response = self.raw(what, lambda apis: _read(make(apis)))
+        if warned is not None:
+            warned += read_warnings(response.headers)
+        return json.loads(response.data or "null")
 
     def raw(self, what: str, make: Callable[[Apis], Any]) -> Any:
         """Make one call and return whatever ``make`` returns."""
         apis = self.apis()
         try:
-            return _translated(what, make, apis)
+            answer = _translated(what, make, apis)
         except AuthError:
-            if self._given[0] is not None or not self._renew(apis):
+            if self._given[0] is not None:
                 raise
-        return _translated(what, make, self.apis())
+            answer = self._with_new_credentials(what, make, apis)
+        self._refused = False
+        return answer
 
     def options(self) -> dict[str, Any]:
         """Keyword arguments for every call."""
-        return {"_preload_content": False, "_request_timeout": (self._timeout, self._timeout)}
+        seconds = min(self._timeout, self._limit.left())
+        return {"_preload_content": False, "_request_timeout": (seconds, seconds)}
+
+    @contextlib.contextmanager
+    def until(self, deadline: float, clock: Callable[[], float]) -> Iterator[None]:
+        """Wait for no answer past a deadline, in this thread; but for a second at least, so that one look is possible."""
+        before = self._limit.deadline, self._limit.clock
+        self._limit.deadline, self._limit.clock = deadline, clock
+        try:
+            yield
+        finally:
+            self._limit.deadline, self._limit.clock = before
 
     def close(self) -> None:
         """Close idle connections; the next call opens new ones."""
@@ -116,13 +149,26 @@ class Client:
         if apis is not None and self._given[0] is None:
             _close(apis)
 
-    def _renew(self, used: Apis) -> bool:
+    def _with_new_credentials(self, what: str, make: Callable[[Apis], Any], used: Apis) -> Any:
+        try:
+            self._renew(used)
+            return _translated(what, make, self.apis())
+        except AuthError as error:
+            if not self._refused:
+                self._refused = True
+                import logging  # slow to import
+
+                logging.getLogger("diloco_eks").warning("%s", error)
+            # A file that is being replaced, or a plugin that cannot renew a token just now, may do so in a while.
+            error.retryable = True
+            raise
+
+    def _renew(self, used: Apis) -> None:
         """Load the credentials anew, unless another thread has just done so."""
         with self._lock:
             if self._apis is used:
                 self._apis = self._make()
                 _close(used)
-            return True
 
     def _make(self) -> Apis:
         try:
@@ -142,6 +188,7 @@ class Client:
             core or client.CoreV1Api(api_client),
             client.CustomObjectsApi(api_client),
             client.AuthorizationV1Api(api_client),
+            client.ApisApi(api_client),
         )
 
     def _configuration(self, client: Any) -> Any:
@@ -170,6 +217,11 @@ class Client:
             False  # we retry ourselves: the client would sleep out of our control
         )
         return configuration
+
+
+def _read(response: Any) -> Any:
+    response.data  # noqa: B018 - reads the body, which may fail as the call may
+    return response
 
 
 def _translated(what: str, make: Callable[[Apis], Any], apis: Apis) -> Any:

@@ -13,7 +13,8 @@ from ._names import CONTAINER
 
 Json = dict[str, Any]
 PAGE = 500
-_KUEUE = {"group": "kueue.x-k8s.io", "version": "v1beta1", "plural": "workloads"}
+_KUEUE = "kueue.x-k8s.io"
+_KUEUE_VERSIONS = ("v1beta2", "v1beta1")  # those that we know, the newest first
 
 
 class Cluster:
@@ -24,9 +25,18 @@ class Cluster:
 
     def __init__(self, client: Client) -> None:
         self.client = client
+        self._kueue: str | None = None
 
-    def create_job(self, manifest: Json, *, dry_run: bool = False) -> Json:
-        """Create a Job, or only have it checked; a field that the cluster does not know is refused, not dropped."""
+    def create_job(
+        self, manifest: Json, *, dry_run: bool = False, warned: list[str] | None = None
+    ) -> Json:
+        """Create a Job, or only have it checked; a field that the cluster does not know is refused, not dropped.
+
+        Args:
+            manifest: The Job.
+            dry_run: Create nothing.
+            warned: Takes what the cluster warns of.
+        """
         space, name = manifest["metadata"]["namespace"], manifest["metadata"]["name"]
         only = {"dry_run": "All"} if dry_run else {}
         try:
@@ -35,11 +45,34 @@ class Cluster:
                 lambda apis, options: apis.batch.create_namespaced_job(
                     namespace=space, body=manifest, field_validation="Strict", **only, **options
                 ),
+                warned,
             )
         except MissingError as error:
             raise InvalidRequestError(
-                f"there is no namespace {space!r} on the cluster: {error}"
+                f"there is no namespace {space!r} on the cluster: create it, or give another namespace= ({error})"
             ) from error
+
+    def try_pod(self, manifest: Json) -> None:
+        """Have the cluster check a pod of a Job, which it does not do with the Job itself; creates nothing."""
+        space, name = manifest["metadata"]["namespace"], manifest["metadata"]["name"]
+        template = manifest["spec"]["template"]
+        metadata = {**template["metadata"], "generateName": f"{name}-0-"}
+        body = {"apiVersion": "v1", "kind": "Pod", "metadata": metadata, "spec": template["spec"]}
+        self._json(
+            f"create a pod of Job {space}/{name} (a dry run)",
+            lambda apis, options: apis.core.create_namespaced_pod(
+                namespace=space, body=body, field_validation="Strict", dry_run="All", **options
+            ),
+        )
+
+    def list_events(self, space: str, uid: str) -> list[Json]:
+        """The events of an object."""
+        return self._pages(
+            f"list events in {space}",
+            lambda apis, options: apis.core.list_namespaced_event(
+                namespace=space, field_selector=f"involvedObject.uid={uid}", **options
+            ),
+        )
 
     def read_job(self, space: str, name: str) -> Json:
         """Read a Job: the Job itself, not its status subresource, which would need a right of its own."""
@@ -68,6 +101,26 @@ class Cluster:
             lambda apis: apis.batch.delete_namespaced_job(
                 namespace=space, name=name, body=body, **self.client.options()
             ).data,
+        )
+
+    def create_config_map(self, body: Json, *, dry_run: bool = False) -> None:
+        """Create a ConfigMap, or only ask whether it could be created."""
+        metadata = body["metadata"]
+        only = {"dry_run": "All"} if dry_run else {}
+        self._json(
+            f"create ConfigMap {metadata['namespace']}/{metadata['name']}",
+            lambda apis, options: apis.core.create_namespaced_config_map(
+                namespace=metadata["namespace"], body=body, **only, **options
+            ),
+        )
+
+    def read_config_map(self, space: str, name: str) -> Json:
+        """A ConfigMap."""
+        return self._json(
+            f"read ConfigMap {space}/{name}",
+            lambda apis, options: apis.core.read_namespaced_config_map(
+                namespace=space, name=name, **options
+            ),
         )
 
     def list_jobs(self, space: str, selector: str) -> list[Json]:
@@ -123,20 +176,54 @@ class Cluster:
     def list_workloads(self, space: str, job_uid: str) -> list[Json]:
         """The Workloads that Kueue made for a Job."""
         selector = f"kueue.x-k8s.io/job-uid={job_uid}"
+        where = self._kueue_place("workloads")
         answer = self._json(
             f"list Kueue's Workloads in {space}",
             lambda apis, options: apis.custom.list_namespaced_custom_object(
-                namespace=space, label_selector=selector, **_KUEUE, **options
+                namespace=space, label_selector=selector, **where, **options
             ),
         )
         return list(answer.get("items") or [])
 
+    def read_local_queue(self, space: str, name: str) -> Json:
+        """A local queue of Kueue."""
+        where = self._kueue_place("localqueues")
+        return self._json(
+            f"read Kueue's LocalQueue {space}/{name}",
+            lambda apis, options: apis.custom.get_namespaced_custom_object(
+                namespace=space, name=name, **where, **options
+            ),
+        )
+
+    def kueue_version(self) -> str | None:
+        """The version of Kueue's API that is to be used; None if Kueue is not installed."""
+        if self._kueue is None:  # what is there once stays
+            answer = self._json(
+                "list the cluster's APIs",
+                lambda apis, options: apis.groups.get_api_versions(**options),
+            )
+            served = {
+                version.get("version")
+                for group in answer.get("groups") or []
+                if group.get("name") == _KUEUE
+                for version in group.get("versions") or []
+            }
+            self._kueue = next((each for each in _KUEUE_VERSIONS if each in served), None)
+        return self._kueue
+
+    def _kueue_place(self, plural: str) -> dict[str, str]:
+        version = self.kueue_version()
+        if version is None:
+            raise MissingError(f"the cluster has no Kueue (no API {_KUEUE}/{_KUEUE_VERSIONS[0]})")
+        return {"group": _KUEUE, "version": version, "plural": plural}
+
     def stop_workload(self, space: str, name: str) -> None:
         """Have Kueue evict a Workload and not queue it again."""
+        where = self._kueue_place("workloads")
         self._json(
             f"patch Kueue's Workload {space}/{name}",
             lambda apis, options: apis.custom.patch_namespaced_custom_object(
-                namespace=space, name=name, body={"spec": {"active": False}}, **_KUEUE, **options
+                namespace=space, name=name, body={"spec": {"active": False}}, **where, **options
             ),
         )
 
@@ -166,8 +253,10 @@ class Cluster:
         status = answer.get("status") or {}
         return status.get("allowed") is True, str(status.get("reason") or "")
 
-    def _json(self, what: str, make: Callable[[Apis, Json], Any]) -> Json:
-        answer = self.client.call(what, lambda apis: make(apis, self.client.options()))
+    def _json(
+        self, what: str, make: Callable[[Apis, Json], Any], warned: list[str] | None = None
+    ) -> Json:
+        answer = self.client.call(what, lambda apis: make(apis, self.client.options()), warned)
         return answer if isinstance(answer, dict) else {}
 
     def _pages(self, what: str, make: Callable[[Apis, Json], Any]) -> list[Json]:

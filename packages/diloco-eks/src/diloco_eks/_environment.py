@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from diloco_protocol import InvalidRequestError, ReplicaSpec, spec_to_environment
+from diloco_protocol import InvalidRequestError
 
 from ._names import FAILURES, IGNORED_FAILURES, secret_reference
 
@@ -23,7 +23,7 @@ def escape(value: str) -> str:
 
 
 def container_environment(
-    spec: ReplicaSpec, env: Mapping[str, str], secrets: Mapping[str, str]
+    spec: list[dict[str, Any]], env: Mapping[str, str], secrets: Mapping[str, str]
 ) -> list[dict[str, Any]]:
     """The container's ``env``: the caller's variables, references to secrets, the spec, and the attempt's number.
 
@@ -43,8 +43,7 @@ def container_environment(
         entries.append(
             {"name": name, "valueFrom": {"secretKeyRef": secret_reference(name, reference)}}
         )
-    for name, piece in spec_to_environment(spec).items():
-        entries.append({"name": name, "value": piece})
+    entries += spec
     for name, annotation in ((FAILURES_VARIABLE, FAILURES), (IGNORED_VARIABLE, IGNORED_FAILURES)):
         field = {"fieldPath": f"metadata.annotations['{annotation}']"}
         entries.append({"name": name, "valueFrom": {"fieldRef": field}})

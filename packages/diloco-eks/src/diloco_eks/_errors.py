@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -17,6 +18,9 @@ from diloco_protocol import (
     ThrottledError,
     UnavailableError,
 )
+
+_MISSING_RIGHT = re.compile(r'cannot \w+ resource "')
+_WARNING = re.compile(r'299 \S+ "((?:[^"\\]|\\.)*)"')
 
 
 class MissingError(ReplicaNotFoundError):
@@ -33,6 +37,10 @@ class ExpiredError(BackendError):
 
 class UnreachedError(UnavailableError):
     """Raised when there was no connection, so that the request was not sent."""
+
+
+class MissingRightError(ForbiddenError):
+    """Raised when no role allows a call (403 of RBAC, and not of a policy)."""
 
 
 class BadRequestError(InvalidRequestError):
@@ -83,6 +91,16 @@ def read_answer(status: int, body: object, headers: Mapping[str, str] | None) ->
     )
 
 
+def read_warnings(headers: Mapping[str, str]) -> list[str]:
+    """What the server warns of; https://kubernetes.io/blog/2020/09/03/warnings/."""
+    return [
+        re.sub(r"\\(.)", r"\1", text)
+        for name, value in headers.items()
+        if name.lower() == "warning"
+        for text in _WARNING.findall(value)
+    ]
+
+
 def to_error(answer: Answer, what: str) -> BackendError:
     """The error for an answer; ``what`` was tried, such as ``"create Job default/run-1"``."""
     status, text = answer.status, f"cannot {what}: {answer.message}"
@@ -91,12 +109,24 @@ def to_error(answer: Answer, what: str) -> BackendError:
     if status == 401:
         return AuthError(
             f"{text}. The cluster refused the credentials, and again after they were loaded anew: log in again, or choose "
-            "another context="
+            "another context=",
+            retryable=True,  # whoever renews them may be about to
         )
     if status == 403:
         if "exceeded quota" in answer.message:
             return QuotaExceededError(text)
-        return ForbiddenError(f"{text}. The README of diloco-eks has the Role that is needed")
+        if _MISSING_RIGHT.search(answer.message):
+            return MissingRightError(
+                f"{text}. The README of diloco-eks has the Role that is needed"
+            )
+        if "because it is being terminated" in answer.message:
+            return ForbiddenError(
+                f"{text}. The namespace is being deleted: wait until it is gone and create it anew, or give another namespace="
+            )
+        return ForbiddenError(
+            f"{text}. No right is missing: a policy of the cluster refuses this. Change what it names, by an argument or by "
+            "pod_overlay=, or ask whoever runs the cluster"
+        )
     if status == 404:
         return MissingError(text)
     if status == 409:

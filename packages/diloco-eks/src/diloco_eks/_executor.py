@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from datetime import UTC, datetime
+from functools import cached_property, partial
 from typing import Any, Literal
 
 from diloco_protocol import (
@@ -18,20 +20,33 @@ from diloco_protocol import (
     OutcomeMessage,
     Plan,
     ReplicaHandle,
+    ReplicaResult,
     ReplicaStatus,
     RunRequest,
 )
 from diloco_protocol.backend import options_of, takes
 
 from . import _names as names
+from ._arguments import arguments_map
 from ._check import check_cluster, check_rendezvous
 from ._client import Client
 from ._cluster import Cluster
+from ._errors import ConflictError
 from ._facts import JobFacts, read_job
 from ._handles import check_handle, find_job, make_handles
-from ._launch import UnknownLaunchError, check_service_account, create, withdraw
+from ._launch import (
+    StrandedError,
+    UnknownLaunchError,
+    check_queue,
+    check_service_account,
+    create,
+    create_job,
+    send_arguments,
+    withdraw,
+)
 from ._log_verbs import LogVerbs
 from ._manifest import job_manifest, redacted
+from ._namespace import DEFAULT, namespace_of_context
 from ._options import EKSOptions
 from ._runs import Runs
 
@@ -71,7 +86,7 @@ class EKSExecutor(LogVerbs):
             env=chosen.env,
             max_restarts=chosen.backoff_limit,
         )
-        self._options = chosen
+        self._given = chosen
         self.capabilities = replace(
             type(self).capabilities,
             retention=chosen.ttl_seconds_after_finished,
@@ -87,7 +102,21 @@ class EKSExecutor(LogVerbs):
             request_timeout=chosen.request_timeout or 0.001,
         )
         self._cluster = Cluster(self._client)
-        self._runs = Runs(self._client, self._cluster)
+        self._runs = Runs(self._client, self._cluster, chosen.clock)
+
+    @cached_property
+    def _options(self) -> EKSOptions:
+        """What was given, with the namespace, for which the kubeconfig has to be read."""
+        given = self._given
+        if given.namespace is not None:
+            return given
+        ours = given.batch_api is None and given.core_api is None
+        space = namespace_of_context(given.kubeconfig, given.context) if ours else DEFAULT
+        return replace(given, namespace=space)
+
+    @property
+    def _namespace(self) -> str:
+        return self._options.namespace or DEFAULT
 
     def options(self) -> list[Option]:
         """What the constructor takes."""
@@ -126,9 +155,19 @@ class EKSExecutor(LogVerbs):
             return super().plan(n_replicas, entrypoint, entrypoint_args, **options)
         request = self._request(n_replicas, entrypoint, entrypoint_args, **options)
         manifest = job_manifest(request, self._options)
-        self._check_service_account()
-        self._patiently(lambda: self._cluster.create_job(manifest, dry_run=True))
-        return Plan(request.run_id, (redacted(manifest),))
+        self._check_names()
+        self._patiently(lambda: create_job(self._cluster, manifest, dry_run=True))
+        self._try_arguments(arguments_map(request, self._options))
+        return Plan(request.run_id, tuple(self._plan(request)))
+
+    def _try_arguments(self, arguments: dict[str, Any] | None) -> None:
+        """Find out whether large arguments can be sent, before anything is created."""
+        if arguments is None:
+            return
+        with contextlib.suppress(
+            ConflictError
+        ):  # of an earlier launch of this very run, or about to be removed
+            self._patiently(lambda: self._cluster.create_config_map(arguments, dry_run=True))
 
     def check(
         self,
@@ -141,8 +180,8 @@ class EKSExecutor(LogVerbs):
         """What stands in the way of a launch; creates nothing, but for one pod where ``rendezvous_uri`` is given.
 
         Looks at the cluster's address and credentials, our rights, the service account, quotas, and has the cluster
-        check the Job (a dry run). Whether replicas can reach their bucket only a replica can find out: one without GPUs is
-        started with the run's image, account and environment, tries the bucket, and is removed.
+        check the Job and one of its pods (dry runs). Whether replicas can reach their bucket only a replica can find out:
+        one without GPUs is started with the run's image, account and environment, tries the bucket, and is removed.
 
         Args:
             n_replicas: As for the launch.
@@ -152,7 +191,7 @@ class EKSExecutor(LogVerbs):
 
         Returns:
             What was found, good and bad; each says what to do. The subjects are ``"cluster"``, ``"rights"``,
-            ``"service account"``, ``"manifest"``, ``"quota"`` and ``"rendezvous"``.
+            ``"service account"``, ``"queue"``, ``"manifest"``, ``"pods"``, ``"quota"`` and ``"rendezvous"``.
 
         Raises:
             InvalidRequestError: The launch itself would be refused.
@@ -167,19 +206,24 @@ class EKSExecutor(LogVerbs):
 
     def _findings(self, request: RunRequest) -> list[Finding]:
         manifest = job_manifest(request, self._options)
-        return check_cluster(self._cluster, manifest, self._options.service_account_name)
+        account = self._options.service_account_name
+        return check_cluster(self._cluster, manifest, account, self._patiently)
 
     def _plan(self, request: RunRequest) -> list[dict[str, Any]]:
-        return [redacted(job_manifest(request, self._options))]
+        arguments = arguments_map(request, self._options)
+        job = redacted(job_manifest(request, self._options))
+        return [job] if arguments is None else [job, arguments]
 
     def _submit(self, request: RunRequest) -> list[ReplicaHandle]:
         manifest = job_manifest(request, self._options)
         server = self._client.server
-        self._check_service_account()
+        self._check_names()
+        arguments = arguments_map(request, self._options)
+        self._try_arguments(arguments)
         try:
-            facts = create(self._cluster, manifest, self._backoff, self._patience)
+            facts, new = create(self._cluster, manifest, self._backoff, self._patience)
         except UnknownLaunchError as error:
-            space, count = self._options.namespace, len(request.ranks)
+            space, count = self._namespace, len(request.ranks)
             raise LaunchError(
                 str(error),
                 make_handles(
@@ -197,23 +241,32 @@ class EKSExecutor(LogVerbs):
                     f"the run {request.run_id!r} may have been created: attach it, or cancel it"
                 )
             raise
+        if arguments is not None:
+            try:
+                send_arguments(
+                    self._cluster, manifest, arguments, facts, self._backoff, self._patience,
+                    ours=new or not request.named,
+                )  # fmt: skip
+            except StrandedError as error:
+                raise LaunchError(str(error), self._handles(facts, server)) from error
         return self._handles(facts, server)
 
-    def _check_service_account(self) -> None:
-        name, space = self._options.service_account_name, self._options.namespace
-        if name is None or self._patiently(
-            lambda: check_service_account(self._cluster, space, name)
+    def _check_names(self) -> None:
+        """Refuse a service account or queue that does not exist, before the launch."""
+        options, space = self._options, self._namespace
+        for what, name, check in (
+            ("service account", options.service_account_name, check_service_account),
+            ("queue", options.queue, check_queue),
         ):
-            return
-        import logging  # slow to import
+            if name is None or self._patiently(partial(check, self._cluster, space, name)):
+                continue
+            import logging  # slow to import
 
-        text = (
-            "whether the service account %s/%s exists cannot be checked: reading it is not allowed"
-        )
-        logging.getLogger("diloco_eks").warning(text, space, name)
+            text = "whether the %s %s/%s exists cannot be checked: reading it is not allowed"
+            logging.getLogger("diloco_eks").warning(text, what, space, name)
 
     def _handles(self, facts: JobFacts, server: str) -> list[ReplicaHandle]:
-        space = self._options.namespace
+        space = self._namespace
         return make_handles(
             facts.run_id,
             facts.uid,
@@ -226,10 +279,42 @@ class EKSExecutor(LogVerbs):
 
     # --- watching ---
 
+    def describe(self, handle: ReplicaHandle) -> ReplicaStatus:
+        """Everything known about a replica; see :meth:`BaseExecutor.describe`. Tries again for ``retry_timeout`` seconds."""
+        ask = super().describe
+        return self._patiently(lambda: ask(handle))
+
+    def collect(
+        self,
+        handles: Sequence[ReplicaHandle],
+        *,
+        timeout: float | None = None,
+        progress: Callable[[Mapping[ReplicaHandle, ReplicaStatus]], None] | None = None,
+    ) -> list[ReplicaResult]:
+        """Wait for replicas; see :meth:`BaseExecutor.collect`. Waits for no answer of the cluster past the time."""
+        wait = super().collect
+        if isinstance(timeout, bool) or not isinstance(timeout, (int, float)):
+            return wait(handles, timeout=timeout, progress=progress)
+        clock = self._backoff.clock
+        with self._client.until(clock() + timeout, clock):
+            return wait(handles, timeout=timeout, progress=progress)
+
     def _observe_run(
         self, handles: Sequence[ReplicaHandle]
     ) -> Mapping[ReplicaHandle, ReplicaStatus]:
         return self._runs.observe(handles)
+
+    def _is_ours(self, handle: ReplicaHandle) -> bool:
+        return super()._is_ours(handle) and handle.metadata["server"] == self._client.server
+
+    def _observe(self, handles: Sequence[ReplicaHandle]) -> Mapping[ReplicaHandle, ReplicaStatus]:
+        server = self._client.server
+        near = [handle for handle in handles if handle.metadata["server"] == server]
+        # The same cluster may have another address, so what is far is looked for; but a journal does not speak for it.
+        far = [handle for handle in handles if handle.metadata["server"] != server]
+        if not far:
+            return super()._observe(near)
+        return {**(super()._observe(near) if near else {}), **self._observe_run(far)}
 
     def _result(self, handle: ReplicaHandle) -> Any:
         return self._runs.result(handle, lambda: self._source(handle).pods())
@@ -246,7 +331,7 @@ class EKSExecutor(LogVerbs):
     def _list_runs(self) -> list[str]:
         jobs = self._patiently(
             lambda: self._cluster.list_jobs(
-                self._options.namespace, f"{names.MANAGED_BY}={names.MANAGER},{names.RUN}"
+                self._namespace, f"{names.MANAGED_BY}={names.MANAGER},{names.RUN}"
             )
         )
         known = sorted(
@@ -255,10 +340,9 @@ class EKSExecutor(LogVerbs):
         return [run_id for _, run_id in known]
 
     def _attach(self, run_id: str) -> list[ReplicaHandle]:
-        space, server = self._options.namespace, self._client.server
+        space, server = self._namespace, self._client.server
         facts = self._patiently(lambda: find_job(self._cluster, space, run_id))
         return self._handles(facts, server)
 
-    def _check(self, handle: ReplicaHandle) -> None:
-        super()._check(handle)
+    def _check_handle(self, handle: ReplicaHandle) -> None:
         check_handle(handle)

@@ -30,6 +30,7 @@ class JobFacts:
         name: Its name.
         uid: The uid of this very object.
         version: Its resourceVersion.
+        created: Unix seconds.
         completions: Number of indexes.
         completed: Indexes that have succeeded.
         failed: Indexes that have failed for good.
@@ -40,6 +41,7 @@ class JobFacts:
         idle: The controller counts no pod, neither active nor terminating.
         restarts: Restarts per index.
         deadline: Seconds, if there is one.
+        timeout: Seconds for which an attempt may run, if there is a limit.
         first_rank: Rank of index 0.
         world_size: The run's number of replicas.
         run_id: The run; empty if diloco did not launch the Job.
@@ -50,6 +52,7 @@ class JobFacts:
     name: str
     uid: str
     version: str
+    created: float
     completions: int
     completed: frozenset[int]
     failed: frozenset[int]
@@ -60,6 +63,7 @@ class JobFacts:
     idle: bool
     restarts: int
     deadline: int | None
+    timeout: float | None
     first_rank: int
     world_size: int
     run_id: str
@@ -70,6 +74,12 @@ class JobFacts:
     def finished(self) -> bool:
         """Whether it has ended and all its pods with it."""
         return "Complete" in self.conditions or "Failed" in self.conditions
+
+    @property
+    def decided_at(self) -> float | None:
+        """When it was decided that it has failed, in Unix seconds, if it was."""
+        condition = self.conditions.get("FailureTarget") or self.conditions.get("Failed")
+        return None if condition is None else condition.time
 
     @property
     def decided(self) -> bool:
@@ -87,13 +97,17 @@ class PodFacts:
 
     Attributes:
         name: Its name.
+        uid: Its uid.
         index: Its completion index; -1 if it has none.
         created: Unix seconds.
         attempt: The index's n-th life, from 1.
         failures: Earlier failures of the index that counted.
         phase: Pending, Running, Succeeded, Failed or Unknown.
         deleting: It is being deleted.
-        disrupted: Its node or the scheduler took it away.
+        node: Its node; empty while it has none.
+        unready_since: Since when it has not been ready, in Unix seconds, if it is not.
+        told_to_end: When it was told to go, in Unix seconds, if it was.
+        disruption: Who took it away, if it was not its own Job: the eviction API, the taint manager, the scheduler, a node.
         reason: The pod's own reason, such as Evicted.
         message: The pod's own message.
         blocked: Why it is not on a node: reason and message.
@@ -104,13 +118,17 @@ class PodFacts:
     """
 
     name: str
+    uid: str
     index: int
     created: float
     attempt: int
     failures: int
     phase: str
     deleting: bool
-    disrupted: bool
+    node: str
+    unready_since: float | None
+    told_to_end: float | None
+    disruption: Condition | None
     reason: str
     message: str
     blocked: tuple[str, str] | None
@@ -123,6 +141,38 @@ class PodFacts:
     def live(self) -> bool:
         """Whether it may still hold resources."""
         return self.phase in _LIVE
+
+    @property
+    def started_at(self) -> float | None:
+        """When its container started, in Unix seconds, if it has."""
+        return self.running_since or parse_time((self.terminated or {}).get("startedAt"))
+
+    @property
+    def unreachable(self) -> bool:
+        """Whether it was told to go, and its node does not answer: its container runs on, as far as anybody knows."""
+        taken = self.disruption is not None and self.disruption.reason == "DeletionByTaintManager"
+        return taken and self.deleting and self.running and self.unready_since is not None
+
+    @property
+    def ended_by_itself(self) -> bool:
+        """Whether its container had ended before anybody told it to."""
+        if self.terminated is None or self.never_ran or self.disrupted:
+            return False
+        finished = parse_time(self.terminated.get("finishedAt"))
+        told = self.told_to_end
+        return not self.deleting or (finished is not None and told is not None and finished < told)
+
+    @property
+    def never_ran(self) -> bool:
+        """Whether its container was never made: the kubelet ends it on paper when such a pod is deleted."""
+        end = self.terminated or {}
+        unknown = end.get("reason") == "ContainerStatusUnknown" and not end.get("startedAt")
+        return unknown and "used to be Running" not in _text(end.get("message"))
+
+    @property
+    def disrupted(self) -> bool:
+        """Whether its node or the scheduler took it away."""
+        return self.disruption is not None
 
 
 def read_job(job: Mapping[str, Any]) -> JobFacts:
@@ -139,6 +189,7 @@ def read_job(job: Mapping[str, Any]) -> JobFacts:
         name=_text(metadata.get("name")),
         uid=_text(metadata.get("uid")),
         version=_text(metadata.get("resourceVersion")),
+        created=parse_time(metadata.get("creationTimestamp")) or 0.0,
         completions=completions,
         completed=expand_indexes(_text(status.get("completedIndexes")), completions),
         failed=expand_indexes(_text(status.get("failedIndexes")), completions),
@@ -149,6 +200,7 @@ def read_job(job: Mapping[str, Any]) -> JobFacts:
         idle=not _count(status.get("active")) and not _count(status.get("terminating")),
         restarts=_count(spec.get("backoffLimitPerIndex")),
         deadline=_count(spec.get("activeDeadlineSeconds")) or None,
+        timeout=_seconds(annotations.get(names.TIMEOUT)),
         first_rank=_number(annotations.get(names.FIRST_RANK)),
         world_size=_number(annotations.get(names.WORLD_SIZE)),
         run_id=_text(labels.get(names.RUN)),
@@ -163,7 +215,6 @@ def read_pod(pod: Mapping[str, Any]) -> PodFacts:
     labels, annotations = _mapping(metadata.get("labels")), _mapping(metadata.get("annotations"))
     index = labels.get(names.INDEX, annotations.get(names.INDEX))
     failures = _number(annotations.get(names.FAILURES))
-    conditions = _items(status.get("conditions"))
     ours: Mapping[str, Any] = {}
     waiting: tuple[str, str] | None = None
     for container in (
@@ -177,22 +228,25 @@ def read_pod(pod: Mapping[str, Any]) -> PodFacts:
         if held and (waiting is None or waiting[0] in {"PodInitializing", "ContainerCreating"}):
             waiting = (_text(held.get("reason")), _text(held.get("message")))
     blocked = None
-    disrupted = False
-    for condition in conditions:
+    unready_since = None
+    for condition in _items(status.get("conditions")):
         if condition.get("type") == "PodScheduled" and condition.get("status") == "False":
             blocked = (_text(condition.get("reason")), _text(condition.get("message")))
-        disrupted |= (
-            condition.get("type") == "DisruptionTarget" and condition.get("status") == "True"
-        )
+        if condition.get("type") == "Ready" and condition.get("status") != "True":
+            unready_since = parse_time(condition.get("lastTransitionTime"))
     return PodFacts(
         name=_text(metadata.get("name")),
+        uid=_text(metadata.get("uid")),
         index=_number(index, -1),
         created=parse_time(metadata.get("creationTimestamp")) or 0.0,
         attempt=1 + failures + _number(annotations.get(names.IGNORED_FAILURES)),
         failures=failures,
         phase=_text(status.get("phase")),
         deleting=bool(metadata.get("deletionTimestamp")),
-        disrupted=disrupted,
+        node=_text(_mapping(pod.get("spec")).get("nodeName")),
+        unready_since=unready_since,
+        told_to_end=_told_to_end(metadata),
+        disruption=_conditions(status).get("DisruptionTarget"),
         reason=_text(status.get("reason")),
         message=_text(status.get("message")),
         blocked=blocked,
@@ -247,6 +301,23 @@ def _text(value: object) -> str:
 
 def _count(value: object) -> int:
     return value if type(value) is int and value > 0 else 0
+
+
+def _told_to_end(metadata: Mapping[str, Any]) -> float | None:
+    """The deletionTimestamp is when the grace is over."""
+    over, grace = (
+        parse_time(metadata.get("deletionTimestamp")),
+        metadata.get("deletionGracePeriodSeconds"),
+    )
+    return None if over is None or type(grace) is not int else over - grace
+
+
+def _seconds(value: object) -> float | None:
+    try:
+        seconds = float(_text(value))
+    except ValueError:
+        return None
+    return seconds if seconds >= 0 else None  # and not NaN
 
 
 def _number(value: object, default: int = 0) -> int:

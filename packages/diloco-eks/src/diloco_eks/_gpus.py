@@ -18,6 +18,11 @@ INSTANCE_TYPE = "node.kubernetes.io/instance-type"
 KARPENTER_CAPACITY = "karpenter.sh/capacity-type"
 NODE_GROUP_CAPACITY = "eks.amazonaws.com/capacityType"
 
+NEURON = "aws.amazon.com/neuron"
+RESERVATION = "karpenter.k8s.aws/capacity-reservation-id"
+RESERVATION_TYPE = "karpenter.k8s.aws/capacity-reservation-type"
+BLOCK = "block"
+
 _NAME = re.compile(r"[A-Za-z][\w.-]*", re.ASCII)
 _MOST_GPUS = 16  # of one node, where the model is not known
 Table = Mapping[str, Mapping[str, Sequence[str]]]
@@ -31,11 +36,13 @@ class Model:
         name: In Karpenter's and Auto Mode's label.
         products: In the label of NVIDIA's GPU feature discovery.
         types: Instance type → GPUs of one node. EKS user guide, "ml-workload-placement"; EC2 instance types.
+        resource: The resource that counts them; None for GPUs of NVIDIA.
     """
 
     name: str
     products: tuple[str, ...]
     types: Mapping[str, int]
+    resource: str | None = None
 
 
 def _sizes(family: str, counts: Mapping[int, str]) -> dict[str, int]:
@@ -55,7 +62,17 @@ MODELS: Mapping[str, Model] = {
         {"p3.2xlarge": 1, "p3.8xlarge": 4, "p3.16xlarge": 8, "p3dn.24xlarge": 8},
     ),
     "A10G": Model("a10g", ("NVIDIA-A10G",), _sizes("g5", _SMALL)),
-    "L4": Model("l4", ("NVIDIA-L4",), _sizes("g6", _SMALL)),
+    "L4": Model(
+        "l4",
+        ("NVIDIA-L4",),
+        {**_sizes("g6", _SMALL), **_sizes("gr6", {1: "4xlarge 8xlarge"})},
+    ),
+    # Parts of an L4: an eighth to a half of its memory.
+    "L4-PART": Model(
+        "l4",
+        (),
+        {**_sizes("g6f", {1: "large xlarge 2xlarge 4xlarge"}), **_sizes("gr6f", {1: "4xlarge"})},
+    ),
     "L40S": Model("l40s", ("NVIDIA-L40S",), _sizes("g6e", _SMALL)),
     "A100": Model(
         "a100",
@@ -67,9 +84,28 @@ MODELS: Mapping[str, Model] = {
     "H200": Model("h200", ("NVIDIA-H200",), {"p5e.48xlarge": 8, "p5en.48xlarge": 8}),
     "B200": Model("b200", ("NVIDIA-B200",), {"p6-b200.48xlarge": 8}),
     "B300": Model("b300", ("NVIDIA-B300",), {"p6-b300.48xlarge": 8}),
+    # From here on from the vendors' documents, and tried on no cluster.
+    "GB200": Model("gb200", ("NVIDIA-GB200",), {"p6e-gb200.36xlarge": 4}),
+    "RTX-PRO-6000": Model(
+        "rtx-pro-6000",
+        ("NVIDIA-RTX-PRO-6000-Blackwell-Server-Edition",),
+        _sizes("g7e", {1: "2xlarge 4xlarge 8xlarge", 2: "12xlarge", 4: "24xlarge", 8: "48xlarge"}),
+    ),
+    "TRAINIUM": Model(
+        "trainium",
+        (),
+        {"trn1.2xlarge": 1, "trn1.32xlarge": 16, "trn1n.32xlarge": 16},
+        NEURON,
+    ),
+    "TRAINIUM2": Model(
+        "trainium2",
+        (),
+        {"trn2.3xlarge": 1, "trn2.48xlarge": 16, "trn2u.48xlarge": 16},
+        NEURON,
+    ),
 }
-# The one Karpenter label that does not tell its variants apart: there only the instance types do.
-_AMBIGUOUS = frozenset({"A100-80GB"})
+# Where the label of Karpenter and Auto Mode does not tell variants apart, or is not known for sure, the instance types do.
+AMBIGUOUS = frozenset({"A100-80GB", "L4", "L4-PART", "RTX-PRO-6000", "TRAINIUM", "TRAINIUM2"})
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,11 +116,13 @@ class PlacedGpus:
         name: The model, or ``"any"``.
         count: How many.
         places: Label → values; a node with any of these labels has the model. Empty for any node.
+        resource: The resource that counts them; None for the executor's ``gpu_resource_key``.
     """
 
     name: str
     count: int
     places: Mapping[str, tuple[str, ...]]
+    resource: str | None = None
 
 
 def check_table(table: Table | None) -> dict[str, dict[str, tuple[str, ...]]]:
@@ -136,12 +174,13 @@ def place_gpus(text: str, table: Table | None = None) -> PlacedGpus:
     name, count = wanted.name.upper(), wanted.count
     most = _MOST_GPUS
     places: Mapping[str, tuple[str, ...]] = {}
+    resource = None
     if name in table:
         places = {label: tuple(values) for label, values in table[name].items()}
     elif name in MODELS:
         model = MODELS[name]
         most = max(model.types.values())
-        places = _places(name, model, count)
+        places, resource = _places(name, model, count), model.resource
     elif wanted.name != ANY:
         known = ", ".join([*sorted({*MODELS, *table}), ANY])
         raise InvalidRequestError(
@@ -151,19 +190,24 @@ def place_gpus(text: str, table: Table | None = None) -> PlacedGpus:
         raise InvalidRequestError(
             f"gpu={text!r}: a node has at most {most} of these, and a replica runs on one node"
         )
-    return PlacedGpus(ANY if wanted.name == ANY else name, count, places)
+    return PlacedGpus(ANY if wanted.name == ANY else name, count, places, resource)
 
 
 def _places(name: str, model: Model, count: int) -> dict[str, tuple[str, ...]]:
     fitting = [kind for kind, gpus in model.types.items() if gpus >= count]
     # HyperPod's nodes carry SageMaker's spelling.
     types = tuple(spelling for kind in fitting for spelling in (kind, f"ml.{kind}"))
-    named = {} if name in _AMBIGUOUS else {KARPENTER: (model.name,), AUTO_MODE: (model.name,)}
-    return {**named, FEATURE_DISCOVERY: model.products, INSTANCE_TYPE: types}
+    named = {} if name in AMBIGUOUS else {KARPENTER: (model.name,), AUTO_MODE: (model.name,)}
+    products = {FEATURE_DISCOVERY: model.products} if model.products else {}
+    return {**named, **products, INSTANCE_TYPE: types}
 
 
 def node_affinity(
-    places: Mapping[str, tuple[str, ...]], *, spot: bool | None, chosen: Mapping[str, str]
+    places: Mapping[str, tuple[str, ...]],
+    *,
+    spot: bool | None,
+    chosen: Mapping[str, str],
+    reservation: str | None = None,
 ) -> dict[str, Any] | None:
     """The required node affinity, or None if any node will do.
 
@@ -174,17 +218,15 @@ def node_affinity(
         places: Label → values; see :class:`PlacedGpus`.
         spot: True for interruptible capacity, False for any other, None for whatever there is.
         chosen: The caller's node selector. Where it speaks of the model or the capacity itself, we do not.
+        reservation: Id of a capacity reservation, or ``"block"`` for any capacity block.
+
+    Raises:
+        InvalidRequestError: Spot capacity is asked for, and reserved capacity too.
     """
     kinds: list[list[dict[str, Any]]] = [[]]
     if places and not chosen.keys() & places.keys():
         kinds = [[_expression(label, values)] for label, values in places.items()]
-    capacities: list[list[dict[str, Any]]] = [[]]
-    if spot is not None and not chosen.keys() & {KARPENTER_CAPACITY, NODE_GROUP_CAPACITY}:
-        labels = ((KARPENTER_CAPACITY, ("spot",)), (NODE_GROUP_CAPACITY, ("SPOT",)))
-        if spot:
-            capacities = [[_expression(label, values)] for label, values in labels]
-        else:  # also on nodes that have neither label
-            capacities = [[_expression(label, values, "NotIn") for label, values in labels]]
+    capacities = _reserved(reservation, spot=spot) if reservation else _of_market(chosen, spot=spot)
     terms = [
         {"matchExpressions": [*kind, *capacity]} for kind, capacity in product(kinds, capacities)
     ]
@@ -195,6 +237,30 @@ def node_affinity(
             "requiredDuringSchedulingIgnoredDuringExecution": {"nodeSelectorTerms": terms}
         }
     }
+
+
+def _reserved(reservation: str, *, spot: bool | None) -> list[list[dict[str, Any]]]:
+    if spot:
+        raise InvalidRequestError(
+            f"spot=True together with capacity_reservation={reservation!r}: reserved capacity is never spot; leave one of "
+            "them out"
+        )
+    if reservation != BLOCK:
+        return [[_expression(RESERVATION, (reservation,))]]
+    return [
+        [_expression(RESERVATION_TYPE, ("capacity-block",))],
+        [_expression(NODE_GROUP_CAPACITY, ("CAPACITY_BLOCK",))],
+    ]
+
+
+def _of_market(chosen: Mapping[str, str], *, spot: bool | None) -> list[list[dict[str, Any]]]:
+    if spot is None or chosen.keys() & {KARPENTER_CAPACITY, NODE_GROUP_CAPACITY}:
+        return [[]]
+    labels = ((KARPENTER_CAPACITY, ("spot",)), (NODE_GROUP_CAPACITY, ("SPOT",)))
+    if spot:
+        return [[_expression(label, values)] for label, values in labels]
+    # Also on nodes that have neither label.
+    return [[_expression(label, values, "NotIn") for label, values in labels]]
 
 
 def _expression(label: str, values: Sequence[str], operator: str = "In") -> dict[str, Any]:

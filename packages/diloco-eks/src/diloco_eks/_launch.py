@@ -16,6 +16,7 @@ from diloco_protocol import (
 )
 
 from . import _names as names
+from ._arguments import put_arguments
 from ._cluster import Cluster
 from ._errors import ConflictError, MissingError, UnreachedError
 from ._facts import JobFacts, read_job
@@ -25,10 +26,14 @@ class UnknownLaunchError(BackendError):
     """Raised when it could not be found out whether the Job was created."""
 
 
+class StrandedError(BackendError):
+    """Raised when a run is there, but its arguments could not be sent, and it was not deleted."""
+
+
 def create(
     cluster: Cluster, manifest: dict[str, Any], backoff: Backoff, patience: float
-) -> JobFacts:
-    """Create the Job of a run, or find the one that an earlier try created.
+) -> tuple[JobFacts, bool]:
+    """Create the Job of a run, or find the one that an earlier try created; returns it, and whether it is certainly new.
 
     An answer that was lost does no harm: the next try meets the Job, which carries the launch's fingerprint.
 
@@ -39,12 +44,12 @@ def create(
     """
     unsure = False
 
-    def once() -> JobFacts:
+    def once() -> tuple[JobFacts, bool]:
         nonlocal unsure
         try:
-            return read_job(cluster.create_job(manifest))
+            return read_job(create_job(cluster, manifest)), True
         except ConflictError:
-            return known(cluster, manifest)
+            return known(cluster, manifest), False
         except UnreachedError:
             raise
         except UnavailableError:
@@ -57,7 +62,7 @@ def create(
         if not (unsure and error.retryable):
             raise
         try:
-            return known(cluster, manifest)
+            return known(cluster, manifest), False
         except MissingError:
             raise error from None
         except BackendError as second:
@@ -66,6 +71,23 @@ def create(
                 f"{error}. Whether the Job {name} was created is not known, since {second}: launch again with "
                 f"run_id={name!r}, or attach({name!r}), once the cluster answers"
             ) from error
+
+
+def create_job(
+    cluster: Cluster, manifest: dict[str, Any], *, dry_run: bool = False
+) -> dict[str, Any]:
+    """Create a Job, and log what the cluster warns of."""
+    warned: list[str] = []
+    job = cluster.create_job(manifest, dry_run=dry_run, warned=warned)
+    if warned:
+        import logging  # slow to import
+
+        for text in dict.fromkeys(warned):
+            name = manifest["metadata"]["name"]
+            logging.getLogger("diloco_eks").warning(
+                "the cluster warns of the Job %s: %s", name, text
+            )
+    return job
 
 
 def known(cluster: Cluster, manifest: dict[str, Any]) -> JobFacts:
@@ -89,6 +111,42 @@ def known(cluster: Cluster, manifest: dict[str, Any]) -> JobFacts:
     return facts
 
 
+def send_arguments(
+    cluster: Cluster,
+    manifest: dict[str, Any],
+    arguments: dict[str, Any],
+    facts: JobFacts,
+    backoff: Backoff,
+    patience: float,
+    *,
+    ours: bool,
+) -> None:
+    """Create the ConfigMap of a run whose Job is there; if that fails, the run is deleted: its pods wait, and none has begun.
+
+    Args:
+        cluster: To ask.
+        manifest: The Job.
+        arguments: The ConfigMap.
+        facts: The Job as it is.
+        backoff: Pauses between tries.
+        patience: Seconds for which to try.
+        ours: Whether the Job was created just now. Any other may be an earlier launch's, whose replicas are not ours to end.
+
+    Raises:
+        StrandedError: It failed, and the run is still there.
+        BackendError: It failed, and nothing is left.
+    """
+    try:
+        put_arguments(cluster, arguments, facts, backoff, patience)
+    except BaseException as error:
+        if ours and withdraw(cluster, manifest, backoff, patience):
+            raise
+        raise StrandedError(
+            f"the run {facts.run_id!r} is there, but its arguments could not be sent ({error}), so its replicas do not "
+            "start. Launch it again with the same run_id and arguments, or cancel it"
+        ) from error
+
+
 def withdraw(cluster: Cluster, manifest: dict[str, Any], backoff: Backoff, patience: float) -> bool:
     """Delete what an interrupted launch may have created; returns whether nothing is left of it."""
 
@@ -100,6 +158,30 @@ def withdraw(cluster: Cluster, manifest: dict[str, Any], backoff: Backoff, patie
     try:
         retry(once, backoff, timeout=patience)
     except BackendError:
+        return False
+    return True
+
+
+def check_queue(cluster: Cluster, space: str, queue: str) -> bool:
+    """Refuse a queue that does not exist: without Kueue the Job would start at once, and without its queue it would never start.
+
+    Returns whether that could be found out.
+
+    Raises:
+        InvalidRequestError: There is no such queue.
+    """
+    if cluster.kueue_version() is None:
+        raise InvalidRequestError(
+            f"queue={queue!r}: the cluster has no Kueue, so nothing would hold the run back. Install Kueue, or leave queue= out"
+        )
+    try:
+        cluster.read_local_queue(space, queue)
+    except MissingError as error:
+        raise InvalidRequestError(
+            f"queue={queue!r}: there is no such LocalQueue in the namespace {space!r}, so the run would wait for ever ({error}). "
+            "Create it, or give another queue="
+        ) from error
+    except ForbiddenError:
         return False
     return True
 

@@ -86,10 +86,10 @@ class LogVerbs(BaseExecutor):
         return cast("PodLog", lines).of(attempt, previous=previous)
 
     def _logs(self, handle: ReplicaHandle, query: LogQuery) -> PodLog:
-        self._patiently(lambda: self._runs.job(handle))
-        return PodLog(self._source(handle), query)
+        facts = self._patiently(lambda: self._runs.job(handle))
+        return PodLog(self._source(handle, facts.uid), query)
 
-    def _source(self, handle: ReplicaHandle) -> LogSource:
+    def _source(self, handle: ReplicaHandle, uid: str = "") -> LogSource:
         def terminal() -> bool:
             try:
                 return self._observe([handle])[handle].state.terminal
@@ -97,11 +97,10 @@ class LogVerbs(BaseExecutor):
                 return True
 
         index = handle.rank - int(handle.metadata["first_rank"])
-        uid = handle.metadata["job_uid"] or self._runs.job(handle).uid
-        pause = self._backoff.first
+        uid = uid or handle.metadata["job_uid"] or self._runs.job(handle).uid
         return LogSource(
             self._cluster, handle.metadata["namespace"], uid, index, terminal, self._clock,
-            pause=lambda: self._backoff.sleep(pause),
+            self._backoff, self._patience,
         )  # fmt: skip
 
     def _patiently(self, call: Callable[[], T]) -> T:

@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator, Iterator
 from dataclasses import dataclass
+from typing import TypeVar
 
 from diloco_protocol import (
     BackendError,
+    Backoff,
     InvalidRequestError,
     LogQuery,
     ReplicaNotFoundError,
-    UnavailableError,
+    ThrottledError,
     is_result_line,
+    retry,
 )
 from diloco_protocol.backend import check_whole
 
@@ -24,6 +28,10 @@ from ._facts import PodFacts, pods_by_index, read_pod
 from ._lines import Line, Place, split_lines
 from ._names import CONTROLLER_UID, INDEX
 from ._verdict import read_message
+
+T = TypeVar("T")
+
+_CLOCKS_DIFFER = 60
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,7 +45,8 @@ class LogSource:
         index: The replica's index in the Job.
         terminal: Tells whether the replica has ended for good.
         clock: Unix seconds.
-        pause: Sleeps a while between two looks.
+        backoff: Pauses between two looks, and between tries.
+        patience: Seconds for which the cluster may be out of reach.
     """
 
     cluster: Cluster
@@ -46,7 +55,8 @@ class LogSource:
     index: int
     terminal: Callable[[], bool]
     clock: Callable[[], float]
-    pause: Callable[[], None]
+    backoff: Backoff
+    patience: float
 
     def pods(self) -> list[PodFacts]:
         """The replica's pods, the newest last."""
@@ -57,22 +67,58 @@ class LogSource:
     def lines(
         self, pod: str, *, follow: bool = False, since: float | None = None, tail: int | None = None
     ) -> Iterator[Line]:
-        """The lines of one pod's log; none if its container has not started yet.
+        """The lines of one pod's log, which is opened at once; none if its container has not started yet.
 
         Raises:
             MissingError: The pod is gone.
-            UnavailableError: The connection broke.
+            BackendError: It cannot be opened; or, while it is read, the connection broke.
         """
         query: dict[str, object] = {"follow": True} if follow else {}
         if since is not None:
-            query["since_seconds"] = max(1, math.ceil(self.clock() - since) + 1)
+            # A little more than is asked for, as the node's clock may differ; what is too early is left out by its time.
+            query["since_seconds"] = max(1, math.ceil(self.clock() - since) + _CLOCKS_DIFFER)
         if tail is not None:
             query["tail_lines"] = tail
         try:
             response = self.cluster.open_log(self.namespace, pod, **query)
         except BadRequestError:  # "... is waiting to start"
-            return
-        yield from split_lines(pieces(f"read the log of pod {pod}", response))
+            return iter(())
+        return split_lines(pieces(f"read the log of pod {pod}", response))
+
+
+class Outage:
+    """For how long a log could not be read.
+
+    Args:
+        source: Says how long it may last.
+    """
+
+    def __init__(self, source: LogSource) -> None:
+        self._backoff = source.backoff
+        self._patience = source.patience
+        self._since: float | None = None
+
+    def over(self) -> None:
+        """It can be read again."""
+        self._since = None
+
+    def goes_on(self, error: BackendError) -> None:
+        """It cannot be read: wait a while.
+
+        Raises:
+            BackendError: The error itself, if it will not pass or has lasted for too long.
+        """
+        if not error.retryable:
+            raise error
+        now = self._backoff.clock()
+        since = self._since = now if self._since is None else self._since
+        pause = self._backoff.first
+        if isinstance(error, ThrottledError) and error.retry_after is not None:
+            pause = max(pause, error.retry_after)
+        if now + pause > since + self._patience:
+            error.add_note(f"given up after {self._patience:g} s of trying again")
+            raise error
+        self._backoff.sleep(pause)
 
 
 class PodLog(Iterator[str]):
@@ -86,6 +132,7 @@ class PodLog(Iterator[str]):
     def __init__(self, source: LogSource, query: LogQuery) -> None:
         self._source = source
         self._query = query
+        self._outage = Outage(source)
         self._attempt: int | None = None
         self._previous = False
         self._lines: Iterator[str] | None = None
@@ -105,7 +152,7 @@ class PodLog(Iterator[str]):
 
     def _read(self) -> Iterator[str]:
         query, source = self._query, self._source
-        pod = self._choose(source.pods())
+        pod = self._choose(self._patiently(source.pods))
         if query.n_lines is not None:
             yield from self._tail(pod, query.n_lines)
             return
@@ -138,7 +185,7 @@ class PodLog(Iterator[str]):
                     f"there is no log {which}; the cluster has those of attempts: {attempts}"
                 )
             return fitting[-1]
-        if not pods and self._source.terminal():
+        if not pods and self._patiently(self._source.terminal):
             raise ReplicaNotFoundError(
                 "the replica's pod has been removed, and its log with it: Kubernetes keeps no log of pods that it ends"
             )
@@ -149,41 +196,43 @@ class PodLog(Iterator[str]):
             return
         report = read_message(pod)
         extra = 0 if report is None else report.result_lines
-        lines = [
-            line.text
-            for line in self._open(pod, tail=count + extra)
-            if not is_result_line(line.text)
-        ]
-        yield from lines[-count:]
+        try:
+            lines = self._patiently(lambda: list(self._source.lines(pod.name, tail=count + extra)))
+        except MissingError:
+            raise _removed(pod) from None
+        yield from [line.text for line in lines if not is_result_line(line.text)][-count:]
 
     def _once(self, pod: PodFacts | None, place: Place) -> Iterator[Line]:
-        if pod is not None:
-            yield from place.fresh(self._open(pod, since=self._query.since))
-
-    def _open(self, pod: PodFacts, **how: object) -> Iterator[Line]:
         try:
-            yield from self._source.lines(pod.name, **how)  # type: ignore[arg-type]
+            while pod is not None and not (yield from self._stream(pod, place, follow=False)):
+                pass
         except MissingError:
-            raise ReplicaNotFoundError(
-                f"the pod {pod.name} has been removed, and its log with it"
-            ) from None
+            raise _removed(pod) from None
 
     def _follow(self, pod: PodFacts | None) -> Iterator[Line]:
         """One attempt after the other, until the replica has ended and all was read."""
         place = Place()
         fixed = self._attempt is not None or self._previous
         while True:
-            ended = self._source.terminal()
-            pods = self._source.pods()
+            until = self._query.until
+            # Asked before reading: what was written before that time is then in the log.
+            late = until is not None and self._source.clock() >= until
+            ended = self._patiently(self._source.terminal)
+            pods = self._patiently(self._source.pods)
             current = next(
                 (candidate for candidate in pods if pod is not None and candidate.name == pod.name),
                 None,
             )
             if current is not None:
                 over = not current.live or current.terminated is not None
-                yield from self._stream(current, place)
-                if not over:
-                    self._source.pause()
+                try:
+                    whole = yield from self._stream(current, place, follow=not late)
+                except MissingError:
+                    whole = True  # the next look sees that it is gone
+                if late and whole and not over:
+                    return
+                if not over or not whole:
+                    self._pause()
                     continue
             newer = (
                 []
@@ -195,20 +244,48 @@ class PodLog(Iterator[str]):
                 continue
             if ended or (fixed and current is None) or (fixed and over):
                 return
-            if self._query.until is not None and self._source.clock() >= self._query.until:
+            if late:
                 return
-            self._source.pause()
+            self._pause()
 
-    def _stream(self, pod: PodFacts, place: Place) -> Iterator[Line]:
+    def _stream(self, pod: PodFacts, place: Place, *, follow: bool) -> Generator[Line, None, bool]:
+        """What was not read yet; returns whether it was read to its end, or the connection broke and is to be opened again."""
         since = Line(place.stamp, "").time if place.stamp else self._query.since
         try:
-            yield from place.fresh(self._source.lines(pod.name, follow=True, since=since))
+            with self._in_time(follow=follow):
+                lines = self._source.lines(pod.name, follow=follow, since=since)
+            if (
+                pod.live
+            ):  # of a silent container nothing comes, and the connection is opened again and again
+                self._outage.over()
+            for line in place.fresh(lines):
+                self._outage.over()
+                yield line
         except MissingError:
-            return  # the next look sees that it is gone
-        except UnavailableError:
-            return  # a connection that broke is opened again
-        except BackendError:
             raise
+        except BackendError as error:
+            self._outage.goes_on(error)
+            return False
+        self._outage.over()
+        return True
+
+    def _in_time(self, *, follow: bool) -> contextlib.AbstractContextManager[None]:
+        """A silent pod is not waited for beyond the time at which following ends."""
+        source, until = self._source, self._query.until
+        if not follow or until is None:
+            return contextlib.nullcontext()
+        return source.cluster.client.until(until, source.clock)
+
+    def _patiently(self, call: Callable[[], T]) -> T:
+        return retry(call, self._source.backoff, timeout=self._source.patience)
+
+    def _pause(self) -> None:
+        self._source.backoff.sleep(self._source.backoff.first)
+
+
+def _removed(pod: PodFacts | None) -> ReplicaNotFoundError:
+    name = "" if pod is None else f" {pod.name}"
+    return ReplicaNotFoundError(f"the pod{name} has been removed, and its log with it")
 
 
 def _younger(one: PodFacts, other: PodFacts) -> bool:

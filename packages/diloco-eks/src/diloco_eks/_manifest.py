@@ -14,11 +14,14 @@ from diloco_protocol.backend import is_reserved, redact
 
 from . import _names as names
 from .__about__ import __version__
+from ._arguments import spec_entries
 from ._environment import container_environment, runner_arguments
 from ._gpus import PlacedGpus, node_affinity, place_gpus
+from ._namespace import DEFAULT
 from ._options import RUNNER
 from ._overlay import apply_overlay
-from ._quantities import check_bytes, check_cpu
+from ._pod_options import CODE_PATH, shape_pod
+from ._quantities import check_bytes, check_cpu, parse_quantity
 
 if TYPE_CHECKING:
     from diloco_protocol import ReplicaSpec, RunRequest
@@ -73,12 +76,14 @@ def job_manifest(request: RunRequest, options: EKSOptions) -> dict[str, Any]:
         names.FIRST_RANK: str(request.ranks[0]),
         names.ENTRYPOINT: request.entrypoint,
     }
+    if request.timeout is not None:
+        annotations[names.TIMEOUT] = str(request.timeout)
     manifest: dict[str, Any] = {
         "apiVersion": "batch/v1",
         "kind": "Job",
         "metadata": {
             "name": name,
-            "namespace": options.namespace,
+            "namespace": options.namespace or DEFAULT,
             "labels": {**labels, **({names.QUEUE: options.queue} if options.queue else {})},
             "annotations": annotations,
         },
@@ -157,7 +162,9 @@ def _template(
         "command": list(options.command or RUNNER),
         "args": runner_arguments(MESSAGE_PATH),
         "env": container_environment(
-            request.specs(grace=options.grace)[0], request.env, request.secrets
+            spec_entries(request.specs(grace=options.grace)[0], request.run_id),
+            _with_code(request.env, options),
+            request.secrets,
         ),
         "resources": _resources(request, options, gpu),
         "terminationMessagePath": MESSAGE_PATH,
@@ -171,11 +178,6 @@ def _template(
         "enableServiceLinks": False,
         "containers": [container],
     }
-    if options.shm_size is not None:
-        container["volumeMounts"] = [{"name": "shm", "mountPath": "/dev/shm"}]
-        pod["volumes"] = [
-            {"name": "shm", "emptyDir": {"medium": "Memory", "sizeLimit": options.shm_size}}
-        ]
     if options.service_account_name is not None:
         pod["serviceAccountName"] = options.service_account_name
     if options.runtime_class_name is not None:
@@ -183,20 +185,24 @@ def _template(
     if options.node_selector:
         pod["nodeSelector"] = dict(options.node_selector)
     affinity = node_affinity(
-        {} if gpu is None else gpu.places, spot=request.spot, chosen=options.node_selector or {}
+        {} if gpu is None else gpu.places,
+        spot=request.spot,
+        chosen=options.node_selector or {},
+        reservation=options.capacity_reservation,
     )
     if affinity is not None:
         pod["affinity"] = affinity
     tolerations = [dict(toleration) for toleration in options.tolerations or ()]
     if gpu is not None:
         gpu_toleration = {
-            "key": options.gpu_resource_key,
+            "key": gpu.resource or options.gpu_resource_key,
             "operator": "Exists",
             "effect": "NoSchedule",
         }
         tolerations += [gpu_toleration] if gpu_toleration not in tolerations else []
     if tolerations:
         pod["tolerations"] = tolerations
+    shape_pod(pod, options, labels)
     return {
         "metadata": {
             "labels": dict(labels),
@@ -218,7 +224,24 @@ def _resources(
     if options.ephemeral_storage is not None:
         amounts["ephemeral-storage"] = options.ephemeral_storage
     if gpu is not None:
-        amounts[options.gpu_resource_key] = str(gpu.count)
+        amounts[gpu.resource or options.gpu_resource_key] = str(gpu.count)
     if options.efa:
         amounts["vpc.amazonaws.com/efa"] = str(options.efa)
-    return {"requests": amounts, "limits": dict(amounts)}
+    limits = dict(amounts)
+    if options.cpu_limit is None:
+        del limits["cpu"]
+    elif options.cpu_limit != "request":
+        limits["cpu"] = options.cpu_limit
+        if (parse_quantity(limits["cpu"]) or 0) < (parse_quantity(amounts["cpu"]) or 0):
+            raise InvalidRequestError(
+                f"cpu_limit={options.cpu_limit!r} is less than the {amounts['cpu']} that a replica requests: give more, or None "
+                "for no limit"
+            )
+    return {"requests": amounts, "limits": limits}
+
+
+def _with_code(env: Mapping[str, str], options: EKSOptions) -> dict[str, str]:
+    if options.code is None:
+        return dict(env)
+    path = f"{CODE_PATH}:{env['PYTHONPATH']}" if env.get("PYTHONPATH") else CODE_PATH
+    return {**env, "PYTHONPATH": path}

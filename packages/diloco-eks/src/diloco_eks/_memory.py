@@ -1,9 +1,9 @@
-"""What an executor saw last: keeps its own observations in order and saves calls; nothing depends on it."""
+"""What an executor saw last: keeps its own observations in order, and what it has seen to end when the Job is gone."""
 
 from __future__ import annotations
 
 import threading
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING
 
 from ._facts import PodFacts
@@ -23,6 +23,7 @@ class Memory:
         self._seen: dict[ReplicaHandle, Seen] = {}
         self._ends: dict[ReplicaHandle, ReplicaStatus] = {}
         self._succeeded: dict[ReplicaHandle, PodFacts] = {}
+        self._forgotten: dict[ReplicaHandle, bool] = {}
 
     def seen(self, handles: Mapping[int, ReplicaHandle]) -> dict[int, Seen]:
         """What was last seen of some replicas, by index."""
@@ -38,6 +39,8 @@ class Memory:
     ) -> ReplicaStatus:
         """Remember a status; returns the one to report: an end stays as it was first reported, even when its pod is gone."""
         with self._lock:
+            if handle in self._forgotten:
+                return status
             status = self._ends.get(handle, status)
             if status.state.terminal:
                 self._ends[handle] = status
@@ -48,10 +51,23 @@ class Memory:
             )
             if succeeded is not None:
                 self._succeeded.setdefault(handle, succeeded)
-            for kept in (self._seen, self._ends, self._succeeded):
+            for kept in (self._seen, self._ends, self._succeeded, self._forgotten):
                 while len(kept) > _MOST:
                     del kept[next(iter(kept))]
             return status
+
+    def ends(self, handles: Iterable[ReplicaHandle]) -> dict[ReplicaHandle, ReplicaStatus]:
+        """The ends that were reported of some replicas; they stay true when the Job is gone."""
+        with self._lock:
+            return {handle: self._ends[handle] for handle in handles if handle in self._ends}
+
+    def forget(self, handles: Iterable[ReplicaHandle]) -> None:
+        """Know nothing of some replicas any more, not even if they are seen once more while they go."""
+        with self._lock:
+            for handle in handles:
+                self._forgotten[handle] = True
+                for kept in (self._seen, self._ends, self._succeeded):
+                    kept.pop(handle, None)
 
     def succeeded(self, handle: ReplicaHandle) -> PodFacts | None:
         """The pod that succeeded, if it was seen."""

@@ -22,6 +22,7 @@ FINGERPRINT = "diloco.dev/fingerprint"
 WORLD_SIZE = "diloco.dev/world-size"
 FIRST_RANK = "diloco.dev/first-rank"
 ENTRYPOINT = "diloco.dev/entrypoint"
+TIMEOUT = "diloco.dev/timeout"
 CANCELLED = "diloco.dev/cancelled"
 # The Job controller's.
 INDEX = "batch.kubernetes.io/job-completion-index"
@@ -113,12 +114,23 @@ def check_labels(what: str, labels: Mapping[str, str]) -> dict[str, str]:
             raise InvalidRequestError(
                 f"{what} may not set {key}: the launch or the Job controller sets it"
             )
-        if not isinstance(value, str) or (value and not _QUALIFIED.fullmatch(value)):
-            raise InvalidRequestError(
-                f"{what}[{key!r}] must be at most 63 letters, digits, '-', '_' and '.', with a letter or digit at both ends, "
-                f"not {value!r}; put longer text into annotations="
-            )
+        if value != "":
+            check_label_value(f"{what}[{key!r}]", value, "; put longer text into annotations=")
     return dict(labels)
+
+
+def check_label_value(what: str, value: object, hint: str = "") -> str:
+    """The value of a label, which is not empty.
+
+    Raises:
+        InvalidRequestError: It is not such a value; ends with the ``hint``.
+    """
+    if not isinstance(value, str) or not _QUALIFIED.fullmatch(value):
+        raise InvalidRequestError(
+            f"{what} must be at most 63 letters, digits, '-', '_' and '.', with a letter or digit at both ends, "
+            f"not {value!r}{hint}"
+        )
+    return value
 
 
 def secret_reference(variable: str, reference: str) -> dict[str, str]:

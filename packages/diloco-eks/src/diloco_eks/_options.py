@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import shlex
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -30,7 +31,8 @@ from diloco_protocol.backend import (
 )
 
 from ._gpus import Table, check_table
-from ._names import check_dns_label, check_key, check_labels, check_object_name
+from ._names import check_dns_label, check_key, check_label_value, check_labels, check_object_name
+from ._pod_options import check_code, check_mounts, check_pull_secrets, check_topology
 from ._quantities import check_bytes, check_cpu
 
 RUNNER = ("python", "-m", "diloco_protocol.runner")
@@ -100,18 +102,35 @@ def _check_command(name: str, value: object) -> tuple[str, ...]:
     return words
 
 
-def _check_label_value(name: str, value: str) -> str:
-    if not value:
-        raise InvalidRequestError(f"{name} must be text or None, not {value!r}")
-    return check_labels(name, {"value": value})["value"]
-
-
 def _check_ttl(name: str, value: object) -> int | None:
-    return check_whole(name, value, 0, 2**31 - 1, none=True)
+    # Shorter, and whoever waits for a run may find nothing of it any more.
+    return check_whole(name, value, 60, 2**31 - 1, none=True)
 
 
 def _check_efa(name: str, value: object) -> int:
     return check_whole(name, value, 0, 64)
+
+
+def _check_cpu_limit(name: str, value: object) -> str:
+    if not isinstance(value, str):
+        raise InvalidRequestError(
+            f"{name} must be 'request', an amount such as '8', or None, not {value!r}"
+        )
+    return value if value == "request" else check_cpu(name, value)
+
+
+def _check_reservation(name: str, value: object) -> str:
+    if not isinstance(value, str) or not re.fullmatch(r"cr-[0-9a-f]+|block", value):
+        raise InvalidRequestError(
+            f"{name} must be the id of a capacity reservation such as 'cr-0123456789abcdef0', or 'block', not {value!r}"
+        )
+    return value
+
+
+def _check_flag(name: str, value: object) -> bool:
+    if not isinstance(value, bool):
+        raise InvalidRequestError(f"{name} must be True or False, not {value!r}")
+    return value
 
 
 def _check_patience(name: str, value: object) -> float:
@@ -134,7 +153,7 @@ class EKSOptions(Options):
 
     Attributes:
         image: The replicas' container image.
-        namespace: Where runs are launched and looked for.
+        namespace: Where runs are launched and looked for; the executor asks for it when it is first needed.
         service_account_name: The service account of the pods, which carries their AWS role (IRSA or Pod Identity). It must
             exist.
         node_selector: Node selector of the pods. Where it names a GPU model, an instance type or a capacity type, the
@@ -144,8 +163,8 @@ class EKSOptions(Options):
         command: What starts the runner; the runner's own arguments are put behind it.
         cpu_request: CPU of a replica where the launch does not say; both request and limit.
         memory_request: Memory of a replica where the launch does not say; both request and limit.
-        ttl_seconds_after_finished: Seconds for which a run can be asked about after its end; None: until somebody deletes it.
-            Later only the journal knows how it ended.
+        ttl_seconds_after_finished: Seconds for which a run can be asked about after its end, at least 60; None: until somebody
+            deletes it. Later only the journal knows how it ended, and executors that saw it.
         backoff_limit: Restarts of a failed replica where the launch does not say (``max_restarts``).
         gpu_resource_key: The extended resource that counts GPUs.
         run_id: Prefix of the names of runs that the caller does not name.
@@ -167,10 +186,23 @@ class EKSOptions(Options):
         ephemeral_storage: Local disk of a replica, such as ``100Gi``.
         shm_size: Size of ``/dev/shm``, such as ``8Gi``; counts as memory.
         efa: EFA devices of a replica.
+        cpu_limit: CPU limit of a replica: ``request`` for as much as it requests, an amount, or None for no limit, so that it
+            may use what is idle on its node.
+        priority_class_name: PriorityClass of the pods. It must exist.
+        image_pull_secrets: Names of Secrets with the credentials of the image's registry.
+        mounts: Path → ``pvc/NAME`` (FSx, EFS and EBS too, by a claim of their driver), ``configmap/NAME`` or ``secret/NAME``,
+            with ``:ro`` behind it for read-only.
+        code: Name of a ConfigMap with Python modules, which replicas can import.
+        topology: ``one_zone``: all replicas in one zone, whichever; ``spread_zones`` or ``spread_nodes``: as evenly as
+            possible. None: wherever there is room.
+        capacity_reservation: Id of a capacity reservation (``cr-…``; Karpenter's nodes), or ``block`` for capacity blocks.
+        hyperpod: Only nodes of HyperPod that passed its health checks.
+        restricted: Pods comply with the Pod Security Standard "restricted": user 1000, no privileges. The image must allow that.
         pod_overlay: A pod template that is merged over the executor's own by name (volumes, pull secrets, security context
             and so on).
         request_timeout: Seconds for a connection to the cluster, and between two pieces of an answer.
-        retry_timeout: Seconds for which calls other than polls are tried again while the cluster throttles or fails.
+        retry_timeout: Seconds for which calls are tried again while the cluster throttles, fails, is away, or refuses the
+            credentials; ``collect`` has its own timeout.
         journal: Where launches and ends are written down for longer than the cluster keeps them.
         backoff: Pauses of ``collect`` and between tries, with their clock and sleep.
         clock: Unix seconds, for tests.
@@ -181,7 +213,9 @@ class EKSOptions(Options):
 
     image: str = field(metadata=details(check=_check_image))
     _: KW_ONLY
-    namespace: str = option("default", check=check_dns_label)
+    namespace: str | None = option(
+        None, check=or_none(check_dns_label), shown="the context's, else `default`"
+    )
     service_account_name: str | None = option(
         None, check=or_none(check_object_name), shown="the namespace's default"
     )
@@ -206,17 +240,30 @@ class EKSOptions(Options):
     env: Mapping[str, str] | None = option(None, check=check_variables)
     labels: Mapping[str, str] | None = option(None, check=_check_labels)
     annotations: Mapping[str, str] | None = option(None, check=_check_annotations)
-    owner: str | None = option(None, check=or_none(_check_label_value))
+    owner: str | None = option(None, check=or_none(check_label_value))
     on_replica_failure: Literal["fail_run", "continue"] = option("fail_run", check=_check_choice)
     pending_timeout: float | None = option(3600, check=or_none(check_seconds))
     grace: float = option(10.0, check=check_seconds)
-    queue: str | None = option(None, check=or_none(_check_label_value))
+    queue: str | None = option(None, check=or_none(check_label_value))
     gpu_types: Table | None = option(
         None, check=lambda _, table: check_table(table), type="name to label to values"
     )
     ephemeral_storage: str | None = option(None, check=or_none(check_bytes), type="quantity")
     shm_size: str | None = option(None, check=or_none(check_bytes), type="quantity")
     efa: int = option(0, check=_check_efa)
+    cpu_limit: str | None = option(
+        "request", check=or_none(_check_cpu_limit), type="quantity or `request`"
+    )
+    priority_class_name: str | None = option(None, check=or_none(check_object_name))
+    image_pull_secrets: Sequence[str] | None = option(None, check=check_pull_secrets)
+    mounts: Mapping[str, str] | None = option(None, check=or_none(check_mounts))
+    code: str | None = option(None, check=or_none(check_code))
+    topology: Literal["one_zone", "spread_zones", "spread_nodes"] | None = option(
+        None, check=or_none(check_topology)
+    )
+    capacity_reservation: str | None = option(None, check=or_none(_check_reservation))
+    hyperpod: bool = option(False, check=_check_flag)
+    restricted: bool = option(False, check=_check_flag)
     pod_overlay: Mapping[str, Any] | None = option(
         None, check=or_none(_check_overlay), type="pod template"
     )

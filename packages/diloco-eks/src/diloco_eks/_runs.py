@@ -12,6 +12,7 @@ from diloco_protocol import (
     ReplicaNotFoundError,
     ReplicaState,
     ReplicaStatus,
+    UnavailableError,
 )
 
 from . import _names as names
@@ -19,19 +20,23 @@ from ._cancel import cancel_job, purge_job
 from ._client import Client
 from ._cluster import Cluster
 from ._errors import MissingError
-from ._facts import JobFacts, PodFacts, read_job, read_pod
+from ._events import is_stuck
+from ._facts import JobFacts, PodFacts, pods_by_index, read_job, read_pod
 from ._handles import index_of, make_handles, same_run
 from ._memory import Memory
 from ._results import read_result
 from ._states import map_states
+from ._warnings import Warnings
 
 
 class Runs:
     """The runs of a cluster, by their handles. Thread-safe."""
 
-    def __init__(self, client: Client, cluster: Cluster) -> None:
+    def __init__(self, client: Client, cluster: Cluster, clock: Callable[[], float]) -> None:
         self._client = client
         self._cluster = cluster
+        self._clock = clock
+        self._warnings = Warnings(cluster, clock)
         self._memory = Memory()
 
     def job(self, handle: ReplicaHandle) -> JobFacts:
@@ -51,7 +56,7 @@ class Runs:
         return facts
 
     def observe(self, handles: Sequence[ReplicaHandle]) -> dict[ReplicaHandle, ReplicaStatus]:
-        """The statuses of replicas; those of a Job that is gone are left out, unless none is left."""
+        """The statuses of replicas. Of a Job that is gone there are those that were seen to end; raises if there is none."""
         groups: dict[tuple[str, ...], list[ReplicaHandle]] = {}
         for handle in handles:
             place = handle.metadata
@@ -63,8 +68,10 @@ class Runs:
             try:
                 statuses.update(self._look(group))
             except ReplicaNotFoundError:
-                if len(groups) == 1:
+                ends = self._memory.ends(group)
+                if len(groups) == 1 and not ends:
                     raise
+                statuses.update(ends)
         return statuses
 
     def result(self, handle: ReplicaHandle, pods: Callable[[], list[PodFacts]]) -> Any:
@@ -89,6 +96,7 @@ class Runs:
 
         Raises:
             InvalidRequestError: A replica has not ended.
+            UnavailableError: The cluster is still about to remove it.
         """
         try:
             facts = self.job(handle)
@@ -104,12 +112,26 @@ class Runs:
             space,
             server,
         )
-        alive = [each.rank for each, status in self._look(run).items() if not status.state.terminal]
+        try:
+            seen = self._look(run)
+        except ReplicaNotFoundError:  # it went meanwhile, as after another purge
+            return
+        alive = [each.rank for each, status in seen.items() if not status.state.terminal]
         if alive and not facts.deleting:
             raise InvalidRequestError(
                 f"{len(alive)} replicas of run {handle.run_id!r} have not ended, such as rank {alive[0]}: cancel it first"
             )
         purge_job(self._cluster, space, facts)
+        self._memory.forget(run)
+        try:
+            left = read_job(self._cluster.read_job(space, facts.name))
+        except MissingError:
+            return
+        if left.uid == facts.uid:
+            # The Job goes when its pods are gone; until then its name is taken, and its logs can be read.
+            raise UnavailableError(
+                f"the Job {space}/{facts.name} is being removed, and not all of it is gone yet: purge again in a moment"
+            )
 
     def _look(self, handles: Sequence[ReplicaHandle]) -> dict[ReplicaHandle, ReplicaStatus]:
         """One read of the Job, then one list of its pods: so the pods are never older than the Job."""
@@ -123,7 +145,14 @@ class Runs:
         mapped = map_states(facts, pods, by_index, self._memory.seen(by_index))
         succeeded = {pod.index: pod for pod in pods if pod.phase == "Succeeded"}
         told = {}
+        newest = {index: found[-1] for index, found in pods_by_index(pods).items()}
+        space, now = handles[0].metadata["namespace"], self._clock()
         for index, (status, seen) in mapped.items():
+            last = newest.get(index)
+            # One look at 50 ranks is not to ask 50 times: the events of pods are for those who ask for one rank.
+            if is_stuck(status, last, facts, now) and (last is None or len(handles) == 1):
+                about = facts.uid if last is None else last.uid
+                status = self._warnings.explain(status, space, about)
             pod = succeeded.get(index) if status.state is ReplicaState.SUCCEEDED else None
             told[index] = self._memory.keep(by_index[index], status, seen, pod)
         return {handle: told[index_of(handle, facts)] for handle in handles}

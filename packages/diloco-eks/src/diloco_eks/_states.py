@@ -7,9 +7,11 @@ from dataclasses import dataclass, replace
 
 from diloco_protocol import Reason, ReplicaState, ReplicaStatus
 
+from ._departure import why_going, why_gone
 from ._facts import JobFacts, PodFacts, pods_by_index
 from ._indexes import compress_ranks
-from ._verdict import Verdict, judge
+from ._own_end import own_end, uncounted_success
+from ._verdict import Verdict, interrupted, judge, taken_away
 
 PENDING, RUNNING = ReplicaState.PENDING, ReplicaState.RUNNING
 SUCCEEDED, FAILED, CANCELLED = ReplicaState.SUCCEEDED, ReplicaState.FAILED, ReplicaState.CANCELLED
@@ -35,11 +37,13 @@ class Seen:
         state: Its state.
         attempt: Its attempt.
         podless: It had no pod.
+        pod: Its newest pod. Pods that are ended before the cluster has counted them vanish with all that they said.
     """
 
     state: ReplicaState
     attempt: int
     podless: bool = False
+    pod: PodFacts | None = None
 
 
 def map_states(
@@ -66,8 +70,17 @@ def map_states(
         before = (seen or {}).get(index)
         index_pods = by_index.get(index, [])
         status = _in_order(view.status(index, index_pods, before), before)
-        statuses[index] = (status, Seen(status.state, status.attempt, podless=not index_pods))
+        pod = _evidence(index_pods[-1] if index_pods else None, before.pod if before else None)
+        last = Seen(status.state, status.attempt, podless=not index_pods, pod=pod)
+        statuses[index] = (status, last)
     return statuses
+
+
+def _evidence(pod: PodFacts | None, before: PodFacts | None) -> PodFacts | None:
+    """The pod to remember: as it is now, unless it had been seen to end by itself before it was told to."""
+    if pod is None or (before is not None and before.name == pod.name and before.ended_by_itself):
+        return before
+    return pod
 
 
 def _in_order(status: ReplicaStatus, before: Seen | None) -> ReplicaStatus:
@@ -94,19 +107,22 @@ class _View:
         job = self.job
         newest = pods[-1] if pods else None
         if index in job.completed:
-            return self._succeeded(pods)
+            return self._succeeded(pods, before)
         if index in job.failed:
             return self._failed(pods)
         if job.finished or (job.cancelled and job.suspended and job.idle and not self.live):
-            return self._ended_with_the_job(newest)
+            return self._ended_with_the_job(newest, before)
         if newest is None:
             return self._without_pod(before)
-        return self._alive(newest)
+        return self._alive(newest, before)
 
     # --- terminal ---
 
-    def _succeeded(self, pods: list[PodFacts]) -> ReplicaStatus:
+    def _succeeded(self, pods: list[PodFacts], before: Seen | None) -> ReplicaStatus:
         pod = next((pod for pod in reversed(pods) if pod.phase == "Succeeded"), None)
+        last = before.pod if pod is None and before else pod
+        if last is not None and interrupted(last):
+            return self._from_verdict(judge(last), last)
         verdict = None if pod is None else judge(pod)
         return ReplicaStatus(
             SUCCEEDED,
@@ -146,8 +162,9 @@ class _View:
             native=_native_end(pod),
         )
 
-    def _ended_with_the_job(self, pod: PodFacts | None) -> ReplicaStatus:
+    def _ended_with_the_job(self, pod: PodFacts | None, before: Seen | None) -> ReplicaStatus:
         job = self.job
+        last = _evidence(pod, before.pod if before else None)
         own_failure = (
             pod is not None
             and pod.phase == "Failed"
@@ -173,6 +190,9 @@ class _View:
             "PodFailurePolicy",
             "MaxFailedIndexesExceeded",
         }:
+            own = own_end(last, job)
+            if last is not None and own is not None:
+                return self._from_verdict(own, last)
             reason, message = Reason.GANG_FAILED, self._gang_message(condition.message)
         else:
             reason, message = Reason.PLATFORM, condition.message or condition.reason
@@ -181,7 +201,7 @@ class _View:
             state,
             attempt=1 if pod is None else pod.attempt,
             reason=reason,
-            message=message,
+            message=message + uncounted_success(last),
             finished_at=None if end is None else end.time,
             native=self._native(pod),
         )
@@ -194,10 +214,11 @@ class _View:
             if job.failed:
                 first = min(job.failed)
                 why = self._failed(self.by_index.get(first, [])).message
-                ranks = compress_ranks(job.first_rank + index for index in job.failed)
-                text = f"rank {ranks} failed" + (
-                    f", {job.first_rank + first} because: {why}" if why else ""
-                )
+                text = f"rank {job.first_rank + first} failed"
+                if len(job.failed) > 1:
+                    ranks = compress_ranks(job.first_rank + index for index in job.failed)
+                    text = f"ranks {ranks} failed; rank {job.first_rank + first}"
+                text += f": {why}" if why else ""
             self._culprits = f"the run was ended because {text}"
         return self._culprits
 
@@ -223,25 +244,31 @@ class _View:
             )
         if before is not None and before.state is RUNNING and not before.podless:
             # The Job was read before the pods: it may have counted this pod by now. The next look knows.
-            text = "its pod is gone; whether it is replaced is not known yet"
+            text = why_gone(before.pod) or "its pod is gone"
+            text += "; whether it is replaced is not known yet"
             return ReplicaStatus(RUNNING, message=text, native=native)
         reason = Reason.PREEMPTED if before is not None and before.attempt > 1 else Reason.STARTING
         if before is not None and before.state is RUNNING:
             reason = Reason.PREEMPTED
-        return ReplicaStatus(
-            PENDING, reason=reason, message="there is no pod for it yet", native=native
-        )
+        gone = why_gone(before.pod) if before is not None else ""
+        text = f"{gone}; there is no pod for it yet" if gone else "there is no pod for it yet"
+        return ReplicaStatus(PENDING, reason=reason, message=text, native=native)
 
-    def _alive(self, pod: PodFacts) -> ReplicaStatus:
+    def _alive(self, pod: PodFacts, before: Seen | None) -> ReplicaStatus:
         job = self.job
         reason, message = self._why_stopping()
+        if pod.deleting and not message:
+            message = why_going(pod)
         stopping = pod.deleting or job.decided or job.deleting or job.cancelled
         attempt, state = pod.attempt, RUNNING
         started = pod.running_since
-        if pod.phase in {"Succeeded", "Failed"} or pod.terminated is not None:
+        running_before = before is not None and before.state is RUNNING
+        if pod.never_ran and stopping and not running_before:
+            state = PENDING
+        elif pod.phase in {"Succeeded", "Failed"} or pod.terminated is not None:
             if pod.disrupted and not stopping and pod.phase == "Failed":
                 attempt, state, reason = attempt + 1, PENDING, Reason.PREEMPTED
-                message = pod.message or "its node took it away; it will be started again"
+                message = f"its pod was taken away ({taken_away(pod)}); it will be started again"
             elif not stopping:
                 message = f"{judge(pod).message}; the cluster has not counted it yet"
         elif not pod.running and (pod.phase == "Pending" or pod.waiting is not None):

@@ -57,6 +57,21 @@ def read_message(pod: PodFacts) -> OutcomeMessage | None:
         return None
 
 
+def interrupted(pod: PodFacts) -> bool:
+    """Whether a pod that the cluster counts as succeeded had only been told to end, and left with code 0 because of it.
+
+    The runner leaves with another code then, so this is about containers in which something else has the last word.
+    """
+    if pod.disruption is None or pod.terminated is None:
+        return False
+    report = read_message(pod)
+    if report is not None:
+        return report.outcome.exit_code != 0
+    ended = parse_time(pod.terminated.get("finishedAt"))
+    # Times are whole seconds.
+    return ended is None or pod.disruption.time is None or ended >= pod.disruption.time
+
+
 def judge(pod: PodFacts) -> Verdict:
     """Why a pod failed."""
     end = pod.terminated
@@ -93,9 +108,14 @@ def judge(pod: PodFacts) -> Verdict:
             finished,
         )
     if pod.disrupted or pod.reason == "Evicted":
-        return Verdict(
-            Reason.EVICTED, exit_code, name, pod.message or "it was evicted", started, finished
-        )
+        message = taken_away(pod)
+        if exit_code == 0:  # which only a success has
+            exit_code = None
+            message = (
+                f"its container left with code 0 when it was told to end ({message}). Kubernetes counts that as done, and "
+                "does not replace it: end with another code, as diloco_protocol.runner does"
+            )
+        return Verdict(Reason.EVICTED, exit_code, name, message, started, finished)
     if outcome is not None:
         reason = (
             Reason.ERROR
@@ -111,9 +131,21 @@ def judge(pod: PodFacts) -> Verdict:
     )
 
 
+def taken_away(pod: PodFacts) -> str:
+    """Who took a pod away, in the cluster's words."""
+    if pod.message or pod.disruption is None:
+        return pod.message or "it was evicted"
+    words = (pod.disruption.reason, pod.disruption.message)
+    return ": ".join(word for word in words if word) or "it was evicted"
+
+
 def _without_container(pod: PodFacts) -> Verdict:
     """A pod that failed as a whole: how its container ended was never reported."""
-    message = pod.message or pod.reason or "its pod failed, and its container's end is not known"
+    message = (
+        pod.message
+        or (taken_away(pod) if pod.disrupted else pod.reason)
+        or "its pod failed, and its container's end is not known"
+    )
     if pod.reason == "DeadlineExceeded":
         reason = Reason.TIMEOUT
     elif pod.reason == "Evicted" or pod.disrupted:

@@ -1,0 +1,57 @@
+"""What a replica had come to by itself when its run was ended because of another one."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+
+from diloco_protocol import Reason
+
+from ._facts import JobFacts, PodFacts
+from ._verdict import Verdict, judge, read_message
+
+_SHOWN = 500
+
+
+def own_end(pod: PodFacts | None, job: JobFacts) -> Verdict | None:
+    """The failure of a replica of its own, which the controller did not count, because it was ending the run already.
+
+    Args:
+        pod: Its last pod, as it was last seen.
+        job: Its Job, which has failed.
+
+    Returns:
+        None if it had not failed by itself, or nothing is known of that.
+    """
+    if pod is None or pod.disrupted:
+        return None
+    verdict = judge(pod) if pod.terminated is not None else None
+    if verdict is not None and verdict.reason is Reason.TIMEOUT:
+        return verdict
+    if pod.ended_by_itself and verdict is not None:
+        return verdict if verdict.exit_code else None
+    started, decided = pod.started_at, job.decided_at
+    if job.timeout is None or started is None or decided is None:
+        return None
+    base = verdict or Verdict(Reason.TIMEOUT, None, None, "", started, decided)
+    ended = decided if base.finished_at is None else min(decided, base.finished_at)
+    if started + job.timeout > ended:
+        return None
+    message = f"it ran for longer than its timeout of {job.timeout:g} s; the end of another rank came before its own was counted"
+    return replace(base, reason=Reason.TIMEOUT, message=message)
+
+
+def uncounted_success(pod: PodFacts | None) -> str:
+    """For the message of a replica whose program had ended well, but too late to be counted; empty for all others."""
+    if pod is None or pod.terminated is None or not pod.ended_by_itself:
+        return ""
+    report = read_message(pod)
+    if pod.terminated.get("exitCode") != 0 or report is None or report.outcome.exit_code != 0:
+        return ""
+    said = (
+        "; its own program had ended with exit code 0 before, which the cluster had not counted yet"
+    )
+    if report.result_lines:
+        return f"{said}, and its result went with its log"
+    text = json.dumps(report.outcome.result)
+    return f"{said}, and returned {text[:_SHOWN]}{'…' if len(text) > _SHOWN else ''}"

@@ -1,0 +1,62 @@
+"""Asking for the events of what does not get on: now and then, and only if it is allowed."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from dataclasses import replace
+
+from diloco_protocol import BackendError, ForbiddenError, ReplicaStatus
+
+from ._cluster import Cluster
+from ._events import STUCK_SECONDS, Event, explained, read_events
+
+_MOST = 1000
+
+
+class Warnings:
+    """The warnings of Jobs and pods. Thread-safe.
+
+    Args:
+        cluster: To ask.
+        clock: Unix seconds.
+    """
+
+    def __init__(self, cluster: Cluster, clock: Callable[[], float]) -> None:
+        self._cluster = cluster
+        self._clock = clock
+        self._lock = threading.Lock()
+        self._known: dict[str, tuple[float, list[Event]]] = {}
+        self._forbidden = False
+
+    def explain(self, status: ReplicaStatus, namespace: str, uid: str) -> ReplicaStatus:
+        """The status with what the cluster warns of; an object is asked about every 15 s at most.
+
+        Events only make a message better: where they cannot be read, the status stays as it is.
+        """
+        with self._lock:
+            asked, events = self._known.get(uid, (None, []))
+        now = self._clock()
+        if asked is None or not asked <= now < asked + STUCK_SECONDS:
+            try:
+                events = read_events(self._cluster.list_events(namespace, uid))
+            except ForbiddenError as error:
+                self._log(error)
+            except BackendError:
+                return explained(status, events)
+            with self._lock:
+                self._known.pop(uid, None)
+                self._known[uid] = now, events
+                while len(self._known) > _MOST:
+                    del self._known[next(iter(self._known))]
+        if self._forbidden and not events:
+            text = "why, the events would say, and listing them is not allowed"
+            return replace(status, message=f"{status.message}; {text}" if status.message else text)
+        return explained(status, events)
+
+    def _log(self, error: ForbiddenError) -> None:
+        if not self._forbidden:
+            self._forbidden = True
+            import logging  # slow to import
+
+            logging.getLogger("diloco_eks").warning("%s", error)

@@ -1,0 +1,129 @@
+"""Which of the cluster's warnings are told, of what, and how often they are asked for."""
+
+from types import SimpleNamespace
+
+import pytest
+
+from diloco_eks import _warnings
+from diloco_eks._events import explained, is_stuck, read_events
+from diloco_eks._warnings import Warnings
+from diloco_protocol import ForbiddenError, ReplicaState, ReplicaStatus
+
+WAITING = ReplicaStatus(ReplicaState.PENDING, message="it waits")
+
+
+def event(reason, message="why", minute=0, **values):
+    stamp = f"2026-11-21T04:{minute:02}:00Z"
+    return {
+        "type": "Warning",
+        "reason": reason,
+        "message": message,
+        "lastTimestamp": stamp,
+        **values,
+    }
+
+
+def test_the_latest_of_each_reason_and_three_at_most():
+    events = [
+        event("Old", minute=1),
+        event("Mount", "first", minute=2),
+        event("Pull", minute=4),
+        event("Mount", "then", minute=5),
+        event("Hook", minute=3),
+    ]
+    assert explained(WAITING, read_events(events)).message == (
+        "it waits; the cluster says Mount: then; Pull: why; Hook: why"
+    )
+
+
+def test_a_long_message_is_cut():
+    told = explained(WAITING, read_events([event("Mount", "x" * 5000)])).message
+    assert told.endswith("x…")
+    assert len(told) < 700
+
+
+def test_newer_events_count_and_date_themselves_in_a_series():
+    series = {"count": 7, "lastObservedTime": "2026-11-21T04:30:00.000000Z"}
+    bare = {"lastTimestamp": None, "eventTime": "2026-11-21T04:01:00.000000Z"}
+    newer = event("New", **bare, series=series)
+    told = explained(WAITING, read_events([event("Old", minute=20), newer])).message
+    assert told == "it waits; the cluster says New (7 times): why; Old: why"
+    (alone,) = read_events([event("New", **bare)])
+    assert (alone.count, alone.last) == (1, 1795233660.0)
+
+
+@pytest.mark.parametrize(
+    ("pod", "values", "stuck"),
+    [
+        (None, {}, True),
+        (100.0, {}, False),
+        (50.0, {}, True),
+        (None, {"suspended": True}, False),
+        (None, {"stopping": True}, False),
+        (None, {"state": ReplicaState.RUNNING}, False),
+    ],
+)
+def test_what_is_stuck(pod, values, stuck):
+    status = ReplicaStatus(
+        values.get("state", ReplicaState.PENDING), stopping=values.get("stopping", False)
+    )
+    job = SimpleNamespace(created=0.0, suspended=values.get("suspended", False))
+    made = None if pod is None else SimpleNamespace(created=pod)
+    assert is_stuck(status, made, job, 100.0) is stuck
+
+
+class Cluster:
+    """Says something else each time."""
+
+    def __init__(self):
+        self.asked = []
+
+    def list_events(self, namespace, uid):
+        self.asked.append(uid)
+        return [event("Mount", f"look {len(self.asked)}")]
+
+
+def test_events_are_asked_for_now_and_then(monkeypatch):
+    monkeypatch.setattr(_warnings, "_MOST", 2)
+    cluster, now = Cluster(), [0.0]
+    warnings = Warnings(cluster, lambda: now[0])
+
+    def told(uid="a"):
+        return warnings.explain(WAITING, "default", uid).message.rpartition(": ")[2]
+
+    assert [told(), told()] == ["look 1"] * 2
+    now[0] = 14.0
+    assert told() == "look 1"
+    now[0] = 15.0
+    assert told() == "look 2"
+    now[0] = 3.0  # somebody has set the clock back
+    assert told() == "look 3"
+    assert [told("b"), told("c")] == ["look 4", "look 5"]
+    assert told("b") == "look 4"
+    assert told("a") == "look 6"  # only so many are remembered
+
+
+def test_a_right_that_is_given_later_is_used():
+    cluster, now = Cluster(), [0.0]
+    warnings, allowed = Warnings(cluster, lambda: now[0]), cluster.list_events
+
+    def refuse(namespace, uid):
+        raise ForbiddenError("no")
+
+    cluster.list_events = refuse
+    assert "listing them is not allowed" in warnings.explain(WAITING, "default", "a").message
+    cluster.list_events, now[0] = allowed, 20.0
+    assert warnings.explain(WAITING, "default", "a").message == (
+        "it waits; the cluster says Mount: look 1"
+    )
+    assert warnings.explain(WAITING, "default", "a").message.endswith("look 1")
+
+
+def test_the_events_of_a_pod_are_for_who_asks_for_one_rank(bench):
+    run = bench.launch(20, start=False)
+    bench.world.advance(20)
+    bench.stand_in.calls.clear()
+    run.executor.collect(run.handles, timeout=0)
+    assert bench.stand_in.calls.count("list", "events") == 0
+    run.describe(3)
+    assert bench.stand_in.calls.count("list", "events") == 1

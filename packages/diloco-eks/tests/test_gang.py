@@ -1,0 +1,114 @@
+"""Several ranks that end at about the same time: each says what became of itself."""
+
+import pytest
+
+from diloco_eks._facts import read_job, read_pod
+from diloco_eks._states import Seen, map_states
+from diloco_protocol import Reason, ReplicaState
+
+
+def late(report, seconds):
+    text = f"it ran for longer than its timeout of {seconds} s"
+    return report(exit_code=124, error=text, reason=Reason.TIMEOUT)[0]
+
+
+def watched(bench, run, seconds=12.0):
+    """What was told of every rank, from look to look."""
+    told = [run.states()]
+    for _ in range(round(seconds / 0.25)):
+        bench.world.advance(0.25)
+        told.append(run.states())
+    return told
+
+
+def test_every_rank_that_was_past_its_timeout_says_so(bench, report):
+    """The controller counts the first one, and deletes the pods of the others before it has counted them."""
+    run = bench.launch(3, timeout=100)
+    bench.world.advance(100.0)
+    run.pod(0).fail(124, late(report, 100))
+    bench.world.advance(1.5)
+    run.pod(1).fail(124, late(report, 100))
+    assert watched(bench, run)[-1] == ["failed"] * 3
+    assert bench.world.job("run-1")["status"]["failedIndexes"] == "0"
+    assert [run.describe(rank).reason for rank in range(3)] == [Reason.TIMEOUT] * 3
+    assert [run.describe(rank).exit_code for rank in range(3)] == [124, 124, 143]
+    assert "longer than its timeout of 100 s" in run.describe(2).message
+    # Who saw nothing of them invents nothing.
+    assert run.describe(1, bench.executor()).reason is Reason.GANG_FAILED
+
+
+def test_a_rank_that_had_time_left_was_ended_by_the_other(bench, report):
+    run = bench.launch(2, start=False, timeout=100)
+    run.pod(0).start()
+    bench.world.advance(50.0)
+    run.pod(1).start()
+    bench.world.advance(50.0)
+    assert run.states() == ["running"] * 2
+    run.pod(0).fail(124, late(report, 100))
+    watched(bench, run)
+    assert [run.describe(rank).reason for rank in (0, 1)] == [Reason.TIMEOUT, Reason.GANG_FAILED]
+
+
+@pytest.mark.parametrize("result", [{"loss": 0.5}, "x" * 2000])
+def test_a_success_that_was_not_counted_is_in_the_message(bench, report, result):
+    run = bench.launch(2)
+    run.pod(0).fail(3)
+    bench.world.advance(1.5)
+    run.pod(1).succeed(report(result)[0])
+    assert watched(bench, run)[-1] == ["failed"] * 2
+    status = run.describe(1)
+    assert (status.reason, status.exit_code) == (Reason.GANG_FAILED, None)
+    assert "ended with exit code 0 before" in status.message
+    assert str(result)[2:300].replace("'", '"') in status.message
+    assert len(status.message) < 900
+
+
+def test_a_failure_that_was_not_counted_is_told(bench, report):
+    run = bench.launch(2)
+    run.pod(0).fail(3)
+    bench.world.advance(1.5)
+    run.pod(1).fail(4, report(exit_code=4, error="ValueError: mine", reason=Reason.ERROR)[0])
+    watched(bench, run)
+    status = run.describe(1)
+    assert (status.reason, status.exit_code, status.message) == ("error", 4, "ValueError: mine")
+
+
+@pytest.mark.parametrize("why", ["image", "secret", "creating"])
+def test_what_never_ran_is_pending_until_it_is_cancelled(bench, why):
+    run = bench.launch(1, start=False)
+    if why == "image":
+        run.pod(0).image_error()
+    elif why == "secret":
+        run.pod(0).wait_with("CreateContainerConfigError", 'secret "s" not found')
+    run.executor.cancel(run.handles[0])
+    steps, told = [], []
+    for _ in range(60):
+        bench.world.advance(0.1)
+        told.append(str(run.describe(0).state))
+        for pod in bench.pods(run.handles[0]):
+            told.append(str(run.describe(0, bench.executor()).state))
+            steps += [entry["state"] for entry in pod.json["status"]["containerStatuses"]]
+    ends = [step["terminated"] for step in steps if "terminated" in step]
+    assert ends[0]["reason"] == "ContainerStatusUnknown"
+    assert ends[0]["startedAt"] is None
+    assert list(dict.fromkeys(told)) == ["pending", "cancelled"]
+
+
+@pytest.mark.parametrize(
+    ("words", "before", "state"),
+    [
+        ("", None, "pending"),
+        ("", "running", "running"),
+        (".  The container used to be Running", None, "running"),
+    ],
+)
+def test_a_container_of_which_only_the_status_was_lost_has_run(a_job, a_pod, words, before, state):
+    lost = {
+        "exitCode": 137,
+        "reason": "ContainerStatusUnknown",
+        "message": f"The container could not be located when the pod was terminated{words}",
+    }
+    pod = read_pod(a_pod(0, "Pending", {"terminated": lost}, deleting=True))
+    seen = {0: Seen(ReplicaState(before), 1)} if before else {}
+    status, _ = map_states(read_job(a_job(1, cancelled=True)), [pod], range(1), seen)[0]
+    assert (status.state, status.stopping) == (state, True)

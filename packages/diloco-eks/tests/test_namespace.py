@@ -1,0 +1,67 @@
+"""Where runs are launched if nobody says."""
+
+import json
+import os
+
+import pytest
+
+from diloco_eks import EKSExecutor
+from diloco_eks._namespace import namespace_of_context
+
+
+def config(path, current="a", **namespaces):
+    contexts = [
+        {"name": name, "context": {"cluster": "c", **({"namespace": space} if space else {})}}
+        for name, space in namespaces.items()
+    ]
+    path.write_text(json.dumps({"current-context": current, "contexts": contexts}))
+    return path
+
+
+@pytest.fixture(autouse=True)
+def outside(monkeypatch):
+    monkeypatch.delenv("KUBERNETES_SERVICE_HOST", raising=False)
+
+
+def test_it_is_that_of_the_context(tmp_path):
+    path = config(tmp_path / "one", a="team", b="other", c=None)
+    assert namespace_of_context(path, None) == "team"
+    assert namespace_of_context(path, "b") == "other"
+    assert namespace_of_context(path, "c") == "default"
+    assert namespace_of_context(path, "none") == "default"
+
+
+def test_several_files(tmp_path, monkeypatch):
+    first = config(tmp_path / "one", current="b", a="team")
+    second = config(tmp_path / "two", current="a", b="other", a="never")
+    monkeypatch.setenv("KUBECONFIG", os.pathsep.join([str(first), str(second)]))
+    assert namespace_of_context(None, None) == "other"
+    assert namespace_of_context(None, "a") == "team"
+
+
+@pytest.mark.parametrize(
+    "content", [None, "", "{", "[]", "a: [", '{"contexts": [1, {"context": 2}]}']
+)
+def test_what_cannot_be_read(tmp_path, content):
+    path = tmp_path / "config"
+    if content is not None:
+        path.write_text(content)
+    assert namespace_of_context(path, None) == "default"
+
+
+def test_an_executor_launches_and_looks_there(bench):
+    known = json.loads(bench.kubeconfig.read_text())
+    known["contexts"][0]["context"]["namespace"] = "team"
+    bench.kubeconfig.write_text(json.dumps(known))
+    bench.create("/api/v1/namespaces", {"metadata": {"name": "team"}})
+    executor = bench.executor()
+    handles = executor.launch_replicas(1, "a:b", run_id="run-1")
+    assert handles[0].metadata["namespace"] == "team"
+    assert executor.list_runs() == ["run-1"]
+    assert executor.attach("run-1") == handles
+    assert bench.executor(namespace="default").list_runs() == []
+
+
+def test_a_plan_needs_no_cluster(tmp_path):
+    (job,) = EKSExecutor("image", kubeconfig=tmp_path / "none").plan(1, "a:b").requests
+    assert job["metadata"]["namespace"] == "default"
