@@ -39,15 +39,15 @@ def chaos(folder, *arguments):
 def read(monkeypatch):
     """What the reader says of a run that was kept."""
     monkeypatch.syspath_prepend(CHAOS)
-    names = ("reader", "strict", "objects", "arithmetic")
-    reader, strict, objects, _ = map(importlib.import_module, names)
+    names = ("reader", "strict", "objects", "arithmetic", "findings", "ledgers", "records")
+    reader, strict, objects, *_ = map(importlib.import_module, names)
 
     def say(folder):
         own = objects.Objects(folder / "store", folder / "history")
         left = folder / "contributions"
         outsider = strict.StrictReader(own, left) if left.exists() else reader.Reader(own)
         outsider.read()
-        return " ".join(outsider.violations)
+        return " ".join(outsider.findings.violations)
 
     yield say
     for name in names:

@@ -191,12 +191,12 @@ def run(arguments: argparse.Namespace, folder: Path, chance: random.Random) -> d
         "deleted": history.deleted,
         "dropped": sum(stop - first for _, first, stop in reader.gaps),
         **quality,
-        "checks": {**reader.counts, **lives.counts},
+        "checks": {**reader.findings.counts, **lives.counts},
         "violations": [
             *problems,
             *cohort.violations,
             *history.violations,
-            *reader.violations,
+            *reader.findings.violations,
             *lives.violations,
         ],
     }

@@ -88,10 +88,10 @@ class StrictReader(Reader):
                 number,
                 self.fragments[fragment]["name"],
             )
-            self._expect("records", same, f"{key} is of another sync")
+            self.findings.expect("records", same, f"{key} is of another sync")
             named = [_DELTA.fullmatch(member["key"]) for member in record["members"]]
             whose = [(int(name[1]), int(name[2])) if name else None for name in named]
-            self._expect(
+            self.findings.expect(
                 "members",
                 whose == [(number, rank) for rank in ranks],
                 f"{key} names {record['members']}",
@@ -102,7 +102,7 @@ class StrictReader(Reader):
             for member in record["members"]:
                 rank, first = member["rank"], counted[fragment][member["rank"]]
                 stop = int(self._left(number, rank)[1]["to"])
-                self._expect(
+                self.findings.expect(
                     "steps",
                     first < stop,
                     f"{key} counts the steps {first} to {stop} of rank {rank}",
@@ -110,7 +110,7 @@ class StrictReader(Reader):
                 counted[fragment][rank] = stop
                 members.append({**member, "from": first, "to": stop})
             steps = {(member["from"], member["to"]) for member in members}
-            self._expect(
+            self.findings.expect(
                 "positions",
                 len(steps) == 1,
                 f"{key} counts other steps of one rank than of another: {steps}",
@@ -141,7 +141,7 @@ class StrictReader(Reader):
         groups = [whole[str(index)] for index in range(len(table["groups"]))]
         data = self.objects.read(key)
         if data is None:
-            self.counts["contributions unseen"] += 1
+            self.findings.counts["contributions unseen"] += 1
             return groups
         sent, _ = tensors(data, key)
         shards = self._shards(int(named[1]), table)
@@ -154,7 +154,7 @@ class StrictReader(Reader):
                     same = np.array_equal(
                         own.reshape(-1), group.reshape(-1)[start:stop], equal_nan=True
                     )
-                    self._expect(
+                    self.findings.expect(
                         "sent contributions",
                         same,
                         f"{key} holds another shard {number} than was contributed",
@@ -193,7 +193,7 @@ class StrictReader(Reader):
             own = [commit["sync"] for commit in self.commits[fragment :: len(self.fragments)]]
             for shard in range(table["shards"]):
                 key = self._state_key(max(own, default=0), fragment, shard)
-                self._expect(
+                self.findings.expect(
                     "named objects",
                     key in there,
                     f"{key} is missing, and it belongs to the newest state",
