@@ -71,6 +71,8 @@ class ClusterHarness(Harness):
         harness = self
 
         class Executor(EKSExecutor):
+            _last_look = 60.0  # real seconds, while the world's are scripted
+
             def _submit(
                 self, request
             ):  # the world must know of every Job, also of those that are created twice

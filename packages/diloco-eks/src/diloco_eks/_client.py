@@ -33,9 +33,11 @@ class _Limit(threading.local):
     deadline: float | None = None
     clock: Callable[[], float] = staticmethod(time.monotonic)
 
+    least: float = 1.0
+
     def left(self) -> float:
-        """Seconds, at least one."""
-        return math.inf if self.deadline is None else max(1.0, self.deadline - self.clock())
+        """Seconds, and never less than ``least``."""
+        return math.inf if self.deadline is None else max(self.least, self.deadline - self.clock())
 
 
 @dataclass(frozen=True, slots=True)
@@ -133,14 +135,17 @@ class Client:
         return {"_preload_content": False, "_request_timeout": (seconds, seconds)}
 
     @contextlib.contextmanager
-    def until(self, deadline: float, clock: Callable[[], float]) -> Iterator[None]:
-        """Wait for no answer past a deadline, in this thread; but for a second at least, so that one look is possible."""
-        before = self._limit.deadline, self._limit.clock
-        self._limit.deadline, self._limit.clock = deadline, clock
+    def until(
+        self, deadline: float, clock: Callable[[], float], least: float = 1.0
+    ) -> Iterator[None]:
+        """Wait for no answer past a deadline, in this thread; but for ``least`` seconds, so that one look is possible."""
+        limit = self._limit
+        before = limit.deadline, limit.clock, limit.least
+        limit.deadline, limit.clock, limit.least = deadline, clock, least
         try:
             yield
         finally:
-            self._limit.deadline, self._limit.clock = before
+            limit.deadline, limit.clock, limit.least = before
 
     def close(self) -> None:
         """Close idle connections; the next call opens new ones."""

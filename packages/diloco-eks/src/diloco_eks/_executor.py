@@ -76,6 +76,8 @@ class EKSExecutor(LogVerbs):
         remembers_ended=False,
     )
 
+    _last_look = 5.0  # seconds that the cluster has to answer, however near the deadline is
+
     @takes(EKSOptions)
     def __init__(self, *arguments: Any, **options: Any) -> None:
         chosen = EKSOptions(*arguments, **options)
@@ -291,12 +293,12 @@ class EKSExecutor(LogVerbs):
         timeout: float | None = None,
         progress: Callable[[Mapping[ReplicaHandle, ReplicaStatus]], None] | None = None,
     ) -> list[ReplicaResult]:
-        """Wait for replicas; see :meth:`BaseExecutor.collect`. Waits for no answer of the cluster past the time."""
+        """Wait for replicas; see :meth:`BaseExecutor.collect`. Waits at most 5 s for an answer of the cluster past the time."""
         wait = super().collect
         if isinstance(timeout, bool) or not isinstance(timeout, (int, float)):
             return wait(handles, timeout=timeout, progress=progress)
         clock = self._backoff.clock
-        with self._client.until(clock() + timeout, clock):
+        with self._client.until(clock() + timeout, clock, self._last_look):
             return wait(handles, timeout=timeout, progress=progress)
 
     def _observe_run(
