@@ -170,9 +170,15 @@ def test_what_no_file_of_tensors_can_hold_is_left_out_and_named(lab, tmp_path, c
     assert load_file(tmp_path / "model").keys() == {"weight", "bias", "phase"}
 
 
+@pytest.fixture
+def no_pause(monkeypatch):
+    """What is damaged is read again at once."""
+    monkeypatch.setattr("diloco_core._store._reread.REREADS", (0.0, 0.0))
+
+
 @pytest.mark.parametrize("kind", ["strict", "sharded"])
 @pytest.mark.parametrize("harm", ["torn", "not JSON", "gone"])
-def test_without_a_manifest_the_error_says_what_to_do(lab, tmp_path, kind, harm):
+def test_without_a_manifest_the_error_says_what_to_do(lab, tmp_path, no_pause, kind, harm):
     trained(lab, tmp_path / "run", kind, Adapted)
     for name in ("manifest.json", "manifest.copy.json"):
         manifest = tmp_path / "run" / name
@@ -188,7 +194,7 @@ def test_without_a_manifest_the_error_says_what_to_do(lab, tmp_path, kind, harm)
 
 @pytest.mark.parametrize("kind", ["strict", "sharded"])
 @pytest.mark.parametrize("harm", ["torn", "gone"])
-def test_without_the_manifest_its_copy_is_enough(lab, tmp_path, caplog, kind, harm):
+def test_without_the_manifest_its_copy_is_enough(lab, tmp_path, no_pause, caplog, kind, harm):
     trained(lab, tmp_path / "run", kind, Adapted)
     export(tmp_path / "run", tmp_path / "model")
     expected, manifest = load_file(tmp_path / "model"), tmp_path / "run" / "manifest.json"
@@ -200,9 +206,20 @@ def test_without_the_manifest_its_copy_is_enough(lab, tmp_path, caplog, kind, ha
     assert all(torch.equal(again[name], expected[name]) for name in expected)
 
 
-def test_padding_is_covered_too(lab, tmp_path, monkeypatch):
+@pytest.mark.parametrize("harm", ["torn", "gone"])
+def test_so_it_is_before_the_first_sync(lab, tmp_path, no_pause, caplog, harm):
+    model = lab.fill(nn.Linear(2, 2))
+    inner = torch.optim.SGD(model.parameters(), lr=0.1)
+    exchange = ElasticExchange(open_store(str(tmp_path / "run")), 0, 1, Elastic(1, grace=1.0))
+    with DiLoCo(model, inner, exchange, sync_every=2):
+        manifest = tmp_path / "run" / "manifest.json"
+        manifest.unlink() if harm == "gone" else manifest.write_text(manifest.read_text()[:90])
+        assert export(tmp_path / "run", tmp_path / "model") == 0
+        assert "Its copy manifest.copy.json is whole and is used instead" in caplog.text
+
+
+def test_padding_is_covered_too(lab, tmp_path, no_pause):
     """Three truth values are followed by five bytes that nobody needs: whatever changes there is noticed all the same."""
-    monkeypatch.setattr("diloco_core._store._reread.REREADS", (0.0, 0.0))
     model = lab.fill(nn.Linear(2, 2))
     model.register_buffer("mask", torch.tensor([True, False, True]))
     inner = torch.optim.SGD(model.parameters(), lr=0.1)

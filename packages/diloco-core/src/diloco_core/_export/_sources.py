@@ -101,12 +101,10 @@ def _first(store: Store, *, use_copy: bool) -> Manifest | StrictManifest | None:
             return StrictManifest.from_bytes(data, 1, origin)
         return Manifest.from_json(data, origin)
 
-    # No replica commits or publishes anything before the manifest is there, which strict runs write after its copy.
     read = _reader(store, parse)
-    if not any(map(store.list, ("commits/", "state/", "manifests/"))):
-        return read(MANIFEST)
     manifest = read_or_copy(read, MANIFEST, store.uri) if use_copy else read(MANIFEST)
-    if manifest is None:
+    # No replica commits or publishes anything before the manifest is there, which strict runs write after its copy.
+    if manifest is None and any(map(store.list, ("commits/", "state/", "manifests/"))):
         raise CorruptedObjectError(
             f"{store.uri}/{MANIFEST}{' and its copy are' if use_copy else ' is'} gone, while other objects of a run are there."
         )
