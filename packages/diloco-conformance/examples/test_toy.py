@@ -23,8 +23,8 @@ class ToyHarness(Harness):
         super().__init__()
         self.cloud = ToyCloud(self.clock, gang=gang)
 
-    def make_executor(self):
-        return ToyExecutor(self.cloud, backoff=self.backoff())
+    def make_executor(self, **options):
+        return ToyExecutor(self.cloud, backoff=self.backoff(), **options)
 
     def drive(self, handle, step, value=None):
         name = handle.metadata["name"]

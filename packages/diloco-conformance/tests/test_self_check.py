@@ -103,13 +103,15 @@ class TestTheExecutor:
         return fault(type("Mine", (ToyHarness,), {"make_executor": make}))
 
     def test_none_at_all(self):
-        assert "which is no executor: it must be a subclass" in self.made(lambda self: object())
+        assert "which is no executor: it must be a subclass" in self.made(
+            lambda self, **options: object()
+        )
 
     def test_an_attribute_is_missing(self):
         class Mine(ToyExecutor):
             backend_name = None
 
-        said = self.made(lambda self: Mine(self.cloud, backoff=self.backoff()))
+        said = self.made(lambda self, **options: Mine(self.cloud, backoff=self.backoff()))
         assert (
             'Mine has backend_name = None: it must be str, declared on the class, such as backend_name = "'
             in said
@@ -121,13 +123,13 @@ class TestTheExecutor:
                 super().__init__(cloud, **options)
                 del self.capabilities
 
-        said = self.made(lambda self: Mine(self.cloud, backoff=self.backoff()))
+        said = self.made(lambda self, **options: Mine(self.cloud, backoff=self.backoff()))
         assert "Mine lacks capabilities: it must be Capabilities" in said
 
     def test_the_same_twice(self):
         kept = []
 
-        def make(self):
+        def make(self, **options):
             kept.append(ToyExecutor(self.cloud, backoff=self.backoff()))
             return kept[0]
 
@@ -140,21 +142,41 @@ class TestTheExecutor:
             def __init__(self, cloud):
                 self.cloud = cloud
 
-        said = self.made(lambda self: Mine(self.cloud))
+        said = self.made(lambda self, **options: Mine(self.cloud))
         line = inspect.getsourcelines(Mine.__init__)[1]
         assert "the __init__ of Mine must call super().__init__(backoff=…)" in said
         assert said.endswith(f"test_self_check.py:{line}: __init__")
 
     def test_the_backoff_was_forgotten(self):
-        assert "pass backoff=self.backoff()" in self.made(lambda self: ToyExecutor(self.cloud))
+        assert "pass backoff=self.backoff()" in self.made(
+            lambda self, **options: ToyExecutor(self.cloud)
+        )
 
     def test_the_backoff_is_not_passed_on(self):
         class Ignores(ToyExecutor):
             def __init__(self, cloud, *, backoff):
                 super().__init__(cloud)
 
-        said = self.made(lambda self: Ignores(self.cloud, backoff=self.backoff()))
+        said = self.made(lambda self, **options: Ignores(self.cloud, backoff=self.backoff()))
         assert "the __init__ of Ignores does not pass it on" in said
+
+    def test_no_options_are_taken(self):
+        said = self.made(lambda self: ToyExecutor(self.cloud, backoff=self.backoff()))
+        assert "make_executor is called as make_executor(self, **options" in said
+
+    @pytest.mark.parametrize("name", ["env", "journal", "run_id"])
+    def test_an_option_is_not_handed_on(self, name):
+        def make(self, **options):
+            options.pop(name, None)
+            return ToyExecutor(self.cloud, backoff=self.backoff(), **options)
+
+        said = self.made(make)
+        assert f"does not give {name} to the constructor of ToyExecutor: write" in said
+        assert said.endswith(f":{inspect.getsourcelines(make)[1]}: make")
+
+    @pytest.mark.parametrize("name", ["DropsItsEnvironment", "TakesNoEnvironment"])
+    def test_a_constructor_that_drops_it_is_left_to_the_tests(self, name):
+        check_harness(harness_of(MUTANTS[name].cls, gang=False), "TestMine")
 
 
 class TestTheWorld:

@@ -295,8 +295,8 @@ class TestMistakes:
                 raise KeyError(handle.metadata["no such key"])
 
         class Mine(ToyHarness):
-            def make_executor(self):
-                return Wrong(self.cloud, backoff=self.backoff())
+            def make_executor(self, **options):
+                return Wrong(self.cloud, backoff=self.backoff(), **options)
 
         check_harness(Mine, "TestMine")
         lab = Lab(Mine())
@@ -310,8 +310,8 @@ class TestMistakes:
                 self.cloud.stop(handle.metadata["name"], "another uid")
 
         class Mine(ToyHarness):
-            def make_executor(self):
-                return Wrong(self.cloud, backoff=self.backoff())
+            def make_executor(self, **options):
+                return Wrong(self.cloud, backoff=self.backoff(), **options)
 
         lab = Lab(Mine())
         run = lab.up()

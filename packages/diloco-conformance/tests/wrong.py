@@ -78,8 +78,8 @@ def harness_of(cls, *, gang):
         def __init__(self):
             super().__init__(gang=gang)
 
-        def make_executor(self):
-            return cls(self.cloud, backoff=self.backoff())
+        def make_executor(self, **options):
+            return cls(self.cloud, backoff=self.backoff(), **options)
 
         def elsewhere(self):
             return cls(ToyCloud(self.clock, account="somebody-elses"), backoff=self.backoff())

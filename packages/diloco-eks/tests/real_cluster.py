@@ -137,14 +137,17 @@ class RealClusterHarness(Harness):
         self.attempts, self.deadlines, self.started = {}, {}, set()
         self.failures, self.secrets, self.lines, self.begun = {}, [], {}, {}
 
-    def make_executor(self):
-        options = {
+    def make_executor(self, *, env=None, **options):
+        chosen = {
             "kubeconfig": self.kubeconfig,
             "namespace": self.namespace,
             "grace": 2.0,
+            "run_id": self.run_prefix,
             **self.options,
+            **options,
+            "env": {**self.options.get("env", {}), **(env or {})},
         }
-        return EKSExecutor(self.image, backoff=self.backoff(), run_id=self.run_prefix, **options)
+        return EKSExecutor(self.image, backoff=self.backoff(), **chosen)
 
     def clock(self):
         return time.monotonic()

@@ -67,7 +67,7 @@ class ClusterHarness(Harness):
         self.begun = {}
         self.secrets = {}
 
-    def make_executor(self):
+    def make_executor(self, **options):
         harness = self
 
         class Executor(EKSExecutor):
@@ -87,7 +87,7 @@ class ClusterHarness(Harness):
             kubeconfig=self.kubeconfig,
             backoff=backoff,
             clock=self.clock,
-            **self.options,
+            **{**self.options, **options},
         )
 
     # --- the clock ---
@@ -121,21 +121,21 @@ class ClusterHarness(Harness):
 
     def time_out(self):
         """What the runners do: end what is overdue."""
-        late = False
+        late = []
         for (name, index), deadline in list(self.deadlines.items()):
             if self.clock() > deadline:
                 del self.deadlines[name, index]
                 pod = self.pod(name, index)
                 if pod is not None and pod.alive:
-                    late = True
                     pod.fail(
                         124,
                         self.message(
                             Outcome(124, error="the timeout passed", reason=Reason.TIMEOUT)
                         ),
                     )
-        if late:
-            self.world.settle()
+                    late.append((name, index))
+        for name, index in late:
+            self.again(name, index)
 
     # --- the hand ---
 
@@ -199,7 +199,7 @@ class ClusterHarness(Harness):
         elif step is Step.PREEMPT:
             pod.disrupt()
             self.next_attempt(name, index)
-            self.world.settle(within=31.0)  # its grace
+            self.world.settle(within=60.0)  # its grace, and the pause before the next pod
         self.world.settle()
 
     def succeed(self, pod, value):

@@ -57,14 +57,15 @@ class RealHarness(Harness):
         self.attempts = {}
         self.handles = set()
 
-    def make_executor(self):
+    def make_executor(self, *, env=None, **options):
         return LocalProcessExecutor(
             root=self.folder / "state",
             pythonpath=[Puppets.source],
-            env={MARK: self.mark},
+            env={**(env or {}), MARK: self.mark},
             gpus=GPUS,
             grace=1.0,
             backoff=self.backoff(),
+            **options,
         )
 
     def clock(self):

@@ -76,7 +76,7 @@ class ScriptedHarness(Harness):
         self.locks = {}
         self.requests = []
 
-    def make_executor(self):
+    def make_executor(self, **options):
         harness = self
 
         class Executor(LocalProcessExecutor):
@@ -92,6 +92,7 @@ class ScriptedHarness(Harness):
             backoff=self.backoff(),
             clock=self.clock,
             sleep=self.sleep,
+            **options,
         )
 
     # --- the supervisor ---
@@ -187,12 +188,14 @@ class ScriptedHarness(Harness):
     def write(self, handle, data, stream="stdout"):
         run, life = self.find(handle)
         attempt = run.replica(handle.rank).attempt(life.attempt)
-        with attempt.log(stream).open("ab") as log:
-            log.write(data)
-        files = [attempt.log(name) for name in ("stdout", "stderr")]
-        sizes = [file.stat().st_size if file.exists() else 0 for file in files]
+        files = {name: attempt.log(name) for name in ("stdout", "stderr")}
+        sizes = {name: file.stat().st_size if file.exists() else 0 for name, file in files.items()}
+        sizes[stream] += len(data)
+        # The time first: without one, who follows meanwhile takes that of the file, which is real and not scripted.
         with attempt.times.open("a") as times:
-            times.write(json.dumps([self.clock(), *sizes]) + "\n")
+            times.write(json.dumps([self.clock(), *sizes.values()]) + "\n")
+        with files[stream].open("ab") as log:
+            log.write(data)
 
     def foreign(self, name):
         place = self.folder / "state" / "runs" / name
@@ -223,7 +226,7 @@ class ScriptedHarness(Harness):
             timeout = life.order.spec.timeout
             begun = life.started_at
             if begun is not None and timeout is not None and self.clock() - begun > timeout:
-                self.end(run, rank, code=124, stop=Stop(Reason.TIMEOUT, self.clock()))
+                self.failed(run, rank, code=124, stop=Stop(Reason.TIMEOUT, self.clock()))
 
     def age(self, seconds):
         self.advance(seconds)

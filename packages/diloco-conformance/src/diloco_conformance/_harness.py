@@ -72,8 +72,11 @@ class Harness(WorldHooks, ABC):
     # --- what every backend supplies ---
 
     @abstractmethod
-    def make_executor(self) -> BaseExecutor:
-        """A new executor on this world that has no memory of earlier ones, with ``backoff=self.backoff()``."""
+    def make_executor(self, **options: Any) -> BaseExecutor:
+        """A new executor on this world that has no memory of earlier ones, with ``backoff=self.backoff()``.
+
+        ``options`` are for its constructor: none, or some of ``env``, ``journal`` and ``run_id``.
+        """
 
     @abstractmethod
     def drive(self, handle: ReplicaHandle, step: Step, value: Any = None) -> None:

@@ -141,6 +141,24 @@ class Hand(Verbs):
         self.advance(run.timeout + self.harness.overrun)
         self.settle()
 
+    def overrun_once(self, replica: Replica) -> None:
+        """Let time pass until a replica with a restart left is past its timeout, and see that it is started again."""
+        assert replica.run.timeout is not None
+        began = self.moment()
+        self.advance(replica.run.timeout + self.harness.overrun)
+        self._settle()
+        truth = self.harness.truth(replica.handle)
+        if truth.state is None or truth.state.terminal:
+            limit = replica.run.options.get("max_restarts")
+            self.broken(
+                "L9",
+                f"past its timeout, {replica} is {truth.state} in attempt {truth.attempt}",
+                f"it was launched with max_restarts={limit}, and a timeout is a failure as any other. Either the platform was "
+                "told of fewer restarts, or the world does not start again in advance() what is overdue",
+            )
+        replica.restarts += 1
+        self._again(replica, began)
+
     def age(self, seconds: float) -> None:
         """Let days pass; what the backend has forgotten then is gone."""
         self.note(f"{seconds:g} s pass", "age")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Mapping
 from functools import partial
-from typing import Any, NamedTuple, TypeVar
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 from diloco_protocol import BackendError, ReplicaHandle, ReplicaState
 
@@ -13,7 +13,11 @@ from . import _model
 from ._check_runs import RunChecks
 from ._harness import Step
 from ._model import Replica, Run
+from ._promises import HarnessFault
 from ._purged import check_purged
+
+if TYPE_CHECKING:
+    from diloco_protocol import BaseExecutor
 
 T = TypeVar("T")
 
@@ -189,11 +193,15 @@ class Verbs(RunChecks):
                 self.broken("C9", f"purge({run.name}) returned", f"{replica} is there: {truth}")
         self.check_settled(began_at)
 
-    def forget(self) -> None:
-        """Go on with an executor that has seen nothing, and handles that went through JSON, as in another process."""
-        self.note("go on in another process")
+    def forget(self, **options: Any) -> None:
+        """Go on with an executor that has seen nothing, and handles that went through JSON, as in another process.
+
+        Args:
+            **options: What its constructor is given.
+        """
+        self.note("go on in another process" + (f", with {_shown(options)}" if options else ""))
         self.verb("C8", self.executor.close)
-        self.executor = self.harness.make_executor()
+        self.executor = self.make(**options)
         for replica in self.replicas():
             text = json.dumps(replica.handle.to_dict())
             copy = ReplicaHandle.from_dict(json.loads(text))
@@ -202,6 +210,16 @@ class Verbs(RunChecks):
                     "H1", f"the handle of {replica} is {copy!r} after JSON", repr(replica.handle)
                 )
             replica.handle = copy
+
+    def make(self, **options: Any) -> BaseExecutor:
+        """An executor that has seen nothing; a constructor that does not take these options breaks L12."""
+        try:
+            return self.within("L12", lambda: self.harness.make_executor(**options))
+        except HarnessFault as fault:
+            if options and isinstance(error := fault.__cause__, TypeError):
+                names = ", ".join(options)
+                self.broken("L12", f"its constructor: {error}", f"every constructor takes {names}")
+            raise
 
     def _settle(self) -> float:
         """Returns when that began, on the world's clock."""

@@ -140,7 +140,7 @@ class ExecutorMachine(MoreRules, LogRules):
     @rule(number=pick)
     def preempt(self, number: int) -> None:
         """A replica's machine is taken away."""
-        if (replica := self.running(number)) is not None:
+        if (replica := self.running(number, race=True)) is not None:
             self.lab.drive(replica, Step.PREEMPT)
 
     @precondition(lambda self: self.lab.can(Ability.TIMEOUT))

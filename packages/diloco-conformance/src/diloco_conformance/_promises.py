@@ -50,6 +50,7 @@ PROMISES = {
     "L9": "A failed attempt is started again as often as max_restarts says, or the launch is refused.",
     "L10": "CPUs, memory, GPUs and spot capacity are asked of the platform as they were given, or the launch is refused.",
     "L11": "While a run is being removed, a launch of its name waits or is refused, and is never given its handles.",
+    "L12": "What a constructor is given holds for each launch: env, the prefix of names, the journal.",
     "E1": "A replica finds every environment variable as it was given.",
     "E2": "A replica finds its run, its attempt, its rank and the rendezvous under the names that the launch says.",
     "E3": "A secret arrives by its reference; what cannot be resolved is refused, or does not start.",

@@ -12,7 +12,7 @@ from ._harness import Harness, Step
 
 #: How the suite calls each method of a harness.
 CALLS: dict[str, tuple[tuple[Any, ...], dict[str, Any]]] = {
-    "make_executor": ((), {}),
+    "make_executor": ((), {"env": None, "journal": None, "run_id": None}),
     "drive": ((None, Step.START, None), {}),
     "settle": ((), {}),
     "advance": ((1.0,), {}),

@@ -11,6 +11,7 @@ from diloco_protocol import BaseExecutor, Capabilities
 from ._blame import fault, line_of
 from ._harness import Harness
 from ._promises import HarnessFault
+from ._self_options import check_options
 
 #: What an executor must declare, and an example.
 DECLARED = {
@@ -58,6 +59,7 @@ def check_executor(harness: Harness) -> None:
             "make_executor",
         )
     executor.close()
+    check_options(harness)
 
 
 def check_kind(harness: Harness, method: str, executor: object) -> None:

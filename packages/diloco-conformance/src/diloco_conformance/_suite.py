@@ -20,6 +20,8 @@ from ._self_check import check_harness
 from ._suite_answers import Answers
 from ._suite_cancel import Cancelling
 from ._suite_collect import Collecting
+from ._suite_constructor import Constructing
+from ._suite_declared import Declaring
 from ._suite_details import Details
 from ._suite_endings import Endings
 from ._suite_find import Finding
@@ -30,6 +32,7 @@ from ._suite_long_logs import LongLogs
 from ._suite_names import Names
 from ._suite_removal import Removal
 from ._suite_resources import Asking
+from ._suite_restarts import Restarting
 from ._suite_results import Results
 from ._suite_runs import Runs
 from ._suite_states import States
@@ -44,6 +47,7 @@ AFTER_A_HANG = 5
 class ExecutorConformance(
     States,
     Details,
+    Declaring,
     Endings,
     Cancelling,
     Runs,
@@ -51,6 +55,8 @@ class ExecutorConformance(
     Collecting,
     Results,
     Launching,
+    Restarting,
+    Constructing,
     Answers,
     Asking,
     Telling,

@@ -121,6 +121,17 @@ class Cancelling:
             lab.observe(replica)
             collect(lab, [replica])
 
+    def test_c5_a_preemption_does_not_undo_a_cancel(self, lab: Lab) -> None:
+        """Its machine is taken away before the cancel takes effect: what was to end is not started again."""
+        lab.needs(Ability.RACE, Step.PREEMPT)
+        run = lab.up(2)
+        lab.cancel(run.replicas[0])
+        lab.drive(run.replicas[0], Step.PREEMPT)
+        lab.observe_all()
+        lab.settle()
+        lab.observe_all()
+        collect(lab, run.replicas[:1])
+
     def test_c6_cancel_keeps_the_evidence(self, lab: Lab) -> None:
         """The log, and the record in list_runs."""
         run = lab.up()

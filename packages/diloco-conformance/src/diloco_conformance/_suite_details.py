@@ -6,7 +6,7 @@ from types import EllipsisType
 
 import pytest
 
-from diloco_protocol import InvalidRequestError, ReplicaState
+from diloco_protocol import InvalidRequestError
 
 from ._check_collect import collect
 from ._harness import Ability, Step
@@ -22,7 +22,7 @@ def needs_patience(lab: Lab) -> None:
 
 
 class Details:
-    """Fixed tests of S10 to S14 and D2."""
+    """Fixed tests of S10 to S14."""
 
     def test_s10_reasons_belong_to_states(self, lab: Lab) -> None:
         """Before the start, while it runs, while it is being ended, and at every end."""
@@ -183,27 +183,3 @@ class Details:
                 lab.executor.describe(replica.handle)
             except LookupError as error:
                 lab.broken("S14", f"describe({replica}) raised {error!r}", "its record is kept")
-
-    def test_d2_nobody_is_preempted_who_cannot_be(self, lab: Lab) -> None:
-        """A backend whose replicas start again after their machine was taken away declares it."""
-        if lab.capabilities.preemptible:
-            pytest.skip("the backend declares that replicas are preempted")
-        if Step.PREEMPT in lab.harness.cannot:
-            pytest.skip(lab.harness.cannot[Step.PREEMPT])
-        replica = lab.up().replicas[0]
-        lab.note(f"{replica} is made to {Step.PREEMPT}", "drive")
-        lab.harness.drive(replica.handle, Step.PREEMPT)
-        truth = lab.harness.truth(replica.handle)
-        if truth.attempt != 1 or truth.state is ReplicaState.PENDING:
-            lab.broken("D2", "the backend declares preemptible=False", f"{replica} is {truth}")
-
-    def test_d2_attempts_are_counted_only_where_declared(self, lab: Lab) -> None:
-        """Who cannot tell attempts apart says 1."""
-        lab.needs(Step.PREEMPT)
-        replica = lab.up().replicas[0]
-        for _ in range(2):
-            lab.drive(replica, Step.PREEMPT)
-            lab.drive(replica, Step.START)
-            lab.observe(replica)
-        lab.drive(replica, Step.SUCCEED, 1)
-        lab.observe(replica)

@@ -131,10 +131,9 @@ class Endings:
                 lab.drive(replica, Step.SUCCEED, "returned")
             lab.lose(run.replicas[0])
             for _ in range(2):
-                lab.forget()
-                lab.executor._journal = journal  # noqa: SLF001 - which options a constructor takes, is a backend's affair
+                lab.forget(journal=journal)
                 for replica in run.replicas:
-                    lab.executor.describe(replica.handle)
+                    lab.verb("R12", lambda one=replica: lab.executor.describe(one.handle))  # type: ignore[misc]
                 first, second = lab.within(
                     "R6", lambda: lab.executor.collect(run.handles, timeout=0)
                 )

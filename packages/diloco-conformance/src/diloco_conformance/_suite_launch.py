@@ -1,22 +1,20 @@
-"""Starting replicas: L1 to L5, L7 to L9."""
+"""Starting replicas: L1 to L5, L7 and L8."""
 
 from __future__ import annotations
 
 from typing import Any
 
-import pytest
-
-from diloco_protocol import BackendError, Reason
+from diloco_protocol import BackendError
 
 from ._check_collect import collect
 from ._harness import Ability, Fault, Operation, Step
 from ._lab import Lab
 from ._scenes import conflicting_launch, doubtful_launch, failing_launch, other_launch
-from ._suite_told import NESTED, check_told, refused
+from ._suite_told import NESTED, check_told
 
 
 class Launching:
-    """Fixed tests of L1 to L5 and L7 to L9."""
+    """Fixed tests of L1 to L5, L7 and L8."""
 
     def test_l1_handles_are_distinct(self, lab: Lab) -> None:
         """Within a run, and among runs that were launched in the same second and not named."""
@@ -206,51 +204,6 @@ class Launching:
         lab.cancel(run.replicas[1])
         lab.settle()
         lab.observe_all()
-
-    def test_l9_a_failed_attempt_is_started_again(self, lab: Lab) -> None:
-        """As often as the launch says, and no more; a backend that cannot do it refuses."""
-        entrypoint, kwargs = lab.harness.entrypoint, lab.harness.entrypoint_args
-        try:
-            lab.within("L9", lambda: lab.executor.plan(1, entrypoint, kwargs, max_restarts=2))
-        except ValueError:
-            refused(lab, "L9", max_restarts=2)
-            return
-        lab.needs(Ability.RESTART)
-        replica = lab.up(1, max_restarts=2).replicas[0]
-        for code in (3, 4):
-            lab.drive(replica, Step.FAIL, code)
-            lab.observe_all()
-            lab.drive(replica, Step.START)
-            lab.observe_all()
-        lab.drive(replica, Step.FAIL, 5)
-        lab.observe_all()
-        other = lab.up(2, max_restarts=1).replicas[0]
-        lab.drive(other, Step.FAIL, 3)
-        lab.forget()
-        lab.drive(other, Step.START)
-        lab.drive(other, Step.SUCCEED, "in the end")
-        collect(lab, [replica, other])
-
-    def test_l9_every_failure_is_followed_by_the_next_attempt(self, lab: Lab) -> None:
-        """For want of memory, or by a signal, as well; and the next attempt does not say that it was preempted."""
-        lab.needs(Ability.RESTART)
-        entrypoint, kwargs = lab.harness.entrypoint, lab.harness.entrypoint_args
-        try:
-            lab.within("L9", lambda: lab.executor.plan(1, entrypoint, kwargs, max_restarts=1))
-        except ValueError:
-            pytest.skip("the backend refuses restarts")
-        for step, value in ((Step.FAIL, 3), (Step.OOM, None), (Step.KILL, "SIGABRT")):
-            if not lab.can(step):
-                continue
-            replica = lab.up(1, max_restarts=1).replicas[0]
-            lab.drive(replica, step, value)
-            said = lab.verb("L9", lambda one=replica: lab.executor.describe(one.handle))  # type: ignore[misc]
-            if said.reason is Reason.PREEMPTED:
-                lab.broken("L9", f"describe({replica}) is {said}", f"it was made to {step}")
-            lab.drive(replica, Step.START)
-            lab.observe(replica)
-            lab.drive(replica, Step.SUCCEED, "in the end")
-            collect(lab, [replica])
 
     def test_l3_a_launch_whose_answer_is_lost_is_found_again(self, lab: Lab) -> None:
         """No replica is started twice, none is left behind."""

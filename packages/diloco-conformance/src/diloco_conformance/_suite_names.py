@@ -87,14 +87,8 @@ class Names:
         """The end of the first is in it, and is not that of the second."""
         with tempfile.TemporaryDirectory() as folder:
             journal = FolderJournal(Path(folder))
-
-            def journalled() -> BaseExecutor:
-                executor = lab.harness.make_executor()
-                executor._journal = journal  # noqa: SLF001 - which options a constructor takes, is a backend's affair
-                return executor
-
-            lab.executor = journalled()
-            old, new = self._again(lab, journalled)
+            lab.forget(journal=journal)
+            old, new = self._again(lab, journal=journal)
             for replica in old.replicas:
                 state = lab.within("H4", lambda r=replica: lab.executor.poll(r.handle))  # type: ignore[misc]
                 if state is not ReplicaState.SUCCEEDED:
@@ -105,7 +99,7 @@ class Names:
                     lab.broken("H4", f"poll({replica}) is {state}", "it is a run of its own")
                 lab.observe(replica)
 
-    def _again(self, lab: Lab, make: Callable[[], BaseExecutor] | None = None) -> tuple[Run, Run]:
+    def _again(self, lab: Lab, **options: Any) -> tuple[Run, Run]:
         """A run that was purged, and another of its name that lives."""
         old = lab.up(2, run_id=f"{lab.harness.run_prefix}-again")
         for replica in old.replicas:
@@ -118,9 +112,7 @@ class Names:
         if lab.can(Step.PRINT):
             for replica in new.replicas:
                 lab.drive(replica, Step.PRINT, ["of the new run"])
-        lab.forget()
-        if make is not None:
-            lab.executor = make()
+        lab.forget(**options)
         return old, new
 
     def test_h5_handles_of_another_backend_are_refused(self, lab: Lab) -> None:

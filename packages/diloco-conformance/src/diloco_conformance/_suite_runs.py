@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from contextlib import nullcontext, suppress
 
 from diloco_protocol import BackendError, ReplicaNotFoundError
 
@@ -120,6 +121,30 @@ class Runs:
                 f"cancel_run took {counts[0]} calls for 2 ranks, and {counts[1]} for 8",
                 f"cancel_scope is {scope!r}, so that 6 more ranks may take {more} more calls. Look at how often _stop and "
                 "_attach call the backend",
+            )
+
+    def test_c7_a_refused_rank_keeps_no_other_from_its_end(self, lab: Lab) -> None:
+        """Where each rank is asked for by itself, all are asked for, although the first was refused."""
+        lab.needs(Operation.CANCEL, Fault.FORBIDDEN, Ability.CALLS)
+        counts = []
+        for refused in (False, True):
+            calls = []
+            for n in (2, 8):
+                run = lab.up(n)
+                with lab.fault(Operation.CANCEL, Fault.FORBIDDEN) if refused else nullcontext():
+                    before = lab.harness.calls()
+                    with suppress(BackendError):
+                        lab.within("C7", lambda run=run: lab.executor.cancel_run(run.run_id))  # type: ignore[misc]
+                    calls.append(lab.harness.calls() - before)
+                lab.cancel_run(run)
+                lab.settle()
+            counts.append(calls[1] - calls[0])
+        accepted, refused_ones = counts
+        if refused_ones < min(accepted, 6):
+            lab.broken(
+                "C7",
+                f"when every cancel is refused, cancel_run takes {refused_ones} calls more for 8 ranks than for 2",
+                f"when none is, it takes {accepted} more, one for each rank at least: it must try all of them, and then raise",
             )
 
     def test_c8_close_ends_nothing(self, lab: Lab) -> None:

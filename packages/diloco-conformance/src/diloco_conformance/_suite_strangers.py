@@ -125,7 +125,7 @@ class Strangers:
         lab.needs(Ability.ELSEWHERE)
         with tempfile.TemporaryDirectory() as folder:
             journal = FolderJournal(Path(folder))
-            lab.executor._journal = journal  # noqa: SLF001 - which options a constructor takes, is a backend's affair
+            lab.forget(journal=journal)
             run = lab.up(2)
             lab.drive(run.replicas[0], Step.SUCCEED, "ours")
             lab.observe_all()

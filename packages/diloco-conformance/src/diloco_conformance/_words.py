@@ -84,7 +84,7 @@ class Ability(StrEnum):
     """What else a world may be unable to do.
 
     Attributes:
-        RACE: SUCCEED and FAIL of a replica that is being cancelled.
+        RACE: SUCCEED, FAIL and PREEMPT of a replica that is being cancelled.
         TIMEOUT: Time can be made to pass until a replica is overdue.
         EXPIRE: The backend can forget a run that has ended.
         CALLS: Calls can be counted.

@@ -1,0 +1,71 @@
+"""Whether ``make_executor`` hands on what it is given, seen where the constructor is called."""
+
+from __future__ import annotations
+
+import sys
+import tempfile
+from collections.abc import Mapping
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+from diloco_protocol import BaseExecutor, FolderJournal
+
+from ._blame import fault
+from ._harness import Harness
+
+VARIABLE = "CONF_SELF_CHECK"
+
+
+def check_options(harness: Harness) -> None:
+    """Make an executor with every option that the suite uses.
+
+    Raises:
+        HarnessFault: One of them does not come to the constructor. What the constructor does with it, the tests will see.
+    """
+    with tempfile.TemporaryDirectory() as folder:
+        options = {
+            "env": {VARIABLE: "given"},
+            "journal": FolderJournal(Path(folder)),
+            "run_id": "conf-given",
+        }
+        kind, given = _constructed(harness, options)
+    for name, value in options.items():
+        if not any(_is(one, value) for one in given):
+            fault(
+                harness,
+                f"make_executor({name}={value!r}) does not give {name} to the constructor of {kind}: write "
+                f"make_executor(self, **options), and {kind}(…, **options) in it",
+                "make_executor",
+            )
+
+
+def _constructed(harness: Harness, options: dict[str, Any]) -> tuple[str, list[Any]]:
+    """The kind of executor that is made, and all that its constructor is called with."""
+    calls: list[tuple[str, list[Any]]] = []
+
+    def look(frame: FrameType, event: str, _: Any) -> None:
+        first = next(iter(frame.f_locals.values()), None) if event == "call" else None
+        if frame.f_code.co_name == "__init__" and isinstance(first, BaseExecutor):
+            given = list(frame.f_locals.values())[1:]
+            inner = [one for value in given if isinstance(value, dict) for one in value.values()]
+            calls.append((type(first).__name__, [*given, *inner]))
+
+    before = sys.getprofile()
+    sys.setprofile(look)
+    try:
+        harness.make_executor(**options).close()
+    except TypeError:
+        if not calls:  # the constructor takes none of them: that is for the tests to say
+            return "", list(options.values())
+        raise
+    finally:
+        sys.setprofile(before)
+    return calls[0]
+
+
+def _is(one: Any, value: Any) -> bool:
+    """Whether this is what was given; variables may stand among others."""
+    if isinstance(value, Mapping):
+        return isinstance(one, Mapping) and value.items() <= one.items()
+    return one is value

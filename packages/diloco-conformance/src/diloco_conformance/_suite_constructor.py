@@ -1,0 +1,86 @@
+"""What a constructor is given: L12."""
+
+from __future__ import annotations
+
+import tempfile
+from pathlib import Path
+
+from diloco_protocol import FolderJournal, RunConflictError
+
+from ._check_collect import collect
+from ._harness import Ability, Step
+from ._lab import Lab
+from ._suite_told import check_environment
+
+GIVEN = {"CONF_EACH": "constructor", "CONF_BOTH": "constructor"}
+"""Variables that a constructor is given; a launch sets the second one, too."""
+
+
+class Constructing:
+    """Fixed tests of L12."""
+
+    def test_l12_the_environment_of_the_constructor_is_in_every_launch(self, lab: Lab) -> None:
+        """That of the launch wins, and both together are what another launch of the same name is compared with."""
+        lab.forget(env=GIVEN)
+        run, second = lab.up(2, env={"CONF_BOTH": "launch"}), lab.up(1)
+        lab.observe_all()
+        if lab.can(Ability.TOLD):
+            for handle in run.handles:
+                check_environment(lab, "L12", handle, {**GIVEN, "CONF_BOTH": "launch"})
+            check_environment(lab, "L12", second.handles[0], GIVEN)
+        lab.forget()
+        both = {**GIVEN, "CONF_BOTH": "launch"}
+        for one, env, same in (
+            (run, both, True),
+            (run, {"CONF_BOTH": "launch"}, False),
+            (second, {}, False),
+        ):
+            gave: object
+            try:
+                gave = lab.relaunch(one, env=env)
+            except RunConflictError as error:
+                gave = error
+            if same != (gave == one.handles):
+                lab.broken(
+                    "L12",
+                    f"launched with env={env} by an executor made without any, it gave {gave!r}",
+                    f"{one.name} was launched by one that was made with env={GIVEN}, so this is "
+                    f"{'the same' if same else 'another'} launch. Does the constructor pass env on: super().__init__(env=env)?",
+                )
+
+    def test_l12_the_journal_of_the_constructor_is_written_and_read(self, lab: Lab) -> None:
+        """It has the launch, and the ends that were seen, which are known when the backend has forgotten them."""
+        with tempfile.TemporaryDirectory() as folder:
+            journal = FolderJournal(Path(folder))
+            lab.forget(journal=journal)
+            run = lab.up(2)
+            if (written := journal.handles(run.run_id)) != run.handles:
+                lab.broken(
+                    "L12",
+                    f"after the launch of {run.name} the journal has {written}",
+                    f"its handles are {run.handles}. Does the constructor pass journal on: super().__init__(journal=journal)?",
+                )
+            lab.drive(run.replicas[0], Step.SUCCEED, "kept")
+            lab.drive(run.replicas[1], Step.FAIL, 3)
+            lab.settle()
+            lab.observe_all()
+            before = collect(lab, run.replicas)
+            lab.purge(run)
+            for _ in range(2):
+                after = lab.verb("L12", lambda: lab.executor.collect(run.handles, timeout=0))
+                if after != before:
+                    lab.broken("L12", f"after the purge, collect says {after}", f"before: {before}")
+                lab.forget(journal=journal)
+            lab.forget()
+
+    def test_l12_names_begin_as_the_constructor_says(self, lab: Lab) -> None:
+        """Those that the launch does not give; and no two are the same."""
+        prefix = f"{lab.harness.run_prefix}-team"
+        lab.forget(run_id=prefix)
+        names = [lab.launch(1, named=False).run_id for _ in range(2)]
+        if len(set(names)) < 2 or not all(name.startswith(prefix) for name in names):
+            lab.broken(
+                "L12",
+                f"launches without a run_id were called {names}",
+                f"the constructor was given run_id={prefix!r}, with which they begin",
+            )

@@ -1,0 +1,95 @@
+"""What happens is declared: D2. That what is declared happens, the tests of all other promises see."""
+
+from __future__ import annotations
+
+import pytest
+
+from diloco_protocol import ReplicaState
+
+from ._check_collect import collect
+from ._harness import Ability, Step
+from ._lab import Lab
+from ._suite_states import ended
+
+
+class Declaring:
+    """Fixed tests of D2."""
+
+    def test_d2_nobody_is_preempted_who_cannot_be(self, lab: Lab) -> None:
+        """A backend whose replicas start again after their machine was taken away declares it."""
+        if lab.capabilities.preemptible:
+            pytest.skip("the backend declares that replicas are preempted")
+        if Step.PREEMPT in lab.harness.cannot:
+            pytest.skip(lab.harness.cannot[Step.PREEMPT])
+        replica = lab.up().replicas[0]
+        lab.note(f"{replica} is made to {Step.PREEMPT}", "drive")
+        lab.harness.drive(replica.handle, Step.PREEMPT)
+        truth = lab.harness.truth(replica.handle)
+        if truth.attempt != 1 or truth.state is ReplicaState.PENDING:
+            lab.broken("D2", "the backend declares preemptible=False", f"{replica} is {truth}")
+
+    def test_d2_attempts_are_counted_only_where_declared(self, lab: Lab) -> None:
+        """Who cannot tell attempts apart says 1."""
+        lab.needs(Step.PREEMPT)
+        replica = lab.up().replicas[0]
+        for _ in range(2):
+            lab.drive(replica, Step.PREEMPT)
+            lab.drive(replica, Step.START)
+            lab.observe(replica)
+        lab.drive(replica, Step.SUCCEED, 1)
+        lab.observe(replica)
+
+    def test_d2_who_tells_pending_from_running_declares_it(self, lab: Lab) -> None:
+        """Callers who are told that nobody knows would not ask."""
+        if lab.capabilities.distinguishes_pending:
+            pytest.skip("the backend declares that it tells them apart, and S4 sees that it does")
+        if lab.harness.starts_by_itself:
+            pytest.skip("here replicas start by themselves, so that none is seen to be pending")
+        run = lab.launch(2)
+        lab.drive(run.replicas[1], Step.START)
+        said = [lab.observe(replica) for replica in run.replicas]
+        states = [None if one is None else one.state for one in said]
+        if states == [ReplicaState.PENDING, ReplicaState.RUNNING]:
+            lab.broken(
+                "D2",
+                "the backend declares distinguishes_pending=False",
+                f"it says {' and '.join(map(str, states))} of two replicas of which this is true",
+            )
+
+    def test_d2_who_looks_at_a_run_at_once_declares_it(self, lab: Lab) -> None:
+        """``calls_per_look="rank"`` is for those who must ask for every rank."""
+        lab.needs(Ability.CALLS)
+        if lab.capabilities.calls_per_look == "run":
+            pytest.skip(
+                "the backend declares that it looks at a run at once, and R8 sees that it does"
+            )
+        counts = []
+        for n in (2, 12):
+            run = lab.up(n)
+            lab.forget()
+            before = lab.harness.calls()
+            collect(lab, run.replicas)
+            counts.append(lab.harness.calls() - before)
+            lab.cancel_run(run)
+            lab.settle()
+        if counts[1] < counts[0] + 10:
+            lab.broken(
+                "D2",
+                'the backend declares calls_per_look="rank"',
+                f"a look at 2 ranks took {counts[0]} calls, and a look at 12 ranks {counts[1]}",
+            )
+
+    def test_d2_what_is_kept_for_longer_is_declared(self, lab: Lab) -> None:
+        """A retention that is declared is what it is, not half of it."""
+        lab.needs(Ability.AGE)
+        kept = lab.capabilities.retention
+        if kept is None:
+            pytest.skip("the backend declares that records stay until they are purged")
+        replicas = ended(lab)
+        lab.age(1.5 * kept)
+        lab.harness.settle()
+        for replica in replicas:
+            if (truth := lab.harness.truth(replica.handle)).state is not None:
+                lab.broken("D2", f"it declares retention={kept:g}", f"{replica} is still {truth}")
+            replica.gone = True
+        lab.observe_all()

@@ -1,0 +1,139 @@
+"""Wrong restarts that a platform does as it was told, and cancels that it forgets: L9, C5, C7."""
+
+import contextlib
+from dataclasses import replace
+
+from toy_executor import ToyExecutor
+from wrong import mutant
+
+from diloco_protocol import BackendError
+
+TIMEOUT = "l9_a_timeout_is_followed_by_the_next_attempt"
+PREEMPTION = "l9_a_preemption_uses_up_no_restart"
+FORGOTTEN = "c5_a_preemption_does_not_undo_a_cancel"
+REFUSED = "c7_a_refused_rank_keeps_no_other_from_its_end"
+
+
+class Instructing(ToyExecutor):
+    """Base of those that tell the cloud what to do when something happens to a job."""
+
+    def __init__(self, cloud, **options):
+        super().__init__(cloud, **options)
+        if not hasattr(cloud, "instructed"):
+            cloud.instructed = True
+            self.instruct(cloud)
+
+
+@mutant(TIMEOUT, "L9")
+class NoRestartAfterATimeout(Instructing):
+    def instruct(self, cloud):
+        end = cloud.end
+
+        def last(name, status, *how, **why):
+            if status == "TIMED_OUT":
+                cloud.jobs[name].body["restarts"] = 0
+            end(name, status, *how, **why)
+
+        cloud.end = last
+
+
+@mutant(TIMEOUT, "L9")
+class ATimeoutUsesUpAllRestarts(Instructing):
+    def instruct(self, cloud):
+        end = cloud.end
+
+        def last(name, status, *how, **why):
+            if status == "TIMED_OUT":
+                cloud.jobs[name].failures = cloud.jobs[name].body["restarts"]
+            end(name, status, *how, **why)
+
+        cloud.end = last
+
+
+@mutant(PREEMPTION, "L9")
+class APreemptionIsAFailure(Instructing):
+    def instruct(self, cloud):
+        preempt = cloud.preempt
+
+        def counted(name, output=None):
+            preempt(name, output)
+            cloud.jobs[name].failures += 1
+
+        cloud.preempt = counted
+
+
+@mutant(PREEMPTION, "L9")
+class APreemptionGivesARestartBack(Instructing):
+    """So that a replica which is preempted may fail more often than it was allowed to."""
+
+    def instruct(self, cloud):
+        preempt = cloud.preempt
+
+        def forgiven(name, output=None):
+            preempt(name, output)
+            cloud.jobs[name].failures = 0
+
+        cloud.preempt = forgiven
+
+
+@mutant(FORGOTTEN, "C5")
+class APreemptionUndoesACancel(Instructing):
+    def instruct(self, cloud):
+        preempt = cloud.preempt
+
+        def afresh(name, output=None):
+            preempt(name, output)
+            cloud.jobs[name].stopping = False
+
+        cloud.preempt = afresh
+
+
+@mutant(FORGOTTEN, "C5", "S4", "S8", "S3")
+class CancelsAnAttempt(ToyExecutor):
+    """The next attempt knows nothing of the cancel."""
+
+    def _stop(self, handle):
+        super()._stop(handle)
+        job = self.cloud.find(handle.metadata)
+        if job is not None and job.stopping:
+            job.stopped = job.attempt
+
+    def _jobs(self, run_id):
+        jobs = super()._jobs(run_id)
+        for handle, job in jobs.items():
+            if getattr(job, "stopped", job.attempt) != job.attempt:
+                self.cloud.find(handle.metadata).stopping = False
+                jobs[handle] = replace(job, stopping=False)
+        return jobs
+
+
+class OneByOne(ToyExecutor):
+    """Base of those that cancel a run rank by rank, and stop at the first that is refused."""
+
+    def cancel_run(self, run_id):
+        handles = self.attach(run_id)
+        for number, handle in enumerate(handles):
+            try:
+                self.cancel(handle)
+            except BackendError as error:
+                raise BackendError(self.said(handles[number:])) from error
+
+    def said(self, left):
+        return f"these ranks are not cancelled: {', '.join(str(one.rank) for one in left)}"
+
+
+@mutant(REFUSED, "C7")
+class StopsAtTheFirstRefusal(OneByOne):
+    pass
+
+
+@mutant(REFUSED, "C7")
+class StopsAtTheSecondRefusal(OneByOne):
+    def cancel_run(self, run_id):
+        handles = self.attach(run_id)
+        with contextlib.suppress(BackendError):
+            self.cancel(handles[0])
+        try:
+            super().cancel_run(run_id)
+        except BackendError as error:
+            raise BackendError(self.said(handles)) from error
