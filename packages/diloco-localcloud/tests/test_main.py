@@ -157,6 +157,23 @@ for n in range(1, 4):
 
 
 @needs_kubectl
+def test_exec(launched):
+    launched.apply("inside", "sleep", "600")
+    launched.kubectl(
+        "wait", "--for=jsonpath={.status.active}=2", "job/inside", f"--timeout={PATIENCE:g}s"
+    )
+    launched.kubectl(
+        "wait", "--for=condition=ready", "pod", "-l", "job-name=inside", f"--timeout={PATIENCE:g}s"
+    )
+    command = ["sh", "-c", "cat; echo $JOB_COMPLETION_INDEX; exit 4"]
+    arguments = ["exec", "-i", "job/inside", "--", *command]
+    shown = launched.kubectl(*arguments, stdin="from here\n", check=False)
+    said, index = shown.stdout.splitlines()
+    assert (said, index in "01", shown.returncode) == ("from here", True, 4)
+    launched.kubectl("delete", "job", "inside")
+
+
+@needs_kubectl
 def test_delete_ends_the_pods(launched):
     launched.apply("long", "sleep", "600")
     launched.kubectl(

@@ -14,6 +14,8 @@ from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
+from . import _websocket
+
 Json = dict[str, Any]
 
 
@@ -26,6 +28,12 @@ class Request:
     query: Mapping[str, str] = field(default_factory=dict)
     headers: Mapping[str, str] = field(default_factory=dict)
     body: bytes = b""
+    raw_query: str = ""
+
+    def every(self, name: str) -> list[str]:
+        """All values of a parameter that is given several times, in their order."""
+        pairs = urllib.parse.parse_qsl(self.raw_query, keep_blank_values=True)
+        return [value for key, value in pairs if key == name]
 
     def flag(self, name: str) -> bool:
         """Whether a parameter of the query is true, in any of its usual spellings."""
@@ -34,12 +42,21 @@ class Request:
 
 @dataclass(frozen=True)
 class Response:
-    """What it is told; ``body`` as an iterator is sent piece by piece as it comes."""
+    """What it is told.
+
+    Attributes:
+        status: of HTTP.
+        body: an iterator is sent piece by piece as it comes.
+        kind: the content type.
+        headers: more of them.
+        talk: what goes on instead, if the connection becomes a WebSocket.
+    """
 
     status: int
     body: bytes | Iterator[bytes]
     kind: str = "application/json"
     headers: Mapping[str, str] = field(default_factory=dict)
+    talk: _websocket.Talk | None = None
 
 
 class CutError(Exception):
@@ -131,13 +148,18 @@ def _handler(handle: Callable[[Request], Response]) -> type[BaseHTTPRequestHandl
             length = int(self.headers.get("Content-Length") or 0)
             headers = {key.lower(): value for key, value in self.headers.items()}
             body = self.rfile.read(length)
-            request = Request(self.command, urllib.parse.unquote(parts.path), query, headers, body)
+            path = urllib.parse.unquote(parts.path)
+            request = Request(self.command, path, query, headers, body, parts.query)
             try:
                 response = handle(request)
             except CutError:
                 self._cut()
                 return
-            self._send(response)
+            if response.talk is None:
+                self._send(response)
+                return
+            self.close_connection = True
+            _websocket.serve(self.connection, self.path, self.headers.items(), response.talk)
 
         do_GET = do_POST = do_PUT = do_PATCH = do_DELETE = do_HEAD = _answer  # noqa: N815
 

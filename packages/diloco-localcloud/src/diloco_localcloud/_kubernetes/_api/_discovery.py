@@ -25,6 +25,8 @@ VERSION = {
     "platform": "stand-in",
 }
 
+_SUBRESOURCE_VERBS = {"log": ["get"], "eviction": ["create"], "exec": ["create", "get"]}
+
 
 def answer(request: Request, absent: set[str]) -> Response | None:
     """The answer for a path that names no objects, of all groups but the ``absent`` versions; None if there is nothing."""
@@ -89,8 +91,8 @@ def _listed(group: str, version: str) -> Json:
             {"name": resource.plural, **base, "verbs": list(resource.verbs), **short, **categories}
         )
         for sub in resource.subresources:
-            verbs = {"log": ["get"], "eviction": ["create"]}.get(sub, ["get", "patch", "update"])
-            kind = {"eviction": "Eviction"}.get(sub, resource.kind)
+            verbs = _SUBRESOURCE_VERBS.get(sub, ["get", "patch", "update"])
+            kind = {"eviction": "Eviction", "exec": "PodExecOptions"}.get(sub, resource.kind)
             extra = {"group": "policy", "version": "v1"} if sub == "eviction" else {}
             entry = {**base, "singularName": "", "kind": kind, **extra}
             resources.append({"name": f"{resource.plural}/{sub}", **entry, "verbs": verbs})

@@ -32,7 +32,7 @@ def serve(cluster: Cluster, request: Request, route: Route) -> Response:
     """
     with cluster.changed:
         pod = cluster.store.get(_resources.PODS, route.namespace, route.name)
-        container = _container(pod, request.query.get("container", ""))
+        container = container_of(pod, request.query.get("container", ""))
         life = _life(pod, container, previous=request.flag("previous"))
         if life is None:
             return Response(200, b"", "text/plain")
@@ -45,7 +45,12 @@ def serve(cluster: Cluster, request: Request, route: Route) -> Response:
         return Response(200, text if window.limit is None else text[: window.limit], "text/plain")
 
 
-def _container(pod: Json, name: str) -> str:
+def container_of(pod: Json, name: str) -> str:
+    """The name of the container that is meant by ``name``, which may be "".
+
+    Raises:
+        ApiError: 400, there is none of this name, or several without one.
+    """
     known = [container["name"] for container in pod["spec"]["containers"]]
     where = pod["metadata"]["name"]
     if not name and len(known) > 1:

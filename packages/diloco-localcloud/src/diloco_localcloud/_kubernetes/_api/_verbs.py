@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from ..._server._http import Request, Response, as_json
 from .._admission import _admit
 from .._objects import _refusals, _resources
-from . import _delete, _lists, _patch, _protobuf, _review
+from . import _delete, _exec, _lists, _patch, _protobuf, _review
 from ._checks import _fields, _jobs, _names, _pods, _shape
 from ._logs import serve as serve_log
 
@@ -40,6 +40,8 @@ class Verbs:
             raise _refusals.method_not_allowed()
         if route.subresource == "log":
             return serve_log(self._cluster, request, route)
+        if route.subresource == "exec":
+            return _exec.serve(self._cluster, request, route)
         with self._cluster.changed:
             if verb == "list":
                 return _lists.listed(self._cluster.store, request, route)

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
 
 Json = dict[str, Any]
 
@@ -33,3 +36,28 @@ class Runtime(Protocol):
 
     def log_of(self, pod: Json, container: str, life: int) -> Log:
         """The log of one life of a container, its restart count being ``life``."""
+
+    def execute(
+        self,
+        pod: Json,
+        container: str,
+        command: Sequence[str],
+        streams: Sequence[int],
+        told: Callable[[Json], None],
+    ) -> Callable[[], None] | None:
+        """Start a command in a container, as ``exec`` does.
+
+        Args:
+            pod: as stored.
+            container: its name.
+            command: program and arguments.
+            streams: descriptors for stdin, stdout and stderr.
+            told: called once, from any thread and without the lock, with ``{"event": "ended", "code": ...}`` or
+                ``{"event": "refused", "message": ...}``.
+
+        Returns:
+            What kills it; None if the container does not run.
+
+        Raises:
+            ApiError: there are no processes.
+        """

@@ -121,6 +121,12 @@ def unsupported_media_type(given: str, allowed: list[str]) -> ApiError:
     )
 
 
+def internal_error(message: str) -> ApiError:
+    """500."""
+    details = {"causes": [{"message": message}]}
+    return ApiError(500, "InternalError", f"Internal error occurred: {message}", details)
+
+
 def too_many_requests(seconds: int) -> ApiError:
     """429 with Retry-After."""
     message = "Too many requests, please try again later."

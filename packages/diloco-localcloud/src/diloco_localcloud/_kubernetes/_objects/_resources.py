@@ -38,7 +38,7 @@ class Resource:
         return self.kind.lower()
 
 
-PODS = Resource("pods", "Pod", short=("po",), subresources=("eviction", "log", "status"))
+PODS = Resource("pods", "Pod", short=("po",), subresources=("eviction", "exec", "log", "status"))
 JOBS = Resource("jobs", "Job", "batch", subresources=("status",))
 NAMESPACES = Resource("namespaces", "Namespace", namespaced=False, short=("ns",))
 SERVICE_ACCOUNTS = Resource("serviceaccounts", "ServiceAccount", short=("sa",))

@@ -1,4 +1,4 @@
-"""One life of one container, as the kubelet holds it."""
+"""One life of one container, or a command beside it, as the kubelet holds it."""
 
 from __future__ import annotations
 
@@ -27,17 +27,19 @@ class Command:
         argv: program and arguments.
         env: the whole environment.
         cwd: the working directory.
-        log: the file for the output.
+        log: the file for the output; None if it has streams.
         memory: limit in bytes; None for no limit.
         wrapper: what comes before it and is not part of the container.
+        streams: descriptors for stdin, stdout and stderr, in place of a log.
     """
 
     argv: Sequence[str]
     env: Mapping[str, str]
     cwd: Path
-    log: Path
+    log: Path | None
     memory: int | None = None
     wrapper: Sequence[str] = ()
+    streams: Sequence[int] = ()
 
 
 class Container:
@@ -53,15 +55,20 @@ class Container:
         self._lock = threading.Lock()
         shim = [sys.executable, "-I", "-S", str(Path(__file__).with_name("_shim.py"))]
         self._shim = subprocess.Popen(
-            shim, stdin=subprocess.PIPE, stdout=subprocess.PIPE, start_new_session=True
+            shim,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            start_new_session=True,
+            pass_fds=command.streams,
         )
         wanted = {
             "argv": list(command.argv),
             "env": dict(command.env),
             "cwd": str(command.cwd),
-            "log": str(command.log),
+            "log": str(command.log) if command.log else None,
             "memory": command.memory,
             "wrapper": list(command.wrapper),
+            "streams": list(command.streams),
         }
         text = json.dumps(wanted).encode()
         self._write(b"%d\n%s" % (len(text), text))

@@ -13,7 +13,7 @@ from ._file_log import FileLog
 from ._sandbox import Sandbox
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Callable, Mapping, Sequence
     from pathlib import Path
 
     from .._control._cluster import Cluster
@@ -91,6 +91,30 @@ class ProcessKubelet:
             log.ended = True
         return log
 
+    def execute(
+        self,
+        pod: Json,
+        container: str,
+        command: Sequence[str],
+        streams: Sequence[int],
+        told: Callable[[Json], None],
+    ) -> Callable[[], None] | None:
+        """Start a command in a container. It has the container's environment and folder, and ends with it."""
+        sandbox = self._pods.get(pod["metadata"]["uid"])
+        if sandbox is None or container not in sandbox.containers or self._closed:
+            return None
+        started = sandbox.beside.setdefault(container, set())
+
+        def heard(event: Json) -> None:
+            if event["event"] != "started":
+                with self.cluster.changed:  # and so not before it is known
+                    started.discard(process)
+                told(event)
+
+        process = sandbox.execute(container, command, streams, heard)
+        started.add(process)
+        return process.kill
+
     # -- on demand -----------------------------------------------------------------------------------------------------
 
     def sandbox(self, uid: str) -> Sandbox | None:
@@ -104,7 +128,7 @@ class ProcessKubelet:
             left = [
                 container
                 for sandbox in self._pods.values()
-                for container in sandbox.containers.values()
+                for container in [*sandbox.containers.values(), *sandbox.all_beside()]
             ]
         for container in left:
             container.kill()
@@ -188,6 +212,8 @@ class ProcessKubelet:
         if sandbox is None:
             return
         sandbox.containers.pop(name, None)
+        for command in sandbox.beside.pop(name, ()):
+            command.kill()
         sandbox.logs[name, life].ended = True
         if pod is None or _facts.ended(pod):
             if pod is None and not sandbox.containers:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import shutil
 import sys
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -33,15 +34,33 @@ def image_environment() -> dict[str, str]:
     return env
 
 
+@dataclass(frozen=True)
+class Inside:
+    """What every process of a container has: environment, working directory, and where its paths really are."""
+
+    env: Mapping[str, str]
+    cwd: Path
+    paths: Mapping[str, str]
+
+
 class Sandbox:
-    """The folder of a pod, and the containers that run in it; used under the cluster's lock."""
+    """The folder of a pod, and the containers that run in it; used under the cluster's lock.
+
+    Attributes:
+        containers: those that run, by their names.
+        beside: what ``exec`` has started in them.
+        logs: by container and life.
+        stuck: its node is lost.
+    """
 
     def __init__(
         self, store: Store, folder: Path, base: Mapping[str, str], wrapper: Sequence[str]
     ) -> None:
         self.containers: dict[str, Container] = {}
+        self.beside: dict[str, set[Container]] = {}
         self.logs: dict[tuple[str, int], FileLog] = {}
         self.stuck = False
+        self._inside: dict[str, Inside] = {}
         self._store = store
         self._folder = folder
         self._base = base
@@ -75,6 +94,7 @@ class Sandbox:
             if container.get("workingDir")
             else home / "root"
         )
+        self._inside[name] = Inside(env, cwd, known)
         limit = ((container.get("resources") or {}).get("limits") or {}).get("memory")
         log = home / f"{life}.log"
         self.logs[name, life] = FileLog(log)
@@ -83,6 +103,18 @@ class Sandbox:
             return
         memory = int(quantity(limit)) if limit else None
         self.containers[name] = Container(Command(argv, env, cwd, log, memory, self._wrapper), told)
+
+    def execute(
+        self, name: str, words: Sequence[str], streams: Sequence[int], told: Callable[[Json], None]
+    ) -> Container:
+        """Start a command beside the first process of a container that runs."""
+        inside = self._inside[name]
+        argv = [_volumes.rewrite(word, inside.paths) for word in words]
+        return Container(Command(argv, inside.env, inside.cwd, None, streams=streams), told)
+
+    def all_beside(self) -> list[Container]:
+        """All that ``exec`` has started and that still runs."""
+        return [command for commands in self.beside.values() for command in commands]
 
     def message(self, container: Json, *, failed: bool, life: int) -> str:
         """The termination message: the file's, or the end of the log where the policy says so."""

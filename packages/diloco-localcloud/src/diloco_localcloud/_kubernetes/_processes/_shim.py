@@ -3,7 +3,7 @@
 Stdin says what to start (a line with a length, then so many bytes of JSON); then ``kill``, or the numbers of signals for the
 first process, may follow, a line each. When stdin ends, because whoever started this has gone, everything is killed: nothing
 is ever left. What happens is told in JSON lines on stdout. The output goes to a file, one line ``<seconds> <F or P> <text>``
-each (P: the last line had no newline).
+each (P: the last line had no newline); or the process gets descriptors ("streams") in place of its standard ones.
 
 It imports nothing of the package, so that it starts fast and in any interpreter.
 """
@@ -31,12 +31,16 @@ class Shim:
 
     def __init__(self, wanted: dict[str, Any]) -> None:
         self._limit = wanted.get("memory")
-        self._log = open(wanted["log"], "ab", buffering=0)  # noqa: PTH123, SIM115 - as long as this process
+        self._log = open(wanted["log"] or os.devnull, "ab", buffering=0)  # noqa: PTH123, SIM115 - as long as this process
         self._ended: int | None = None
         self._oom = False
-        # Each stream on its own, as a container runtime reads them: so no line of one is torn by the other.
-        readers, writers = zip(os.pipe(), os.pipe(), strict=True)
-        self._tails = dict.fromkeys(readers, b"")
+        self._tails: dict[int, bytes] = {}
+        streams = wanted["streams"]
+        if not streams:
+            # Each stream on its own, as a container runtime reads them: so no line of one is torn by the other.
+            readers, writers = zip(os.pipe(), os.pipe(), strict=True)
+            self._tails = dict.fromkeys(readers, b"")
+            streams = [os.open(os.devnull, os.O_RDONLY), *writers]
         self._wake, wake = os.pipe()
         for end in (self._wake, wake):
             os.set_blocking(end, False)
@@ -57,14 +61,14 @@ class Shim:
                 [*wanted["wrapper"], *wanted["argv"]],
                 env=wanted["env"],
                 cwd=wanted["cwd"],
-                stdin=subprocess.DEVNULL,
-                stdout=writers[0],
-                stderr=writers[1],
+                stdin=streams[0],
+                stdout=streams[1],
+                stderr=streams[2],
                 start_new_session=True,
             )
         finally:
-            for writer in writers:
-                os.close(writer)
+            for stream in streams:
+                os.close(stream)
         self.root = self._child.pid
 
     def run(self) -> dict[str, Any]:
@@ -75,7 +79,7 @@ class Shim:
         with selectors.DefaultSelector() as ready:
             for reader in self._tails:
                 ready.register(reader, selectors.EVENT_READ)
-            while time.monotonic() < deadline:
+            while self._tails and time.monotonic() < deadline:
                 if not any(self._pump(key.fd) for key, _ in ready.select(0.05)):
                     break
         tails = [tail for tail in self._tails.values() if tail]
@@ -245,7 +249,6 @@ def main() -> None:
         say(
             event="refused",
             message=f"{wrong.strerror}: {wrong.filename}",
-            missing=isinstance(wrong, FileNotFoundError),
         )
         return
     say(event="started", pid=shim.root, at=time.time())

@@ -6,6 +6,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
+from .._objects import _refusals
 from .._pods import _facts, _states
 from ._memory_log import MemoryLog
 
@@ -192,6 +193,12 @@ class ScriptedKubelet:
             pod = _states.ended(pod, self.cluster.timeline.stamp())
             self.cluster.put_pod(pod)
         self.cluster.gone(pod)
+
+    def execute(self, *_: Any) -> None:
+        """See ``Runtime``: these pods run nothing."""
+        raise _refusals.bad_request(
+            "the pods of this stand-in are scripted, so exec finds no process; KubernetesProcesses has them"
+        )
 
     def removed(self, pod: Json) -> None:
         """A pod is out of the store: its logs go with it."""

@@ -1,0 +1,184 @@
+"""A command in a container of a pod, over a WebSocket: ``exec``."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import selectors
+from typing import TYPE_CHECKING, Any
+
+from ..._server._http import Response
+from ..._server._websocket import Talk
+from .._objects import _refusals, _resources
+from ._logs import container_of
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from ..._server._http import Request
+    from ..._server._websocket import WebSocket
+    from .._control._cluster import Cluster
+    from ._route import Route
+
+Json = dict[str, Any]
+
+STDIN, STDOUT, STDERR, ERROR = range(4)  # the first byte of each message is its channel
+CLOSE = 255  # in v5: the second byte is a channel that ends
+V4, V5 = "v4.channel.k8s.io", "v5.channel.k8s.io"
+PIECE_BYTES = 65536
+
+
+def serve(cluster: Cluster, request: Request, route: Route) -> Response:
+    """Answer; what fails after the handshake is told on the channel for errors, as a real API server does with v5.
+
+    Raises:
+        ApiError: 404, or 400 for what cannot be done.
+    """
+    command = request.every("command")
+    if request.headers.get("upgrade", "").lower() != "websocket":
+        raise _refusals.bad_request(f"Upgrade request required: to a WebSocket with {V5} or {V4}")
+    if not command:
+        raise _refusals.bad_request("you must specify at least one command for the exec")
+    if request.flag("tty"):
+        raise _refusals.bad_request("the stand-in has no terminals; leave tty out")
+    with cluster.changed:
+        pod = cluster.store.get(_resources.PODS, route.namespace, route.name)
+        container = container_of(pod, request.query.get("container", ""))
+        if "nodeName" not in pod["spec"]:
+            raise _refusals.bad_request(f"pod {route.name} does not have a host assigned")
+
+    def run(web_socket: WebSocket) -> None:
+        session = _Session(web_socket, command)
+        try:
+            with cluster.changed:
+                kill = cluster.runtime.execute(
+                    pod, container, command, session.streams, session.told
+                )
+            if kill is None:
+                raise _refusals.internal_error(
+                    f'unable to upgrade connection: container not found ("{container}")'
+                )
+        except _refusals.ApiError as refusal:
+            session.end_with(refusal.body)
+        else:
+            session.relay(kill, stdin=request.flag("stdin"))
+        finally:
+            session.close()
+
+    return Response(101, b"", talk=Talk((V5, V4), run))
+
+
+class _Session:
+    """Passes on what a client and a command say to each other, in one thread."""
+
+    def __init__(self, web_socket: WebSocket, command: list[str]) -> None:
+        self._web_socket = web_socket
+        self._command = command
+        self._event: Json = {}
+        self._input = bytearray()
+        self._input_ends = False
+        (theirs, self._stdin), *outputs = os.pipe(), os.pipe(), os.pipe()
+        self.streams = [theirs, *(writer for _, writer in outputs)]
+        self._outputs = dict(zip((reader for reader, _ in outputs), (STDOUT, STDERR), strict=True))
+        self._over, self._say_over = os.pipe()
+        self._open = {self._stdin, *self._outputs, self._over, self._say_over, *self.streams}
+        os.set_blocking(self._stdin, False)
+
+    def told(self, event: Json) -> None:
+        """From another thread: the command has ended, or was never started."""
+        self._event = event
+        os.write(self._say_over, b".")
+
+    def relay(self, kill: Callable[[], None], *, stdin: bool) -> None:
+        """Until the command has ended and all that it wrote is sent, or the client has gone; the command has ended then."""
+        for stream in self.streams:
+            self._shut(stream)
+        self._input_ends = not stdin
+        with selectors.DefaultSelector() as ready:
+            ready.register(self._web_socket, selectors.EVENT_READ)
+            for source in (self._over, *self._outputs):
+                ready.register(source, selectors.EVENT_READ)
+            self._feed(ready)
+            while not self._event or self._outputs.keys() & self._open:
+                for key, _ in ready.select():
+                    if key.fileobj is self._web_socket:
+                        messages = self._web_socket.receive()
+                        if messages is None:
+                            ready.unregister(self._web_socket)
+                            kill()
+                        for message in messages or ():
+                            self._take(message)
+                        self._feed(ready)
+                    elif key.fd == self._stdin:
+                        self._feed(ready)
+                    elif key.fd == self._over:
+                        ready.unregister(self._over)
+                    elif not self._pass_on(key.fd):
+                        ready.unregister(key.fd)
+                        self._shut(key.fd)
+        self.end_with(_status(self._event, self._command))
+
+    def end_with(self, status: Json) -> None:
+        """The last word on the channel for errors."""
+        self._web_socket.send(bytes([ERROR]) + json.dumps(status).encode())
+
+    def close(self) -> None:
+        """Give every descriptor back."""
+        for descriptor in list(self._open):
+            self._shut(descriptor)
+
+    def _take(self, message: bytes) -> None:
+        if message[:1] == bytes([STDIN]) and not self._input_ends:
+            self._input += message[1:]
+        elif message == bytes([CLOSE, STDIN]) and self._web_socket.subprotocol == V5:
+            self._input_ends = True
+
+    def _feed(self, ready: selectors.BaseSelector) -> None:
+        """Write to the command's stdin what it takes, and the rest when it takes more."""
+        if self._stdin not in self._open:
+            return
+        try:
+            del self._input[: os.write(self._stdin, self._input)]
+        except BlockingIOError:
+            pass
+        except BrokenPipeError:  # nobody reads it any more
+            self._input.clear()
+            self._input_ends = True
+        waiting = self._stdin in ready.get_map()
+        if self._input and not waiting:
+            ready.register(self._stdin, selectors.EVENT_WRITE)
+        elif waiting and not self._input:
+            ready.unregister(self._stdin)
+        if self._input_ends and not self._input:
+            self._shut(self._stdin)
+
+    def _pass_on(self, output: int) -> bool:
+        data = os.read(output, PIECE_BYTES)
+        if data:
+            self._web_socket.send(bytes([self._outputs[output]]) + data)
+        return bool(data)
+
+    def _shut(self, descriptor: int) -> None:
+        self._open.discard(descriptor)
+        with contextlib.suppress(OSError):
+            os.close(descriptor)
+
+
+def _status(event: Json, command: list[str]) -> Json:
+    """How it ended. The words are those of the sources of the kubelet and containerd."""
+    if event["event"] == "refused":
+        return _refusals.internal_error(
+            "error executing command in container: failed to exec in container: OCI runtime exec failed: exec failed: "
+            f"unable to start container process: {event['message']}"
+        ).body
+    if not event["code"]:
+        return {"metadata": {}, "status": "Success"}
+    return {
+        "metadata": {},
+        "status": "Failure",
+        "reason": "NonZeroExitCode",
+        "message": "command terminated with non-zero exit code: error executing command "
+        f"[{' '.join(command)}], exit code {event['code']}",
+        "details": {"causes": [{"reason": "ExitCode", "message": str(event["code"])}]},
+    }

@@ -1,0 +1,125 @@
+"""The server's side of a WebSocket, on a connection whose request has been read."""
+
+from __future__ import annotations
+
+import contextlib
+import ssl
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from websockets.datastructures import Headers
+from websockets.frames import Frame, Opcode
+from websockets.http11 import Request
+from websockets.protocol import State
+from websockets.server import ServerProtocol
+from websockets.typing import Subprotocol
+
+if TYPE_CHECKING:
+    import socket
+    from collections.abc import Callable, Iterable
+
+MOST_BYTES = 32 * 2**20  # of one message
+
+
+@dataclass(frozen=True)
+class Talk:
+    """What is said over a WebSocket.
+
+    Attributes:
+        subprotocols: those that are understood, the best one first.
+        run: called once the client and the server agree on one of them; the connection ends when it returns.
+    """
+
+    subprotocols: tuple[str, ...]
+    run: Callable[[WebSocket], None]
+
+
+class WebSocket:
+    """An open connection; for one thread, which waits until it is readable and then calls ``receive``.
+
+    Attributes:
+        subprotocol: the one that client and server agreed on.
+    """
+
+    def __init__(self, connection: socket.socket, protocol: ServerProtocol) -> None:
+        self.subprotocol = str(protocol.subprotocol)
+        self._connection = connection
+        self._protocol = protocol
+        self._parts: list[bytes] = []
+
+    def fileno(self) -> int:
+        """For selectors."""
+        return self._connection.fileno()
+
+    def receive(self) -> list[bytes] | None:
+        """The messages that have arrived, as bytes; None if no more will come. Waits if nothing can be read."""
+        data = self._read()
+        if data:
+            self._protocol.receive_data(data)
+        else:
+            self._protocol.receive_eof()
+        messages = []
+        for event in self._protocol.events_received():
+            if isinstance(event, Frame) and event.opcode in (
+                Opcode.TEXT,
+                Opcode.BINARY,
+                Opcode.CONT,
+            ):
+                self._parts.append(bytes(event.data))
+                if event.fin:
+                    messages.append(b"".join(self._parts))
+                    self._parts.clear()
+        self._flush()
+        return messages if messages or self._protocol.state is State.OPEN else None
+
+    def send(self, message: bytes) -> None:
+        """Send one message; nothing if the client has gone."""
+        if self._protocol.state is State.OPEN:
+            self._protocol.send_binary(message)
+            self._flush()
+
+    def close(self) -> None:
+        """Say that no more will come, and wait until the client has heard it."""
+        if self._protocol.state is State.OPEN:
+            self._protocol.send_close(1000)
+            self._flush()
+        while self._protocol.state is State.CLOSING:
+            self.receive()
+
+    def _read(self) -> bytes:
+        data = b""
+        with contextlib.suppress(OSError):  # the client has gone
+            data = self._connection.recv(65536)
+            # Selectors do not see what TLS has decrypted already.
+            while isinstance(self._connection, ssl.SSLSocket) and self._connection.pending():
+                data += self._connection.recv(65536)
+        return data
+
+    def _flush(self) -> None:
+        _flush(self._connection, self._protocol)
+
+
+def serve(
+    connection: socket.socket, path: str, headers: Iterable[tuple[str, str]], talk: Talk
+) -> None:
+    """Shake hands about a request that has been read, talk, and close; refuses what is no handshake."""
+    protocol = ServerProtocol(
+        subprotocols=[Subprotocol(name) for name in talk.subprotocols], max_size=MOST_BYTES
+    )
+    # The protocol reads requests itself.
+    protocol.receive_data(Request(path, Headers(headers)).serialize())
+    (request,) = protocol.events_received()
+    assert isinstance(request, Request)
+    protocol.send_response(protocol.accept(request))
+    _flush(connection, protocol)
+    if protocol.state is State.OPEN:
+        web_socket = WebSocket(connection, protocol)
+        talk.run(web_socket)
+        web_socket.close()
+
+
+def _flush(connection: socket.socket, protocol: ServerProtocol) -> None:
+    for data in protocol.data_to_send():
+        if data:  # its empty marks ask for an end of the connection, which comes anyway
+            with contextlib.suppress(OSError):
+                connection.sendall(data)
