@@ -1,4 +1,4 @@
-"""Wrong declarations: what happens and is not declared, D2."""
+"""Wrong declarations, and wrong checks: D1 to D3."""
 
 from dataclasses import replace
 
@@ -27,3 +27,54 @@ class SaysThatEveryRankIsAsked(Declares):
 @mutant("d2_what_is_kept_for_longer_is_declared", "D2")
 class SaysHalfOfItsRetention(Declares):
     wrong = {"retention": 43_200.0}
+
+
+@mutant("d1_what_it_cannot_do_is_declared", "D1")
+class TakesLongerThanItSays(ToyExecutor):
+    def __init__(self, *args, **options):
+        super().__init__(*args, **options)
+        self.capabilities = replace(self.capabilities, max_timeout=100_000.0)
+
+    def _request(self, *arguments, **options):
+        declared, self.capabilities = (
+            self.capabilities,
+            replace(self.capabilities, max_timeout=None),
+        )
+        try:
+            return super()._request(*arguments, **options)
+        finally:
+            self.capabilities = declared
+
+
+@mutant("d1_what_it_cannot_do_is_declared", "D1")
+class ScopeInItsOwnWords(ToyExecutor):
+    def __init__(self, *args, **options):
+        super().__init__(*args, **options)
+        self.capabilities = replace(self.capabilities, cancel_scope="job")
+
+
+@mutant("d1_what_it_cannot_do_is_declared", "D1")
+class DeclaresAStreamOfItsOwn(ToyExecutor):
+    def __init__(self, *args, **options):
+        super().__init__(*args, **options)
+        self.capabilities = replace(self.capabilities, log_streams=("combined", "syslog"))
+
+
+@mutant("d3_check_starts_nothing", "D3")
+class CheckTriesALaunch(ToyExecutor):
+    def _findings(self, request):
+        self._submit(request)
+        return super()._findings(request)
+
+
+@mutant("d3_check_starts_nothing", "D3")
+class CheckSaysOk(ToyExecutor):
+    def check(self, *arguments, **options):
+        super().check(*arguments, **options)
+        return ["ok"]
+
+
+@mutant("d3_check_starts_nothing", "D3")
+class CheckTakesAnything(ToyExecutor):
+    def check(self, n_replicas=1, **options):
+        return []

@@ -4,7 +4,9 @@ import re
 import threading
 from dataclasses import replace
 
-from toy_executor import ToyExecutor
+from toy_cloud import LOG_PAGE
+from toy_executor import ToyExecutor, ask
+from toy_logs import LineReader, of_stream
 from wrong import mutant
 
 from diloco_protocol import BackendError
@@ -303,3 +305,43 @@ class DeclaresMoreStreams(ToyExecutor):
     def _logs(self, handle, query):
         streams = query.streams if query.streams != "stderr" else "stdout"
         return super()._logs(handle, replace(query, streams=streams))
+
+
+# --- the last lines ---
+
+LAST = "g3_what_is_written_last_is_not_lost"
+
+
+@mutant(LAST, "G3")
+class AsksForTheEndAfterItsLastPage(ToyExecutor):
+    def _lines(self, handle, query):
+        names = (handle.metadata["name"], handle.metadata["uid"])
+        reader, place = LineReader(), 0
+        while True:
+            chunks = ask(lambda: self.cloud.log(*names, place))  # noqa: B023 - called at once
+            place += len(chunks)
+            yield from reader.feed(of_stream(chunks, query.streams))
+            if len(chunks) == LOG_PAGE:
+                continue
+            over = query.until is not None and self.cloud.clock() >= query.until
+            if over or not query.follow or not self._patiently(lambda: self._job(handle)).live:
+                break
+            self._backoff.sleep(self._backoff.first)
+        yield from reader.finish()
+
+
+@mutant(LAST, "G3")
+class AsksForTheEndWhileItWaits(ToyExecutor):
+    """It has the end from before its wait, and the lines from before that."""
+
+    def _lines(self, handle, query):
+        lines = []
+        while query.follow:
+            new = list(super()._lines(handle, replace(query, follow=False)))
+            yield from new[len(lines) :]
+            lines = new
+            self._backoff.sleep(self._backoff.first)
+            over = query.until is not None and self.cloud.clock() >= query.until
+            if over or not self._patiently(lambda: self._job(handle)).live:
+                return
+        yield from super()._lines(handle, query)

@@ -215,7 +215,7 @@ class OneLaunchAtATime(ToyExecutor):
         return super()._submit(self.request)
 
 
-@mutant("t1_threads_launch_and_cancel_runs_of_their_own", "C5", "T1")
+@mutant("t1_threads_launch_and_cancel_runs_of_their_own", "T1", "C5")
 class OneCancelAtATime(ToyExecutor):
     stopping = None
 

@@ -1,17 +1,13 @@
-"""Wrong restarts that a platform does as it was told, and cancels that it forgets: L9, C5, C7."""
+"""Wrong restarts that a platform does as it was told, and cancels that it forgets: L9, C5."""
 
-import contextlib
 from dataclasses import replace
 
 from toy_executor import ToyExecutor
 from wrong import mutant
 
-from diloco_protocol import BackendError
-
 TIMEOUT = "l9_a_timeout_is_followed_by_the_next_attempt"
 PREEMPTION = "l9_a_preemption_uses_up_no_restart"
 FORGOTTEN = "c5_a_preemption_does_not_undo_a_cancel"
-REFUSED = "c7_a_refused_rank_keeps_no_other_from_its_end"
 
 
 class Instructing(ToyExecutor):
@@ -105,35 +101,3 @@ class CancelsAnAttempt(ToyExecutor):
                 self.cloud.find(handle.metadata).stopping = False
                 jobs[handle] = replace(job, stopping=False)
         return jobs
-
-
-class OneByOne(ToyExecutor):
-    """Base of those that cancel a run rank by rank, and stop at the first that is refused."""
-
-    def cancel_run(self, run_id):
-        handles = self.attach(run_id)
-        for number, handle in enumerate(handles):
-            try:
-                self.cancel(handle)
-            except BackendError as error:
-                raise BackendError(self.said(handles[number:])) from error
-
-    def said(self, left):
-        return f"these ranks are not cancelled: {', '.join(str(one.rank) for one in left)}"
-
-
-@mutant(REFUSED, "C7")
-class StopsAtTheFirstRefusal(OneByOne):
-    pass
-
-
-@mutant(REFUSED, "C7")
-class StopsAtTheSecondRefusal(OneByOne):
-    def cancel_run(self, run_id):
-        handles = self.attach(run_id)
-        with contextlib.suppress(BackendError):
-            self.cancel(handles[0])
-        try:
-            super().cancel_run(run_id)
-        except BackendError as error:
-            raise BackendError(self.said(handles)) from error

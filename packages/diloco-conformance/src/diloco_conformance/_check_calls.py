@@ -76,7 +76,7 @@ class Calls:
         late = "R2" if promise == "R6" else promise
         if not back:
             self.hung = True
-            _interrupt(thread)
+            interrupt(thread)
             self.broken(late, f"nothing, for {self.harness.patience:g} s", "every call comes back")
         if not raised:
             return done[0]
@@ -120,7 +120,7 @@ class Interrupted(BaseException):
     """Raised in a call that has not come back, so that it takes no time from what comes after it."""
 
 
-def _interrupt(thread: threading.Thread) -> None:
+def interrupt(thread: threading.Thread) -> None:
     """End a thread at its next step in Python; one that waits in C goes on waiting, and takes no time."""
     ctypes.pythonapi.PyThreadState_SetAsyncExc(
         ctypes.c_ulong(thread.ident or 0), ctypes.py_object(Interrupted)

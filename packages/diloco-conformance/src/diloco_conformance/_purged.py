@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from ._model import Run
 
 
-def check_purged(lab: RunChecks, run: Run) -> None:
+def check_purged(lab: RunChecks, run: Run, *, promise: str = "C9") -> None:
     """An executor that has seen nothing finds no record, result or log of a run."""
     executor, handle = lab.harness.make_executor(), run.handles[-1]
     said = f"purge({run.name}) returned"
@@ -24,14 +24,14 @@ def check_purged(lab: RunChecks, run: Run) -> None:
     }
     for name, call in looks.items():
         try:
-            found = lab.within("C9", call)
+            found = lab.within(promise, call)
         except ReplicaNotFoundError:
             continue
-        lab.broken("C9", said, f"{name} finds {str(found)[:200]!r} of it in another process")
-    there = lab.within("C9", lambda: executor.exists(run.run_id))
-    if there or run.run_id in lab.within("C9", executor.list_runs):
-        lab.broken("C9", said, "it is still among the runs")
-    (entry,) = lab.within("C9", lambda: executor.collect([handle], timeout=0))
+        lab.broken(promise, said, f"{name} finds {str(found)[:200]!r} of it in another process")
+    there = lab.within(promise, lambda: executor.exists(run.run_id))
+    if there or run.run_id in lab.within(promise, executor.list_runs):
+        lab.broken(promise, said, "it is still among the runs")
+    (entry,) = lab.within(promise, lambda: executor.collect([handle], timeout=0))
     if (entry["status"], entry["reason"], entry["result"]) != ("failed", "lost", None):
-        lab.broken("C9", said, f"collect says of it: {entry}")
-    executor.close()
+        lab.broken(promise, said, f"collect says of it: {entry}")
+    lab.within("C8", executor.close)

@@ -9,6 +9,7 @@ from typing import Any
 
 from diloco_protocol import ReplicaHandle, RunConflictError
 
+from ._check_calls import PIECE, interrupt
 from ._harness import Step
 from ._lab import Lab
 from ._logs import check_log
@@ -33,8 +34,13 @@ def at_once(lab: Lab, promise: str, calls: Sequence[Callable[[], Any]]) -> list[
         ]
         for thread in threads:
             thread.start()
-        for thread in threads:
-            thread.join()
+        try:
+            for thread in threads:
+                while thread.is_alive():
+                    thread.join(PIECE)
+        finally:
+            for thread in filter(threading.Thread.is_alive, threads):
+                interrupt(thread)
 
     lab.within(promise, all_of_them)
     return answers
@@ -89,8 +95,9 @@ class Threads:
                 lab.broken("T1", f"cancel raised {raised!r}", "nothing stands in its way")
         for run in runs[:2]:
             lab.accepted(run.replicas[0])
-        lab.settle()
-        lab.observe_all()
+        with lab.part_of("T1"):
+            lab.settle()
+            lab.observe_all()
 
     def test_t2_who_launches_the_same_gets_the_same(self, lab: Lab) -> None:
         """Four launchers that know nothing of each other, and one run."""

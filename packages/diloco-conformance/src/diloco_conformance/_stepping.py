@@ -1,0 +1,93 @@
+"""Between two lines of an executor: something is done there, or another thread goes on.
+
+What goes wrong only if something happens just then, would be seen once in a thousand runs otherwise: a scripted world answers at
+once, so that a thread is hardly ever interrupted.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from types import CodeType, FrameType
+from typing import Any
+
+from diloco_protocol import BaseExecutor
+
+MOMENTS = 24
+"""Before how many lines something is tried; all, if there are fewer than twice as many."""
+GIVEN_UP = 0.5
+"""Real seconds after which a call goes on although the other has not ended, which may wait for a lock that the first one has."""
+
+Place = tuple[CodeType, int]
+"""A function and a line of it."""
+
+
+@contextlib.contextmanager
+def each_line(
+    executor: BaseExecutor, act: Callable[[Place], None], *, elsewhere: bool = True
+) -> Iterator[None]:
+    """Call ``act`` before each line of the executor's package, here and, if ``elsewhere``, in threads that start meanwhile."""
+    packages = {
+        cls.__module__.partition(".")[0]
+        for cls in type(executor).__mro__
+        if issubclass(cls, BaseExecutor) and cls is not BaseExecutor
+    }
+
+    def look(frame: FrameType, event: str, _: Any) -> Any:
+        module = frame.f_globals.get("__name__", "")
+        if event == "call" and module.partition(".")[0] in packages:
+            return step
+        return None
+
+    def step(frame: FrameType, event: str, _: Any) -> Any:
+        if event == "line":
+            act((frame.f_code, frame.f_lineno))
+        return step
+
+    before, before_elsewhere = sys.gettrace(), threading.gettrace()
+    if elsewhere:
+        threading.settrace(look)
+    sys.settrace(look)
+    try:
+        yield
+    finally:
+        sys.settrace(before)
+        if elsewhere:
+            threading.settrace(before_elsewhere)
+
+
+def places(executor: BaseExecutor, call: Callable[[], Any]) -> tuple[Any, list[Place]]:
+    """What a call gives, and the lines of the executor that it comes through, each once: as many as are to be tried."""
+    seen: dict[Place, None] = {}
+    with each_line(executor, lambda place: seen.setdefault(place), elsewhere=False):
+        gave = call()
+    return gave, list(seen)[:: max(1, len(seen) // MOMENTS)]
+
+
+def interrupted(
+    executor: BaseExecutor, first: Callable[[], Any], second: Callable[[], Any], where: Place
+) -> list[Any]:
+    """What two calls give or raise, the second of which is made in another thread when the first comes to a line."""
+    answers: list[Any] = [None, None]
+
+    def answer(number: int, call: Callable[[], Any]) -> None:
+        try:
+            answers[number] = call()
+        except Exception as error:  # noqa: BLE001 - it is what this call gave
+            answers[number] = error
+
+    other = threading.Thread(target=answer, args=(1, second), daemon=True)
+
+    def act(place: Place) -> None:
+        if place == where and other.ident is None:
+            other.start()
+            other.join(GIVEN_UP)
+
+    with each_line(executor, act, elsewhere=False):
+        answer(0, first)
+    if other.ident is None:  # this time the first did not come there
+        other.start()
+    other.join()
+    return answers

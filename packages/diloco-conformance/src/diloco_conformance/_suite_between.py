@@ -1,0 +1,111 @@
+"""Two threads, one of which calls an executor while the other is in the middle of a call: T1."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from functools import partial
+from typing import Any
+
+import pytest
+
+from diloco_protocol import ReplicaState
+
+from ._check_collect import collect
+from ._harness import Step
+from ._lab import Lab
+from ._logs import allowed
+from ._model import Replica
+from ._purged import check_purged
+from ._stepping import interrupted, places
+
+Pair = tuple[Callable[[], Any], Callable[[], Any]]
+"""A call, and the one in the middle of it."""
+
+
+def in_between(lab: Lab, make: Callable[[], Pair]) -> Iterator[list[Any]]:
+    """What two calls give, one after the other, and then with the second before each line of the first; made anew each time."""
+    first, second = make()
+    gave, lines = lab.within("T1", lambda: places(lab.executor, first))
+    yield [gave, lab.within("T1", second)]
+    for line in lines:
+        first, second = make()
+        yield lab.within(
+            "T1",
+            lambda one=first, other=second, at=line: interrupted(lab.executor, one, other, at),  # type: ignore[misc]
+        )
+
+
+class InBetween:
+    """Fixed tests of T1."""
+
+    def test_t1_what_another_thread_asks_meanwhile_changes_no_answer(self, lab: Lab) -> None:
+        """Of two runs in different states; whichever is asked for in the middle of the other."""
+        lives, ended, other = (lab.up(1).replicas[0] for _ in range(3))
+        for replica in (lives, ended, other):
+            if lab.can(Step.PRINT):
+                lab.drive(replica, Step.PRINT, [f"this is {replica}"])
+        for replica in (ended, other):
+            lab.drive(replica, Step.SUCCEED, f"of {replica}")
+        lab.observe_all()
+        verbs: list[tuple[Callable[[Lab, Replica], Any], Callable[[Replica], list[Any]]]] = [
+            (_polled, lambda one: [one.state]),
+            (_collected, lambda one: [one.result]),
+        ]
+        if lab.can(Step.PRINT):
+            verbs.append((_read, lambda one: ["\n".join(lines) for lines in allowed(one)]))
+        for call, right in verbs:
+            for pair in ((lives, ended), (ended, other)):
+                lab.note(f"of {pair[0]} and {pair[1]} at once:{call.__name__.replace('_', ' ')}")
+                calls = tuple(partial(call, lab, one) for one in pair)
+                for answers in in_between(lab, lambda calls=calls: calls):  # type: ignore[misc]
+                    for one, gave in zip(pair, answers, strict=True):
+                        if gave not in right(one):
+                            lab.broken("T1", f"{gave!r} of {one}", f"it is {right(one)[0]!r}")
+        lab.observe_all()
+
+    def test_t1_what_another_thread_ends_meanwhile_is_all_that_it_ends(self, lab: Lab) -> None:
+        """By cancel, and by purge; each does what it was asked for, and no more."""
+        if lab.harness.starts_by_itself:
+            pytest.skip("here replicas are real, and each line of the executor takes two of them")
+        for verb in ("cancel", "purge"):
+            beside = lab.up(1)
+            pairs: list[list[Replica]] = []
+
+            def make(verb: str = verb, pairs: list[list[Replica]] = pairs) -> Pair:
+                pairs.append([lab.up(1).replicas[0] for _ in range(2)])
+                for one in pairs[-1] if verb == "purge" else []:
+                    lab.drive(one, Step.SUCCEED, "old")
+                lab.note(f"{verb} of {pairs[-1][0]} and {pairs[-1][1]} at once", verb)
+                first, second = (
+                    partial(getattr(lab.executor, verb), one.handle) for one in pairs[-1]
+                )
+                return first, second
+
+            for answers in in_between(lab, make):
+                if answers != [None, None]:
+                    lab.broken("T1", f"{verb} gave {answers!r}", "nothing stands in its way")
+                with lab.part_of("T1"):
+                    for one in pairs[-1]:
+                        if verb == "cancel":
+                            lab.accepted(one)
+                        else:
+                            one.gone = True
+                            check_purged(lab, one.run)
+                    lab.settle()
+                    lab.observe(beside.replicas[0])
+                    for one in pairs[-1]:
+                        lab.observe(one)
+            lab.drive(beside.replicas[0], Step.SUCCEED, "beside")
+            collect(lab, beside.replicas)
+
+
+def _polled(lab: Lab, replica: Replica) -> ReplicaState:
+    return lab.executor.poll(replica.handle)
+
+
+def _collected(lab: Lab, replica: Replica) -> Any:
+    return lab.executor.collect([replica.handle], timeout=0)[0]["result"]
+
+
+def _read(lab: Lab, replica: Replica) -> str:
+    return lab.executor.stream_logs(replica.handle)
