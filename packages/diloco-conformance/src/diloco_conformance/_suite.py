@@ -18,7 +18,7 @@ from ._promises import HarnessFault
 from ._run_machine import run_machine
 from ._self_check import check_harness
 from ._suite_answers import Answers
-from ._suite_between import InBetween
+from ._suite_between import Meanwhile
 from ._suite_cancel import Cancelling
 from ._suite_collect import Collecting
 from ._suite_constructor import Constructing
@@ -65,7 +65,7 @@ class ExecutorConformance(
     Names,
     Strangers,
     Threads,
-    InBetween,
+    Meanwhile,
     Logs,
     LongLogs,
     Following,

@@ -35,7 +35,7 @@ def in_between(lab: Lab, make: Callable[[], Pair]) -> Iterator[list[Any]]:
         )
 
 
-class InBetween:
+class Meanwhile:
     """Fixed tests of T1."""
 
     def test_t1_what_another_thread_asks_meanwhile_changes_no_answer(self, lab: Lab) -> None:
