@@ -60,7 +60,8 @@ class ToyHarness(Harness):
         if job is None:
             return Truth(None, alive=False)
         state = ReplicaState(STATES.get(job.status, job.status.lower()))
-        return Truth(state, job.live, job.attempt, job.stopping)
+        no_memory = job.reason == "OutOfMemory"
+        return Truth(state, job.live, job.attempt, job.stopping, job.exit_code, no_memory)
 
     def living(self):
         return sum(job.live for job in self.cloud.jobs.values())

@@ -31,6 +31,15 @@ def of_handle(job, handle):
     return job if job is not None and uid in {"", job["metadata"]["uid"]} else None
 
 
+def end_of(pod):
+    """What a pod's records say of how its program ended."""
+    statuses = (pod or {}).get("status", {}).get("containerStatuses") or []
+    ends = [status["state"]["terminated"] for status in statuses if "terminated" in status["state"]]
+    if not ends:
+        return {}
+    return {"exit_code": ends[0]["exitCode"], "out_of_memory": ends[0].get("reason") == "OOMKilled"}
+
+
 def truth_of(job, pod, index, attempt, *, started):
     """The truth about an index.
 
@@ -47,7 +56,7 @@ def truth_of(job, pod, index, attempt, *, started):
     if index in indexes(job["status"].get("completedIndexes")):
         return Truth("succeeded", alive=alive, attempt=attempt)
     if index in indexes(job["status"].get("failedIndexes")):
-        return Truth("failed", alive=alive, attempt=attempt)
+        return Truth("failed", alive=alive, attempt=attempt, **end_of(pod))
     over = condition(job, "Failed")
     if over is not None and not alive:
         # Nobody sets a deadline on a running Job but who cancels it; its own is hours away.

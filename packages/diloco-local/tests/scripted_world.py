@@ -151,7 +151,8 @@ class ScriptedHarness(Harness):
             started_at=self.runs[run.path][rank].started_at,
             finished_at=self.clock(),
         )
-        self.runs[run.path][rank].status = status
+        life = self.runs[run.path][rank]
+        life.status, life.code, life.oom = status, code, oom
         create_json(files.final, status_to_dict(status))
         if not any(life.live for life in self.runs[run.path].values()):
             os.close(self.locks.pop(run.path))
@@ -250,7 +251,7 @@ class ScriptedHarness(Harness):
             return Truth(None, alive=False)
         _, life = self.find(handle)
         if not life.live:
-            return Truth(life.status.state, False, life.attempt)
+            return Truth(life.status.state, False, life.attempt, False, life.code, life.oom)
         states = {"starting": "pending", "running": "running"}
         stopping = run.replica(handle.rank).cancel.exists()
         return Truth(states[life.phase], True, life.attempt, stopping)

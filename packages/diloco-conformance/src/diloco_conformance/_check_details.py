@@ -7,6 +7,8 @@ from typing import TYPE_CHECKING
 
 from diloco_protocol import Reason, ReplicaState
 
+from ._blame import line_of
+
 if TYPE_CHECKING:
     from diloco_protocol import ReplicaStatus
 
@@ -60,8 +62,8 @@ def check_details(
     if attempt_is_known(lab, said) and said.attempt != truth.attempt:
         lab.broken("S8", words, f"it is attempt {truth.attempt}")
     _stopping(lab, replica, said, truth, words)
-    _reason(lab, replica, said, words)
-    _exit(lab, replica, said, words)
+    _reason(lab, replica, said, words, truth)
+    _exit(lab, replica, said, words, truth)
     _times(lab, replica, said, words)
 
 
@@ -81,16 +83,25 @@ def _stopping(lab: Checks, replica: Replica, said: ReplicaStatus, truth: Truth, 
         lab.broken("S8", words, f"nobody is ending {replica}")
 
 
-def _reason(lab: Checks, replica: Replica, said: ReplicaStatus, words: str) -> None:
+def _or_the_hand(lab: Checks, told: object) -> str:
+    """Who else may be wrong, where nothing but the harness's word says how a program has ended."""
+    if told is not ...:
+        return ""
+    line = line_of(type(lab.harness).drive)
+    return f". Or drive() did not have it end so, which nobody sees since truth() tells no exit_code{line}"
+
+
+def _reason(lab: Checks, replica: Replica, said: ReplicaStatus, words: str, truth: Truth) -> None:
     allowed = REASONS[said.state]
     if said.reason not in allowed and not (said.stopping and said.reason in ENDING):
         names = ", ".join(str(reason or "none") for reason in sorted(allowed, key=str))
         lab.broken("S10", words, f"the reasons of what is {said.state} are: {names}")
     if said.state.terminal and replica.reason is not None and said.reason != replica.reason:
-        lab.broken("S8", words, f"the reason is {replica.reason}")
+        hand = _or_the_hand(lab, truth.out_of_memory) if replica.reason is Reason.OOM else ""
+        lab.broken("S8", words, f"the reason is {replica.reason}{hand}")
 
 
-def _exit(lab: Checks, replica: Replica, said: ReplicaStatus, words: str) -> None:
+def _exit(lab: Checks, replica: Replica, said: ReplicaStatus, words: str, truth: Truth) -> None:
     if not said.state.terminal:
         if said.exit_code is not None or said.signal is not None:
             lab.broken("S10", f"{words}, signal {said.signal}", f"{replica} has not ended")
@@ -100,7 +111,8 @@ def _exit(lab: Checks, replica: Replica, said: ReplicaStatus, words: str) -> Non
         lab.broken("R4", words, f"the exit code of what has {said.state} is {wanted}")
     if replica.reason in {Reason.ERROR, Reason.OOM} and said.exit_code != replica.exit_code:
         promise = "S11" if replica.signal else "S8"
-        lab.broken(promise, words, f"its program ended with {replica.exit_code}")
+        hand = _or_the_hand(lab, truth.exit_code)
+        lab.broken(promise, words, f"its program ended with {replica.exit_code}{hand}")
     if replica.signal is not None and said.signal != replica.signal:
         lab.broken("S11", f"{words}, signal {said.signal}", f"{replica.signal} has ended it")
     if said.signal is None:

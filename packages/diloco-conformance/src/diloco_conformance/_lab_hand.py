@@ -11,10 +11,13 @@ from typing import Any
 from diloco_protocol import Reason, ReplicaState
 
 from . import _model
-from ._harness import Step
+from ._blame import fault
+from ._harness import Step, Truth
 from ._lab_verbs import Moment, Verbs
 from ._model import Replica, Run
 from ._promises import HarnessFault
+
+FAILURES = frozenset({Step.FAIL, Step.OOM, Step.KILL})
 
 
 class Hand(Verbs):
@@ -53,7 +56,7 @@ class Hand(Verbs):
             most = self.capabilities.max_result_bytes
             self.broken("R11", f"max_result_bytes={most}", f"a smaller result made {replica} fail")
         allowed = replica.possible(self.harness.clock())
-        if step in {Step.FAIL, Step.OOM, Step.KILL} and truth.state is not replica.state:
+        if step in FAILURES and truth.state is not replica.state:
             limit = replica.run.options.get("max_restarts")
             said = f"{replica} is {truth.state} in attempt {truth.attempt}"
             self.broken("L9", said, f"it was launched with max_restarts={limit}")
@@ -61,6 +64,21 @@ class Hand(Verbs):
             raise HarnessFault(
                 f"the world was to make {replica} {step}, but tells {truth} after it"
             )
+        if replica.state is ReplicaState.FAILED and step in FAILURES:
+            self._as_driven(replica, step, value, truth)
+
+    def _as_driven(self, replica: Replica, step: Step, value: Any, truth: Truth) -> None:
+        """What the world's own records say of a failure, as far as they say it, is what was asked for."""
+        said = f"drive(…, Step.{step.name}, {value!r}) was to make {replica}"
+        if truth.exit_code is not ... and truth.exit_code != replica.exit_code:
+            fault(
+                self.harness,
+                f"{said} exit with {replica.exit_code}, and the world tells {truth}",
+                "drive",
+            )
+        if truth.out_of_memory is not ... and truth.out_of_memory != (step is Step.OOM):
+            ran = "run out of memory" if step is Step.OOM else "fail with memory left"
+            fault(self.harness, f"{said} {ran}, and the world tells {truth}", "drive")
 
     def _failed(
         self,

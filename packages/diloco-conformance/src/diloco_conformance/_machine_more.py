@@ -92,7 +92,7 @@ class MoreRules(MachineBase):
         """The result of a replica that has succeeded is lost or damaged."""
         replica = self.some(number, lambda one: one.state is ReplicaState.SUCCEEDED)
         if replica is not None and replica.result is not None:
-            self.lab.lose(replica, left)
+            self.lab.lose(replica, left if self.lab.can(Ability.DAMAGE) else None)
             self.lab.forget()
             collect(self.lab, replica.run.replicas)
 

@@ -13,12 +13,24 @@ from ._blame import fault, raised_at
 from ._harness import Harness
 from ._lab import Lab
 from ._promises import HarnessFault, PromiseBroken
+from ._self_answers import ANSWER_CHECKS
 from ._self_class import check_class
 from ._self_executor import check_clocks, check_executor, check_time
 from ._self_faults import FAULT_CHECKS
+from ._self_records import RECORD_CHECKS
 from ._self_sample import Sample
 from ._self_told import TOLD_CHECKS
+from ._self_used import check_used
 from ._self_world import LAST_CHECKS, WORLD_CHECKS
+
+CHECKS = [
+    *TOLD_CHECKS,
+    *RECORD_CHECKS,
+    *WORLD_CHECKS,
+    *FAULT_CHECKS,
+    *ANSWER_CHECKS,
+    *LAST_CHECKS,
+]
 
 
 def check_harness(make_harness: Callable[[], object], owner: str) -> None:
@@ -35,6 +47,7 @@ def check_harness(make_harness: Callable[[], object], owner: str) -> None:
         harness = _make(make_harness, owner)
         try:
             check_class(harness)
+            check_used(harness)
             check_clocks(harness)
             check_executor(harness)
             check_time(harness)
@@ -79,7 +92,7 @@ def _check_world(harness: Harness) -> None:
     try:
         with contextlib.suppress(*wrong):
             sample = Sample(lab)
-            for check in [*TOLD_CHECKS, *WORLD_CHECKS, *FAULT_CHECKS, *LAST_CHECKS]:
+            for check in CHECKS:
                 with contextlib.suppress(*wrong):
                     if not lab.hung:
                         check(sample)

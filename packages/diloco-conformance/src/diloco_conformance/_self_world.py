@@ -8,6 +8,9 @@ from ._blame import fault
 from ._harness import Ability, Step
 from ._self_sample import Sample
 
+NEAR = 600.0
+"""Seconds by which clocks may differ without anybody having mistaken one for another."""
+
 
 def prints_are_recorded(sample: Sample) -> None:
     """In the log of the replica, each stream in its own."""
@@ -52,6 +55,91 @@ def ends_are_counted(sample: Sample) -> None:
             "world at this moment",
             "living",
         )
+
+
+def failures_are_as_asked(sample: Sample) -> None:
+    """With this code, by this signal, for want of memory: as far as the records say so."""
+    lab = sample.lab
+    for step, value in (
+        (Step.FAIL, 3),
+        (Step.FAIL, 42),
+        (Step.KILL, "SIGABRT"),
+        (Step.OOM, None),
+    ):
+        if lab.can(step):
+            replica = lab.up(1).replicas[0]
+            lab.drive(replica, step, value)
+            if sample.harness.truth(replica.handle).exit_code is ...:
+                return  # they say nothing
+
+
+def moments_are_those_of_the_records(sample: Sample) -> None:
+    """What starts and prints now is dated now, by the platform."""
+    lab, harness = sample.lab, sample.harness
+    if not lab.can(Step.PRINT):
+        return
+    replica = lab.up(1).replicas[0]
+    before = harness.now()
+    lab.drive(replica, Step.PRINT, ["self-check"])
+    with sample.fresh() as executor:
+        started = sample.ask(lambda: executor.describe(replica.handle)).started_at
+        if not isinstance(started, (int, float)):
+            return
+        off = started - before
+
+        def printed(moment: float) -> bool:
+            return "self-check" in sample.ask(
+                lambda: list(
+                    executor.log_iter(replica.handle, since=moment - NEAR, until=moment + NEAR)
+                )
+            )
+
+        # An executor alone may be wrong in what it says of a start, but hardly in its logs by as much.
+        if abs(off) > 2 * NEAR and printed(before + off) and not printed(before):
+            fault(
+                harness,
+                f"now() is {-off:+.0f} s off: what was started and printed at {before:.0f} by now() is dated about "
+                f"{before + off:.0f} by the platform. It must be the Unix time by which the platform dates its records",
+                "now",
+            )
+
+
+def what_is_lost_is_gone(sample: Sample) -> None:
+    """For an executor that has seen nothing."""
+    lab, harness = sample.lab, sample.harness
+    if not lab.can(Ability.LOSE):
+        return
+    replica = lab.up(1).replicas[0]
+    lab.drive(replica, Step.SUCCEED, "self-check")
+    lab.lose(replica)
+    with sample.fresh() as executor:
+        (entry,) = sample.ask(lambda: executor.collect([replica.handle], timeout=0))
+    if entry["result"] == "self-check":
+        fault(
+            harness,
+            "after lose(handle) an executor that had seen nothing still finds the result: it must be gone from wherever the "
+            "platform keeps it",
+            "lose",
+        )
+
+
+def what_is_removed_goes(sample: Sample) -> None:
+    """By the time that all has settled."""
+    lab, harness = sample.lab, sample.harness
+    if not lab.can(Ability.REMOVE):
+        return
+    replica = lab.up(1).replicas[0]
+    lab.drive(replica, Step.SUCCEED)
+    harness.remove(replica.handle)
+    harness.settle()
+    if (truth := harness.truth(replica.handle)).state is not None:
+        fault(
+            harness,
+            f"after remove(handle) and settle() the world still tells {truth}: it must have begun to remove the run, and "
+            "settle() must bring that to its end",
+            "remove",
+        )
+    replica.gone = True
 
 
 def cancels_settle(sample: Sample) -> None:
@@ -105,7 +193,18 @@ def what_expires_is_gone(sample: Sample) -> None:
         )
 
 
-WORLD_CHECKS: list[Callable[[Sample], None]] = [prints_are_recorded, ends_are_counted]
+WORLD_CHECKS: list[Callable[[Sample], None]] = [
+    prints_are_recorded,
+    ends_are_counted,
+    moments_are_those_of_the_records,
+    failures_are_as_asked,
+    what_is_lost_is_gone,
+]
 
 #: After those of the faults.
-LAST_CHECKS: list[Callable[[Sample], None]] = [cancels_settle, days_pass, what_expires_is_gone]
+LAST_CHECKS: list[Callable[[Sample], None]] = [
+    cancels_settle,
+    what_is_removed_goes,
+    days_pass,
+    what_expires_is_gone,
+]

@@ -26,23 +26,34 @@ Place = tuple[CodeType, int]
 
 @contextlib.contextmanager
 def each_line(
-    executor: BaseExecutor, act: Callable[[Place], None], *, elsewhere: bool = True
+    executor: BaseExecutor,
+    act: Callable[[Place], None],
+    *,
+    elsewhere: bool = True,
+    event: str = "line",
 ) -> Iterator[None]:
-    """Call ``act`` before each line of the executor's package, here and, if ``elsewhere``, in threads that start meanwhile."""
+    """Call ``act`` before each line of the executor's package.
+
+    Args:
+        executor: Whose package.
+        act: Called with the place.
+        elsewhere: Whether that goes for threads that start meanwhile, too.
+        event: ``"exception"``: where an error comes to a line instead.
+    """
     packages = {
         cls.__module__.partition(".")[0]
         for cls in type(executor).__mro__
         if issubclass(cls, BaseExecutor) and cls is not BaseExecutor
     }
 
-    def look(frame: FrameType, event: str, _: Any) -> Any:
+    def look(frame: FrameType, kind: str, _: Any) -> Any:
         module = frame.f_globals.get("__name__", "")
-        if event == "call" and module.partition(".")[0] in packages:
+        if kind == "call" and module.partition(".")[0] in packages:
             return step
         return None
 
-    def step(frame: FrameType, event: str, _: Any) -> Any:
-        if event == "line":
+    def step(frame: FrameType, kind: str, _: Any) -> Any:
+        if kind == event:
             act((frame.f_code, frame.f_lineno))
         return step
 

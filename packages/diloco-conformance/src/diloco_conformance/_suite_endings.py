@@ -102,7 +102,7 @@ class Endings:
 
     def test_r12_a_damaged_result_is_said_to_be_lost(self, lab: Lab) -> None:
         """In whatever way: it is a result of None no more than it is an error of whoever asks."""
-        lab.needs(Ability.LOSE)
+        lab.needs(Ability.LOSE, Ability.DAMAGE)
         with lab.part_of("R12"):
             self._lose(lab, list(DAMAGED))
 

@@ -97,7 +97,8 @@ class Ability(StrEnum):
         AGE: Days can be made to pass.
         ELSEWHERE: There can be an executor of the same backend on another account, cluster or host.
         RESOURCES: What the platform was asked for on behalf of a replica can be read.
-        LOSE: The result of a replica that has succeeded can be lost or damaged.
+        LOSE: The result of a replica that has succeeded can be lost.
+        DAMAGE: Something else can be left in its place.
         FOREIGN: Something that is not diloco's can have the name of a run.
         REMOVE: The removal of a run can be under way.
         BETWEEN: Something can be done between two calls that list a page of the runs.
@@ -117,6 +118,7 @@ class Ability(StrEnum):
     ELSEWHERE = "elsewhere"
     RESOURCES = "resources"
     LOSE = "lose"
+    DAMAGE = "damage"
     FOREIGN = "foreign"
     REMOVE = "remove"
     BETWEEN = "between"
@@ -129,6 +131,7 @@ HOOKS: Mapping[str, str] = {
     Ability.AGE: "age",
     Ability.ELSEWHERE: "elsewhere",
     **{word: str(word) for word in (Ability.RESOURCES, Ability.LOSE, Ability.FOREIGN)},
+    Ability.DAMAGE: "lose",
     **{word: str(word) for word in (Ability.REMOVE, Ability.BETWEEN)},
 }
 
@@ -142,12 +145,17 @@ class Truth:
         alive: Whether anything of it still exists that costs money: process, pod, machine.
         attempt: Its n-th life.
         stopping: It is being ended and is not yet gone.
+        exit_code: Of what has failed, the exit code in the world's records; ``...`` if they do not say. Who tells it is told of
+            a ``drive`` that makes programs exit with another code than was asked for.
+        out_of_memory: Likewise, whether the records say that memory ran out.
     """
 
     state: ReplicaState | None
     alive: bool
     attempt: int = 1
     stopping: bool = False
+    exit_code: int | EllipsisType | None = ...
+    out_of_memory: bool | EllipsisType = ...
 
     def __post_init__(self) -> None:
         if self.state is not None:  # the words themselves will do

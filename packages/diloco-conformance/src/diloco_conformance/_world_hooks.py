@@ -37,7 +37,7 @@ class WorldHooks:
     def lose(self, handle: ReplicaHandle, left: bytes | None = None) -> None:
         """Lose the result of a replica that has succeeded; ``left`` is found in its place, None: nothing is.
 
-        The record that it has succeeded stays. Where a result cannot be damaged, it is lost instead.
+        The record that it has succeeded stays. Where a result can only be lost, Ability.DAMAGE is in ``cannot``.
         """
         raise NotImplementedError(self._missing("lose"))
 
