@@ -21,7 +21,7 @@ from diloco_core import (
     export,
 )
 from diloco_core._elastic._records._records import Done
-from diloco_core._export import _choice
+from diloco_core._export import _choice, _sources
 from diloco_core._export import _elastic as _export_elastic
 from diloco_core._export import _source as _export_source
 from diloco_core._store._open import open_store
@@ -215,6 +215,20 @@ def test_nothing_is_made_of_a_mistyped_uri(tmp_path, uri):
     with pytest.raises(RendezvousError, match=r"typo holds no run"):
         export(uri, tmp_path / "model")
     assert list(tmp_path.iterdir()) == []
+
+
+def test_a_run_that_begins_meanwhile_is_not_taken_for_a_damaged_one(tmp_path, monkeypatch):
+    first = _sources._first
+
+    def begins_after(store, *, use_copy):
+        manifest = first(store, use_copy=use_copy)
+        (tmp_path / "run" / "state").mkdir(parents=True)
+        (tmp_path / "run" / "state" / "shard").touch()
+        return manifest
+
+    monkeypatch.setattr(_sources, "_first", begins_after)
+    with pytest.raises(RendezvousError, match="holds no run"):
+        export(tmp_path / "run", tmp_path / "model")
 
 
 def test_one_who_may_only_read_can_export(lab, tmp_path):

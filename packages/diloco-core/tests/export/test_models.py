@@ -24,6 +24,12 @@ from diloco_core._model._unsynced import Unsynced
 from diloco_core._store._open import open_store
 
 
+@pytest.fixture
+def no_pause(monkeypatch):
+    """What is damaged is read again at once."""
+    monkeypatch.setattr("diloco_core._store._reread.REREADS", (0.0, 0.0))
+
+
 @pytest.mark.parametrize("make", [Everything, Adapted, Wrapped], ids=lambda make: make.__name__)
 @pytest.mark.parametrize("kind", ["strict", "sharded", "gather"])
 @pytest.mark.parametrize("buffers", ["mean", "none"])
@@ -136,7 +142,7 @@ def test_it_is_streamed():
     assert len(table["sums"]) == 1
 
 
-def test_a_damaged_part_of_it_is_named(lab, tmp_path):
+def test_a_damaged_part_of_it_is_named(lab, tmp_path, no_pause):
     trained(lab, tmp_path / "run", "strict", Adapted)
     (path,) = (tmp_path / "run" / "unsynced").rglob("*.safetensors")
     data = bytearray(path.read_bytes())
@@ -168,12 +174,6 @@ def test_what_no_file_of_tensors_can_hold_is_left_out_and_named(lab, tmp_path, c
         export(str(tmp_path / "run"), tmp_path / "model")
     assert "are not tensors of the model: spectrum, _extra_state" in caplog.text
     assert load_file(tmp_path / "model").keys() == {"weight", "bias", "phase"}
-
-
-@pytest.fixture
-def no_pause(monkeypatch):
-    """What is damaged is read again at once."""
-    monkeypatch.setattr("diloco_core._store._reread.REREADS", (0.0, 0.0))
 
 
 @pytest.mark.parametrize("kind", ["strict", "sharded"])

@@ -19,7 +19,7 @@ from .._store._drivers._folder import FolderStore
 from .._store._open import open_store
 from ._choice import newer_unfinished, newest_whole, the_states
 from ._sources import find_source, sentence, unsynced_files, without_unsynced
-from ._tensors import as_damage, read_tensors, reading_again
+from ._tensors import as_damage, read_tensors
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -92,7 +92,7 @@ def export(
                 target, "it is in the run's own folder, where only the run's objects belong"
             )
         try:
-            source = reading_again(lambda: find_source(store))
+            source = find_source(store)
             choice, tensors = newest_whole(store, source, dtype, at)
             step = choice.step
             unfinished = newer_unfinished(source, choice)

@@ -57,9 +57,17 @@ def sentence(error: Exception) -> str:
 
 
 def _source(store: Store) -> Source:
+    # Everything else is listed before the manifests are read: nothing is published before the manifest that names it is there.
+    claims = store.list("claims/")
+    published = [*store.list("state/"), *store.list("commits/")]
     lives = lives_listed(store.list("manifests/"))
     try:
         first = _first(store, use_copy=not lives)
+        if first is None and (published or lives):
+            which = " is" if lives else " and its copy are"
+            raise CorruptedObjectError(
+                f"{store.uri}/{MANIFEST}{which} gone, while other objects of a run are there."
+            )
     except CorruptedObjectError as error:
         if not lives:
             raise
@@ -73,12 +81,7 @@ def _source(store: Store) -> Source:
         raise RendezvousError(
             f"{store.uri} holds no run, since there is no {MANIFEST}: check the URI"
         )
-    lost = lost_manifest(
-        manifest,
-        [*store.list("state/"), *store.list("commits/")],
-        store.list("claims/"),
-        store.uri,
-    )
+    lost = lost_manifest(manifest, published, claims, store.uri)
     if lost:
         raise CorruptedObjectError(lost)
     if not manifest.fragments:
@@ -89,7 +92,7 @@ def _source(store: Store) -> Source:
 
 
 def _first(store: Store, *, use_copy: bool) -> Manifest | StrictManifest | None:
-    """The manifest with which the run was begun, or its copy; None if the store holds no run."""
+    """The manifest with which the run was begun, or its copy; None if there is none."""
 
     def parse(data: bytes, origin: str) -> Manifest | StrictManifest:
         try:
@@ -102,13 +105,7 @@ def _first(store: Store, *, use_copy: bool) -> Manifest | StrictManifest | None:
         return Manifest.from_json(data, origin)
 
     read = _reader(store, parse)
-    manifest = read_or_copy(read, MANIFEST, store.uri) if use_copy else read(MANIFEST)
-    # No replica commits or publishes anything before the manifest is there, which strict runs write after its copy.
-    if manifest is None and any(map(store.list, ("commits/", "state/", "manifests/"))):
-        raise CorruptedObjectError(
-            f"{store.uri}/{MANIFEST}{' and its copy are' if use_copy else ' is'} gone, while other objects of a run are there."
-        )
-    return manifest
+    return read_or_copy(read, MANIFEST, store.uri) if use_copy else read(MANIFEST)
 
 
 def _later(store: Store, life: int, first: StrictManifest | None) -> StrictManifest:
