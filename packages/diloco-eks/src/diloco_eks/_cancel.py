@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from typing import Any
 
-from diloco_protocol import ForbiddenError, UnavailableError
+from diloco_protocol import ForbiddenError, ReplicaHandle, UnavailableError
 
 from ._cluster import Cluster
 from ._errors import ConflictError, MissingError
 from ._facts import JobFacts, read_job
+from ._handles import same_run
 from ._names import CANCELLED
 
 _TRIES = 10
@@ -33,17 +34,18 @@ def cancel_patch(facts: JobFacts, job: dict[str, Any], now: str) -> dict[str, An
     return {"metadata": metadata} | ({"spec": spec} if spec else {})
 
 
-def cancel_job(cluster: Cluster, space: str, name: str, uid: str, now: str) -> bool:
-    """Have a run ended; returns whether there is such a Job. Repeatable; what has ended or is decided stays as it is.
+def cancel_job(cluster: Cluster, handle: ReplicaHandle, now: str) -> bool:
+    """Have a handle's run ended; returns whether there is its Job. Repeatable; what has ended or is decided stays as it is.
 
     Raises:
         BackendError: The cluster refused, or could not be asked; nothing has changed.
     """
+    space, name = handle.metadata["namespace"], handle.metadata["job_name"]
     for _ in range(_TRIES):
         try:
             job = cluster.read_job(space, name)
             facts = read_job(job)
-            if uid and facts.uid != uid:
+            if not same_run(handle, facts):
                 return False
             if facts.decided or facts.deleting or facts.cancelled:
                 return True

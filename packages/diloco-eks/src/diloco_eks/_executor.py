@@ -229,7 +229,14 @@ class EKSExecutor(LogVerbs):
             raise LaunchError(
                 str(error),
                 make_handles(
-                    request.run_id, "", request.ranks[0], count, request.world_size, space, server
+                    request.run_id,
+                    "",
+                    request.ranks[0],
+                    count,
+                    request.world_size,
+                    space,
+                    server,
+                    fingerprint=manifest["metadata"]["annotations"][names.FINGERPRINT],
                 ),
             ) from error
         except BackendError:
@@ -347,4 +354,4 @@ class EKSExecutor(LogVerbs):
         return self._handles(facts, server)
 
     def _check_handle(self, handle: ReplicaHandle) -> None:
-        check_handle(handle)
+        check_handle(handle, [self._namespace, *self._given.other_namespaces])

@@ -185,6 +185,7 @@ def read_job(job: Mapping[str, Any]) -> JobFacts:
     labels, annotations = _mapping(metadata.get("labels")), _mapping(metadata.get("annotations"))
     completions = _count(spec.get("completions"))
     conditions = _conditions(status)
+    ours = labels.get(names.MANAGED_BY) == names.MANAGER
     return JobFacts(
         name=_text(metadata.get("name")),
         uid=_text(metadata.get("uid")),
@@ -203,7 +204,7 @@ def read_job(job: Mapping[str, Any]) -> JobFacts:
         timeout=_seconds(annotations.get(names.TIMEOUT)),
         first_rank=_number(annotations.get(names.FIRST_RANK)),
         world_size=_number(annotations.get(names.WORLD_SIZE)),
-        run_id=_text(labels.get(names.RUN)),
+        run_id=_text(labels.get(names.RUN)) if ours else "",
         fingerprint=_text(annotations.get(names.FINGERPRINT)),
         queue=_text(labels.get(names.QUEUE)) or None,
     )

@@ -2,17 +2,31 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
+
 from diloco_protocol import InvalidRequestError, ReplicaHandle, ReplicaNotFoundError
 
 from ._cluster import Cluster
 from ._errors import MissingError
 from ._facts import JobFacts, read_job
+from ._names import check_dns_label
 
 
 def make_handles(
-    run_id: str, uid: str, first_rank: int, count: int, world_size: int, namespace: str, server: str
+    run_id: str,
+    uid: str,
+    first_rank: int,
+    count: int,
+    world_size: int,
+    namespace: str,
+    server: str,
+    *,
+    fingerprint: str = "",
 ) -> list[ReplicaHandle]:
-    """The handles of a run's replicas, in rank order. A uid that is not known yet is empty."""
+    """The handles of a run's replicas, in rank order.
+
+    Where it is not known whether the Job was created, the uid is empty, and the launch's fingerprint tells whose a Job is.
+    """
     metadata = {
         "first_rank": str(first_rank),
         "job_name": run_id,
@@ -20,29 +34,51 @@ def make_handles(
         "namespace": namespace,
         "server": server,
     }
+    if not uid:
+        metadata["fingerprint"] = fingerprint
     return [
         ReplicaHandle(rank, "eks", metadata, run_id=run_id, world_size=world_size)
         for rank in range(first_rank, first_rank + count)
     ]
 
 
-def check_handle(handle: ReplicaHandle) -> None:
-    """Refuse a handle that was not made by a launch.
+def check_handle(handle: ReplicaHandle, namespaces: Collection[str]) -> None:
+    """Refuse a handle that was not made by a launch, or that leads out of the executor's namespaces.
 
     Raises:
-        InvalidRequestError: It lacks what leads to its Job.
+        InvalidRequestError: It lacks what leads to its Job, names another Job than its run's, or another namespace.
     """
-    missing = {"first_rank", "job_name", "job_uid", "namespace", "server"} - handle.metadata.keys()
-    if missing or not handle.metadata["first_rank"].isdecimal():
+    place = handle.metadata
+    needed = {"first_rank", "job_name", "job_uid", "namespace", "server"}
+    if missing := (needed if place.get("job_uid") else needed | {"fingerprint"}) - place.keys():
         raise InvalidRequestError(
-            f"this handle does not lead to a Job: its metadata lacks {', '.join(sorted(missing)) or 'a number as first_rank'}"
+            f"this handle does not lead to a Job: its metadata lacks {', '.join(sorted(missing))}"
+        )
+    if not place["first_rank"].isdecimal():
+        raise InvalidRequestError(
+            f"this handle does not lead to a Job: first_rank must be a number, not {place['first_rank']!r}"
+        )
+    if place["job_name"] != handle.run_id:
+        raise InvalidRequestError(
+            f"this handle does not lead to a Job of its run: the Job of run {handle.run_id!r} has that name, and the handle "
+            f"names {place['job_name']!r}"
+        )
+    check_dns_label("a handle's run_id", handle.run_id)
+    if place["namespace"] not in namespaces:
+        raise InvalidRequestError(
+            f"this handle leads to the namespace {place['namespace']!r}, and this executor works in "
+            f"{', '.join(map(repr, namespaces))}: allow it with other_namespaces=, or use an executor of that namespace"
         )
 
 
 def same_run(handle: ReplicaHandle, facts: JobFacts) -> bool:
-    """Whether a Job is the handle's, and not a later one of the same name."""
-    uid = handle.metadata["job_uid"]
-    return facts.uid == uid if uid else facts.run_id == handle.run_id
+    """Whether a Job is the handle's: launched by diloco, for this run, and not a later one of the same name."""
+    place = handle.metadata
+    if facts.run_id != handle.run_id:
+        return False
+    if place["job_uid"]:
+        return facts.uid == place["job_uid"]
+    return facts.fingerprint == place["fingerprint"]
 
 
 def index_of(handle: ReplicaHandle, facts: JobFacts) -> int:

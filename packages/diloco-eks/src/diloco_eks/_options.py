@@ -102,6 +102,10 @@ def _check_command(name: str, value: object) -> tuple[str, ...]:
     return words
 
 
+def _check_namespaces(name: str, value: object) -> tuple[str, ...]:
+    return tuple(check_dns_label(name, each) for each in check_names(name, value))
+
+
 def _check_ttl(name: str, value: object) -> int | None:
     # Shorter, and whoever waits for a run may find nothing of it any more.
     return check_whole(name, value, 60, 2**31 - 1, none=True)
@@ -154,6 +158,7 @@ class EKSOptions(Options):
     Attributes:
         image: The replicas' container image.
         namespace: Where runs are launched and looked for; the executor asks for it when it is first needed.
+        other_namespaces: Other namespaces whose runs this executor may look at, end and remove by their handles.
         service_account_name: The service account of the pods, which carries their AWS role (IRSA or Pod Identity). It must
             exist.
         node_selector: Node selector of the pods. Where it names a GPU model, an instance type or a capacity type, the
@@ -216,6 +221,7 @@ class EKSOptions(Options):
     namespace: str | None = option(
         None, check=or_none(check_dns_label), shown="the context's, else `default`"
     )
+    other_namespaces: Sequence[str] = option((), check=_check_namespaces, shown="none")
     service_account_name: str | None = option(
         None, check=or_none(check_object_name), shown="the namespace's default"
     )

@@ -84,10 +84,7 @@ class Runs:
         Raises:
             BackendError: The cluster refused, could not be asked, or is another than the handle's.
         """
-        place = handle.metadata
-        exists = cancel_job(
-            self._cluster, place["namespace"], place["job_name"], place["job_uid"], now
-        )
+        exists = cancel_job(self._cluster, handle, now)
         if not exists and isinstance(error := self._not_here(handle), InvalidRequestError):
             raise error
 

@@ -1,0 +1,168 @@
+"""A handle is text that travels: whatever it says, only Jobs that diloco launched for its run are looked at, ended and removed."""
+
+import pytest
+
+from diloco_eks import EKSExecutor
+from diloco_protocol import InvalidRequestError, LaunchError, ReplicaHandle, ReplicaNotFoundError
+
+VERBS = {
+    "describe": lambda executor, handle: executor.describe(handle),
+    "poll": lambda executor, handle: executor.poll(handle),
+    "collect": lambda executor, handle: executor.collect([handle], timeout=0),
+    "cancel": lambda executor, handle: executor.cancel(handle),
+    "purge": lambda executor, handle: executor.purge(handle),
+    "stream_logs": lambda executor, handle: executor.stream_logs(handle),
+    "log_iter": lambda executor, handle: list(executor.log_iter(handle)),
+}
+
+
+@pytest.fixture(params=VERBS)
+def verb(request):
+    return VERBS[request.param]
+
+
+def job_of(bench, name):
+    """The JSON of a Job, but for what the cluster changes of it by itself."""
+    job = bench.world.job(name)
+    spec = {
+        key: job["spec"].get(key) for key in ("suspend", "activeDeadlineSeconds", "parallelism")
+    }
+    metadata = job["metadata"]
+    return metadata["uid"], metadata.get("annotations"), metadata.get("deletionTimestamp"), spec
+
+
+def forged(handle, run_id=None, **metadata):
+    """A handle of which some things were changed."""
+    return ReplicaHandle(
+        handle.rank,
+        "eks",
+        {**handle.metadata, **metadata},
+        run_id=run_id or handle.run_id,
+        world_size=handle.world_size,
+    )
+
+
+def somebody_elses(bench, name, *, labels=None, space="default"):
+    """A Job that diloco did not launch, and that runs; returns its JSON."""
+    container = {"name": "main", "image": "another/image:1"}
+    pod = {"restartPolicy": "Never", "containers": [container]}
+    body = {
+        "metadata": {"name": name, "labels": labels or {}},
+        "spec": {"template": {"spec": pod}},
+    }
+    return bench.create(f"/apis/batch/v1/namespaces/{space}/jobs", body)
+
+
+def tried(verb, executor, handle):
+    """What a verb raised; what is gone is no error for some, and lost for collect."""
+    try:
+        verb(executor, handle)
+    except (InvalidRequestError, ReplicaNotFoundError) as error:
+        return error
+    return None
+
+
+@pytest.mark.parametrize("uid", ["the Job's", ""])
+@pytest.mark.parametrize(
+    "labels",
+    [{}, {"diloco.dev/run-id": "theirs"}, {"app.kubernetes.io/managed-by": "diloco"}],
+    ids=["no labels", "run-id", "managed-by"],
+)
+def test_a_job_that_diloco_has_not_launched(bench, verb, labels, uid):
+    run = bench.launch(1)
+    job = somebody_elses(bench, "theirs", labels=labels)
+    before = job_of(bench, "theirs")
+    place = {"job_name": "theirs", "job_uid": uid and job["metadata"]["uid"], "fingerprint": ""}
+    tried(verb, run.executor, forged(run.handles[0], "theirs", **place))
+    bench.world.settle()
+    assert job_of(bench, "theirs") == before
+    assert job_of(bench, "run-1") is not None
+
+
+def test_a_job_of_another_run(bench, verb):
+    """Whose uid the handle has, and whose name it has not."""
+    one, two = bench.launch(1, run_id="one"), bench.launch(1, run_id="two")
+    before = job_of(bench, "two")
+    uid = two.handles[0].metadata["job_uid"]
+    for handle, error in (
+        (forged(one.handles[0], job_name="two", job_uid=uid), InvalidRequestError),
+        (forged(one.handles[0], "two"), InvalidRequestError),
+        (forged(one.handles[0], "two", job_name="two"), None),  # an old handle
+    ):
+        raised = tried(verb, one.executor, handle)
+        assert error is None or isinstance(raised, error)
+        bench.world.settle()
+        assert job_of(bench, "two") == before
+
+
+def test_another_namespace(bench, verb):
+    bench.create("/api/v1/namespaces", {"metadata": {"name": "team"}})
+    theirs = bench.launch(1, executor=bench.executor(namespace="team"), start=False)
+    mine = bench.executor()
+    with pytest.raises(InvalidRequestError) as caught:
+        verb(mine, theirs.handles[0])
+    assert "leads to the namespace 'team', and this executor works in 'default'" in str(
+        caught.value
+    )
+    assert "other_namespaces=" in str(caught.value)
+
+
+def test_another_namespace_may_be_allowed(bench):
+    bench.create("/api/v1/namespaces", {"metadata": {"name": "team"}})
+    handles = bench.executor(namespace="team").launch_replicas(1, "a:b", run_id="run-1")
+    allowed = bench.executor(other_namespaces=["team"])
+    assert allowed.poll(handles[0]) == "pending"
+    allowed.cancel(handles[0])
+    bench.world.settle(within=15.0)
+    assert allowed.poll(handles[0]) == "cancelled"
+    allowed.purge(handles[0])
+    assert allowed.list_runs() == []
+
+
+@pytest.mark.parametrize("names", ["team", ["No_Name"], [1]])
+def test_namespaces_that_are_none(names):
+    with pytest.raises(InvalidRequestError, match="other_namespaces"):
+        EKSExecutor("image", other_namespaces=names)
+
+
+@pytest.mark.parametrize("run_id", ["../../secrets", "A", "a/b", "", "-a", "a" * 64])
+def test_a_run_id_that_no_launch_could_have_made(bench, verb, run_id):
+    handle = bench.launch(1).handles[0]
+    wrong = ReplicaHandle(
+        0, "eks", {**handle.metadata, "job_name": run_id}, run_id=run_id, world_size=1
+    )
+    with pytest.raises(InvalidRequestError):
+        verb(bench.executor(), wrong)
+
+
+def unheard(bench, **options):
+    """The survivors of a launch of which nobody knows whether it happened; it has not."""
+    executor = bench.executor(retry_timeout=2)
+    bench.stand_in.faults.add("server_error", times=None)
+    with pytest.raises(LaunchError) as caught:
+        executor.launch_replicas(1, "trainer:train", run_id="run-1", **options)
+    bench.stand_in.faults.clear()
+    return executor, list(caught.value.survivors)
+
+
+@pytest.mark.parametrize("whose", ["not diloco's", "another launch's"])
+def test_a_survivor_of_an_unknown_launch_ends_nobody_elses_job(bench, verb, whose):
+    executor, survivors = unheard(bench)
+    assert survivors[0].metadata["job_uid"] == ""
+    if whose == "not diloco's":
+        somebody_elses(bench, "run-1")
+    else:
+        bench.launch(1, kwargs={"other": 1})
+    before = job_of(bench, "run-1")
+    tried(verb, executor, survivors[0])
+    bench.world.settle()
+    assert job_of(bench, "run-1") == before
+
+
+def test_a_survivor_of_an_unknown_launch_ends_its_own(bench):
+    executor, survivors = unheard(bench)
+    bench.launch(1)  # the same launch, under way until now
+    assert executor.poll(survivors[0]) == "running"
+    executor.cancel(survivors[0])
+    bench.world.settle(within=15.0)
+    assert executor.poll(survivors[0]) == "cancelled"
