@@ -1,4 +1,4 @@
-"""A handle is text that travels: only Jobs that diloco launched for its run are looked at, ended and removed, whatever it says."""
+"""A handle is text that travels: whatever it says, only Jobs that diloco launched for its run are seen, ended and removed."""
 
 import pytest
 
