@@ -1,5 +1,7 @@
 """What a journal adds to a backend: it knows what the backend has forgotten."""
 
+from dataclasses import replace
+
 import pytest
 from memory_lab import DONE, Memory, lost, unavailable
 
@@ -97,3 +99,43 @@ class TestJournal:
         executor.world.clear()
         (result,) = executor.collect([handle])
         assert result["reason"] == "lost"
+
+
+class TestPastItsEnd:
+    """What is said of a replica that neither the backend nor the journal knows."""
+
+    HANDLE = ReplicaHandle(7, "memory", {"host": "here"}, run_id="gone", world_size=9)
+
+    def said(self, executor, verb="describe"):
+        with pytest.raises(ReplicaNotFoundError) as caught:
+            getattr(executor, verb)(self.HANDLE)
+        return str(caught.value)
+
+    @pytest.mark.parametrize("verb", ["describe", "poll"])
+    def test_without_a_journal_it_is_said_what_would_help(self, verb):
+        said = self.said(Memory({}), verb)
+        assert said == (
+            "memory has no record of rank 7 of run 'gone' (host='here'). It was purged, or was never launched where this "
+            "executor looks. list_runs() names the runs that are there; a journal would remember how it ended: "
+            "give one to the constructor"
+        )
+
+    def test_with_a_journal_it_is_said_which(self, tmp_path):
+        journal = FolderJournal(tmp_path)
+        said = self.said(Memory({}, journal=journal))
+        assert f". Nor has the journal FolderJournal({str(tmp_path)!r}) its end. It was" in said
+        assert said.endswith("list_runs() names the runs that are there")
+
+    @pytest.mark.parametrize("journalled", [False, True])
+    def test_what_the_backend_says_is_kept(self, tmp_path, journalled):
+        def gone(handles):
+            raise ReplicaNotFoundError("there is no Job any more")
+
+        executor = Memory({}, journal=FolderJournal(tmp_path) if journalled else None)
+        executor._observe_run = gone
+        executor.capabilities = replace(executor.capabilities, retention=3600.0)
+        said = self.said(executor)
+        assert "of run 'gone' (host='here'): there is no Job any more. " in said
+        assert "It was purged, ended more than 3600 s ago, or was never launched" in said
+        (entry,) = executor.collect([self.HANDLE], timeout=0)
+        assert entry["reason"] == "lost"

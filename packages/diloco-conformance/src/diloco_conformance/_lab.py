@@ -116,7 +116,8 @@ class Lab(Hand):
             with contextlib.suppress(BackendError):
                 self._end()
                 self.harness.settle()
-            self.executor.close()
+            if not self.hung:
+                self.within("C8", self.executor.close)
         finally:
             self.harness.time.end()
             self.harness.close()

@@ -61,7 +61,9 @@ class LogRules(MachineBase):
     def _restarting(self, n: int, restarts: int) -> Run | None:
         entrypoint, kwargs = self.lab.harness.entrypoint, self.lab.harness.entrypoint_args
         try:
-            self.lab.executor.plan(1, entrypoint, kwargs, max_restarts=restarts)
+            self.lab.within(
+                "L9", lambda: self.lab.executor.plan(1, entrypoint, kwargs, max_restarts=restarts)
+            )
         except InvalidRequestError:
             return None
         return self.lab.launch(n, max_restarts=restarts)

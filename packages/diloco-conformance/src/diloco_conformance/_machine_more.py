@@ -133,7 +133,7 @@ class MoreRules(MachineBase):
     @rule(number=pick)
     def close(self, number: int) -> None:
         """Close an executor, twice; who comes after it finds every run."""
-        self.lab.executor.close()
+        self.lab.verb("C8", self.lab.executor.close)
         self.lab.forget()
         run = self.some_run(number)
         if run is not None and not self.lab.verb(

@@ -11,7 +11,7 @@ from diloco_protocol import BaseExecutor, Capabilities
 from ._blame import fault, line_of
 from ._harness import Harness
 from ._promises import HarnessFault
-from ._self_options import check_options
+from ._self_options import check_options, close
 
 #: What an executor must declare, and an example.
 DECLARED = {
@@ -58,7 +58,7 @@ def check_executor(harness: Harness) -> None:
             f"pass backoff=self.backoff(), or the __init__ of {kind} does not pass it on: super().__init__(backoff=backoff)",
             "make_executor",
         )
-    executor.close()
+    close(harness, executor)
     check_options(harness)
 
 

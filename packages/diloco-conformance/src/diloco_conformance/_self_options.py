@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import sys
 import tempfile
 from collections.abc import Mapping
@@ -9,10 +10,12 @@ from pathlib import Path
 from types import FrameType
 from typing import Any
 
-from diloco_protocol import BaseExecutor, FolderJournal
+from diloco_protocol import BackendError, BaseExecutor, FolderJournal
 
 from ._blame import fault
+from ._check_calls import Calls
 from ._harness import Harness
+from ._promises import PromiseBroken
 
 VARIABLE = "CONF_SELF_CHECK"
 
@@ -54,13 +57,14 @@ def _constructed(harness: Harness, options: dict[str, Any]) -> tuple[str, list[A
     before = sys.getprofile()
     sys.setprofile(look)
     try:
-        harness.make_executor(**options).close()
+        made = harness.make_executor(**options)
     except TypeError:
         if not calls:  # the constructor takes none of them: that is for the tests to say
             return "", list(options.values())
         raise
     finally:
         sys.setprofile(before)
+    close(harness, made)
     return calls[0]
 
 
@@ -69,3 +73,11 @@ def _is(one: Any, value: Any) -> bool:
     if isinstance(value, Mapping):
         return isinstance(one, Mapping) and value.items() <= one.items()
     return one is value
+
+
+def close(harness: Harness, executor: BaseExecutor) -> None:
+    """Close an executor before there is a lab; if it does not come back or raises, the tests of C8 will say so."""
+    calls = Calls()
+    calls.harness, calls.history, calls.hung = harness, [], False
+    with contextlib.suppress(PromiseBroken, BackendError):
+        calls.within("C8", executor.close)

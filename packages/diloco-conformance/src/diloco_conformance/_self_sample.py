@@ -11,6 +11,7 @@ from diloco_protocol import ReplicaHandle
 from ._blame import fault
 from ._harness import Step, Truth
 from ._lab import Lab
+from ._self_options import close
 
 
 class Sample:
@@ -48,7 +49,7 @@ class Sample:
         try:
             yield executor
         finally:
-            executor.close()
+            close(self.harness, executor)
 
     def ask(self, call: Callable[[], Any]) -> Any:
         """What a verb gives, which must come back."""

@@ -10,6 +10,7 @@ from diloco_protocol import BackendError
 from ._blame import fault
 from ._harness import Ability, Told
 from ._self_executor import check_kind
+from ._self_options import close
 from ._self_sample import Sample
 from ._self_watch import shared, verbs_in, watch
 from ._world_hooks import Resources
@@ -152,7 +153,7 @@ def elsewhere_is_elsewhere(sample: Sample) -> None:
                 "elsewhere",
             )
     finally:
-        executor.close()
+        close(harness, executor)
 
 
 TOLD_CHECKS: list[Callable[[Sample], None]] = [

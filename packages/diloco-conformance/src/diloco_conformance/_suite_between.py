@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from diloco_protocol import ReplicaState
+from diloco_protocol import ReplicaHandle
 
 from ._check_collect import collect
 from ._harness import Step
@@ -47,20 +47,25 @@ class Meanwhile:
         for replica in (ended, other):
             lab.drive(replica, Step.SUCCEED, f"of {replica}")
         lab.observe_all()
-        verbs: list[tuple[Callable[[Lab, Replica], Any], Callable[[Replica], list[Any]]]] = [
-            (_polled, lambda one: [one.state]),
-            (_collected, lambda one: [one.result]),
+
+        def result(handle: ReplicaHandle) -> Any:
+            return lab.executor.collect([handle], timeout=0)[0]["result"]
+
+        verbs: list[tuple[Callable[[ReplicaHandle], Any], Callable[[Replica], list[Any]]]] = [
+            (lab.executor.poll, lambda one: [one.state]),
+            (result, lambda one: [one.result]),
         ]
         if lab.can(Step.PRINT):
-            verbs.append((_read, lambda one: ["\n".join(lines) for lines in allowed(one)]))
-        for call, right in verbs:
+            logs = lab.executor.stream_logs
+            verbs.append((logs, lambda one: ["\n".join(lines) for lines in allowed(one)]))
+        for verb, right in verbs:
             for pair in ((lives, ended), (ended, other)):
-                lab.note(f"of {pair[0]} and {pair[1]} at once:{call.__name__.replace('_', ' ')}")
-                calls = tuple(partial(call, lab, one) for one in pair)
-                for answers in in_between(lab, lambda calls=calls: calls):  # type: ignore[misc]
-                    for one, gave in zip(pair, answers, strict=True):
-                        if gave not in right(one):
-                            lab.broken("T1", f"{gave!r} of {one}", f"it is {right(one)[0]!r}")
+                lab.note(f"{verb.__name__} of {pair[0]} and {pair[1]} at once")
+                first, second = (partial(verb, replica.handle) for replica in pair)
+                for answers in in_between(lab, lambda pair=(first, second): pair):  # type: ignore[misc]
+                    for replica, gave in zip(pair, answers, strict=True):
+                        if gave not in (true := right(replica)):
+                            lab.broken("T1", f"{gave!r} of {replica}", f"it is {true[0]!r}")
         lab.observe_all()
 
     def test_t1_what_another_thread_ends_meanwhile_is_all_that_it_ends(self, lab: Lab) -> None:
@@ -97,15 +102,3 @@ class Meanwhile:
                         lab.observe(one)
             lab.drive(beside.replicas[0], Step.SUCCEED, "beside")
             collect(lab, beside.replicas)
-
-
-def _polled(lab: Lab, replica: Replica) -> ReplicaState:
-    return lab.executor.poll(replica.handle)
-
-
-def _collected(lab: Lab, replica: Replica) -> Any:
-    return lab.executor.collect([replica.handle], timeout=0)[0]["result"]
-
-
-def _read(lab: Lab, replica: Replica) -> str:
-    return lab.executor.stream_logs(replica.handle)

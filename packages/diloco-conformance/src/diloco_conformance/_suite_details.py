@@ -180,6 +180,6 @@ class Details:
     def _kept(self, lab: Lab) -> None:
         for replica in lab.replicas():
             try:
-                lab.executor.describe(replica.handle)
+                lab.within("S14", lambda one=replica: lab.executor.describe(one.handle))  # type: ignore[misc]
             except LookupError as error:
                 lab.broken("S14", f"describe({replica}) raised {error!r}", "its record is kept")

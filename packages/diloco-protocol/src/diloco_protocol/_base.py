@@ -2,25 +2,23 @@
 
 from __future__ import annotations
 
-import contextlib
 import math
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Self, Unpack
 
 from ._backoff import Backoff
 from ._cancel import cancel_all
 from ._checks import check_seconds, check_text, check_whole
-from ._collect import RESULT_LOST, Progress, collect
+from ._collect import Progress, collect
 from ._errors import (
     BackendError,
     InvalidRequestError,
     LaunchError,
     ReplicaNotFoundError,
-    ResultLostError,
 )
-from ._hooks import Finding, Hooks, LogQuery, Option
+from ._hooks import Finding, LogQuery, Option
+from ._journaled import Journaled
 from ._request import LaunchOptions, Plan, RunRequest, check_restarts, is_run_id, make_request
 from ._variables import check_variables
 
@@ -32,7 +30,7 @@ if TYPE_CHECKING:
     from ._types import ReplicaResult, ReplicaState, ReplicaStatus
 
 
-class BaseExecutor(Hooks):
+class BaseExecutor(Journaled):
     """What every backend shares: checks, the verbs, the wait loop.
 
     Handles are the whole truth: an executor keeps nothing that matters, so any executor of the same backend in any process
@@ -181,12 +179,13 @@ class BaseExecutor(Hooks):
             BackendError: The backend could not be asked.
         """
         self._check(handle)
-        status = self._observe([handle]).get(handle)
+        gone: ReplicaNotFoundError | None = None
+        try:
+            status = self._observe([handle]).get(handle)
+        except ReplicaNotFoundError as error:
+            status, gone = None, error
         if status is None:
-            raise ReplicaNotFoundError(
-                f"{self.backend_name} has no record of rank {handle.rank} of run {handle.run_id!r}: it was removed, or never "
-                "existed where this executor looks"
-            )
+            raise ReplicaNotFoundError(self._missing(handle, gone)) from gone
         return status
 
     def stream_logs(self, handle: ReplicaHandle, *, n_lines: int = 200) -> str:
@@ -430,47 +429,3 @@ class BaseExecutor(Hooks):
         except InvalidRequestError:
             return False
         return True
-
-    def _observe(self, handles: Sequence[ReplicaHandle]) -> Mapping[ReplicaHandle, ReplicaStatus]:
-        """What the journal knows to have ended, and what the backend says of the rest; writes down what has ended."""
-        if self._journal is None:
-            return self._observe_run(handles)
-        ends = {handle: self._journal.end(handle) for handle in handles}
-        seen = {handle: end[0] for handle, end in ends.items() if end is not None}
-        asked = [handle for handle in handles if handle not in seen]
-        if asked:
-            with contextlib.suppress(ReplicaNotFoundError):
-                seen.update(self._observe_run(asked))
-        for handle in asked:
-            if handle in seen and seen[handle].state.terminal:
-                self._record_end(self._journal, handle, seen[handle])
-        return seen
-
-    def _record_end(
-        self, journal: RunJournal, handle: ReplicaHandle, status: ReplicaStatus
-    ) -> None:
-        try:
-            try:
-                result = self._result(handle) if status.state == "succeeded" else None
-            except (ResultLostError, ReplicaNotFoundError) as lost:
-                result, status = None, replace(status, message=f"{RESULT_LOST}{lost}")
-            journal.record_end(handle, status, result)
-        except BackendError as error:
-            # The state is known and true; who looks next tries again to write it down.
-            import logging  # slow to import
-
-            logging.getLogger("diloco_protocol").warning(
-                "the end of rank %s of run %r is not in the journal yet: %s",
-                handle.rank,
-                handle.run_id,
-                error,
-            )
-
-    def _result_of(self, handle: ReplicaHandle) -> Any:
-        recorded = None if self._journal is None else self._journal.end(handle)
-        if recorded is None:
-            return self._result(handle)
-        status, result = recorded
-        if status.message.startswith(RESULT_LOST):
-            raise ResultLostError(status.message.removeprefix(RESULT_LOST))
-        return result

@@ -60,6 +60,9 @@ class FolderJournal:
 
         self.folder = Path(folder) if folder is not None else state_folder() / "journal"
 
+    def __repr__(self) -> str:
+        return f"FolderJournal({str(self.folder)!r})"
+
     def record_launch(self, handles: list[ReplicaHandle]) -> None:
         """Remember the handles of a run; see :class:`RunJournal`."""
         ranks = sorted(handle.rank for handle in handles)
