@@ -1,6 +1,5 @@
 """The standard suite's world on a cluster where pods really run: a rehearsal on this machine, or a cluster of yours."""
 
-import json
 import tempfile
 import time
 import uuid
@@ -8,83 +7,14 @@ from pathlib import Path
 
 from cluster_truth import condition, index_of, lives_of, of_handle, resources_of, truth_of
 from eks_lab import PATIENCE
+from exec_puppets import JOB, ExecPuppets, newest, raw
 from kubernetes import client, config
-from kubernetes.stream import stream
 
 from diloco_conformance import Ability, Fault, Harness, Operation, Puppets, Step
 from diloco_eks import EKSExecutor
 from diloco_protocol import spec_from_environment
 
-JOB, INDEX = "batch.kubernetes.io/job-name", "batch.kubernetes.io/job-completion-index"
 REAL = "the cluster is real"
-
-
-class ExecPuppets(Puppets):
-    """Puppets in pods of a cluster that shares no folder with the test: reached by exec."""
-
-    def __init__(self, api, namespace):
-        super().__init__(Path("/puppets"), patience=PATIENCE)
-        self.api, self.namespace, self.reports = api, namespace, {}
-
-    def name(self, handle, attempt=1):
-        return f"{handle.run_id}-{handle.rank}-{attempt}.0"  # every pod has a folder of its own
-
-    def run(self, handle, command):
-        pod = newest(self.api, self.namespace, handle.metadata["job_name"], index_of(handle))[
-            "metadata"
-        ]["name"]
-        call = self.api.connect_get_namespaced_pod_exec
-        options = {
-            "stderr": True,
-            "stdin": False,
-            "stdout": True,
-            "tty": False,
-            "_preload_content": True,
-        }
-        return stream(
-            call, pod, self.namespace, command=["sh", "-c", command], container="replica", **options
-        )
-
-    def report(self, handle, attempt=1):
-        name = self.name(handle, attempt)
-        if name not in self.reports:
-            try:
-                self.reports[name] = json.loads(
-                    self.run(handle, f"cat /puppets/{name}.told").replace("'", '"')
-                )
-            except (ValueError, TypeError, client.ApiException):
-                return None
-        return self.reports[name]
-
-    def order(self, handle, step, value, attempt=1):
-        name = self.name(handle, attempt)
-        number = self._orders.get(name, 0)
-        self._orders[name] = number + 1
-        path, text = (
-            f"/puppets/{name}.order-{number}",
-            json.dumps({str(step): value}).replace("'", "'\\''"),
-        )
-        self.run(handle, f"printf %s '{text}' > {path}.partial && mv {path}.partial {path}")
-        if step in {Step.PRINT, "write"}:
-            self.wait(
-                lambda: "yes"
-                in self.run(handle, f"test -e /puppets/{name}.done-{number} && echo yes"),
-                "print",
-            )
-
-
-def raw(answer):
-    """What the API said, whatever the client makes of it."""
-    return json.loads(answer.data)
-
-
-def newest(api, namespace, name, index):
-    """The newest pod of an index; None if there is none."""
-    selector = f"{JOB}={name},{INDEX}={index}"
-    found = raw(
-        api.list_namespaced_pod(namespace, label_selector=selector, _preload_content=False)
-    )["items"]
-    return max(found, key=lambda pod: pod["metadata"]["creationTimestamp"], default=None)
 
 
 class RealClusterHarness(Harness):
@@ -92,9 +22,10 @@ class RealClusterHarness(Harness):
 
     Args:
         kubeconfig: The cluster.
+        context: Of the kubeconfig; None for the current one.
         image: An image with Python and diloco-protocol.
         namespace: Where to work.
-        options: For the executor; they put ``Puppets.source`` on the replicas' import path.
+        options: For the executor; they put ``Puppets.source`` on the replicas' import path, or are those of ``exec_puppets``.
         shared: A folder that the pods see under the same name; without it they are reached by exec.
         short_timeout: Long enough for a pod to come up.
     """
@@ -115,7 +46,15 @@ class RealClusterHarness(Harness):
     }
 
     def __init__(
-        self, kubeconfig, *, image, namespace="default", options, shared=None, short_timeout=12.0
+        self,
+        kubeconfig,
+        *,
+        context=None,
+        image,
+        namespace="default",
+        options,
+        shared=None,
+        short_timeout=12.0,
     ):
         super().__init__()
         self.kubeconfig, self.image, self.namespace, self.options = (
@@ -124,13 +63,15 @@ class RealClusterHarness(Harness):
             namespace,
             options,
         )
-        api = config.new_client_from_config(str(kubeconfig))
+        self.context = context
+        api = config.new_client_from_config(str(kubeconfig), context=context)
         self.core, self.batch = client.CoreV1Api(api), client.BatchV1Api(api)
         self.folder = (
             tempfile.TemporaryDirectory(prefix="diloco-puppets-", dir=shared) if shared else None
         )
         local = Puppets(Path(self.folder.name), patience=PATIENCE) if self.folder else None
-        self.puppets = local or ExecPuppets(self.core, namespace)
+        for_streams = config.new_client_from_config(str(kubeconfig), context=context)
+        self.puppets = local or ExecPuppets(client.CoreV1Api(for_streams), namespace)
         self.entrypoint_args = self.puppets.arguments
         self.run_prefix = f"c{uuid.uuid4().hex[:10]}"
         self.short_timeout = short_timeout
@@ -140,6 +81,7 @@ class RealClusterHarness(Harness):
     def make_executor(self, *, env=None, **options):
         chosen = {
             "kubeconfig": self.kubeconfig,
+            "context": self.context,
             "namespace": self.namespace,
             "grace": 2.0,
             "run_id": self.run_prefix,

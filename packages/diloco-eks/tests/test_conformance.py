@@ -4,6 +4,8 @@ import os
 import sys
 
 import pytest
+from exec_puppets import executor_options
+from live_cluster import live_cluster
 from real_cluster import RealClusterHarness
 from scripted_cluster import ClusterHarness
 
@@ -61,44 +63,44 @@ class TestRehearsal(ExecutorConformance):
         )
 
 
+class ByExec(ExecutorConformance):
+    """Pods that share nothing with the test; they are reached by ``exec``."""
+
+    shrink = False
+
+
+@pytest.mark.processes
+@pytest.mark.slow
+class TestByExec(ByExec):
+    """What ``TestLive`` does, on this machine."""
+
+    examples = 2
+    steps = 10
+
+    @pytest.fixture(autouse=True)
+    def cluster(self, tmp_path):
+        with KubernetesProcesses(tls=False, backoff_seconds=0.5) as stand_in:
+            self.kubeconfig = stand_in.kubeconfig(tmp_path / "kubeconfig")
+            yield
+
+    def make_harness(self):
+        return RealClusterHarness(self.kubeconfig, image="any/image:1", options=executor_options())
+
+
 @pytest.mark.live
-class TestLive(ExecutorConformance):
-    """A cluster of yours: KUBECONFIG, and DILOCO_LIVE_IMAGE with Python and diloco-protocol; the pods are reached by exec."""
+class TestLive(ByExec):
+    """A cluster of yours, as ``live_cluster`` names it."""
 
     examples = 1
     steps = 10
-    shrink = False
-
-    @pytest.fixture(autouse=True)
-    def cluster(self):
-        missing = [name for name in ("KUBECONFIG", "DILOCO_LIVE_IMAGE") if not os.environ.get(name)]
-        if missing:
-            pytest.skip(f"set {' and '.join(missing)} to run the suite on a cluster")
 
     def make_harness(self):
-        source = (Puppets.source / "puppet.py").read_text(encoding="utf-8")
-        program = 'import os; open("/puppets/puppet.py", "w").write(os.environ["PUPPET"])'
-        command = f"python -c '{program}' && exec python -m diloco_protocol.runner \"$@\""
-        mount = {"name": "puppets", "mountPath": "/puppets"}
-        overlay = {
-            "spec": {
-                "volumes": [{"name": "puppets", "emptyDir": {}}],
-                "containers": [{"name": "replica", "volumeMounts": [mount]}],
-            }
-        }
-        options = {
-            "command": ["sh", "-c", command, "runner"],
-            "env": {"PYTHONPATH": "/puppets", "PUPPET": source},
-            "pod_overlay": overlay,
-            "cpu_request": "100m",
-            "memory_request": "256Mi",
-        }
-        namespace = os.environ.get("DILOCO_LIVE_NAMESPACE", "default")
-        image = os.environ["DILOCO_LIVE_IMAGE"]
+        cluster = live_cluster()
         return RealClusterHarness(
-            os.environ["KUBECONFIG"],
-            image=image,
-            namespace=namespace,
-            options=options,
+            cluster.kubeconfig,
+            context=cluster.context,
+            image=cluster.image,
+            namespace=cluster.namespace,
+            options=executor_options(),
             short_timeout=60.0,
         )

@@ -1,14 +1,13 @@
 """Replicas that really run: as processes of this machine, or (``-m live``) on the cluster of ``$KUBECONFIG``.
 
-The second needs an image with Python and this version of diloco-protocol: ``DILOCO_LIVE_IMAGE=... pytest -m live``;
-``DILOCO_LIVE_NAMESPACE`` and ``DILOCO_LIVE_CONTEXT`` are optional. Nothing is left of it.
+``live_cluster`` says which variables name the cluster. Nothing is left of it.
 """
 
 import functools
-import os
 import time
 
 import pytest
+from live_cluster import live_cluster
 
 from diloco_eks import EKSExecutor
 from diloco_localcloud import KubernetesProcesses
@@ -27,10 +26,13 @@ def live(request, tmp_path):
         "run_id": "live",
     }
     if request.param == "live":
-        image = os.environ["DILOCO_LIVE_IMAGE"]
-        values["context"] = os.environ.get("DILOCO_LIVE_CONTEXT")
-        values["namespace"] = os.environ.get("DILOCO_LIVE_NAMESPACE", "default")
-        yield from made(image, values)
+        cluster = live_cluster()
+        where = {
+            "kubeconfig": cluster.kubeconfig,
+            "context": cluster.context,
+            "namespace": cluster.namespace,
+        }
+        yield from made(cluster.image, {**values, **where})
         return
     with KubernetesProcesses(backoff_seconds=0.5) as stand_in:
         values["kubeconfig"] = stand_in.kubeconfig(tmp_path / "kubeconfig")

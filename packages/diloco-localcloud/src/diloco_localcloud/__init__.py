@@ -2,6 +2,9 @@
 
 from .__about__ import __version__
 from ._kubernetes._api._access import Access
+from ._kubernetes._control._images import Images
+from ._kubernetes._control._node import Node
+from ._kubernetes._control._nodes import Nodes
 from ._kubernetes._process_stand_in import KubernetesProcesses
 from ._kubernetes._processes._pod import LocalPod, LocalPods
 from ._kubernetes._scripted._pod import ScriptedPod
@@ -15,10 +18,13 @@ __all__ = [
     "Call",
     "Calls",
     "Faults",
+    "Images",
     "KubernetesProcesses",
     "KubernetesStandIn",
     "LocalPod",
     "LocalPods",
+    "Node",
+    "Nodes",
     "ScriptedPod",
     "StandInError",
     "World",

@@ -13,9 +13,11 @@ from .._server._errors import StandInError
 from .._server._ticker import Ticker
 from .._server._timeline import Timeline
 from ._control._cluster import Cluster
+from ._control._images import Images
 from ._control._job_controller import JobController
-from ._control._node import RESOURCES, node
-from ._objects._quantities import quantity
+from ._control._node import Node
+from ._control._nodes import Nodes
+from ._pods import _scheduling
 from ._processes import _pid_namespaces
 from ._processes._kubelet import ProcessKubelet
 from ._processes._pod import LocalPods
@@ -23,7 +25,7 @@ from ._processes._sandbox import image_environment
 from ._service import Service
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Mapping, Sequence
 
 
 class KubernetesProcesses(Service):
@@ -37,23 +39,28 @@ class KubernetesProcesses(Service):
         tls: serve HTTPS with a certificate of its own; None does so where the ``openssl`` command is there. The bearer token
             is asked for either way.
         namespace: of the kubeconfig; it is made if it is not ``default``.
-        resources: what the node declares, such as ``{"nvidia.com/gpu": "8"}``, added to 64 CPUs, 256 GiB and 2000 pods.
+        resources: what the one node has, such as ``{"nvidia.com/gpu": "8"}``, added to 64 CPUs, 256 GiB and 2000 pods.
             Pods that ask for more stay unscheduled.
-        labels: of the node.
+        labels: of the one node, which takes pods whatever their selectors are.
         env: what the "image" gives every container; None for PATH (with this Python first), HOME, PYTHONPATH and a few more
             variables of this process.
         pid_namespaces: give every container a PID namespace, so that its first process is PID 1 as on a cluster: signals
             that it does not handle are ignored (SIGTERM too). Linux, by the command ``unshare``.
         backoff_seconds: the first wait of the Job controller before it replaces a failed pod; the real one has 10.
+        nodes: those that pods are placed on, by their requests, node selectors, required node affinity and tolerations; None for
+            the one node.
 
     Attributes:
         pods: the pods, to be killed, evicted or lost on demand.
+        nodes: to be added, lost, found and removed.
+        images: which of them can be "pulled".
         access: who may do what.
         faults: what goes wrong over HTTP.
         calls: what was called.
 
     Raises:
-        StandInError: no such port, resources that are not quantities, or PID namespaces where the machine has none.
+        StandInError: no such port, resources that are not quantities, resources or labels beside nodes, or PID namespaces where
+            the machine has none.
 
     ``start``, ``stop`` or a ``with`` block; it can be started once. Thread-safe.
     """
@@ -69,25 +76,28 @@ class KubernetesProcesses(Service):
         env: Mapping[str, str] | None = None,
         backoff_seconds: float = 10.0,
         pid_namespaces: bool = False,
+        nodes: Sequence[Node] | None = None,
     ) -> None:
-        has = {**RESOURCES, **(resources or {})}
-        for name, value in has.items():
-            try:
-                quantity(value)
-            except ValueError as wrong:
-                raise StandInError(
-                    f"resources[{name!r}] is not a quantity: {value!r}; {wrong}"
-                ) from None
+        if nodes is not None and (resources or labels):
+            raise StandInError(
+                "resources and labels are those of the one node; with nodes, each has its own"
+            )
+        one = Node("local-0", labels or {}, resources=resources or {})
+        declared, filters = (
+            ([one], [_scheduling.full]) if nodes is None else (nodes, _scheduling.ALL)
+        )
         if backoff_seconds <= 0:
             raise StandInError(f"backoff_seconds must be above 0, not {backoff_seconds}")
         wrapper = _pid_namespaces.wrapper() if pid_namespaces else ()
         offset = time.time() - time.monotonic()  # the wall clock may jump, and this one may not
         clock = Timeline(0.0, clock=lambda: offset + time.monotonic())
-        cluster = Cluster(clock, seed=time.time_ns(), node=node("local-0", has, labels))
+        cluster = Cluster(clock, seed=time.time_ns(), nodes=[each.manifest() for each in declared])
         self._jobs = JobController(cluster, backoff_seconds=backoff_seconds)
         self._folder = Path(tempfile.gettempdir()) / f"stand-in-{secrets.token_hex(8)}"
         base = image_environment() if env is None else env
-        self._kubelet = ProcessKubelet(cluster, self._folder, base, wrapper)
+        self.images = Images(cluster)
+        self._kubelet = ProcessKubelet(cluster, self.images, filters, self._folder, base, wrapper)
+        self.nodes = Nodes(cluster)
         self._ticker = Ticker(cluster.timeline, cluster.changed)
         self._over = False
         self.pods = LocalPods(self._kubelet)

@@ -2,14 +2,22 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 from .._server._errors import StandInError
 from .._server._timeline import Timeline
 from ._control._cluster import Cluster
+from ._control._images import Images
 from ._control._job_controller import JobController
-from ._control._node import node
+from ._control._node import Node
+from ._control._nodes import Nodes
 from ._objects._resources import KUEUE_VERSIONS
+from ._pods import _scheduling
 from ._scripted._world import World
 from ._service import Service
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
 
 # 2026-01-01T00:00:00Z, where virtual clocks begin.
 EPOCH = 1767225600.0
@@ -27,9 +35,13 @@ class KubernetesStandIn(Service):
         seed: of names and uids.
         kueue: Kueue is installed: Jobs with a queue label are suspended until ``world.admit``. True, or the version of its API:
             ``v1beta1`` (also for True) or ``v1beta2``.
+        nodes: those that pods are placed on, by their requests, node selectors, required node affinity and tolerations; None for
+            one node that takes every pod.
 
     Attributes:
         world: the pods and the clock, in the hands of the test.
+        nodes: to be added, lost, found and removed.
+        images: which of them can be pulled.
         access: who may do what.
         faults: what goes wrong over HTTP.
         calls: what was called.
@@ -49,11 +61,16 @@ class KubernetesStandIn(Service):
         start: float = EPOCH,
         seed: int = 0,
         kueue: bool | str = False,
+        nodes: Sequence[Node] | None = None,
     ) -> None:
-        cluster = Cluster(Timeline(start), seed=seed, node=node("stand-in-0"))
+        declared = [Node("stand-in-0")] if nodes is None else nodes
+        cluster = Cluster(Timeline(start), seed=seed, nodes=[each.manifest() for each in declared])
         self._jobs = JobController(cluster)
         version = KUEUE_VERSIONS[0] if kueue is True else kueue or None
         if version not in (None, *KUEUE_VERSIONS):
             raise StandInError(f"kueue must be a bool or one of {KUEUE_VERSIONS}, not {kueue!r}")
-        self.world = World(cluster, kueue=version)
+        filters = () if nodes is None else _scheduling.ALL
+        self.images = Images(cluster)
+        self.world = World(cluster, images=self.images, filters=filters, kueue=version)
+        self.nodes = Nodes(cluster)
         super().__init__(cluster, port=port, tls=tls, namespace=namespace)

@@ -7,7 +7,7 @@ import pytest
 from diloco_localcloud._kubernetes._api._checks import _jobs
 from diloco_localcloud._kubernetes._control._cluster import Cluster
 from diloco_localcloud._kubernetes._control._job_controller import JobController
-from diloco_localcloud._kubernetes._control._node import node
+from diloco_localcloud._kubernetes._control._node import Node
 from diloco_localcloud._kubernetes._objects._resources import JOBS, PODS
 from diloco_localcloud._kubernetes._pods import _states
 from diloco_localcloud._server._timeline import Timeline
@@ -28,7 +28,7 @@ class Nowhere:
 
 @pytest.fixture
 def cluster():
-    made = Cluster(Timeline(0.0), seed=0, node=node("n"))
+    made = Cluster(Timeline(0.0), seed=0, nodes=[Node("n").manifest()])
     made.runtime = Nowhere()
     return made
 

@@ -34,6 +34,7 @@ def admit(store: Store, pod: Json) -> Json:
         _service_account(store, pod)
         pod = _priority(store, pod)
         _runtime_class(store, pod)
+        pod = _tolerations(pod)
         level = _pod_security.level(_labels(store, namespace), "enforce")
         if level is not None:
             _pod_security.check(level, pod["spec"])
@@ -77,6 +78,20 @@ def _priority(store: Store, pod: Json) -> Json:
         raise RefusedError(f"no PriorityClass with name {name} was found")
     value = _BUILT_IN[name] if found is None else found.get("value", 0)
     return {**pod, "spec": {**pod["spec"], "priority": value}}
+
+
+def _tolerations(pod: Json) -> Json:
+    """Pods leave nodes that do not answer after five minutes, unless they say otherwise."""
+    given = pod["spec"].get("tolerations") or []
+    added = [
+        {"key": key, "operator": "Exists", "effect": "NoExecute", "tolerationSeconds": 300}
+        for key in ("node.kubernetes.io/not-ready", "node.kubernetes.io/unreachable")
+        if not any(
+            each.get("key") in (key, None, "") and each.get("effect") in ("NoExecute", None, "")
+            for each in given
+        )
+    ]
+    return {**pod, "spec": {**pod["spec"], "tolerations": [*given, *added]}} if added else pod
 
 
 def _runtime_class(store: Store, pod: Json) -> None:

@@ -24,7 +24,7 @@ from .._pods import _facts, _states
 from ._events import Recorder
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Mapping
+    from collections.abc import Callable, Iterable
 
     from .._objects._store import Change
     from ._runtime import Runtime
@@ -43,7 +43,7 @@ class Cluster:
     what runs the pods makes itself its ``runtime``.
     """
 
-    def __init__(self, timeline: _timeline.Timeline, *, seed: int, node: Mapping[str, Any]) -> None:
+    def __init__(self, timeline: _timeline.Timeline, *, seed: int, nodes: Iterable[Json]) -> None:
         self.timeline = timeline
         self.changed = threading.Condition(threading.RLock())
         self.store = Store(timeline.stamp, seed)
@@ -52,13 +52,19 @@ class Cluster:
         self.admission: Callable[[Json], Json] = lambda job: job  # what a webhook does to new Jobs
         # Versions of groups that are not installed.
         self.absent = {f"{KUEUE}/{version}" for version in KUEUE_VERSIONS}
-        self.node = str(node["metadata"]["name"])
+        self.lost: set[str] = set()  # nodes whose kubelet does not answer
         self.runtime: Runtime
         self.store.listeners.append(self._heard)
         with self.changed:
             for name in ("default", "kube-system"):
                 self.add_namespace({"metadata": {"name": name}})
-            self.store.add(NODES, self.store.prepare(NODES, dict(node)))
+            for node in nodes:
+                self.add_node(node)
+
+    def add_node(self, body: Json) -> None:
+        """A node, which answers."""
+        self.lost.discard(body["metadata"]["name"])
+        self.store.add(NODES, self.store.prepare(NODES, body))
 
     def add_namespace(self, body: Json) -> Json:
         """A namespace with its default service account."""
@@ -110,6 +116,15 @@ class Cluster:
     def put_pod(self, pod: Json) -> None:
         """Write a pod that a pure step made from the stored one."""
         self.store.replace(PODS, {**pod, "metadata": dict(pod["metadata"])})
+
+    def out_of_reach(self, pod: Json) -> bool:
+        """Whether its node is lost."""
+        return pod["spec"].get("nodeName") in self.lost
+
+    def disrupt(self, pod: Json, reason: str, message: str) -> None:
+        """Mark a pod with DisruptionTarget, and tell it to go."""
+        self.put_pod(_states.disrupted(pod, reason, message, self.timeline.stamp()))
+        self.delete_pod(pod["metadata"]["namespace"], pod["metadata"]["name"])
 
     def release(self, pod: Json) -> None:
         """Take the Job controller's finalizer off."""

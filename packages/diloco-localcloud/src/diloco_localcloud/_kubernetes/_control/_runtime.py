@@ -34,6 +34,9 @@ class Runtime(Protocol):
     def removed(self, pod: Json) -> None:
         """A pod is out of the store."""
 
+    def found(self, node: str) -> None:
+        """A node that was lost answers again: tell what became of its pods, and end those that were told to go."""
+
     def log_of(self, pod: Json, container: str, life: int) -> Log:
         """The log of one life of a container, its restart count being ``life``."""
 

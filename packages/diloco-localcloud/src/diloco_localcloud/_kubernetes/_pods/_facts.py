@@ -49,6 +49,12 @@ def is_ready(pod: Json) -> bool:
     return condition(pod, "Ready").get("status") == "True"
 
 
+def runs(pod: Json) -> bool:
+    """Whether its containers run, as far as is known."""
+    states = [entry["state"] for entry in pod.get("status", {}).get("containerStatuses", [])]
+    return bool(states) and all("running" in state for state in states)
+
+
 def condition(pod: Json, kind: str) -> Json:
     """A condition of the pod; {} if it has none of this type."""
     for entry in pod.get("status", {}).get("conditions", []):

@@ -184,6 +184,11 @@ def unreachable(pod: Json, now: str) -> Json:
     return with_condition(pod, "Ready", true=False, now=now)
 
 
+def reachable(pod: Json, now: str) -> Json:
+    """Its node answers again, and its containers run as before; not seen, but by the source."""
+    return with_condition(pod, "Ready", true=True, now=now)
+
+
 def _unready(pod: Json, now: str, reason: str) -> Json:
     names = " ".join(container["name"] for container in pod["spec"]["containers"])
     message = f"containers with unready status: [{names}]" if reason == "ContainersNotReady" else ""

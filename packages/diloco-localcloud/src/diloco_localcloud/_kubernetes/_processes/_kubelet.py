@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import functools
 import signal
 from typing import TYPE_CHECKING, Any
 
-from .._objects._resources import NODES, PODS
+from .._control._scheduler import Scheduler
+from .._objects._resources import PODS
 from .._pods import _facts, _states
-from . import _schedule
 from ._environment import ConfigError
 from ._file_log import FileLog
 from ._sandbox import Sandbox
@@ -17,14 +18,14 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from .._control._cluster import Cluster
+    from .._control._images import Images
     from .._control._runtime import Log
+    from .._pods._scheduling import Filter
 
 Json = dict[str, Any]
 
-BIND_SECONDS = 0.01
-AGAIN_SECONDS = (
-    1.0  # between tries to schedule, or to make a container whose configuration is missing
-)
+START_SECONDS = 0.01  # from a node to the first pull
+AGAIN_SECONDS = 1.0  # between tries to make a container whose configuration is missing
 RESTART_SECONDS = (
     10.0  # the second restart waits so long, the next ones twice as long each, up to five minutes
 )
@@ -34,12 +35,21 @@ ADDRESS = "127.0.0.1"
 
 
 class ProcessKubelet:
-    """Scheduler and kubelet of the one node. Methods run under the cluster's lock, but for ``close``."""
+    """The kubelet of all nodes. Methods run under the cluster's lock, but for ``close``."""
 
     def __init__(
-        self, cluster: Cluster, folder: Path, base: Mapping[str, str], wrapper: Sequence[str]
+        self,
+        cluster: Cluster,
+        images: Images,
+        filters: Sequence[Filter],
+        folder: Path,
+        base: Mapping[str, str],
+        wrapper: Sequence[str],
     ) -> None:
         self.cluster = cluster
+        self._images = images
+        self._scheduler = Scheduler(cluster, filters, self._bound)
+        self._unheard: list[tuple[str, Callable[[], None]]] = []  # what happened on lost nodes
         self._folder = folder
         self._base = dict(base)
         self._wrapper = wrapper
@@ -51,13 +61,31 @@ class ProcessKubelet:
 
     def added(self, pod: Json) -> None:
         """A pod was made: find room for it."""
-        self.cluster.timeline.after(BIND_SECONDS, lambda: self._bind(pod["metadata"]))
+        self._scheduler.add(pod)
+
+    def found(self, node: str) -> None:
+        """A node answers again: what happened on it is told, and what had been told to go ends."""
+        waiting, self._unheard = self._unheard, []
+        for where, tell in waiting:
+            if where == node:
+                tell()
+            else:
+                self._unheard.append((where, tell))
+        for pod in self.cluster.store.list(PODS):
+            if pod["spec"].get("nodeName") == node:
+                if _facts.deleting(pod):
+                    self.deleting(pod)
+                else:
+                    self._bound(pod)
+        for uid, sandbox in self._pods.items():
+            if sandbox.node == node and not sandbox.stuck and not self._exists(uid):
+                self._kill(uid)
 
     def deleting(self, pod: Json) -> None:
         """A pod was told to go: SIGTERM now, SIGKILL at the end of its grace."""
         meta = pod["metadata"]
         sandbox = self._pods.get(meta["uid"])
-        if sandbox is not None and sandbox.stuck:
+        if self.cluster.out_of_reach(pod) or (sandbox is not None and sandbox.stuck):
             return
         self._say(pod, "Killing", "Stopping containers")
         grace = float(meta["deletionGracePeriodSeconds"])
@@ -72,7 +100,7 @@ class ProcessKubelet:
         """A pod is out of the store: what still runs of it (a forced delete) is ended, but on a lost node it runs on."""
         uid = pod["metadata"]["uid"]
         sandbox = self._pods.get(uid)
-        if sandbox is None or sandbox.stuck:
+        if sandbox is None or sandbox.stuck or sandbox.node in self.cluster.lost:
             return
         for container in sandbox.containers.values():
             container.term()
@@ -137,40 +165,35 @@ class ProcessKubelet:
 
     def _kill(self, uid: str) -> None:
         sandbox = self._pods.get(uid)
-        if sandbox is not None and not sandbox.stuck:
+        if sandbox is None or sandbox.node in self.cluster.lost:
+            return
+        if not sandbox.stuck:
             for container in sandbox.containers.values():
                 container.kill()
 
     # -- the way of a pod ----------------------------------------------------------------------------------------------
 
-    def _bind(self, meta: Json) -> None:
-        pod = self._pod(meta)
-        if pod is None or "nodeName" in pod["spec"] or _facts.deleting(pod):
+    def _bound(self, pod: Json) -> None:
+        """A pod was given a node, or its node answers again."""
+        meta = pod["metadata"]
+        if meta["uid"] in self._pods:
             return
-        store, now = self.cluster.store, self.cluster.timeline.stamp()
-        lack = _schedule.why_not(store.get(NODES, "", self.cluster.node), store.list(PODS), pod)
-        if lack is not None:
-            self.cluster.put_pod(_states.unschedulable(pod, lack, now))
-            self.cluster.events.say(
-                pod, "FailedScheduling", lack, source="default-scheduler", warning=True
-            )
-            self.cluster.timeline.after(AGAIN_SECONDS, lambda: self._bind(meta))
-            return
-        pod = _states.waiting(
-            _states.bound(pod, self.cluster.node, now), "ContainerCreating", "", now
+        now = self.cluster.timeline.stamp()
+        self.cluster.put_pod(_states.waiting(pod, "ContainerCreating", "", now))
+        self.cluster.timeline.after(
+            START_SECONDS, lambda: self._images.pull(meta, lambda: self._start(meta))
         )
-        self.cluster.put_pod(pod)
-        message = f"Successfully assigned {meta['namespace']}/{meta['name']} to {self.cluster.node}"
-        self.cluster.events.say(pod, "Scheduled", message, source="default-scheduler")
-        self.cluster.timeline.after(BIND_SECONDS, lambda: self._start(meta))
 
     def _start(self, meta: Json) -> None:
         pod = self._pod(meta)
         if pod is None or self._closed or _facts.deleting(pod) or _facts.ended(pod):
             return
+        if self.cluster.out_of_reach(pod):
+            return
         folder = self._folder / f"{meta['namespace']}_{meta['name']}_{meta['uid']}"
         sandbox = self._pods.setdefault(
-            meta["uid"], Sandbox(self.cluster.store, folder, self._base, self._wrapper)
+            meta["uid"],
+            Sandbox(self.cluster.store, pod["spec"]["nodeName"], folder, self._base, self._wrapper),
         )
         try:
             if pod["spec"].get("initContainers"):
@@ -205,6 +228,10 @@ class ProcessKubelet:
     def _heard(self, meta: Json, container: Json, life: int, event: Json) -> None:
         """From a container's thread: it was started, refused, or has ended."""
         pod, sandbox, name = self._pod(meta), self._pods.get(meta["uid"]), container["name"]
+        if sandbox is not None and sandbox.node in self.cluster.lost and not self._closed:
+            tell = functools.partial(self._heard, meta, container, life, event)
+            self._unheard.append((sandbox.node, tell))
+            return
         if event["event"] == "started":
             if pod is not None:
                 self._say(pod, "Started", f"Started container {name}")
@@ -281,6 +308,9 @@ class ProcessKubelet:
         sandbox = self._pods.get(meta["uid"])
         for container in sandbox.containers.values() if sandbox else ():
             container.send(number)
+
+    def _exists(self, uid: str) -> bool:
+        return any(pod["metadata"]["uid"] == uid for pod in self.cluster.store.list(PODS))
 
     def _pod(self, meta: Json) -> Json | None:
         return self.cluster.pod(meta["namespace"], meta["name"], meta["uid"])

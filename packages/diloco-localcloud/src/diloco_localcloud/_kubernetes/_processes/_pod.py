@@ -98,10 +98,7 @@ class LocalPod:
             pod = self.json
             if pod is None:
                 raise LookupError(f"pod {self._meta['namespace']}/{self.name} is gone")
-            self._cluster.put_pod(
-                _states.disrupted(pod, reason, message, self._cluster.timeline.stamp())
-            )
-            self._cluster.delete_pod(self._meta["namespace"], self.name)
+            self._cluster.disrupt(pod, reason, message)
 
 
 class LocalPods:

@@ -47,15 +47,22 @@ class Sandbox:
     """The folder of a pod, and the containers that run in it; used under the cluster's lock.
 
     Attributes:
+        node: the name of its node.
         containers: those that run, by their names.
         beside: what ``exec`` has started in them.
         logs: by container and life.
-        stuck: its node is lost.
+        stuck: as if its node were lost, and no other pod with it.
     """
 
     def __init__(
-        self, store: Store, folder: Path, base: Mapping[str, str], wrapper: Sequence[str]
+        self,
+        store: Store,
+        node: str,
+        folder: Path,
+        base: Mapping[str, str],
+        wrapper: Sequence[str],
     ) -> None:
+        self.node = node
         self.containers: dict[str, Container] = {}
         self.beside: dict[str, set[Container]] = {}
         self.logs: dict[tuple[str, int], FileLog] = {}

@@ -6,18 +6,22 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
+from .._control._images import PULL_REASONS
+from .._control._scheduler import Scheduler
 from .._objects import _refusals
+from .._objects._resources import PODS
 from .._pods import _facts, _states
 from ._memory_log import MemoryLog
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Sequence
 
     from .._control._cluster import Cluster
+    from .._control._images import Images
+    from .._pods._scheduling import Filter
 
 Json = dict[str, Any]
 
-BIND_SECONDS = 0.01  # from create to a node
 PULL_SECONDS = 0.05  # from a node to the kubelet's first word
 PHASE_SECONDS = 1.1  # from the end of the last container to the phase
 REMOVE_SECONDS = 0.3  # from the end of a deleted pod's containers to its removal
@@ -55,9 +59,18 @@ class Script:
 class ScriptedKubelet:
     """Moves pods when it is told to; all methods but ``at`` run under the cluster's lock."""
 
-    def __init__(self, cluster: Cluster, habits: Habits) -> None:
+    def __init__(
+        self, cluster: Cluster, habits: Habits, images: Images, filters: Sequence[Filter]
+    ) -> None:
         self.cluster = cluster
         self.habits = habits
+        self.images = images
+        self.scheduler = Scheduler(
+            cluster,
+            filters,
+            self._bound,
+            held=lambda: None if habits.schedulable else habits.why_not,
+        )
         self._scripts: dict[str, Script] = {}
         cluster.runtime = self
 
@@ -96,7 +109,7 @@ class ScriptedKubelet:
 
     def _ended(self, meta: Json) -> None:
         pod = self.cluster.pod(meta["namespace"], meta["name"], meta["uid"])
-        if pod is None or _facts.ended(pod):
+        if pod is None or _facts.ended(pod) or self.cluster.out_of_reach(pod):
             return
         if len(_facts.terminations(pod)) == len(pod["spec"]["containers"]):
             self.cluster.put_pod(_states.ended(pod, self.cluster.timeline.stamp()))
@@ -107,39 +120,36 @@ class ScriptedKubelet:
         """The pod as it is once its containers run."""
         now = self.cluster.timeline.stamp()
         if "nodeName" not in pod["spec"]:
-            pod = _states.bound(pod, self.cluster.node, now)
+            pod = _states.bound(pod, self.scheduler.any_node(), now)
         pod = _states.running(_states.waiting(pod, "ContainerCreating", "", now), now)
         self.cluster.events.say(pod, "Started", "Started container", source="kubelet")
         return pod
 
     def added(self, pod: Json) -> None:
         """A pod was made: give it a node."""
-        self.cluster.timeline.after(BIND_SECONDS, lambda: self.bind(pod["metadata"]))
+        self.scheduler.add(pod)
 
-    def bind(self, meta: Json, *, anyway: bool = False) -> None:
-        """Give it a node, if there is one for it."""
-        pod = self.cluster.pod(meta["namespace"], meta["name"], meta["uid"])
-        if pod is None or "nodeName" in pod["spec"] or _facts.deleting(pod):
-            return
-        now = self.cluster.timeline.stamp()
-        if not (self.habits.schedulable or anyway):
-            self.cluster.put_pod(_states.unschedulable(pod, self.habits.why_not, now))
-            self.cluster.events.say(
-                pod,
-                "FailedScheduling",
-                self.habits.why_not,
-                source="default-scheduler",
-                warning=True,
-            )
-            return
-        self.cluster.put_pod(_states.bound(pod, self.cluster.node, now))
-        message = f"Successfully assigned {meta['namespace']}/{meta['name']} to {self.cluster.node}"
-        self.cluster.events.say(pod, "Scheduled", message, source="default-scheduler")
-        self.cluster.timeline.after(PULL_SECONDS, lambda: self._prepare(meta))
+    def found(self, node: str) -> None:
+        """A node answers again."""
+        for pod in self.cluster.store.list(PODS):
+            if pod["spec"].get("nodeName") != node:
+                continue
+            if _facts.deleting(pod):
+                self.deleting(pod)
+            elif _facts.terminations(pod):
+                self._ended(pod["metadata"])
+            else:
+                self._bound(pod)
+
+    def _bound(self, pod: Json) -> None:
+        meta = pod["metadata"]
+        self.cluster.timeline.after(
+            PULL_SECONDS, lambda: self.images.pull(meta, lambda: self._prepare(meta))
+        )
 
     def _prepare(self, meta: Json) -> None:
         pod = self.cluster.pod(meta["namespace"], meta["name"], meta["uid"])
-        if pod is None or pod["status"].get("containerStatuses") or _facts.deleting(pod):
+        if pod is None or _facts.deleting(pod) or not _unprepared(pod):
             return
         self.cluster.put_pod(
             _states.waiting(pod, "ContainerCreating", "", self.cluster.timeline.stamp())
@@ -149,13 +159,15 @@ class ScriptedKubelet:
 
     def _auto_start(self, meta: Json) -> None:
         pod = self.cluster.pod(meta["namespace"], meta["name"], meta["uid"])
-        if pod is not None and _facts.phase(pod) == "Pending" and not _facts.deleting(pod):
+        if pod is None or self.cluster.out_of_reach(pod):
+            return
+        if _facts.phase(pod) == "Pending" and not _facts.deleting(pod):
             self.cluster.put_pod(self.started(pod))
 
     def deleting(self, pod: Json) -> None:
         """A pod was told to go: SIGTERM now, SIGKILL at the end of its grace."""
         meta, script = pod["metadata"], self.script(pod)
-        if script.stuck:
+        if script.stuck or self.cluster.out_of_reach(pod):
             return
         grace = float(meta["deletionGracePeriodSeconds"])
         seconds = self.habits.term_seconds if script.term_seconds is None else script.term_seconds
@@ -171,7 +183,7 @@ class ScriptedKubelet:
 
     def _killed(self, meta: Json, code: int) -> None:
         pod = self.cluster.pod(meta["namespace"], meta["name"], meta["uid"])
-        if pod is None or self.script(pod).stuck:
+        if pod is None or self.script(pod).stuck or self.cluster.out_of_reach(pod):
             return
         now = self.cluster.timeline.stamp()
         if not _facts.ended(pod):
@@ -187,7 +199,7 @@ class ScriptedKubelet:
 
     def _remove(self, meta: Json) -> None:
         pod = self.cluster.pod(meta["namespace"], meta["name"], meta["uid"])
-        if pod is None:
+        if pod is None or self.cluster.out_of_reach(pod):
             return
         if not _facts.ended(pod):
             pod = _states.ended(pod, self.cluster.timeline.stamp())
@@ -205,6 +217,14 @@ class ScriptedKubelet:
         script = self._scripts.pop(pod["metadata"]["uid"], None)
         for log in script.logs.values() if script else ():
             log.ended = True
+
+
+def _unprepared(pod: Json) -> bool:
+    """Whether no container of it was made, because none was looked at or its image could not be pulled."""
+    statuses = pod["status"].get("containerStatuses") or []
+    return all(
+        entry["state"].get("waiting", {}).get("reason") in PULL_REASONS for entry in statuses
+    )
 
 
 def _life(pod: Json, container: str) -> int:

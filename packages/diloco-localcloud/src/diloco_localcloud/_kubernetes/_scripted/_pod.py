@@ -123,7 +123,7 @@ class ScriptedPod:
     def schedule(self) -> None:
         """Now there is a node for it."""
         with self._kubelet.at(self._meta):
-            self._kubelet.bind(self._meta, anyway=True)
+            self._kubelet.scheduler.bind(self._meta, anyway=True)
 
     def image_error(self, reason: str = "ImagePullBackOff", message: str | None = None) -> None:
         """Its image cannot be pulled: waits with ``ErrImagePull``, ``ImagePullBackOff`` or ``InvalidImageName``."""
@@ -140,7 +140,7 @@ class ScriptedPod:
                 if reason == "ImagePullBackOff":
                     text = f'Back-off pulling image "{name}": ErrImagePull: {text}'
             if "nodeName" not in pod["spec"]:
-                pod = _states.bound(pod, self._cluster.node, now)
+                pod = _states.bound(pod, self._kubelet.scheduler.any_node(), now)
             self._cluster.put_pod(_states.waiting(pod, reason, text, now))
             self._cluster.events.say(
                 pod, "Failed", f"Error: {reason}", source="kubelet", warning=True
@@ -153,12 +153,10 @@ class ScriptedPod:
 
     def disrupt(self, reason: str = "PreemptionByScheduler", message: str = "") -> None:
         """Marked with DisruptionTarget and told to go: preempted, tainted, evicted by the API."""
-        text = message or f"{self._cluster.node}: {reason}"
         with self._kubelet.at(self._meta) as pod:
-            self._cluster.put_pod(
-                _states.disrupted(pod, reason, text, self._cluster.timeline.stamp())
+            self._cluster.disrupt(
+                pod, reason, message or f"{pod['spec'].get('nodeName')}: {reason}"
             )
-            self._cluster.delete_pod(self._meta["namespace"], self.name)
 
     def evict(self) -> None:
         """By the eviction API, as a node drain does."""

@@ -9,7 +9,11 @@ from ._kubelet import Habits, ScriptedKubelet
 from ._pod import ScriptedPod
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from .._control._cluster import Cluster
+    from .._control._images import Images
+    from .._pods._scheduling import Filter
 
 Json = dict[str, Any]
 
@@ -23,11 +27,18 @@ class World(Habits):
     See ``Habits`` for its attributes. Thread-safe.
     """
 
-    def __init__(self, cluster: Cluster, *, kueue: str | None = None) -> None:
+    def __init__(
+        self,
+        cluster: Cluster,
+        *,
+        images: Images,
+        filters: Sequence[Filter] = (),
+        kueue: str | None = None,
+    ) -> None:
         super().__init__()
         self._kueue = Kueue(cluster, kueue) if kueue else None
         self._cluster = cluster
-        self._kubelet = ScriptedKubelet(cluster, self)
+        self._kubelet = ScriptedKubelet(cluster, self, images, filters)
 
     # -- the clock -----------------------------------------------------------------------------------------------------
 

@@ -1,0 +1,87 @@
+"""Images that cannot be pulled, on demand."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from .._pods import _facts, _states
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from ._cluster import Cluster
+
+Json = dict[str, Any]
+
+# By the kubelet's source; ErrImagePull, ImagePullBackOff and ErrImagePull again after about 14 s were seen.
+BACK_OFF_SECONDS = 1.0  # from a pull that failed to the kubelet's next look
+FIRST_SECONDS, LONGEST_SECONDS = 10.0, 300.0  # between two pulls; doubled each time
+
+PULL_REASONS = ("ErrImagePull", "ImagePullBackOff")
+
+NOT_FOUND = (
+    'rpc error: code = NotFound desc = failed to pull and unpack image "{0}": '
+    'failed to resolve reference "{0}": {0}: not found'
+)
+
+
+class Images:
+    """All images can be pulled, but for those that are refused. Thread-safe.
+
+    Attributes:
+        first_seconds: from the first pull that fails to the next one; doubled each time, up to five minutes.
+    """
+
+    def __init__(self, cluster: Cluster) -> None:
+        self.first_seconds = FIRST_SECONDS
+        self._cluster = cluster
+        self._refused: dict[str, str] = {}
+
+    def refuse(self, image: str, message: str = NOT_FOUND) -> None:
+        """Let no kubelet pull an image from now on; ``{0}`` in the message is its name."""
+        with self._cluster.changed:
+            self._refused[image] = message.replace("{0}", image)
+
+    def allow(self, image: str) -> None:
+        """Take a ``refuse`` back: the next pull of a pod that waits succeeds."""
+        with self._cluster.changed:
+            self._refused.pop(image, None)
+
+    def pull(self, meta: Json, pulled: Callable[[], None], wait: float = 0.0) -> None:
+        """Pull the images of a pod, and call ``pulled``; until then try again as a kubelet does. Under the cluster's lock."""
+        pod = self._waiting(meta)
+        if pod is None:
+            return
+        names = [container.get("image", "") for container in pod["spec"]["containers"]]
+        image = next((name for name in names if name in self._refused), None)
+        if image is None:
+            pulled()
+            return
+        why = self._refused[image]
+        self._say(pod, f'Failed to pull image "{image}": {why}')
+        self._show(pod, PULL_REASONS[0], why)
+
+        def back_off() -> None:
+            pod = self._waiting(meta)
+            if pod is not None:
+                words = f'Back-off pulling image "{image}"'
+                self._cluster.events.say(pod, "BackOff", words, source="kubelet")
+                self._show(pod, PULL_REASONS[1], f"{words}: ErrImagePull: {why}")
+
+        wait = min(2 * wait, LONGEST_SECONDS) or self.first_seconds
+        self._cluster.timeline.after(BACK_OFF_SECONDS, back_off)
+        self._cluster.timeline.after(wait, lambda: self.pull(meta, pulled, wait))
+
+    def _waiting(self, meta: Json) -> Json | None:
+        pod = self._cluster.pod(meta["namespace"], meta["name"], meta["uid"])
+        if pod is None or _facts.phase(pod) != "Pending" or _facts.deleting(pod):
+            return None
+        return None if self._cluster.out_of_reach(pod) else pod
+
+    def _show(self, pod: Json, reason: str, message: str) -> None:
+        now = self._cluster.timeline.stamp()
+        self._cluster.put_pod(_states.waiting(pod, reason, message, now))
+        self._say(pod, f"Error: {reason}")
+
+    def _say(self, pod: Json, message: str) -> None:
+        self._cluster.events.say(pod, "Failed", message, source="kubelet", warning=True)

@@ -1,0 +1,170 @@
+"""The nodes of a stand-in: declared, lost, found again and removed."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from .._objects._resources import NODES, PODS
+from .._pods import _facts, _scheduling, _states
+from ._node import READY
+
+if TYPE_CHECKING:
+    from .._objects._store import Change
+    from ._cluster import Cluster
+    from ._node import Node
+
+Json = dict[str, Any]
+
+# "About 50 s nothing, then DeletionByTaintManager" was seen with tolerationSeconds 2.
+NOT_READY_SECONDS = 50.0
+GC_SECONDS = 40.0  # from the removal of a node to the end of its pods; by the source of the pod garbage collector
+KEY = "node.kubernetes.io/unreachable"
+SILENT = {
+    "type": "Ready",
+    "status": "Unknown",
+    "reason": "NodeStatusUnknown",
+    "message": "Kubelet stopped posting node status.",
+}
+SOURCE = "node-controller"
+
+
+class Nodes:
+    """What becomes of nodes, with the delays of a real cluster. Thread-safe.
+
+    A node that is lost says nothing any more, but its pods run on. After a while it is tainted as unreachable. Its pods are not
+    ready from then on, and are told to go when they no longer tolerate the taint (after 300 s, unless they say otherwise). They
+    stay until the node is found or removed.
+
+    Attributes:
+        not_ready_seconds: from the loss of a node to the taint.
+        gc_seconds: from the removal of a node to the end of its pods.
+    """
+
+    def __init__(self, cluster: Cluster) -> None:
+        self.not_ready_seconds = NOT_READY_SECONDS
+        self.gc_seconds = GC_SECONDS
+        self._cluster = cluster
+        cluster.store.listeners.append(self._heard)
+
+    @property
+    def names(self) -> list[str]:
+        """The names of all nodes, in order."""
+        with self._cluster.changed:
+            return [node["metadata"]["name"] for node in self._cluster.store.list(NODES)]
+
+    def add(self, node: Node) -> None:
+        """One node more. Pods are placed by its labels, taints and resources only if the stand-in was made with ``nodes``.
+
+        Raises:
+            ApiError: there is a node of this name.
+        """
+        with self._cluster.changed:
+            self._cluster.add_node(node.manifest())
+
+    def lose(self, name: str) -> None:
+        """Its kubelet does not answer from now on.
+
+        Raises:
+            LookupError: there is no such node.
+        """
+        with self._cluster.changed:
+            self._node(name)
+            self._cluster.lost.add(name)
+            self._cluster.timeline.after(self.not_ready_seconds, lambda: self._unreachable(name))
+            self._cluster.changed.notify_all()  # there is more to come now
+
+    def found(self, name: str) -> None:
+        """It answers again: pods that were told to go meanwhile end now.
+
+        Raises:
+            LookupError: there is no such node.
+        """
+        with self._cluster.changed:
+            node = self._node(name)
+            self._cluster.lost.discard(name)
+            spec = dict(node["spec"])
+            taints = [each for each in spec.pop("taints", []) if each["key"] != KEY]
+            self._put(node, READY, {**spec, **({"taints": taints} if taints else {})})
+            for pod in self._pods(name):
+                if not _facts.condition(pod, "Ready").get("reason") and _facts.runs(pod):
+                    self._cluster.put_pod(_states.reachable(pod, self._cluster.timeline.stamp()))
+            self._cluster.runtime.found(name)
+
+    def remove(self, name: str) -> None:
+        """Its object goes, as with ``kubectl delete node``; its pods follow after ``gc_seconds``.
+
+        Raises:
+            LookupError: there is no such node.
+        """
+        with self._cluster.changed:
+            self._node(name)
+            self._cluster.store.remove(NODES, "", name)
+
+    def _node(self, name: str) -> Json:
+        node = self._cluster.store.find(NODES, "", name)
+        if node is None:
+            raise LookupError(
+                f"there is no node {name}; there are {', '.join(self.names) or 'none'}"
+            )
+        return node
+
+    def _pods(self, name: str) -> list[Json]:
+        listed = self._cluster.store.list(PODS)
+        return [pod for pod in listed if pod["spec"].get("nodeName") == name]
+
+    def _put(self, node: Json, ready: Json, spec: Json) -> None:
+        others = [each for each in node["status"].get("conditions", []) if each["type"] != "Ready"]
+        ready = {**ready, "lastTransitionTime": self._cluster.timeline.stamp()}
+        status = {**node["status"], "conditions": [*others, ready]}
+        new = {**node, "metadata": dict(node["metadata"]), "spec": spec, "status": status}
+        self._cluster.store.replace(NODES, new)
+
+    def _unreachable(self, name: str) -> None:
+        node = self._cluster.store.find(NODES, "", name)
+        if node is None or name not in self._cluster.lost:
+            return
+        now = self._cluster.timeline.stamp()
+        others = [each for each in node["spec"].get("taints", []) if each["key"] != KEY]
+        taints = [
+            {"key": KEY, "effect": "NoSchedule", "timeAdded": now},
+            {"key": KEY, "effect": "NoExecute", "timeAdded": now},
+        ]
+        self._put(node, SILENT, {**node["spec"], "taints": [*others, *taints]})
+        for pod in self._pods(name):
+            if _facts.ended(pod):
+                continue
+            self._cluster.put_pod(_states.unreachable(pod, now))
+            words = "Node is not ready"
+            self._cluster.events.say(pod, "NodeNotReady", words, source=SOURCE, warning=True)
+            seconds = _scheduling.toleration_seconds(pod, taints[1:])
+            if seconds is not None:
+                meta = pod["metadata"]
+                self._cluster.timeline.after(seconds, lambda meta=meta: self._evict(name, meta))  # type: ignore[misc]
+
+    def _evict(self, name: str, meta: Json) -> None:
+        pod = self._cluster.pod(meta["namespace"], meta["name"], meta["uid"])
+        node = self._cluster.store.find(NODES, "", name)
+        taints = (node or {"spec": {}})["spec"].get("taints", [])
+        if pod is None or _facts.deleting(pod) or all(each["key"] != KEY for each in taints):
+            return
+        words = f"Marking for deletion Pod {meta['namespace']}/{meta['name']}"
+        source = "taint-eviction-controller"
+        self._cluster.events.say(pod, "TaintManagerEviction", words, source=source)
+        self._cluster.disrupt(
+            pod, "DeletionByTaintManager", "Taint manager: deleting due to NoExecute taint"
+        )
+
+    def _heard(self, change: Change) -> None:
+        if change.resource is NODES and change.new is None and change.old is not None:
+            name = change.old["metadata"]["name"]
+            self._cluster.timeline.after(self.gc_seconds, lambda: self._collect(name))
+
+    def _collect(self, name: str) -> None:
+        if self._cluster.store.find(NODES, "", name) is not None:
+            return
+        now = self._cluster.timeline.stamp()
+        for pod in self._pods(name):
+            if not _facts.ended(pod):
+                pod = _states.disrupted(pod, "DeletionByPodGC", "PodGC: node no longer exists", now)
+                self._cluster.put_pod(_states.with_status(pod, phase="Failed"))
+            self._cluster.delete_pod(pod["metadata"]["namespace"], pod["metadata"]["name"], 0)

@@ -1,0 +1,99 @@
+"""The scheduler: gives each pod a node, and says of those that fit nowhere why."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from .._objects._resources import NODES, PODS
+from .._pods import _facts, _states
+from .._pods._scheduling import choose
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from .._objects._store import Change
+    from .._pods._scheduling import Filter
+    from ._cluster import Cluster
+
+Json = dict[str, Any]
+
+BIND_SECONDS = 0.01  # from a pod, or from a change that may make room for one, to a node
+SOURCE = "default-scheduler"
+
+
+class Scheduler:
+    """Places the pods that it is told of. All methods run under the cluster's lock.
+
+    Args:
+        cluster: whose nodes there are.
+        filters: what a node is asked for a pod; without any, every pod fits, and is held back by nothing but ``held``.
+        bound: called with each pod that was given a node.
+        held: words that keep all pods from being placed; None as long as nothing does.
+    """
+
+    def __init__(
+        self,
+        cluster: Cluster,
+        filters: Sequence[Filter],
+        bound: Callable[[Json], None],
+        held: Callable[[], str | None] = lambda: None,
+    ) -> None:
+        self._cluster = cluster
+        self._filters = filters
+        self._bound = bound
+        self._held = held
+        self._looking = False
+        if filters:
+            cluster.store.listeners.append(self._heard)
+
+    def add(self, pod: Json) -> None:
+        """Find a node for a new pod, soon."""
+        self._cluster.timeline.after(BIND_SECONDS, lambda: self.bind(pod["metadata"]))
+
+    def bind(self, meta: Json, *, anyway: bool = False) -> None:
+        """Give a pod a node now, if it has none; ``anyway`` on whichever there is."""
+        cluster = self._cluster
+        pod = cluster.pod(meta["namespace"], meta["name"], meta["uid"])
+        if pod is None or "nodeName" in pod["spec"] or _facts.deleting(pod):
+            return
+        why = None if anyway else self._held()
+        node = None
+        if why is None:
+            pods = cluster.store.list(PODS) if self._filters else ()
+            node, why = choose(cluster.store.list(NODES), pods, pod, self._filters)
+        now = cluster.timeline.stamp()
+        if node is None and not anyway:
+            cluster.put_pod(_states.unschedulable(pod, why, now))
+            cluster.events.say(pod, "FailedScheduling", why, source=SOURCE, warning=True)
+            return
+        node = node or self.any_node()
+        pod = _states.bound(pod, node, now)
+        cluster.put_pod(pod)
+        message = f"Successfully assigned {meta['namespace']}/{meta['name']} to {node}"
+        cluster.events.say(pod, "Scheduled", message, source=SOURCE)
+        self._bound(pod)
+
+    def any_node(self) -> str:
+        """The name of the first node.
+
+        Raises:
+            LookupError: there is none.
+        """
+        for node in self._cluster.store.list(NODES):
+            return str(node["metadata"]["name"])
+        raise LookupError("there is no node; add one with nodes.add(...)")
+
+    def _heard(self, change: Change) -> None:
+        leaves = change.resource is PODS and (
+            change.new is None or (_facts.ended(change.new) and not _facts.ended(change.old or {}))
+        )
+        if (leaves or change.resource is NODES) and not self._looking:
+            self._looking = True
+            self._cluster.timeline.after(BIND_SECONDS, self._again)
+
+    def _again(self) -> None:
+        """There may be room now for pods that fitted nowhere."""
+        self._looking = False
+        for pod in self._cluster.store.list(PODS):
+            if _facts.condition(pod, "PodScheduled").get("reason") == "Unschedulable":
+                self.bind(pod["metadata"])

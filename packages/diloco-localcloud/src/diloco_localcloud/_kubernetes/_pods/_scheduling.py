@@ -1,0 +1,204 @@
+"""On which node a pod fits, and why on none: pure.
+
+The words and the order of the checks are those of the scheduler of Kubernetes 1.34, by its source and by messages that users have
+published. The recordings that the stand-in is compared with have none of more than one node.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from .._objects._quantities import quantity
+from . import _facts
+
+Json = dict[str, Any]
+
+UNSCHEDULABLE = {"key": "node.kubernetes.io/unschedulable", "effect": "NoSchedule"}  # cordoned
+
+
+@dataclass(frozen=True)
+class Lack:
+    """Why a node cannot take a pod; ``for_good`` if it could not even if it were empty."""
+
+    reason: str
+    for_good: bool = True
+
+
+Taken = Mapping[str, float]  # what the pods of a node have asked for, by resource
+Filter = Callable[[Json, Taken, Json], list[Lack]]  # (node, what is taken of it, pod)
+
+
+def choose(
+    nodes: Sequence[Json], pods: Iterable[Json], pod: Json, filters: Sequence[Filter]
+) -> tuple[str | None, str]:
+    """The node for a pod: the one with the fewest pods of those that pass all filters.
+
+    Args:
+        nodes: all of them.
+        pods: all pods, ended ones too.
+        pod: the one that has no node.
+        filters: asked in this order; the first one that finds a lack speaks for its node.
+
+    Returns:
+        (name, ""), or (None, the message of the scheduler).
+    """
+    taken = _taken(pods)
+    lacks: list[Lack] = []
+    fitting: list[str] = []
+    hopeless = 0
+    for node in nodes:
+        name = node["metadata"]["name"]
+        found = next(
+            (lack for each in filters if (lack := each(node, taken.get(name, {}), pod))), []
+        )
+        lacks += found
+        hopeless += any(lack.for_good for lack in found)
+        if not found:
+            fitting.append(name)
+    if fitting:
+        return min(fitting, key=lambda name: taken.get(name, {}).get("pods", 0.0)), ""
+    return None, _message(len(nodes), lacks, hopeless)
+
+
+def tainted(node: Json, _: Taken, pod: Json) -> list[Lack]:
+    """Cordoned, or with a taint that the pod does not tolerate; the first such taint is named."""
+    spec = node.get("spec") or {}
+    if spec.get("unschedulable") and not tolerates(pod, UNSCHEDULABLE):
+        return [Lack("node(s) were unschedulable")]
+    for taint in spec.get("taints") or []:
+        if taint["effect"] != "PreferNoSchedule" and not tolerates(pod, taint):
+            value = taint.get("value") or ""
+            return [Lack(f"node(s) had untolerated taint {{{taint['key']}: {value}}}")]
+    return []
+
+
+def unselected(node: Json, _: Taken, pod: Json) -> list[Lack]:
+    """Not one of those that the node selector and the required node affinity ask for."""
+    labels = node["metadata"].get("labels") or {}
+    selector = pod["spec"].get("nodeSelector") or {}
+    affinity = (pod["spec"].get("affinity") or {}).get("nodeAffinity") or {}
+    required = affinity.get("requiredDuringSchedulingIgnoredDuringExecution")
+    terms = required["nodeSelectorTerms"] if required else None
+    if any(labels.get(key) != value for key, value in selector.items()) or (
+        terms is not None and not any(_meets(term, labels, node) for term in terms)
+    ):
+        return [Lack("node(s) didn't match Pod's node affinity/selector")]
+    return []
+
+
+def full(node: Json, taken: Taken, pod: Json) -> list[Lack]:
+    """Without room for what the pod requests."""
+    has = (node.get("status") or {}).get("allocatable") or {}
+    lacks = []
+    for name, amount in {"pods": 1.0, **_requests(pod)}.items():
+        whole = quantity(has.get(name, "0"))
+        if amount > whole - taken.get(name, 0.0) + 1e-9:
+            reason = "Too many pods" if name == "pods" else f"Insufficient {name}"
+            lacks.append(Lack(reason, for_good=amount > whole))
+    return lacks
+
+
+ALL: tuple[Filter, ...] = (tainted, unselected, full)
+
+
+def tolerates(pod: Json, taint: Mapping[str, Any]) -> bool:
+    """Whether a pod tolerates a taint, if only for a while."""
+    return any(_matches(each, taint) for each in pod["spec"].get("tolerations") or [])
+
+
+def toleration_seconds(pod: Json, taints: Iterable[Json]) -> float | None:
+    """How long a pod may stay on a node with these taints of effect NoExecute; None for ever, 0 if not at all."""
+    shortest: float | None = None
+    for taint in taints:
+        matching = [each for each in pod["spec"].get("tolerations") or [] if _matches(each, taint)]
+        if not matching:
+            return 0.0
+        given = [
+            float(each["tolerationSeconds"])
+            for each in matching
+            if each.get("tolerationSeconds") is not None
+        ]
+        if given:
+            shortest = min(given) if shortest is None else min(shortest, *given)
+    return shortest
+
+
+def _matches(toleration: Json, taint: Mapping[str, Any]) -> bool:
+    if toleration.get("effect") not in (None, "", taint["effect"]):
+        return False
+    if toleration.get("key") not in (None, "", taint["key"]):
+        return False
+    if toleration.get("operator") == "Exists":
+        return True
+    return bool(toleration.get("key")) and (toleration.get("value") or "") == (
+        taint.get("value") or ""
+    )
+
+
+def _meets(term: Json, labels: Mapping[str, str], node: Json) -> bool:
+    expressions = term.get("matchExpressions") or []
+    fields = term.get("matchFields") or []
+    named = {"metadata.name": node["metadata"]["name"]}
+    return bool(expressions or fields) and (
+        all(_holds(each, labels) for each in expressions)
+        and all(_holds(each, named) for each in fields)
+    )
+
+
+def _holds(expression: Json, labels: Mapping[str, str]) -> bool:
+    value = labels.get(expression["key"])
+    values: list[str] = expression.get("values") or []
+    operator: str = expression["operator"]
+    if operator == "In":
+        return value in values
+    if operator == "NotIn":
+        return value not in values
+    if operator in ("Exists", "DoesNotExist"):
+        return (value is not None) == (operator == "Exists")
+    try:
+        number, bound = int(value or ""), int(values[0])
+    except (ValueError, IndexError):
+        return False
+    return number > bound if operator == "Gt" else number < bound
+
+
+def _taken(pods: Iterable[Json]) -> dict[str, dict[str, float]]:
+    taken: dict[str, dict[str, float]] = {}
+    for pod in pods:
+        if "nodeName" in pod["spec"] and not _facts.ended(pod):
+            of_node = taken.setdefault(pod["spec"]["nodeName"], {})
+            for name, amount in {"pods": 1.0, **_requests(pod)}.items():
+                of_node[name] = of_node.get(name, 0.0) + amount
+    return taken
+
+
+def _requests(pod: Json) -> dict[str, float]:
+    total: dict[str, float] = {}
+    for container in pod["spec"]["containers"]:
+        for name, value in (container.get("resources", {}).get("requests") or {}).items():
+            total[name] = total.get(name, 0.0) + quantity(value)
+    return total
+
+
+def _message(nodes: int, lacks: list[Lack], hopeless: int) -> str:
+    if not nodes:
+        return "no nodes available to schedule pods"
+    helpless = Counter(
+        {
+            "Preemption is not helpful for scheduling": hopeless,
+            "No preemption victims found for incoming pod": nodes - hopeless,
+        }
+    )
+    available = f"0/{nodes} nodes are available"
+    reasons = _listed(Counter(lack.reason for lack in lacks))
+    return (
+        f"{available}: {reasons}. no new claims to deallocate, preemption: "
+        f"{available}: {_listed(helpless)}."
+    )
+
+
+def _listed(counts: Counter[str]) -> str:
+    return ", ".join(sorted(f"{count} {words}" for words, count in counts.items() if count))
