@@ -71,6 +71,33 @@ def test_the_ends_of_a_long_traceback_stay():
     assert kept.traceback.endswith("E: no such data")
 
 
+@given(
+    st.integers(512, 2000),
+    st.text(max_size=3000),
+    st.text(max_size=300),
+    st.text(max_size=9000) | st.none(),
+)
+def test_smaller_channels_hold_it_too(size, error, error_type, traceback):
+    outcome = Outcome(3, error=error, error_type=error_type, traceback=traceback, attempt=7)
+    text, _ = outcome_to_message(outcome, size)
+    assert len(text) <= size
+    kept = outcome_from_message(text).outcome
+    assert (kept.exit_code, kept.attempt) == (3, 7)
+
+
+def test_where_there_is_little_room_the_error_stays_and_the_traceback_goes():
+    outcome = Outcome(1, error="E" * 200, error_type="E", traceback="Traceback\n" + "x" * 9000)
+    cut = outcome_from_message(outcome_to_message(outcome, 700)[0]).outcome
+    assert (cut.error, cut.traceback[:9]) == ("E" * 200, "Traceback")
+    gone = outcome_from_message(outcome_to_message(outcome, 512)[0]).outcome
+    assert (gone.error, gone.traceback) == ("E" * 200, None)
+
+
+def test_too_little_room_is_refused():
+    with pytest.raises(InvalidRequestError, match="message_bytes must be a whole number from 512"):
+        outcome_to_message(Outcome(0), 511)
+
+
 def test_lost_and_damaged_lines_are_no_result():
     text, lines = outcome_to_message(Outcome(0, result="y" * 30_000, reason=Reason.COMPLETED))
     message = outcome_from_message(text)

@@ -5,18 +5,23 @@ from __future__ import annotations
 from dataclasses import dataclass, fields, replace
 from typing import TYPE_CHECKING, Any, ClassVar
 
+from ._checks import check_whole
 from ._errors import InvalidRequestError
 from ._json import dumps, loads
 from ._outcome import Outcome
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Iterable, Iterator
 
 MESSAGE_BYTES = 4096
 """What Kubernetes keeps of a container's termination message."""
+LEAST_MESSAGE_BYTES = 512
+"""What an outcome needs when its texts are cut to nothing."""
 _MARK = "diloco-result "
 _PIECE = 8_000
 _CUT = "\n[... cut ...]\n"
+_SHORTEST_TRACEBACK = 100  # one that is shorter says less than the error
+_LONGEST_TYPE = 60  # the name of a class, which anybody may choose
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,28 +42,36 @@ class OutcomeMessage:
     result_sha256: str = ""
 
 
-def outcome_to_message(outcome: Outcome) -> tuple[str, list[str]]:
-    """An outcome as text of at most 4096 bytes, and the log lines that carry what does not fit.
+def outcome_to_message(
+    outcome: Outcome, message_bytes: int = MESSAGE_BYTES
+) -> tuple[str, list[str]]:
+    """An outcome as text of at most ``message_bytes`` bytes, and the log lines that carry what does not fit.
 
-    A long error or traceback loses its middle; a long result is moved to the lines, whole.
+    A long error or traceback loses its middle, and where there is little room, the traceback is left out before the error is
+    cut further. A long result is moved to the lines, whole.
+
+    Args:
+        outcome: The outcome.
+        message_bytes: What the channel holds, from 512.
 
     Raises:
-        InvalidRequestError: The result is larger than 1 MiB of JSON, or is not JSON.
+        InvalidRequestError: The result is larger than 1 MiB of JSON, or is not JSON; or there is too little room.
     """
+    check_whole("message_bytes", message_bytes, LEAST_MESSAGE_BYTES)
     text = outcome.to_json()
-    if len(text) <= MESSAGE_BYTES:
+    if len(text) <= message_bytes:
         return text, []
     lines: list[str] = []
     digest = ""
     if outcome.result is not None:
         lines, digest = _to_lines(dumps(outcome.result))
-    room = MESSAGE_BYTES // 2
-    while True:
+    for error_room, traceback_room in _rooms(message_bytes):
         short = replace(
             outcome,
             result=None,
-            error=_shorten(outcome.error, room // 2),
-            traceback=_shorten(outcome.traceback, room),
+            error=_shorten(outcome.error, error_room),
+            error_type=None if outcome.error_type is None else outcome.error_type[:_LONGEST_TYPE],
+            traceback=_shorten(outcome.traceback, traceback_room) if traceback_room else None,
         )
         message = OutcomeMessage(short, len(lines), digest)
         text = dumps(
@@ -67,9 +80,21 @@ def outcome_to_message(outcome: Outcome) -> tuple[str, list[str]]:
                 "outcome": loads(short.to_json(), ""),
             }
         )
-        if len(text) <= MESSAGE_BYTES:
-            return text, lines
-        room //= 2
+        if len(text) <= message_bytes:
+            break
+    return text, lines
+
+
+def _rooms(message_bytes: int) -> Iterator[tuple[int, int]]:
+    """How many characters of the error and of the traceback to try; fewer and fewer, since some take six bytes."""
+    error, traceback = max(message_bytes // 4, 256), message_bytes // 2
+    while traceback >= _SHORTEST_TRACEBACK:
+        yield error, traceback
+        traceback //= 2
+    while error:
+        yield error, 0
+        error //= 2
+    yield 0, 0
 
 
 def outcome_from_message(text: str) -> OutcomeMessage:

@@ -9,12 +9,13 @@ from ._errors import InvalidRequestError, SpecVersionError
 from ._json import check_json, dumps, loads
 from ._types import Reason
 
-OUTCOME_VERSION = 1
+OUTCOME_VERSION = 2
 
 _TEXT = (str, type(None))
 _TIME = (float, int, type(None))
 _KINDS: dict[str, tuple[type, ...]] = {
     "exit_code": (int,),
+    "attempt": (int,),
     **dict.fromkeys(("signal", "error", "error_type", "traceback"), _TEXT),
     **dict.fromkeys(("started_at", "finished_at"), _TIME),
 }
@@ -34,6 +35,7 @@ class Outcome:
         reason: COMPLETED, ERROR, TIMEOUT, START_FAILED, or CANCEL_REQUESTED if the runner was asked to stop.
         started_at: Unix seconds.
         finished_at: Unix seconds.
+        attempt: Which attempt of the rank this was, from 1.
         version: Version of this record.
     """
 
@@ -46,6 +48,7 @@ class Outcome:
     reason: Reason = Reason.ERROR
     started_at: float | None = None
     finished_at: float | None = None
+    attempt: int = 1
     version: int = OUTCOME_VERSION
 
     def to_json(self) -> str:

@@ -4,10 +4,15 @@ The runner starts the entrypoint in a child with a process group of its own, enf
 reaps orphans (as PID 1 must), ends the whole tree within the grace and reports an :class:`Outcome`. Python as PID 1
 ignores SIGTERM unless it is handled, so the handlers are installed before anything else.
 
-Without ``--spec`` the spec is taken from the arguments (:func:`diloco_protocol.spec_to_arguments`) or else from the
-environment (:func:`diloco_protocol.spec_to_environment`). Where one template serves a whole cohort, ``--index`` is added
-to the spec's rank and every ``--failed`` to its attempt. ``--message`` is for a channel of a few KiB
-(:func:`diloco_protocol.outcome_to_message`). The runner exits with the replica's own exit code, with three exceptions. If signal
+Without ``--spec`` the spec is taken from ``--spec-strings``, a file with the variables of
+:func:`diloco_protocol.spec_to_environment` as a JSON object, or from the arguments
+(:func:`diloco_protocol.spec_to_arguments`), or else from the environment. Where one template serves a whole cohort, ``--index``
+is added to the spec's rank and every ``--failed`` to its attempt. ``--message`` and ``--failure`` are for channels of a few KiB
+(:func:`diloco_protocol.outcome_to_message`). With ``--restarts`` a failed attempt is started again in
+place, for platforms that start nothing again. ``--attempts`` counts attempts in a file, for platforms that bring it back after
+an interruption.
+
+The runner exits with the replica's own exit code, with three exceptions. If signal
 n ended the replica, or was sent to it and it exited with 0 before its entrypoint had returned, the code is 128 + n. If it
 exited with 0 only after its timeout, the code is 124. If the replica could not be started, the code is 2.
 """
@@ -28,8 +33,10 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from ._attempts import AttemptCounter, run_attempts
 from ._errors import DilocoError, InvalidRequestError
-from ._message import outcome_to_message
+from ._json import dumps, loads
+from ._message import LEAST_MESSAGE_BYTES, MESSAGE_BYTES, outcome_to_message
 from ._outcome import Outcome
 from ._processes import Process, adopt_orphans, members, send
 from ._signals import read_wait_status
@@ -53,6 +60,7 @@ class _Signals:
 
     def __init__(self) -> None:
         self.received: list[signal.Signals] = []
+        self.told_to_end = False
         self._reader, writer = os.pipe()
         for end in (self._reader, writer):
             os.set_blocking(end, False)
@@ -61,10 +69,13 @@ class _Signals:
             number = signal.Signals[name]
             if name == "SIGHUP" and signal.getsignal(number) is signal.SIG_IGN:
                 continue  # nohup: the replica inherits that it is ignored
-            signal.signal(
-                number, lambda received, _: self.received.append(signal.Signals(received))
-            )
+            signal.signal(number, self._receive)
         signal.signal(signal.SIGCHLD, lambda *_: None)
+
+    def _receive(self, received: int, _: object) -> None:
+        number = signal.Signals(received)
+        self.told_to_end |= number.name in _ENDING
+        self.received.append(number)
 
     def wait(self, seconds: float | None) -> None:
         """Sleep until a signal arrives or the time is up."""
@@ -200,6 +211,7 @@ def _outcome(
             reason=Reason.COMPLETED,
             started_at=started_at,
             finished_at=finished_at,
+            attempt=spec.attempt,
         )
     elif error is None:
         error = (
@@ -217,6 +229,7 @@ def _outcome(
         reason=reason or default,
         started_at=started_at,
         finished_at=finished_at,
+        attempt=spec.attempt,
     )
 
 
@@ -234,33 +247,49 @@ def write_outcome(outcome: Outcome, path: Path) -> None:
     partial.replace(path)
 
 
-def _write_message(outcome: Outcome, path: Path) -> int:
-    """Report through a file that is written in place (in a container it is a mount), and log lines; returns the exit code.
+def _write_message(outcome: Outcome, path: Path, size: int) -> Outcome:
+    """Report through a file that is written in place (in a container it is a mount), and log lines; returns what was reported.
 
     Raises:
         OSError: It cannot be written.
     """
     try:
-        text, lines = outcome_to_message(outcome)
+        text, lines = outcome_to_message(outcome, size)
     except InvalidRequestError as error:
-        outcome = replace(
-            outcome,
-            exit_code=1,
-            result=None,
-            error=str(error),
-            error_type="InvalidResult",
-            reason=Reason.ERROR,
-        )
-        text, lines = outcome_to_message(outcome)
+        outcome = _invalid_result(outcome, str(error))
+        text, lines = outcome_to_message(outcome, size)
     for line in lines:
         print(line, flush=True)  # noqa: T201 - stdout is the replica's log
     path.write_text(text, encoding="utf-8")
-    return outcome.exit_code
+    return outcome
+
+
+def _limited(outcome: Outcome, most: int | None) -> Outcome:
+    """An outcome whose result is at most so many bytes of JSON; a larger one is a failure that says so."""
+    if most is None or outcome.result is None or (size := len(dumps(outcome.result))) <= most:
+        return outcome
+    return _invalid_result(
+        outcome,
+        f"the result is {size} bytes of JSON; this backend carries up to {most}: write it to the rendezvous and return its name",
+    )
+
+
+def _invalid_result(outcome: Outcome, error: str) -> Outcome:
+    return replace(
+        outcome,
+        exit_code=1,
+        result=None,
+        error=error,
+        error_type="InvalidResult",
+        reason=Reason.ERROR,
+    )
 
 
 def _read_spec(arguments: argparse.Namespace) -> ReplicaSpec:
     if arguments.spec is not None:
         spec = ReplicaSpec.from_json(arguments.spec.read_text(encoding="utf-8"))
+    elif arguments.spec_strings is not None:
+        spec = _from_strings(arguments.spec_strings)
     elif arguments.spec_piece:
         spec = spec_from_arguments([f"--spec-piece={piece}" for piece in arguments.spec_piece])
     else:
@@ -270,21 +299,29 @@ def _read_spec(arguments: argparse.Namespace) -> ReplicaSpec:
     return replace(spec, rank=spec.rank + index, attempt=spec.attempt + earlier)
 
 
-def _count(name: str, text: str) -> int:
-    if not (text.isascii() and text.isdecimal()):
-        raise InvalidRequestError(f"{name} must be a whole number from 0, not {text!r}")
+def _from_strings(path: Path) -> ReplicaSpec:
+    strings = loads(path.read_text(encoding="utf-8"), f"the file {path}")
+    if type(strings) is not dict or not all(type(value) is str for value in strings.values()):
+        raise InvalidRequestError(f"the file {path} is not a JSON object of text")
+    return spec_from_environment(strings)
+
+
+def _count(name: str, text: str, least: int = 0) -> int:
+    if not (text.isascii() and text.isdecimal() and int(text) >= least):
+        raise InvalidRequestError(f"{name} must be a whole number from {least}, not {text!r}")
     return int(text)
 
 
-def main(argv: Sequence[str] | None = None) -> int:
-    """The command line; returns the replica's exit code."""
-    if os.name != "posix":
-        raise SystemExit("diloco runs on Linux and macOS; on Windows use WSL")
-    signals = _Signals()
+def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="python -m diloco_protocol.runner", description="Run one replica.", allow_abbrev=False
     )
     parser.add_argument("--spec", type=Path, help="file with the replica's spec")
+    parser.add_argument(
+        "--spec-strings",
+        type=Path,
+        help="file with a JSON object of text that has the spec's variables; others in it are ignored",
+    )
     parser.add_argument(
         "--spec-piece",
         action="append",
@@ -299,32 +336,96 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument(
         "--message",
         type=Path,
-        help="file that is overwritten with the outcome in 4096 bytes; more goes to stdout",
+        help="file that is overwritten with the outcome in a few KiB; more goes to stdout",
     )
-    arguments = parser.parse_args(argv)
+    parser.add_argument(
+        "--failure",
+        type=Path,
+        help="file that is overwritten with the outcome in a few KiB if the exit code is not 0",
+    )
+    parser.add_argument(
+        "--message-bytes",
+        default=str(MESSAGE_BYTES),
+        help=f"how much --message and --failure may write; default: {MESSAGE_BYTES}",
+    )
+    parser.add_argument(
+        "--result-bytes", help="largest result in bytes of JSON; default: no limit but --message's"
+    )
+    parser.add_argument(
+        "--restarts", default="0", help="how often a failed attempt is started again in place"
+    )
+    parser.add_argument(
+        "--attempts",
+        type=Path,
+        help="file that counts the attempts, for platforms that bring it back after an interruption",
+    )
+    return parser
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """The command line; returns the replica's exit code."""
+    if os.name != "posix":
+        raise SystemExit("diloco runs on Linux and macOS; on Windows use WSL")
+    signals = _Signals()
+    arguments = _parser().parse_args(argv)
     path: Path | None = None if arguments.outcome is None else arguments.outcome.absolute()
+    folder = None if path is None else path.parent
+    counter = AttemptCounter(arguments.attempts)
+    size = MESSAGE_BYTES
     try:
-        spec = _read_spec(arguments)
-        outcome = run(spec, signals, None if path is None else path.parent)
+        size = _count("--message-bytes", arguments.message_bytes, LEAST_MESSAGE_BYTES)
+        restarts = _count("--restarts", arguments.restarts)
+        most = (
+            None
+            if arguments.result_bytes is None
+            else _count("--result-bytes", arguments.result_bytes)
+        )
+        outcome = run_attempts(
+            _read_spec(arguments),
+            lambda spec: _limited(run(spec, signals, folder), most),
+            lambda: signals.told_to_end,
+            counter,
+            restarts,
+        )
     except (DilocoError, OSError, UnicodeError) as error:
         name = type(error).__name__
         outcome = Outcome(
-            START_FAILED_CODE, error=str(error), error_type=name, reason=Reason.START_FAILED
+            START_FAILED_CODE,
+            error=str(error),
+            error_type=name,
+            reason=Reason.START_FAILED,
+            attempt=max(1, counter.started),
         )
-    carried = path is not None or arguments.message is not None
+    carried = any(each is not None for each in (path, arguments.message, arguments.failure))
     if outcome.error is not None and (not carried or outcome.reason is Reason.START_FAILED):
         # Only where nothing else can carry it: a log has what the replica wrote and nothing else.
         _tell(outcome.error)
-    code = outcome.exit_code
     try:
         if path is not None:
             write_outcome(outcome, path)
         if arguments.message is not None:
-            code = _write_message(outcome, arguments.message)
+            outcome = _write_message(outcome, arguments.message, size)
     except OSError as error:
-        _tell(f"the outcome cannot be written: {error}")
-        return code or 1
-    return code
+        outcome = _unwritten(outcome, error)
+    if arguments.failure is not None and outcome.exit_code != 0:
+        try:
+            text, _ = outcome_to_message(replace(outcome, result=None), size)
+            arguments.failure.write_text(text, encoding="utf-8")
+        except OSError as error:
+            outcome = _unwritten(outcome, error)
+    return outcome.exit_code
+
+
+def _unwritten(outcome: Outcome, error: OSError) -> Outcome:
+    """What an outcome becomes that cannot be told: never a success."""
+    text = f"the outcome cannot be written: {error}"
+    _tell(text)
+    if outcome.exit_code != 0:
+        return outcome
+    name = type(error).__name__
+    return replace(
+        outcome, exit_code=1, result=None, error=text, error_type=name, reason=Reason.ERROR
+    )
 
 
 def _tell(text: str) -> None:
