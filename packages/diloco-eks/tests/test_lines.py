@@ -54,3 +54,16 @@ def test_what_has_no_time_is_a_line_too():
 def test_bytes_that_are_no_text_are_shown():
     (line,) = split_lines([b"2026-11-21T04:30:47Z a\xffb"])
     assert line.text == "a\N{REPLACEMENT CHARACTER}b"
+
+
+def test_a_long_line_takes_linear_time():
+    """Every byte is handled a few times, and not once for every chunk that comes after it."""
+
+    class Chunk(bytes):
+        def __add__(self, other):
+            raise AssertionError("a line is not to be copied for every chunk of it")
+
+        __radd__ = __add__
+
+    (line,) = split_lines([Chunk(b"x" * 100)] * 1000)
+    assert line.text == "x" * 100_000

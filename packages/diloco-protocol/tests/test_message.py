@@ -1,5 +1,7 @@
 """Outcomes through a few KiB and log lines: whole, or refused."""
 
+import contextlib
+import json
 import os
 import subprocess
 import sys
@@ -125,6 +127,58 @@ def test_a_result_has_a_limit():
 def test_other_text_is_refused(text):
     with pytest.raises((InvalidRequestError, SpecVersionError)):
         outcome_from_message(text)
+
+
+def changed(**fields):
+    """A message of which some fields, of it or of its outcome, are other JSON text; returns it whole and in lines."""
+    outcome = json.loads(Outcome(0, reason=Reason.COMPLETED).to_json())
+    message = {"outcome": outcome, "result_lines": 0, "result_sha256": ""}
+    for name in fields:
+        (outcome if name in outcome else message)[name] = f"<{name}>"
+    text = json.dumps(message)
+    for name, value in fields.items():
+        text = text.replace(f'"<{name}>"', value)
+    return text
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        *[("exit_code", value) for value in ("-1", "256", "true", "0.0", "null", "9" * 4000)],
+        *[(name, v) for name in ("started_at", "finished_at") for v in ("-1", "1e400", "1e12")],
+        *[("finished_at", value) for value in ("true", '"1"', "[]", "NaN", "9" * 4000)],
+        *[(name, "3") for name in ("signal", "error", "error_type", "traceback")],
+        *[(name, r'"\ud800"') for name in ("signal", "error", "error_type", "traceback", "result")],
+        *[("result", value) for value in ("1e400", "[" * 300 + "]" * 300)],
+        *[("reason", value) for value in ('"none"', "[]", "{}", "null")],
+        *[("version", value) for value in ("2", "[]", '"1"')],
+        *[("result_lines", value) for value in ("-1", "1", "133", "true", '"5"', "9" * 4000)],
+        *[("result_sha256", value) for value in ('"a"', "1", "[]")],
+    ],
+)
+def test_every_field_is_looked_at(name, value):
+    """Whatever a pod has put there: it is refused by name, and nothing else is raised."""
+    assert outcome_from_message(changed()).outcome.reason is Reason.COMPLETED
+    with pytest.raises((InvalidRequestError, SpecVersionError)) as caught:
+        outcome_from_message(changed(**{name: value}))
+    assert len(str(caught.value)) < 500
+
+
+@given(st.recursive(VALUES | st.floats(), lambda inside: st.lists(inside), max_leaves=5), st.data())
+def test_no_field_can_raise_anything_else(value, data):
+    name = data.draw(
+        st.sampled_from(sorted(json.loads(Outcome(0).to_json()) | {"result_lines": 0}))
+    )
+    with contextlib.suppress(InvalidRequestError, SpecVersionError):
+        outcome_from_message(changed(**{name: json.dumps(value)}))
+
+
+def test_lines_with_other_numbers_are_not_read():
+    text, lines = outcome_to_message(Outcome(0, result="y" * 30_000, reason=Reason.COMPLETED))
+    mark = lines[0].split(" ")[:2]
+    odd = [" ".join([*mark, number, "z"]) for number in ("9" * 5000, "\u0662", "-1", "x", "")]
+    message = outcome_from_message(text)
+    assert result_from_lines(message, [*lines, *odd]) == "y" * 30_000
 
 
 MODULE = """

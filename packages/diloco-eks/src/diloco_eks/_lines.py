@@ -52,11 +52,16 @@ class Place:
 
 def split_lines(chunks: Iterable[bytes]) -> Iterator[Line]:
     """Lines from chunks that end anywhere. Only a newline ends a line: progress bars write carriage returns."""
-    rest = b""
+    begun: list[bytes] = []  # joined once, since a line may have come in thousands of chunks
     for chunk in chunks:
-        *whole, rest = (rest + chunk).split(b"\n")
-        yield from map(_line, whole)
-    if rest:
+        first, *others = chunk.split(b"\n")
+        begun.append(first)
+        if others:
+            yield _line(b"".join(begun))
+            *whole, last = others
+            yield from map(_line, whole)
+            begun = [last]
+    if rest := b"".join(begun):
         yield _line(rest)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass, fields, replace
 from typing import TYPE_CHECKING, Any, ClassVar
 
@@ -19,6 +20,8 @@ LEAST_MESSAGE_BYTES = 512
 """What an outcome needs when its texts are cut to nothing."""
 _MARK = "diloco-result "
 _PIECE = 8_000
+_NUMBER = re.compile("[0-9]{1,8}")
+_SHA256 = re.compile("[0-9a-f]{64}")
 _CUT = "\n[... cut ...]\n"
 _SHORTEST_TRACEBACK = 100  # one that is shorter says less than the error
 _LONGEST_TYPE = 60  # the name of a class, which anybody may choose
@@ -106,15 +109,24 @@ def outcome_from_message(text: str) -> OutcomeMessage:
     """
     data = loads(text, "this message")
     if not isinstance(data, dict) or "outcome" not in data:
-        return OutcomeMessage(Outcome.from_json(text))
+        return OutcomeMessage(Outcome.from_data(data))
     if data.keys() != {f.name for f in fields(OutcomeMessage)}:
         raise InvalidRequestError(f"this message has the unknown fields {sorted(data)}")
     lines, digest = data["result_lines"], data["result_sha256"]
-    if type(lines) is not int or lines < 0 or type(digest) is not str:
-        raise InvalidRequestError(
-            f"this message has result_lines={lines!r} and result_sha256={digest!r}"
+    most = -(-OutcomeMessage.max_result_bytes // _PIECE)
+    if type(lines) is not int or not 0 <= lines <= most:
+        shown = (
+            lines if type(lines) is int and lines.bit_length() < 64 else f"a {type(lines).__name__}"
         )
-    return OutcomeMessage(Outcome.from_json(dumps(data["outcome"])), lines, digest)
+        raise InvalidRequestError(
+            f"this message says that {shown} log lines carry the result, and 0 to {most} can"
+        )
+    if type(digest) is not str or not (_SHA256.fullmatch(digest) if lines else digest == ""):
+        raise InvalidRequestError(
+            f"this message has result_sha256={digest!r:.200}, and with {lines} lines it must be "
+            f"{'64 hexadecimal digits' if lines else 'empty'}"
+        )
+    return OutcomeMessage(Outcome.from_data(data["outcome"]), lines, digest)
 
 
 def result_from_lines(message: OutcomeMessage, lines: Iterable[str]) -> Any:
@@ -128,7 +140,7 @@ def result_from_lines(message: OutcomeMessage, lines: Iterable[str]) -> Any:
     for line in lines:
         if line.startswith(mark):
             number, _, piece = line.removeprefix(mark).partition(" ")
-            if number.isdecimal():
+            if _NUMBER.fullmatch(number):
                 pieces[int(number)] = piece
     missing = [number for number in range(message.result_lines) if number not in pieces]
     if missing:

@@ -11,6 +11,8 @@ from ._types import Reason
 
 OUTCOME_VERSION = 2
 
+#: The end of the year 9999, which is the last that dates can say.
+_LATEST = 253_402_300_799
 _TEXT = (str, type(None))
 _TIME = (float, int, type(None))
 _KINDS: dict[str, tuple[type, ...]] = {
@@ -68,7 +70,16 @@ class Outcome:
             SpecVersionError: It was written by another version.
             InvalidRequestError: It is not an outcome.
         """
-        data = loads(text, "this outcome")
+        return cls.from_data(loads(text, "this outcome"))
+
+    @classmethod
+    def from_data(cls, data: object) -> Outcome:
+        """As :meth:`from_json`, from JSON that has been parsed.
+
+        Raises:
+            SpecVersionError: It was written by another version.
+            InvalidRequestError: It is not an outcome.
+        """
         if not isinstance(data, dict) or data.get("version") != OUTCOME_VERSION:
             version = data.get("version") if isinstance(data, dict) else None
             raise SpecVersionError(
@@ -81,7 +92,18 @@ class Outcome:
             )
         for name, kinds in _KINDS.items():
             if type(data[name]) not in kinds:
-                raise InvalidRequestError(f"this outcome has {name}={data[name]!r}")
+                raise InvalidRequestError(f"this outcome has {name}={_shown(data[name])}")
+        if not 0 <= data["exit_code"] <= 255:
+            raise InvalidRequestError(
+                f"this outcome has exit_code={_shown(data['exit_code'])}, and programs exit with 0 to 255"
+            )
+        for name in ("started_at", "finished_at"):
+            if data[name] is not None and not 0 <= data[name] <= _LATEST:
+                raise InvalidRequestError(
+                    f"this outcome has {name}={_shown(data[name])}, and a time is a number of seconds since 1970"
+                )
+        for name in ("signal", "error", "error_type", "traceback", "result"):
+            check_json(data[name], name)  # also what JSON can say, and nobody can print or send on
         try:
             reason = Reason(data["reason"])
         except ValueError:
@@ -89,3 +111,12 @@ class Outcome:
                 f"this outcome has the unknown reason {data['reason']!r}"
             ) from None
         return cls(**{**data, "reason": reason})
+
+
+def _shown(value: object) -> str:
+    # An integer of thousands of digits cannot even be shown.
+    return (
+        "a number of that size"
+        if type(value) is int and value.bit_length() > 64
+        else repr(value)[:200]
+    )
