@@ -83,7 +83,7 @@ class Outcome:
         if not isinstance(data, dict) or data.get("version") != OUTCOME_VERSION:
             version = data.get("version") if isinstance(data, dict) else None
             raise SpecVersionError(
-                f"this outcome has version {version!r}, and this diloco-protocol reads version {OUTCOME_VERSION}"
+                f"this outcome has version {_shown(version)}, and this diloco-protocol reads version {OUTCOME_VERSION}"
             )
         names = {f.name for f in fields(cls)}
         if data.keys() != names:
@@ -97,6 +97,10 @@ class Outcome:
             raise InvalidRequestError(
                 f"this outcome has exit_code={_shown(data['exit_code'])}, and programs exit with 0 to 255"
             )
+        if not 1 <= data["attempt"] < 1 << 31:
+            raise InvalidRequestError(
+                f"this outcome has attempt={_shown(data['attempt'])}, and attempts are counted from 1"
+            )
         for name in ("started_at", "finished_at"):
             if data[name] is not None and not 0 <= data[name] <= _LATEST:
                 raise InvalidRequestError(
@@ -108,7 +112,7 @@ class Outcome:
             reason = Reason(data["reason"])
         except ValueError:
             raise InvalidRequestError(
-                f"this outcome has the unknown reason {data['reason']!r}"
+                f"this outcome has the unknown reason {_shown(data['reason'])}"
             ) from None
         return cls(**{**data, "reason": reason})
 
