@@ -6,9 +6,10 @@ import logging
 import pytest
 import torch
 
-from diloco_core import Elastic, FormatError, RunExistsError
+from diloco_core import CorruptedObjectError, Elastic, FormatError, RunExistsError
 from diloco_core._elastic._records._keys import MANIFEST, commit_key
 from diloco_core._elastic._records._manifest import Manifest
+from diloco_core._store._api import RECORD_BYTES
 from diloco_core._wire._sealed import seal
 from diloco_core.testing import Schedule, SimulatedStore, SimulatedTraining, simulate, violations
 
@@ -77,6 +78,7 @@ _HARMS = {
     "gone": lambda store, key: store.remove(key),
     "cut short": lambda store, key: store.damage(key, store.objects[key][:90]),
     "empty": lambda store, key: store.damage(key, b""),
+    "too large": lambda store, key: store.damage(key, bytes(RECORD_BYTES + 1)),
 }
 
 
@@ -103,6 +105,45 @@ def test_where_nobody_was_left_to_write_it_again_its_copy_is_enough(harm, resume
     assert violations(outcome, again) == []
     assert store.objects[MANIFEST] == store.decided[MANIFEST]
     assert f"It is written again from its copy {COPY}" in caplog.text
+
+
+@pytest.mark.parametrize("harm", _HARMS)
+def test_without_both_the_error_says_what_to_do(harm):
+    store = _run(None, syncs=1)[0].store
+    _HARMS[harm](store, MANIFEST)
+    store.damage(COPY, store.objects[COPY][:90])
+    settings = Elastic(2, grace=5.0, topology="sharded")
+    training = SimulatedTraining(syncs=11, sizes=(12,))
+    outcome = simulate(training, Schedule(2, latency=0.01), settings, store=store, most_lives=1)
+    kind = RunExistsError if harm == "gone" else CorruptedObjectError
+    for rank in (0, 1):
+        error = outcome.results[rank, 1]
+        assert type(error) is kind
+        assert "copy" in str(error)
+        assert "on another prefix" in str(error) or "use another prefix" in str(error)
+
+
+def test_nothing_is_written_over_what_another_run_has_written_meanwhile():
+    """Between finding the manifest gone and restoring it from its copy, another run begins there."""
+    store, foreign = (_run(None, syncs=1)[0].store for _ in range(2))
+    manifest = foreign.objects[MANIFEST]
+    store.remove(MANIFEST)
+
+    def train(node):
+        create = node.connection.create
+
+        def slow(key, data):
+            if key == MANIFEST:
+                store.damage(MANIFEST, manifest)
+            return create(key, data)
+
+        node.connection.create = slow
+        return SimulatedTraining(syncs=9, sizes=(12,))(node)
+
+    settings = Elastic(2, grace=5.0, topology="sharded")
+    outcome = simulate(train, Schedule(2, latency=0.01), settings, store=store, most_lives=1)
+    assert {type(error) for error in outcome.errors().values()} == {RunExistsError}
+    assert store.objects[MANIFEST] == manifest
 
 
 def test_a_copy_alone_is_a_leftover():

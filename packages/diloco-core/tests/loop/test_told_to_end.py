@@ -129,6 +129,22 @@ def test_in_a_sync_it_leaves_at_once(tmp_path):
     assert caught.value.code == 143
 
 
+def test_so_it_does_while_the_block_is_left(tmp_path):
+    """The last sync may wait for others, who have to be told as well."""
+    reports = []
+
+    def on_sync(report):
+        reports.append(report)
+        if len(reports) == 2:  # that of the third step, which is a partial period
+            tell()
+
+    with pytest.raises(SystemExit) as caught:
+        train(strict(tmp_path), 3, on_sync=on_sync)
+    assert caught.value.code == 143
+    assert '"failed"' in (tmp_path / "notes" / "00000.json").read_text()
+    assert signal.getsignal(signal.SIGTERM) == signal.SIG_DFL
+
+
 def test_a_child_that_was_forked_ends_as_ever():
     ends = []
 

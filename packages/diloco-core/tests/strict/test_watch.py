@@ -8,14 +8,14 @@ from damage_lab import flip
 from strict_lab import Run, claim
 from training_lab import Clock, fill, identical, push
 
-from diloco_core import DiLoCo, Elastic, ReplicaLostError, Timing, connect
+from diloco_core import DiLoCo, Elastic, ReplicaLostError, RunExistsError, Timing, connect
 from diloco_core._exchange._base import Schema
 from diloco_core._store._copies import copy_key
 from diloco_core._store._open import open_store
 from diloco_core._store._patient import Patient
-from diloco_core._strict._records._manifest import MANIFEST, Manifest, manifest_key
+from diloco_core._strict._records._manifest import MANIFEST, Manifest, manifest_key, manifest_keys
 from diloco_core._strict._records._records import claim_key
-from diloco_core._strict._watch import Watch
+from diloco_core._strict._watch import Watch, write_manifest
 from diloco_core.testing import SimulatedStore
 
 HARM = {
@@ -119,6 +119,13 @@ class TestWhatIsWrittenAgain:
     def test_it_is_written_where_nothing_speaks_against_it(self, watched):
         assert self.look(watched) == watched[2].to_bytes()
 
+    def test_what_is_whole_stays_untouched(self, watched, caplog):
+        self.look(watched)
+        caplog.clear()
+        watched[0].put = None
+        self.look(watched)
+        assert caplog.text == ""
+
     def test_after_the_prefix_was_emptied(self, watched):
         store, own_claim, *_ = watched
         store.delete([claim_key(0, own_claim.life)])
@@ -132,6 +139,11 @@ class TestWhatIsWrittenAgain:
         store.put(claim_key(0, life), lambda: [other.to_bytes()])
         assert self.look(watched) is None
 
+    def test_over_that_of_another_version(self, watched):
+        store, _, manifest, _ = watched
+        store.put(manifest_key(manifest.life), lambda: [b'{"kind": "manifest", "format": 2}'])
+        assert self.look(watched) == manifest.to_bytes()
+
     def test_over_that_of_another_run(self, watched):
         store, _, manifest, _ = watched
         other = Manifest(
@@ -141,6 +153,18 @@ class TestWhatIsWrittenAgain:
         store.put(copy_key(manifest_key(manifest.life)), lambda: [other.to_bytes()])
         assert self.look(watched) == manifest.to_bytes(), "the claims say whose the prefix is"
         assert store.get(copy_key(manifest_key(manifest.life))) == manifest.to_bytes()
+
+
+def test_who_was_replaced_meanwhile_writes_none(tmp_path):
+    """Its upload of what is not synced, or its check of a state, has taken so long that a later process has resumed the run."""
+    store = Patient(open_store(str(tmp_path / "run")), Timing())
+    own_claim, later = (claim(0, nonce, life, world_size=1) for nonce, life in (("a", 1), ("b", 2)))
+    manifest = Manifest("", 32 * "c", 1, {"committed": "0"}, {}, [], {}, [(1, "a")])
+    for rank_0 in (own_claim, later):
+        store.put(claim_key(0, rank_0.life), lambda: [rank_0.to_bytes()])  # noqa: B023 - called at once
+    with pytest.raises(RunExistsError):
+        write_manifest(store, manifest, own_claim, Timing())
+    assert not any(map(store.get, manifest_keys(1)))
 
 
 def test_a_first_life_writes_manifest_json_again(monkeypatch):

@@ -267,8 +267,8 @@ class DiLoCo:
         # Outside the try block below: if this loop is refused because another one is in use, both may have the same
         # exchange, which must not be aborted.
         self._watch_steps(self._place.take)
-        self._told_to_end.watch()
         try:
+            self._told_to_end.watch()
             self._model.check()
             self._membership.try_own_state()
             if self._saved.loaded:
@@ -283,13 +283,14 @@ class DiLoCo:
                 self._membership.save_loaded_state(self.inner_steps)
         except BaseException as error:
             self._stop()
+            self._told_to_end.stop()
             self._exchange.abort(error)
             raise
         self._inner_steps_before = self.inner_steps
         self._outer_steps.training = True
         self._inner.enter()
         self._unseen.watch()
-        self._told_to_end.train()
+        self._told_to_end.training = True
         return self
 
     def __exit__(
@@ -303,6 +304,12 @@ class DiLoCo:
             if error is None:
                 self._process.check()
             return
+        try:
+            self._leave(error)
+        finally:
+            self._told_to_end.stop()
+
+    def _leave(self, error: BaseException | None) -> None:
         self._stop()
         if error is not None:
             self._exchange.abort(error)
@@ -419,7 +426,7 @@ class DiLoCo:
             raise
 
     def _stop(self) -> None:
-        self._told_to_end.stop()
+        self._told_to_end.training = False
         self._inner.stop()
         self._unseen.stop()
         self._place.leave()

@@ -20,16 +20,17 @@ class ToldToEnd:
     """Puts SIGTERM off to the end of an inner step, so that what was learned can be saved.
 
     Only in the main thread, and only where nobody else handles the signal. Between the steps (in a sync, or while the
-    replicas meet) nothing is to be saved, and others may be waited for: there the signal ends the block at once, and so does
-    a second one anywhere.
+    replicas meet or leave) nothing is to be saved, and others may be waited for: there the signal ends the block at once, and
+    so does a second one anywhere.
 
     Attributes:
         asked: Whether the signal has come.
+        training: Whether an inner step may be under way.
     """
 
     def __init__(self) -> None:
         self.asked = False
-        self._training = False
+        self.training = False
         self._process = os.getpid()
         self._installed = False
 
@@ -43,26 +44,21 @@ class ToldToEnd:
 
     def stop(self) -> None:
         """Leave the signal to others again."""
-        self._training = False
         main = threading.current_thread() is threading.main_thread()
         if self._installed and main and signal.getsignal(signal.SIGTERM) == self._heard:
             signal.signal(signal.SIGTERM, signal.SIG_DFL)
         self._installed = False
 
-    def train(self) -> None:
-        """From now on, inner steps are taken."""
-        self._training = True
-
     @contextmanager
     def between_steps(self) -> Iterator[None]:
         """While this lasts, no inner step is under way."""
-        before, self._training = self._training, False
+        before, self.training = self.training, False
         try:
             if self.asked:
                 raise SystemExit(EXIT_CODE)
             yield
         finally:
-            self._training = before
+            self.training = before
 
     def _heard(self, number: int, frame: FrameType | None) -> None:  # noqa: ARG002 - what a handler is given
         if os.getpid() != self._process:
@@ -71,5 +67,5 @@ class ToldToEnd:
             os.kill(os.getpid(), signal.SIGTERM)
             return
         again, self.asked = self.asked, True
-        if again or not self._training:
+        if again or not self.training:
             raise SystemExit(EXIT_CODE)
