@@ -121,7 +121,9 @@ class TestRefusals:
         before = dict(store.objects)
         errors = self._errors(store, Elastic(1, grace=5.0, resume=resume))
         assert {type(error) for error in errors} == {RunExistsError}
-        assert "but its manifest.json is missing, and the copy of it is missing or damaged" in str(errors[0])
+        assert "but its manifest.json is missing, and the copy of it is missing or damaged" in str(
+            errors[0]
+        )
         assert store.objects == before
 
     def test_placeholders_and_stray_files_are_passed_over(self, store):

@@ -92,7 +92,7 @@ class TestRefusals:
         optimizer = torch.optim.SGD([torch.nn.Parameter(torch.zeros(2))], lr=0.1)
         inner = InnerState([optimizer], {"loader": loader})
         inner.try_out()
-        monkeypatch.setattr("diloco_core._inner._state.MOST_HEADER_BYTES", 5000)
+        monkeypatch.setattr("diloco_core._inner._file.MOST_HEADER_BYTES", 5000)
         with pytest.raises(
             ConfigurationError,
             match=r"stateful.loader \(Loader\) takes .* return long lists .* as tensors",

@@ -19,7 +19,8 @@ from diloco_core import (
 )
 from diloco_core._elastic._records._keys import claim_key, inner_key
 from diloco_core._elastic._sync._sync import ElasticSync
-from diloco_core._inner._state import InnerState, check_inner
+from diloco_core._inner._file import check_inner
+from diloco_core._inner._state import InnerState
 from diloco_core._store._open import open_store
 from diloco_core.testing import Schedule, SimulatedStore, simulate
 

@@ -13,8 +13,10 @@ from moto.s3.responses import S3Response
 from moto.server import ThreadedMotoServer
 from training_lab import PATIENCE
 
+from diloco_core._retry import Retries
 from diloco_core._store._drivers._fsspec import FsspecDriver
 from diloco_core._store._drivers._obstore import ObstoreDriver
+from diloco_core._store._drivers._remote import RemoteStore
 from diloco_core._store._open import open_store
 
 _spec = importlib.util.spec_from_file_location("small_s3", Path(__file__).with_name("small_s3.py"))
@@ -123,6 +125,39 @@ def small_s3_drivers(small_s3_server):
             with contextlib.suppress(FileNotFoundError):
                 driver.head("absent")  # s3fs reads its settings at its first request
     return drivers
+
+
+@pytest.fixture(params=["obstore", "fsspec"])
+def driver(request, small_s3_drivers):
+    """Each driver for S3, at the small S3."""
+    return small_s3_drivers[request.param]
+
+
+@pytest.fixture
+def slept():
+    """The pauses that were made."""
+    return []
+
+
+@pytest.fixture
+def patient():
+    """Retries for up to 20 s whose pauses take no time, and the time that they took."""
+    now = [0.0]
+    return Retries(
+        patience=20, clock=lambda: now[0], sleep=lambda s: now.__setitem__(0, now[0] + s)
+    ), now
+
+
+@pytest.fixture
+def store(small_s3, driver, slept):
+    """A store on the small S3 whose pauses take no time."""
+    opened = RemoteStore("s3://bucket/run", driver, Retries(sleep=slept.append, jitter=lambda: 0.5))
+    small_s3.log.clear()
+    yield opened
+    executor = opened._transfers._executor
+    opened.close()
+    if executor is not None:
+        executor.shutdown(wait=True)  # what is under way would be in the next test's log
 
 
 @pytest.fixture(scope="session")

@@ -53,7 +53,7 @@ if TYPE_CHECKING:
     from .._arithmetic._sync_job import SyncJob
     from .._exchange._pending import Pending, Steps
     from .._exchange._resumable import ResumableJob
-    from .._inner._state import SavedInner
+    from .._inner._file import SavedInner
     from .._store._api import Buffer, Store
     from ._life._life import Life
 

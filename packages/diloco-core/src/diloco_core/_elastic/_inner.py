@@ -6,7 +6,7 @@ import sys
 from typing import TYPE_CHECKING
 
 from .._errors import CorruptedObjectError
-from .._inner._state import SavedInner, check_inner
+from .._inner._file import SavedInner, check_inner
 from .._store._reread import read_again
 from ._claims import check_claim
 from ._records._keys import inner_key, parse_inner

@@ -196,9 +196,9 @@ def _check_unused(store: Patient) -> None:
     remains = _remains(store, claims)
     if remains and store.get(MANIFEST) is None:
         raise RunExistsError(
-            f"{store.uri} holds objects of an earlier run (such as {remains[0]}), but its {MANIFEST} is missing, and the copy of it "
-            "is missing or damaged. To continue that run, put the manifest back (replicas of it that are still running do so by "
-            "themselves, every few syncs). To begin a new run, use another prefix, or delete everything below this one."
+            f"{store.uri} holds objects of an earlier run (such as {remains[0]}), but its {MANIFEST} is missing, and the copy of "
+            "it is missing or damaged. To continue that run, put the manifest back (replicas of it that are still running do so "
+            "by themselves, every few syncs). To begin a new run, use another prefix, or delete everything below this one."
         )
 
 

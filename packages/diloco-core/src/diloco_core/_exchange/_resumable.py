@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     import torch
 
     from .._arithmetic._layout import Piece
-    from .._inner._state import SavedInner
+    from .._inner._file import SavedInner
     from .._store._api import Buffer
 
 

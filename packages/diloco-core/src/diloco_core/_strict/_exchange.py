@@ -42,7 +42,7 @@ if TYPE_CHECKING:
     from .._exchange._base import Schema
     from .._exchange._pending import Pending, Steps
     from .._exchange._resumable import ResumableJob, TakenUp
-    from .._inner._state import SavedInner
+    from .._inner._file import SavedInner
     from .._store._api import Buffer, Store
     from ._resume._meeting import Meeting
     from ._watch import Watch

@@ -1,0 +1,40 @@
+"""The random generators of a process: Python's, numpy's, and torch's on all of its devices."""
+
+from __future__ import annotations
+
+import random
+from typing import Any
+
+import numpy as np
+import torch
+
+
+def random_state() -> dict[str, Any]:
+    """The states of all generators."""
+    python = random.getstate()
+    kind, keys, position, has_gauss, gauss = np.random.get_state()
+    state = {
+        "torch": torch.get_rng_state(),
+        "python": [python[0], list(python[1]), python[2]],
+        "numpy": [
+            str(kind),
+            [int(key) for key in keys],
+            int(position),
+            int(has_gauss),
+            float(gauss),
+        ],
+    }
+    if torch.cuda.is_available():
+        state["cuda"] = torch.cuda.get_rng_state_all()
+    return state
+
+
+def set_random_state(state: dict[str, Any]) -> None:
+    """Go on from saved states. Those of GPUs are left out if there is another number of them now."""
+    torch.set_rng_state(state["torch"])
+    version, internal, gauss = state["python"]
+    random.setstate((version, tuple(internal), gauss))
+    kind, keys, position, has_gauss, cached = state["numpy"]
+    np.random.set_state((kind, np.array(keys, dtype=np.uint32), position, has_gauss, cached))
+    if torch.cuda.is_available() and len(state.get("cuda", ())) == torch.cuda.device_count():
+        torch.cuda.set_rng_state_all(state["cuda"])
