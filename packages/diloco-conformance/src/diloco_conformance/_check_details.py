@@ -69,7 +69,10 @@ def check_details(
 
 def attempt_is_known(lab: Checks, said: ReplicaStatus) -> bool:
     """Whether the attempt of what is said counts: the backend may have forgotten it, and say so."""
-    ended = said.state is ReplicaState.CANCELLED or said.reason is Reason.GANG_FAILED
+    # What is being ended may be gone before the backend says that it is over.
+    ended = (
+        said.stopping or said.state is ReplicaState.CANCELLED or said.reason is Reason.GANG_FAILED
+    )
     return lab.capabilities.counts_attempts and (lab.capabilities.remembers_ended or not ended)
 
 

@@ -83,6 +83,11 @@ def _evidence(pod: PodFacts | None, before: PodFacts | None) -> PodFacts | None:
     return pod
 
 
+def _began(before: Seen | None) -> float | None:
+    """When a replica started whose pod is gone, if that was seen."""
+    return before.pod.started_at if before is not None and before.pod is not None else None
+
+
 def _in_order(status: ReplicaStatus, before: Seen | None) -> ReplicaStatus:
     """An attempt never goes back, and a replica that was running waits only for its next one."""
     if before is None:
@@ -234,7 +239,12 @@ class _View:
             if before is not None and not before.state.terminal:
                 state = before.state
             return ReplicaStatus(
-                state, reason=reason, stopping=True, message=message, native=native
+                state,
+                reason=reason,
+                stopping=True,
+                message=message,
+                started_at=_began(before) if state is RUNNING else None,
+                native=native,
             )
         if job.suspended or "Suspended" in job.conditions:
             reason = Reason.CANCEL_REQUESTED if job.cancelled else Reason.QUEUED
@@ -246,7 +256,7 @@ class _View:
             # The Job was read before the pods: it may have counted this pod by now. The next look knows.
             text = why_gone(before.pod) or "its pod is gone"
             text += "; whether it is replaced is not known yet"
-            return ReplicaStatus(RUNNING, message=text, native=native)
+            return ReplicaStatus(RUNNING, message=text, started_at=_began(before), native=native)
         reason = Reason.PREEMPTED if before is not None and before.attempt > 1 else Reason.STARTING
         if before is not None and before.state is RUNNING:
             reason = Reason.PREEMPTED
@@ -261,13 +271,13 @@ class _View:
             message = why_going(pod)
         stopping = pod.deleting or job.decided or job.deleting or job.cancelled
         attempt, state = pod.attempt, RUNNING
-        started = pod.running_since
+        started = pod.started_at
         running_before = before is not None and before.state is RUNNING
         if pod.never_ran and stopping and not running_before:
             state = PENDING
         elif pod.phase in {"Succeeded", "Failed"} or pod.terminated is not None:
             if pod.disrupted and not stopping and pod.phase == "Failed":
-                attempt, state, reason = attempt + 1, PENDING, Reason.PREEMPTED
+                attempt, state, reason, started = attempt + 1, PENDING, Reason.PREEMPTED, None
                 message = f"its pod was taken away ({taken_away(pod)}); it will be started again"
             elif not stopping:
                 message = f"{judge(pod).message}; the cluster has not counted it yet"
