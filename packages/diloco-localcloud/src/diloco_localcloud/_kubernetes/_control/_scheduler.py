@@ -66,19 +66,27 @@ class Scheduler:
             cluster.put_pod(_states.unschedulable(pod, why, now))
             cluster.events.say(pod, "FailedScheduling", why, source=SOURCE, warning=True)
             return
-        node = node or self.any_node()
+        node = node or self._first()
         pod = _states.bound(pod, node, now)
         cluster.put_pod(pod)
         message = f"Successfully assigned {meta['namespace']}/{meta['name']} to {node}"
         cluster.events.say(pod, "Scheduled", message, source=SOURCE)
         self._bound(pod)
 
-    def any_node(self) -> str:
-        """The name of the first node.
+    def node_for(self, pod: Json) -> str:
+        """A node for a pod that is to run without having been placed: the first one, where every pod fits.
 
         Raises:
-            LookupError: there is none.
+            ValueError: it has to be placed first.
         """
+        if self._filters:
+            why = _facts.condition(pod, "PodScheduled").get("message", "it was not looked at yet")
+            raise ValueError(
+                f"pod {pod['metadata']['name']} has no node: {why}; schedule() gives it one that does not fit"
+            )
+        return self._first()
+
+    def _first(self) -> str:
         for node in self._cluster.store.list(NODES):
             return str(node["metadata"]["name"])
         raise LookupError("there is no node; add one with nodes.add(...)")

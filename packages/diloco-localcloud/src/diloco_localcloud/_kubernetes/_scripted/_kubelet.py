@@ -120,7 +120,7 @@ class ScriptedKubelet:
         """The pod as it is once its containers run."""
         now = self.cluster.timeline.stamp()
         if "nodeName" not in pod["spec"]:
-            pod = _states.bound(pod, self.scheduler.any_node(), now)
+            pod = _states.bound(pod, self.scheduler.node_for(pod), now)
         pod = _states.running(_states.waiting(pod, "ContainerCreating", "", now), now)
         self.cluster.events.say(pod, "Started", "Started container", source="kubelet")
         return pod

@@ -67,7 +67,11 @@ class ScriptedPod:
         return any("running" in state for state in states)
 
     def start(self) -> None:
-        """Its containers run from now on, and are ready; nothing if they do or did."""
+        """Its containers run from now on, and are ready; nothing if they do or did.
+
+        Raises:
+            ValueError: nodes are declared, and it is on none of them.
+        """
         with self._kubelet.at(self._meta) as pod:
             if _facts.phase(pod) == "Pending" and not _facts.terminations(pod):
                 self._cluster.put_pod(self._kubelet.started(pod))
@@ -121,7 +125,7 @@ class ScriptedPod:
             )
 
     def schedule(self) -> None:
-        """Now there is a node for it."""
+        """Now there is a node for it; of declared ones, the first if it fits on none."""
         with self._kubelet.at(self._meta):
             self._kubelet.scheduler.bind(self._meta, anyway=True)
 
@@ -140,7 +144,7 @@ class ScriptedPod:
                 if reason == "ImagePullBackOff":
                     text = f'Back-off pulling image "{name}": ErrImagePull: {text}'
             if "nodeName" not in pod["spec"]:
-                pod = _states.bound(pod, self._kubelet.scheduler.any_node(), now)
+                pod = _states.bound(pod, self._kubelet.scheduler.node_for(pod), now)
             self._cluster.put_pod(_states.waiting(pod, reason, text, now))
             self._cluster.events.say(
                 pod, "Failed", f"Error: {reason}", source="kubelet", warning=True
