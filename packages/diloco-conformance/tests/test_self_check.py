@@ -93,6 +93,11 @@ class TestTheClass:
     def test_a_wrong_value(self, name, value):
         assert f"Mine: {name}" in fault(type("Mine", (ToyHarness,), {name: value}))
 
+    @pytest.mark.parametrize("name", ["slack", "resolution", "overrun"])
+    def test_nothing_late_is_overlooked_where_time_is_virtual(self, name):
+        said = fault(type("Mine", (ToyHarness,), {name: 1e6}))
+        assert f"Mine: {name} is 1e+06 s where time is virtual and short_timeout 60 s: with" in said
+
     def test_wrong_arguments(self):
         class Mine(ToyHarness):
             def drive(self, handle, step):

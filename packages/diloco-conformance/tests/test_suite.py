@@ -123,6 +123,19 @@ class TestDeclarations:
             getattr(ExecutorConformance(), name)(lab)
         lab.close()
 
+    @pytest.mark.parametrize(
+        ("attribute", "name"),
+        [
+            ("many_ranks", "test_h8_more_than_ten_ranks_are_told_apart"),
+            ("many_runs", "test_h7_runs_that_go_and_come_meanwhile_hide_no_others"),
+        ],
+    )
+    def test_no_test_of_many_passes_where_there_are_few(self, attribute, name):
+        harness = ToyHarness()
+        setattr(harness, attribute, 2)
+        with pytest.raises(pytest.skip.Exception, match=r"more than 2 r.* are too many"):
+            getattr(ExecutorConformance(), name)(Lab(harness))
+
     def test_one_of_several_faults_is_enough(self):
         harness = ToyHarness()
         harness.cannot = {Fault.CUT: "no cables"}

@@ -20,24 +20,8 @@ class NotAsking(Telling):
         body["resources"].pop(self.name, None)
 
 
-@mutant(ASKED, "L10")
-class NeverAsksForGpus(NotAsking):
-    name = "gpu"
-
-
-@mutant(ASKED, "L10")
-class NeverAsksForCpus(NotAsking):
-    name = "cpu"
-
-
-@mutant(ASKED, "L10")
-class NeverAsksForMemory(NotAsking):
-    name = "memory"
-
-
-@mutant(ASKED, "L10")
-class NeverAsksForSpot(NotAsking):
-    name = "spot"
+for _name in ("Gpu", "Cpu", "Memory", "Spot"):
+    mutant(ASKED, "L10")(type(f"NeverAsksFor{_name}", (NotAsking,), {"name": _name.lower()}))
 
 
 @mutant(ASKED, "L10")

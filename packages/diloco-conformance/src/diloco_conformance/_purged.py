@@ -7,6 +7,8 @@ from typing import TYPE_CHECKING, Any
 
 from diloco_protocol import ReplicaNotFoundError
 
+from ._refusals import must_raise
+
 if TYPE_CHECKING:
     from ._check_runs import RunChecks
     from ._model import Run
@@ -23,11 +25,8 @@ def check_purged(lab: RunChecks, run: Run, *, promise: str = "C9") -> None:
         "attach": lambda: executor.attach(run.run_id),
     }
     for name, call in looks.items():
-        try:
-            found = lab.within(promise, call)
-        except ReplicaNotFoundError:
-            continue
-        lab.broken(promise, said, f"{name} finds {str(found)[:200]!r} of it in another process")
+        here = f"{said}, and {name} is asked in another process"
+        must_raise(lab, promise, name, call, ReplicaNotFoundError, here)
     there = lab.within(promise, lambda: executor.exists(run.run_id))
     if there or run.run_id in lab.within(promise, executor.list_runs):
         lab.broken(promise, said, "it is still among the runs")

@@ -83,6 +83,14 @@ def _check_attributes(harness: Harness) -> None:
         value = getattr(harness, name)
         if isinstance(value, bool) or not isinstance(value, int) or value < 1:
             fault(harness, f"{name} must be a whole number from 1 on, not {value!r}")
+    if type(harness).sleep is Harness.sleep:
+        for name in ("slack", "resolution", "overrun"):
+            if (value := getattr(harness, name)) > harness.short_timeout / 4:
+                fault(
+                    harness,
+                    f"{name} is {value:g} s where time is virtual and short_timeout {harness.short_timeout:g} s: with as much as "
+                    "that, nothing late or wrongly dated would be noticed",
+                )
     if not harness.short_timeout < harness.timeout:
         fault(
             harness,

@@ -27,14 +27,14 @@ class Sample:
 
     def __init__(self, lab: Lab) -> None:
         self.lab, self.harness, self.number = lab, lab.harness, 0
-        quiet = self._living()
+        quiet = self.living()
         run = lab.launch(2)
         for replica in run.replicas:
             self._truth(replica.handle)
             lab.drive(replica, Step.START)
         self.first, self.second = run.replicas
         alive = sum(self._truth(handle).alive for handle in run.handles)
-        if (counted := self._living()) - quiet < alive:
+        if (counted := self.living()) - quiet < alive:
             fault(
                 self.harness,
                 f"living() was {quiet} before a launch of two replicas, and is {counted} now, although truth() says that "
@@ -55,7 +55,8 @@ class Sample:
         """What a verb gives, which must come back."""
         return self.lab.within("S4", call)
 
-    def _living(self) -> int:
+    def living(self) -> int:
+        """How many live, a whole number."""
         value = self.harness.living()
         if isinstance(value, bool) or not isinstance(value, int) or value < 0:
             fault(

@@ -16,6 +16,20 @@ from ._scenes import RETRYABLE
 from ._suite_states import ended
 
 
+def calls_of_a_look(lab: Lab) -> tuple[int, int]:
+    """How many calls a new executor takes to look at 2 ranks, and at 12."""
+    counts = []
+    for n in (2, 12):
+        run = lab.up(n)
+        lab.forget()
+        before = lab.harness.calls()
+        collect(lab, run.replicas)
+        counts.append(lab.harness.calls() - before)
+        for replica in run.replicas:
+            lab.drive(replica, Step.SUCCEED)
+    return counts[0], counts[1]
+
+
 class Collecting:
     """Fixed tests of R1 to R8."""
 
@@ -262,15 +276,7 @@ class Collecting:
     def test_r8_the_calls_of_a_look_do_not_grow_with_the_ranks(self, lab: Lab) -> None:
         """Two ranks cost as many as twelve."""
         lab.needs(Ability.CALLS)
-        counts = []
-        for n in (2, 12):
-            run = lab.up(n)
-            lab.forget()
-            before = lab.harness.calls()
-            collect(lab, run.replicas)
-            counts.append(lab.harness.calls() - before)
-            for replica in run.replicas:
-                lab.drive(replica, Step.SUCCEED)
+        counts = calls_of_a_look(lab)
         # Of a backend that has to be asked for each rank, twelve cost six times as much as two.
         most = counts[0] * (1 if lab.capabilities.calls_per_look == "run" else 6)
         if counts[1] > most:

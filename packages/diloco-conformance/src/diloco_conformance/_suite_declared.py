@@ -6,9 +6,9 @@ import pytest
 
 from diloco_protocol import ReplicaState
 
-from ._check_collect import collect
 from ._harness import Ability, Step
 from ._lab import Lab
+from ._suite_collect import calls_of_a_look
 from ._suite_states import ended
 
 
@@ -63,20 +63,12 @@ class Declaring:
             pytest.skip(
                 "the backend declares that it looks at a run at once, and R8 sees that it does"
             )
-        counts = []
-        for n in (2, 12):
-            run = lab.up(n)
-            lab.forget()
-            before = lab.harness.calls()
-            collect(lab, run.replicas)
-            counts.append(lab.harness.calls() - before)
-            lab.cancel_run(run)
-            lab.settle()
-        if counts[1] < counts[0] + 10:
+        few, many = calls_of_a_look(lab)
+        if many < few + 10:
             lab.broken(
                 "D2",
                 'the backend declares calls_per_look="rank"',
-                f"a look at 2 ranks took {counts[0]} calls, and a look at 12 ranks {counts[1]}",
+                f"a look at 2 ranks took {few} calls, and a look at 12 ranks {many}",
             )
 
     def test_d2_what_is_kept_for_longer_is_declared(self, lab: Lab) -> None:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
+import pytest
+
 from ._check_collect import collect
 from ._harness import Step
 from ._lab import Lab
@@ -90,6 +92,8 @@ class Finding:
 
     def test_h8_more_than_ten_ranks_are_told_apart(self, lab: Lab) -> None:
         """And in the order of numbers, in which 10 comes after 2."""
+        if (most := lab.harness.many_ranks) <= 10:
+            pytest.skip(f"the harness says that more than {most} ranks are too many for this world")
         with lab.part_of("H8"):
             self._many_ranks(lab)
 

@@ -21,6 +21,7 @@ from diloco_protocol import (
 from ._harness import Ability, Fault, Operation, Step
 from ._lab import Lab
 from ._model import Run
+from ._refusals import must_raise
 from ._scenes import RETRYABLE, check_error
 
 
@@ -50,11 +51,9 @@ class Names:
         for handle in old.handles:
             for verb in ("stream_logs", "log_iter"):
                 lab.note(f"{verb}(old rank {handle.rank})", "logs")
-                try:
-                    text = lab.within("H4", verbs(lab.executor, handle)[verb])
-                except ReplicaNotFoundError:
-                    continue
-                lab.broken("H4", f"{verb} gave {text!r}", "its log was purged with it")
+                call = verbs(lab.executor, handle)[verb]
+                why = "its log was purged with it"
+                must_raise(lab, "H4", verb, call, ReplicaNotFoundError, why)
             (entry,) = lab.within("H4", lambda one=handle: lab.executor.collect([one], timeout=0))  # type: ignore[misc]
             if (entry["status"], entry["reason"]) != ("failed", "lost"):
                 lab.broken("H4", f"collect says {entry}", "there is no record of it")
@@ -187,10 +186,5 @@ def refused_everywhere(lab: Lab, executor: BaseExecutor, handle: ReplicaHandle) 
     """Every verb refuses a handle that belongs elsewhere."""
     for verb, call in verbs(executor, handle).items():
         lab.note(f"{verb}(a handle that belongs elsewhere)")
-        try:
-            gave = lab.within("H5", call)
-        except InvalidRequestError:
-            continue
-        except BackendError as error:
-            lab.broken("H5", f"{verb} raised {error!r}", "it is an InvalidRequestError")
-        lab.broken("H5", f"{verb} gave {gave!r}", f"the handle belongs elsewhere: {handle}")
+        where = f"the handle belongs elsewhere: {handle}"
+        must_raise(lab, "H5", verb, call, InvalidRequestError, where)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from contextlib import nullcontext, suppress
+from functools import partial
 
 from diloco_protocol import BackendError, ReplicaNotFoundError
 
@@ -11,6 +12,7 @@ from ._check_collect import collect
 from ._harness import Ability, Fault, Operation, Step
 from ._lab import Lab
 from ._model import Run
+from ._refusals import must_raise
 from ._scenes import RETRYABLE, broken_purge, check_error, early_purge
 
 CALLS_PER_CANCEL = 2
@@ -55,13 +57,12 @@ class Runs:
         lab.purge(run)
         for run_id in ("never-was", run.run_id):
             lab.note(f"cancel_run({run_id!r})", "cancel")
-            try:
-                lab.within("C7", lambda run_id=run_id: lab.executor.cancel_run(run_id))  # type: ignore[misc]
-            except ReplicaNotFoundError:
-                continue
-            lab.broken(
+            must_raise(
+                lab,
                 "C7",
-                f"cancel_run({run_id!r}) returned",
+                f"cancel_run({run_id!r})",
+                partial(lab.executor.cancel_run, run_id),
+                ReplicaNotFoundError,
                 "there is no such run, so it must raise ReplicaNotFoundError. It does if attach does: look at _attach",
             )
 

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 from diloco_protocol import Reason, ReplicaNotFoundError
 
 from ._check_collect import collect
 from ._harness import Ability, Fault, Operation, Step
 from ._lab import Lab
 from ._model import Replica
+from ._refusals import must_raise
 from ._scenes import RETRYABLE, broken_look
 
 
@@ -170,11 +173,8 @@ class States:
         lab.forget()
         run.replicas[0].said = None
         lab.observe_all()
-        try:
-            handles = lab.within("S6", lambda: lab.executor.attach("never-was"))
-        except ReplicaNotFoundError:
-            return
-        lab.broken("S6", f"attach('never-was') gave {handles}", "there is no such run")
+        attach = partial(lab.executor.attach, "never-was")
+        must_raise(lab, "S6", "attach", attach, ReplicaNotFoundError, "there is no run 'never-was'")
 
     def test_s6_what_the_backend_forgot_is_an_exception(self, lab: Lab) -> None:
         """An expired record is not a cancelled replica, nor a success."""

@@ -5,14 +5,16 @@ from __future__ import annotations
 import tempfile
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
+
+import pytest
 
 from diloco_protocol import (
     BackendError,
     FolderJournal,
     InvalidRequestError,
-    ReplicaHandle,
     ReplicaNotFoundError,
     RunConflictError,
 )
@@ -20,6 +22,7 @@ from diloco_protocol import (
 from ._check_collect import collect
 from ._harness import Ability, Step
 from ._lab import Lab
+from ._refusals import must_raise
 from ._suite_names import refused_everywhere, verbs
 
 READING = ("poll", "describe", "stream_logs", "log_iter", "collect")
@@ -38,13 +41,8 @@ class Strangers:
             broken = replace(handle, metadata=metadata)
             for verb, call in verbs(lab.executor, broken).items():
                 lab.note(f"{verb}(a handle with the metadata {metadata})")
-                try:
-                    gave = lab.within("H9", call)
-                except InvalidRequestError:
-                    continue
-                except BackendError as error:
-                    lab.broken("H9", f"{verb} raised {error!r}", "it is an InvalidRequestError")
-                lab.broken("H9", f"{verb} gave {gave!r}", f"the handle lacks a part of {names}")
+                lacks = f"the handle lacks a part of {names}"
+                must_raise(lab, "H9", verb, call, InvalidRequestError, lacks)
         lab.settle()
         lab.observe_all()
 
@@ -112,13 +110,7 @@ class Strangers:
             "cancel_run": lambda: lab.executor.cancel_run(name),
         }
         for verb, call in calls.items():
-            try:
-                gave = lab.within("H9", call)
-            except ReplicaNotFoundError:
-                continue
-            except BackendError as error:
-                lab.broken("H9", f"{verb} raised {error!r}", "it is a ReplicaNotFoundError")
-            lab.broken("H9", f"{verb} gave {gave!r}", f"{name!r} is no run")
+            must_raise(lab, "H9", verb, call, ReplicaNotFoundError, f"{name!r} is no run")
 
     def test_h5_a_journal_speaks_for_its_own_place_alone(self, lab: Lab) -> None:
         """Shared with an executor elsewhere, it has no answer there."""
@@ -142,20 +134,16 @@ class Strangers:
 
     def _not_there(self, lab: Lab, executor: Any, run_id: str) -> None:
         for verb in ("attach", "cancel_run"):
-            try:
-                gave: list[ReplicaHandle] | None = lab.within(
-                    "H5",
-                    lambda verb=verb: getattr(executor, verb)(run_id),  # type: ignore[misc]
-                )
-            except ReplicaNotFoundError:
-                continue
-            except BackendError as error:
-                lab.broken("H5", f"{verb} raised {error!r}", "there is no such run there")
-            lab.broken("H5", f"{verb} gave {gave}", "there is no such run there")
+            call = partial(getattr(executor, verb), run_id)
+            must_raise(lab, "H5", verb, call, ReplicaNotFoundError, "there is no such run there")
 
     def test_h7_runs_that_go_and_come_meanwhile_hide_no_others(self, lab: Lab) -> None:
         """Runs are purged and launched between two pages of the list; all others are in it, once and in order."""
         lab.needs(Ability.BETWEEN)
+        if lab.harness.many_runs < 3:
+            pytest.skip(
+                f"the harness says that more than {lab.harness.many_runs} runs are too many"
+            )
         runs = []
         for number in range(lab.harness.many_runs):
             runs.append(lab.up(1, run_id=f"{lab.harness.run_prefix}-{number}-page"))
