@@ -23,6 +23,14 @@ def make(n=4, entrypoint="trainer:train", kwargs=None, **options):
     return make_request(n, entrypoint, kwargs, **{"run_id": "run-1", **options})
 
 
+def pytest_collection_finish(session):
+    """Without a cluster no live test is begun."""
+    from live_cluster import live_cluster
+
+    if any(item.get_closest_marker("live") for item in session.items):
+        live_cluster()
+
+
 @pytest.fixture
 def options_for():
     return make_options

@@ -12,6 +12,12 @@ from kubernetes.stream import stream
 from diloco_conformance import HarnessFault, Puppets, Step
 
 JOB, INDEX = "batch.kubernetes.io/job-name", "batch.kubernetes.io/job-completion-index"
+#: What the tests themselves do, beside the executor (role.yaml); the README says it in words.
+RIGHTS = [
+    {"apiGroups": [""], "resources": ["pods/exec"], "verbs": ["get", "create"]},
+    {"apiGroups": [""], "resources": ["pods/eviction"], "verbs": ["create"]},
+    {"apiGroups": [""], "resources": ["secrets"], "verbs": ["create", "delete"]},
+]
 FOLDER = "/puppets"  # an empty volume in every pod, and its working directory
 ABSENT = 44  # exit code of a command that looks for a file that is not there
 PIECE = 32_768
@@ -59,7 +65,7 @@ class ExecPuppets(Puppets):
 
     Args:
         api: A CoreV1Api that nobody else uses: opening a stream puts another function into the client for a moment.
-        namespace: Of the pods. The account needs ``get`` and ``create`` on ``pods/exec``.
+        namespace: Of the pods.
     """
 
     def __init__(self, api, namespace):

@@ -24,12 +24,15 @@ class LiveCluster:
 
 
 def live_cluster():
-    """What the environment names; without a cluster and an image the whole session ends, before anything starts."""
+    """What the environment names.
+
+    Raises:
+        pytest.UsageError: It names no cluster, or no image.
+    """
     missing = [name for name in ("KUBECONFIG", "DILOCO_LIVE_IMAGE") if not os.environ.get(name)]
     if missing:
-        pytest.exit(
-            f"the live tests need {' and '.join(missing)}; the README of diloco-eks says what for",
-            4,
+        raise pytest.UsageError(
+            f"the live tests need {' and '.join(missing)}; the README of diloco-eks says what for"
         )
     return LiveCluster(
         os.environ["KUBECONFIG"],

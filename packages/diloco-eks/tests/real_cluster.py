@@ -130,7 +130,9 @@ class RealClusterHarness(Harness):
                 entry["name"]: entry.get("value", "")
                 for entry in pod["spec"]["containers"][0]["env"]
             }
-            self.deadlines[handle] = self.clock() + spec_from_environment(env).timeout
+            timeout = spec_from_environment(env).timeout
+            if timeout is not None:
+                self.deadlines[handle] = self.clock() + timeout
             return
         self.puppets.order(handle, step, value, attempt)
         if step is Step.PRINT:
