@@ -6,7 +6,8 @@ from strict_lab import Run, in_folder
 from training_lab import fill, identical
 
 from diloco_core import RunExistsError, export
-from diloco_core._strict._records._manifest import MANIFEST
+from diloco_core._strict._records._manifest import MANIFEST, manifest_keys
+from diloco_core._strict._resume import _choosing
 from diloco_core.testing import Fault
 
 EMPTIED, BEGUN, WOKEN = 2500.0, 2600.0, 2601.0
@@ -77,3 +78,20 @@ def test_a_new_run_gets_back_a_manifest_that_was_overwritten():
     assert identical(results)
     assert run.store.objects[MANIFEST] != foreign
     assert identical(run.live(resume=True, until=13))
+
+
+def test_a_manifest_that_is_overwritten_while_the_run_is_resumed_is_not_believed(monkeypatch):
+    run, other = Run(2), Run(2)
+    run.live(until=1)
+    other.live(until=1)
+    check_own = _choosing.check_own
+
+    def overwritten(store, claim, timing):
+        for key in manifest_keys(1):
+            run.store.damage(key, other.store.objects[key])
+        check_own(store, claim, timing)
+
+    monkeypatch.setattr(_choosing, "check_own", overwritten)
+    with pytest.raises(RunExistsError, match="holds another run by now"):
+        raise run.live(resume=True)[0]
+    assert not run.store.below("manifests/")

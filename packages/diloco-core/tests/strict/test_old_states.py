@@ -7,9 +7,10 @@ from damage_lab import flip, late_bit
 from strict_lab import Run, in_folder
 from training_lab import identical
 
-from diloco_core import export
+from diloco_core import RunExistsError, export
 from diloco_core._store._copies import copy_key
 from diloco_core._strict._old_states import OldStates
+from diloco_core._strict._resume._loading import Loader
 
 
 def published(run, copies=False):
@@ -95,25 +96,54 @@ def test_before_its_first_outer_step_a_fragment_has_a_copy_of_its_state(
             assert ("Its copy is read instead" in caplog.text) == is_newest
 
 
-@pytest.mark.parametrize("lost", ["state", "copy"])
+@pytest.mark.parametrize("harm", ["state gone", "state damaged", "copy gone"])
 @pytest.mark.parametrize("rank", [0, 1])
-def test_who_resumes_the_run_writes_both_again(lost, rank):
+def test_who_resumes_the_run_writes_both_again(harm, rank):
     """Such as the copy that a process has not written before it was killed."""
     run = Run(2)
     run.live(until=-1)
     before = {key: run.store.objects[key] for key in [*published(run), *published(run, True)]}
     (key,) = (key for key in published(run) if f"/{rank:05}." in key)
-    run.store.remove(key if lost == "state" else copy_key(key))
+    if harm == "state damaged":
+        run.store.damage(key, late_bit(run.store.objects[key]))
+    else:
+        run.store.remove(key if harm == "state gone" else copy_key(key))
     run.live(resume=True, until=-1)
     assert {key: run.store.objects.get(key) for key in before} == before
 
 
+def test_who_was_replaced_meanwhile_writes_neither(monkeypatch):
+    """It hangs until the run was resumed without it, and has deleted its first states."""
+    run, hung, write_again = Run(2), [], Loader._write_again
+    run.live(until=-1)
+    (lost,) = (key for key in published(run, copies=True) if "/00001." in key)
+    run.store.remove(lost)
+
+    def late(loader, *shards):
+        participant = loader._participant
+        if participant.rank == 1 and not hung:
+            hung.append(participant.run)
+            participant.timing.sleep(5000.0)
+        write_again(loader, *shards)
+
+    monkeypatch.setattr(Loader, "_write_again", late)
+    processes = [(rank, start, [], True) for start in (0.0, 2500.0) for rank in range(2)]
+    results = run.simulate(processes, 0, until=6)
+    assert hung
+    assert isinstance(results[1], RunExistsError)
+    assert identical(results[2:])
+    assert lost not in run.store.objects
+
+
 @pytest.mark.parametrize("fragments", [1, 2])
 def test_the_copies_are_deleted_with_the_first_states(fragments):
-    run = Run(2, fragments)
+    run, deleted = Run(2, fragments), []
+    run.store.after_delete = deleted.extend
     run.live(until=3 * fragments)
     assert published(run)
     assert not published(run, copies=True)
+    copies = [key for key in deleted if ".copy." in key]
+    assert {int(key.split("/")[1]) for key in copies} == set(range(fragments))
 
 
 def test_a_run_that_is_resumed_before_its_first_outer_step_deletes_the_copies_later():
