@@ -193,6 +193,18 @@ def test_without_a_manifest_the_error_says_what_to_do(lab, tmp_path, no_pause, k
 
 
 @pytest.mark.parametrize("kind", ["strict", "sharded"])
+def test_a_manifest_that_is_damaged_is_not_called_gone(lab, tmp_path, no_pause, kind):
+    trained(lab, tmp_path / "run", kind, Adapted)
+    (tmp_path / "run" / "manifest.json").write_text("{")
+    (tmp_path / "run" / "manifest.copy.json").unlink()
+    with pytest.raises(
+        CorruptedObjectError,
+        match=r"manifest\.json is damaged.*Its copy manifest\.copy\.json is gone\. The manifest",
+    ):
+        export(tmp_path / "run", tmp_path / "model")
+
+
+@pytest.mark.parametrize("kind", ["strict", "sharded"])
 @pytest.mark.parametrize("harm", ["torn", "gone"])
 def test_without_the_manifest_its_copy_is_enough(lab, tmp_path, no_pause, caplog, kind, harm):
     trained(lab, tmp_path / "run", kind, Adapted)

@@ -67,6 +67,63 @@ def test_a_sync_that_is_due_is_not_waited_for(tmp_path):
     assert train(strict(tmp_path, resume=True), STEPS)[1].inner_steps == STEPS
 
 
+@pytest.mark.parametrize("sync_every", [2, 50])
+@pytest.mark.parametrize("at", range(5))
+@pytest.mark.parametrize("idle", [False, True], ids=["both step", "one never steps"])
+def test_a_step_that_several_optimizers_take_is_not_cut(tmp_path, at, sync_every, idle):
+    """If one of them never steps, a step ends where a sync comes, or where the other one begins its next step."""
+
+    def trained(folder, at=None, **options):
+        torch.manual_seed(3)
+        model = nn.Linear(3, 2)
+        optimizers = [torch.optim.AdamW([parameter], lr=0.1) for parameter in model.parameters()]
+        taken = 0
+        exchange = strict(folder, **options)
+        try:
+            with DiLoCo(model, optimizers, exchange, sync_every=sync_every) as outer:
+                begun = outer.inner_steps
+                for number in range(begun, STEPS):
+                    model.zero_grad()
+                    model(torch.arange(3.0) + number).square().sum().backward()
+                    if number == at:
+                        tell()
+                    for optimizer in optimizers[: 1 if idle else 2]:
+                        optimizer.step()
+                    taken = number + 1
+        except SystemExit as end:
+            return end.code, taken
+        return begun, *(parameter.detach().clone() for parameter in model.parameters())
+
+    _, *whole = trained(tmp_path / "whole")
+    assert trained(tmp_path / "run", at) in {(143, at), (143, at + 1)}
+    begun, *resumed = trained(tmp_path / "run", resume=True)
+    assert begun in ({at, at + 1} if idle else {at + 1})
+    was_due = begun % sync_every == 0  # that sync comes one step later in the resumed run
+    assert was_due or all(map(torch.equal, resumed, whole))
+
+
+def test_what_cannot_be_saved_does_not_keep_it(tmp_path, caplog):
+    class Loader:
+        def state_dict(self):
+            return {"position": object() if broken else 1}
+
+        def load_state_dict(self, state):
+            pass
+
+    broken = []
+    with pytest.raises(SystemExit) as caught:
+        train(
+            strict(tmp_path),
+            9,
+            2,
+            act=lambda: (broken.append(1), tell()),
+            sync_every=5,
+            stateful={"loader": Loader()},
+        )
+    assert caught.value.code == 143
+    assert "the inner state was not saved: stateful.loader['position'] is an object" in caplog.text
+
+
 def test_an_elastic_run_is_told(tmp_path):
     def elastic():
         return connect(f"file://{tmp_path}", rank=0, world_size=1, run_id="r", min_replicas=1)
@@ -97,6 +154,12 @@ def test_a_handler_of_the_programs_stays():
     _, outer = train(in_process(1)[0], 3, 1)
     assert heard == [signal.SIGTERM]
     assert outer.inner_steps == 3
+    assert signal.getsignal(signal.SIGTERM) is handler
+
+
+def test_so_does_one_that_it_sets_inside_the_block():
+    handler = lambda number, frame: None  # noqa: E731
+    train(in_process(1)[0], 3, 1, act=lambda: signal.signal(signal.SIGTERM, handler))
     assert signal.getsignal(signal.SIGTERM) is handler
 
 

@@ -105,6 +105,8 @@ class InnerLoop:
         self._outer_steps.check_not_parted()
         if self.entered and self._step.before(optimizer, self._optimizers.has_used_gradient):
             self._count.count()
+            if self._told_to_end.asked:
+                self._end()
 
     def _after(self, optimizer: int) -> None:
         if not self.entered:
@@ -127,12 +129,13 @@ class InnerLoop:
         # Do not sync in the middle of an inner step: that would drop the gradients of the optimizers that have not stepped
         # yet. But an optimizer may never step again, so wait for one period only.
         half_taken = bool(self._step.stepped)
-        if self._told_to_end.asked and not half_taken:
+        due = self._schedule.due(self._count.since_event, half_taken=half_taken).adopt
+        # The sync holds what was learned in the step under way, so it has to count it: a later life begins after it.
+        if due and self._step.count_early():
+            self._count.count()
+        if self._told_to_end.asked and (due or not half_taken):
             self._end()
-        if self._schedule.due(self._count.since_event, half_taken=half_taken).adopt:
-            # The sync holds what was learned in the step under way, so it has to count it: a later life begins after it.
-            if self._step.count_early():
-                self._count.count()
+        if due:
             self._tell_of_idle()
             with self._told_to_end.between_steps():
                 try:

@@ -31,8 +31,7 @@ class ToldToEnd:
     def __init__(self) -> None:
         self.asked = False
         self.training = False
-        self._process = os.getpid()
-        self._installed = False
+        self._process = 0
 
     def watch(self) -> None:
         """Handle the signal from now on, if it is ours to handle."""
@@ -40,25 +39,19 @@ class ToldToEnd:
         if main and signal.getsignal(signal.SIGTERM) == signal.SIG_DFL:
             self._process = os.getpid()
             signal.signal(signal.SIGTERM, self._heard)
-            self._installed = True
 
     def stop(self) -> None:
         """Leave the signal to others again."""
         main = threading.current_thread() is threading.main_thread()
-        if self._installed and main and signal.getsignal(signal.SIGTERM) == self._heard:
+        if main and signal.getsignal(signal.SIGTERM) == self._heard:
             signal.signal(signal.SIGTERM, signal.SIG_DFL)
-        self._installed = False
 
     @contextmanager
     def between_steps(self) -> Iterator[None]:
         """While this lasts, no inner step is under way."""
-        before, self.training = self.training, False
-        try:
-            if self.asked:
-                raise SystemExit(EXIT_CODE)
-            yield
-        finally:
-            self.training = before
+        self.training = False
+        yield
+        self.training = True
 
     def _heard(self, number: int, frame: FrameType | None) -> None:  # noqa: ARG002 - what a handler is given
         if os.getpid() != self._process:
