@@ -99,6 +99,16 @@ class TestCancelRun:
         executor.cancel_run("mine")
         assert states(executor, handles) == ["cancelled"] * 4
 
+    def test_of_others_nothing_is_said_where_there_are_none(self, executor):
+        executor.launch_replicas(2, "m:f", run_id="mine")
+
+        def stop(handle):
+            raise ForbiddenError("not you")
+
+        executor._stop = stop
+        with pytest.raises(BackendError, match=r"\(rank 0, 1\)\. Rank 0: not you"):
+            executor.cancel_run("mine")
+
     def test_a_mistake_in_a_backend_is_not_swallowed(self, executor):
         executor.launch_replicas(2, "m:f", run_id="mine")
         executor._stop = lambda handle: {}["no such key"]

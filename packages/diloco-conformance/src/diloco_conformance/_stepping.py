@@ -7,6 +7,7 @@ once, so that a thread is hardly ever interrupted.
 from __future__ import annotations
 
 import contextlib
+import math
 import sys
 import threading
 from collections.abc import Callable, Iterator
@@ -15,8 +16,10 @@ from typing import Any
 
 from diloco_protocol import BaseExecutor
 
-MOMENTS = 24
-"""Before how many lines something is tried; all, if there are fewer than twice as many."""
+FEW = 48
+"""So many lines are all tried."""
+MOMENTS = 16
+"""Before how many of more lines than that something is tried."""
 GIVEN_UP = 0.5
 """Real seconds after which a call goes on although the other has not ended, which may wait for a lock that the first one has."""
 
@@ -74,7 +77,8 @@ def places(executor: BaseExecutor, call: Callable[[], Any]) -> tuple[Any, list[P
     seen: dict[Place, None] = {}
     with each_line(executor, lambda place: seen.setdefault(place), elsewhere=False):
         gave = call()
-    return gave, list(seen)[:: max(1, len(seen) // MOMENTS)]
+    every = 1 if len(seen) <= FEW else math.ceil(len(seen) / MOMENTS)
+    return gave, list(seen)[::every]
 
 
 def interrupted(

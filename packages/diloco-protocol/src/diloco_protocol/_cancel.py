@@ -37,8 +37,9 @@ def cancel_all(handles: Sequence[ReplicaHandle], stop: Callable[[ReplicaHandle],
     if refused:
         first, cause = next(iter(refused.items()))
         ranks = ", ".join(map(str, refused))
+        others = "; the cancel of the others was accepted" if len(refused) < len(handles) else ""
         raise BackendError(
-            f"{len(refused)} of the {len(handles)} replicas of run {handles[0].run_id!r} could not be cancelled (rank {ranks}); "
-            f"the cancel of the others was accepted. Rank {first}: {cause}",
+            f"{len(refused)} of the {len(handles)} replicas of run {handles[0].run_id!r} could not be cancelled (rank {ranks})"
+            f"{others}. Rank {first}: {cause}",
             retryable=all(each.retryable for each in refused.values()),
         ) from cause

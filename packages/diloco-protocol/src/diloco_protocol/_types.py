@@ -147,7 +147,7 @@ class Capabilities:
         log_streams: The streams that ``log_iter`` knows.
         max_timeout: Longest timeout in seconds; None for no limit.
         preemptible: Whether replicas may be taken away and started again.
-        retention: Seconds for which records are kept after the end; None: until they are purged.
+        retention: Seconds for which records are kept after the end, and not much longer; None: until they are purged.
         counts_attempts: Whether the backend can tell a rank's attempts apart.
         remembers_ended: Whether the log and the attempt of a replica that the backend has ended (by a cancel, or since a
             sibling failed) can still be read. If not, reading the log raises ReplicaNotFoundError.
