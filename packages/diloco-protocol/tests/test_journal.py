@@ -1,5 +1,6 @@
 """The journal in a folder: what was written stays, also for other processes."""
 
+import json
 import threading
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
@@ -138,6 +139,73 @@ def test_another_version_is_refused(tmp_path):
         journal.end(handles()[0])
 
 
+def damaged(journal, change):
+    (file,) = journal.folder.rglob("*.json")
+    record = json.loads(file.read_text())
+    change(record)
+    file.write_text(json.dumps(record))
+
+
+@pytest.mark.parametrize(
+    ("field", "value", "message"),
+    [
+        ("state", "running", "the state 'running' is not an end"),
+        ("state", "no", "'no' is not a valid ReplicaState"),
+        ("state", ["failed"], r"status has state=\['failed'\]"),
+        ("attempt", "1", "status has attempt='1'"),
+        ("attempt", True, "status has attempt=True"),
+        ("reason", "why", "'why' is not a valid Reason"),
+        ("exit_code", 1.5, "status has exit_code=1.5"),
+        ("message", None, "status has message=None"),
+        ("finished_at", "now", "status has finished_at='now'"),
+        ("stopping", 1, "status has stopping=1"),
+    ],
+)
+def test_a_damaged_end_is_named(tmp_path, field, value, message):
+    journal = FolderJournal(tmp_path)
+    journal.record_end(handles()[0], DONE, 1)
+    damaged(journal, lambda record: record["status"].update({field: value}))
+    with pytest.raises(InvalidRequestError, match=rf"ended\.json is damaged: .*{message}"):
+        journal.end(handles()[0])
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda record: record.pop("status"),
+        lambda record: record.update(more=1),
+        lambda record: record.update(status=[]),
+        lambda record: record["status"].pop("url"),
+    ],
+    ids=["no status", "a field more", "a status that is a list", "a status without url"],
+)
+def test_an_end_that_lacks_something_is_named(tmp_path, change):
+    journal = FolderJournal(tmp_path)
+    journal.record_end(handles()[0], DONE, 1)
+    damaged(journal, change)
+    with pytest.raises(InvalidRequestError, match=r"ended\.json is damaged"):
+        journal.end(handles()[0])
+
+
+@pytest.mark.parametrize("ranks", [3, ["0"], [[0]]])
+def test_a_damaged_launch_is_named(tmp_path, ranks):
+    journal = FolderJournal(tmp_path)
+    journal.record_launch(handles(count=1))
+    damaged(journal, lambda record: record.update(ranks=ranks))
+    with pytest.raises(InvalidRequestError, match=r"launched\.json is damaged"):
+        journal.handles("a")
+
+
+@pytest.mark.parametrize("text", ["[]", "3", "null"])
+def test_json_that_is_no_record_is_refused(tmp_path, text):
+    journal = FolderJournal(tmp_path)
+    journal.record_end(handles()[0], DONE, 1)
+    (file,) = tmp_path.rglob("*.ended.json")
+    file.write_text(text)
+    with pytest.raises(SpecVersionError, match="version None"):
+        journal.end(handles()[0])
+
+
 def test_an_unwritable_folder_is_named(tmp_path):
     (tmp_path / "file").touch()
     with pytest.raises(UnavailableError, match="cannot be written"):
@@ -147,6 +215,9 @@ def test_an_unwritable_folder_is_named(tmp_path):
 def test_the_state_folder(monkeypatch, tmp_path):
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
     assert state_folder() == tmp_path / "diloco"
+    monkeypatch.setenv("HOME", str(tmp_path / "home"))
+    for ignored in ("", "state", "./state"):
+        monkeypatch.setenv("XDG_STATE_HOME", ignored)
+        assert state_folder().is_relative_to(tmp_path / "home")
     monkeypatch.delenv("XDG_STATE_HOME")
-    monkeypatch.setenv("HOME", str(tmp_path))
-    assert state_folder().is_relative_to(tmp_path)
+    assert state_folder().is_relative_to(tmp_path / "home")

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
+from diloco_protocol.backend import split_lines
+
 from ._facts import parse_time
 
 
@@ -50,19 +52,9 @@ class Place:
             yield line
 
 
-def split_lines(chunks: Iterable[bytes]) -> Iterator[Line]:
-    """Lines from chunks that end anywhere. Only a newline ends a line: progress bars write carriage returns."""
-    begun: list[bytes] = []  # joined once, since a line may have come in thousands of chunks
-    for chunk in chunks:
-        first, *others = chunk.split(b"\n")
-        begun.append(first)
-        if others:
-            yield _line(b"".join(begun))
-            *whole, last = others
-            yield from map(_line, whole)
-            begun = [last]
-    if rest := b"".join(begun):
-        yield _line(rest)
+def lines_of(pieces: Iterable[bytes]) -> Iterator[Line]:
+    """Lines from pieces that end anywhere; very long ones are cut."""
+    return map(_line, split_lines(pieces))
 
 
 def _line(raw: bytes) -> Line:

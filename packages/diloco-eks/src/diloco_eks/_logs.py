@@ -25,7 +25,7 @@ from ._client import pieces
 from ._cluster import Cluster
 from ._errors import BadRequestError, MissingError
 from ._facts import PodFacts, pods_by_index, read_pod
-from ._lines import Line, Place, split_lines
+from ._lines import Line, Place, lines_of
 from ._names import CONTROLLER_UID, INDEX
 from ._verdict import read_message
 
@@ -83,7 +83,7 @@ class LogSource:
             response = self.cluster.open_log(self.namespace, pod, **query)
         except BadRequestError:  # "... is waiting to start"
             return iter(())
-        return split_lines(pieces(f"read the log of pod {pod}", response))
+        return lines_of(pieces(f"read the log of pod {pod}", response))
 
 
 class Outage:

@@ -16,7 +16,7 @@ from ._client import pieces
 from ._cluster import Cluster
 from ._errors import MissingError
 from ._facts import PodFacts
-from ._lines import split_lines
+from ._lines import lines_of
 from ._verdict import read_message
 
 _SLACK = 50
@@ -60,7 +60,7 @@ def read_result(
         log = cluster.open_log(
             handle.metadata["namespace"], pod.name, tail_lines=report.result_lines + _SLACK
         )
-        return result_from_lines(report, (line.text for line in split_lines(pieces(what, log))))
+        return result_from_lines(report, (line.text for line in lines_of(pieces(what, log))))
     except (InvalidRequestError, MissingError) as error:
         raise ResultLostError(
             f"{name}, but its result, which is in its log, cannot be read: {error}"

@@ -11,12 +11,29 @@ from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 from ._errors import InvalidRequestError, SpecVersionError, UnavailableError
 from ._handle import ReplicaHandle
 from ._json import check_json, dumps, loads
+from ._private import check_private_folder, make_private_folder, read_private, write_private
 from ._types import Reason, ReplicaState, ReplicaStatus
 
 if TYPE_CHECKING:
     from pathlib import Path
 
 _VERSION = 2
+
+_TEXT = (str, type(None))
+_TIME = (float, int, type(None))
+_STATUS: dict[str, tuple[type, ...]] = {
+    "state": (str,),
+    "attempt": (int,),
+    "reason": _TEXT,
+    "stopping": (bool,),
+    "exit_code": (int, type(None)),
+    "signal": _TEXT,
+    "message": (str,),
+    "started_at": _TIME,
+    "finished_at": _TIME,
+    "url": _TEXT,
+    "native": (str,),
+}
 
 
 @runtime_checkable
@@ -47,18 +64,23 @@ class RunJournal(Protocol):
 class FolderJournal:
     """A journal in a folder: one folder per run, one file per launch record and per end, each written in one step.
 
-    Names of runs and backends are spelled so that each is one file name, and no two are the same.
+    Names of runs and backends are spelled so that each is one file name, and no two are the same. The folder is this user's
+    alone (0700, its files 0600), since whoever can write there says how replicas have ended.
 
     Safe between threads and processes.
 
     Args:
         folder: Where; by default ``$XDG_STATE_HOME/diloco/journal`` (``~/.local/state`` where that is not set).
+
+    Raises:
+        InvalidRequestError: The folder is another user's, or others can write to it. Every method raises this, too.
     """
 
     def __init__(self, folder: str | Path | None = None) -> None:
         from pathlib import Path  # slow to import, and replicas need none of it
 
         self.folder = Path(folder) if folder is not None else state_folder() / "journal"
+        check_private_folder(self.folder)
 
     def __repr__(self) -> str:
         return f"FolderJournal({str(self.folder)!r})"
@@ -87,15 +109,17 @@ class FolderJournal:
 
     def runs(self) -> list[str]:
         """The known run_ids; see :class:`RunJournal`."""
+        check_private_folder(self.folder)
         if not self.folder.exists():
             return []
         return sorted(_unspell(path.name) for path in self.folder.iterdir() if path.is_dir())
 
     def handles(self, run_id: str) -> list[ReplicaHandle]:
         """The handles of a run; see :class:`RunJournal`."""
+        self._check(run_id)
         files = sorted((self.folder / _spell(run_id)).glob("*.launched.json"))
         launches: dict[str, list[dict[str, Any]]] = {}
-        for record in map(_read, files):
+        for record in map(_read_launch, files):
             launches.setdefault(record["launch"], []).append(record)
         # Of a launch whose name was used again, only the ranks are left that the later one does not have.
         whole = [
@@ -111,13 +135,15 @@ class FolderJournal:
         file = self._end_file(handle)
         if not file.exists():
             return None
-        record = _read(file)
+        self._check(handle.run_id)
+        record = _read(file, {"version", "handle", "status", "result"})
         if ReplicaHandle.from_dict(record["handle"]) != handle:
             return None  # a namesake: another run that was given the same run_id elsewhere
-        status = dict(record["status"])
-        status["state"] = ReplicaState(status["state"])
-        status["reason"] = None if status["reason"] is None else Reason(status["reason"])
-        return ReplicaStatus(**status), record["result"]
+        return _status(record["status"], file), record["result"]
+
+    def _check(self, run_id: str) -> None:
+        check_private_folder(self.folder)
+        check_private_folder(self.folder / _spell(run_id))
 
     def _file(self, handle: ReplicaHandle, what: str) -> Path:
         return (
@@ -133,8 +159,9 @@ class FolderJournal:
     def _write(self, path: Path, record: dict[str, Any], *, replace: bool) -> None:
         partial = path.with_name(f".{path.name}.{os.getpid()}.{os.urandom(4).hex()}")
         try:
-            path.parent.mkdir(parents=True, exist_ok=True)
-            partial.write_text(dumps({"version": _VERSION, **record}), encoding="utf-8")
+            make_private_folder(self.folder)
+            make_private_folder(path.parent)
+            write_private(partial, dumps({"version": _VERSION, **record}))
             if replace:
                 partial.replace(path)
             else:
@@ -177,18 +204,57 @@ def state_folder() -> Path:
     """The folder in which programs of this user keep their state: ``$XDG_STATE_HOME/diloco`` or its usual place."""
     from pathlib import Path  # slow to import
 
-    base = os.environ.get("XDG_STATE_HOME")
-    if base:
-        return Path(base) / "diloco"
+    base = Path(os.environ.get("XDG_STATE_HOME", ""))
+    if base.is_absolute():  # the XDG specification says that another path is to be ignored
+        return base / "diloco"
     if sys.platform == "darwin":
         return Path.home() / "Library" / "Application Support" / "diloco"
     return Path.home() / ".local" / "state" / "diloco"
 
 
-def _read(path: Path) -> dict[str, Any]:
-    record: dict[str, Any] = loads(path.read_text(encoding="utf-8"), str(path))
-    if record.get("version") != _VERSION:
+def _read(path: Path, names: set[str]) -> dict[str, Any]:
+    try:
+        record = loads(read_private(path), str(path))
+    except UnicodeDecodeError as error:
+        raise _damaged(path, str(error)) from error
+    except OSError as error:
+        raise UnavailableError(f"the journal's record {path} cannot be read: {error}") from error
+    version = record.get("version") if isinstance(record, dict) else None
+    if version != _VERSION:
         raise SpecVersionError(
-            f"{path} has version {record.get('version')!r}, and this diloco-protocol reads version {_VERSION}"
+            f"{path} has version {version!r}, and this diloco-protocol reads version {_VERSION}"
         )
+    if record.keys() != names:
+        raise _damaged(path, f"it has the fields {sorted(record)} instead of {sorted(names)}")
+    return dict(record)
+
+
+def _read_launch(path: Path) -> dict[str, Any]:
+    record = _read(path, {"version", "handle", "launch", "ranks"})
+    if type(record["launch"]) is not str or not (
+        type(record["ranks"]) is list and all(type(rank) is int for rank in record["ranks"])
+    ):
+        raise _damaged(path, "launch is not text, or ranks are not numbers")
     return record
+
+
+def _status(data: Any, path: Path) -> ReplicaStatus:
+    if type(data) is not dict or data.keys() != _STATUS.keys():
+        raise _damaged(path, f"its status is not an object with the fields {sorted(_STATUS)}")
+    for name, kinds in _STATUS.items():
+        if type(data[name]) not in kinds:
+            raise _damaged(path, f"its status has {name}={data[name]!r:.100}")
+    try:
+        state = ReplicaState(data["state"])
+        reason = None if data["reason"] is None else Reason(data["reason"])
+    except ValueError as error:
+        raise _damaged(path, str(error)) from None
+    if not state.terminal:
+        raise _damaged(path, f"the state {state.value!r} is not an end")
+    return ReplicaStatus(**{**data, "state": state, "reason": reason})
+
+
+def _damaged(path: Path, why: str) -> InvalidRequestError:
+    return InvalidRequestError(
+        f"the journal's record {path} is damaged: {why}. Without the file, the backend is asked again"
+    )

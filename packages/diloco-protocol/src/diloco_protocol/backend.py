@@ -14,6 +14,7 @@ from ._checks import (
     check_texts,
     check_whole,
 )
+from ._lines import LINE_BYTES, LineSplitter, split_lines
 from ._options import (
     Options,
     check_backoff,
@@ -34,8 +35,10 @@ from ._variables import check_variables, is_reserved
 
 __all__ = [
     "ANY",
+    "LINE_BYTES",
     "REDACTED",
     "GpuRequest",
+    "LineSplitter",
     "Options",
     "Process",
     "adopt_orphans",
@@ -65,5 +68,6 @@ __all__ = [
     "read_wait_status",
     "redact",
     "signal_name",
+    "split_lines",
     "takes",
 ]

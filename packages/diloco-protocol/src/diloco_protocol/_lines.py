@@ -1,0 +1,59 @@
+"""The bytes of a log as lines, whoever wrote them: a line without an end must not fill the launcher's memory."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+
+LINE_BYTES = 1 << 20
+"""How much of one line of a log is kept."""
+CUT = b" [... the line was cut here, after 1 MiB ...]"
+"""What stands at the end of a line that was longer."""
+
+
+class LineSplitter:
+    """Turns pieces of a log, which may end anywhere, into lines. Not safe between threads.
+
+    Only a newline ends a line, since progress bars write carriage returns. Of a line, :data:`LINE_BYTES` are kept, and
+    :data:`CUT` is put behind them; the rest of it is passed over. Time is linear in the bytes, and memory is bounded by one
+    line and one piece.
+    """
+
+    def __init__(self) -> None:
+        self._begun: list[bytes] = []  # joined once, since a line may come in thousands of pieces
+        self._held = 0
+        self._cut = False
+
+    def feed(self, piece: bytes) -> Iterator[bytes]:
+        """The lines that a piece completes, without their ends; to be exhausted before the next piece is fed."""
+        start = 0
+        while (end := piece.find(b"\n", start)) >= 0:
+            self._keep(piece, start, end)
+            yield self._take()
+            start = end + 1
+        self._keep(piece, start, len(piece))
+
+    def rest(self) -> bytes | None:
+        """What has come of a line whose end has not; None if there is nothing. The next piece begins a new line."""
+        return self._take() if self._held else None
+
+    def _keep(self, piece: bytes, start: int, end: int) -> None:
+        room = LINE_BYTES - self._held
+        if end - start > room:
+            end, self._cut = start + room, True
+        if end > start:
+            self._begun.append(piece[start:end])
+            self._held += end - start
+
+    def _take(self) -> bytes:
+        line = b"".join([*self._begun, CUT] if self._cut else self._begun)
+        self._begun, self._held, self._cut = [], 0, False
+        return line
+
+
+def split_lines(pieces: Iterable[bytes]) -> Iterator[bytes]:
+    """The lines of a log that ends with the last piece, as :class:`LineSplitter` makes them."""
+    splitter = LineSplitter()
+    for piece in pieces:
+        yield from splitter.feed(piece)
+    if (rest := splitter.rest()) is not None:
+        yield rest
