@@ -10,7 +10,7 @@ from diloco_protocol import BaseExecutor
 
 VERBS = {name for name in vars(BaseExecutor) if not name.startswith("_")} - {"options"}
 #: Functions that are handed to ``within``, or read in a thread that is watched itself.
-LATER = {"_launch", "_read"}
+LATER = {"_launch", "_read", "_follow"}
 SOURCES = sorted(Path(diloco_conformance.__file__).parent.glob("*.py"))
 
 

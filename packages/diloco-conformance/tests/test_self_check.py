@@ -5,6 +5,7 @@ import shutil
 import subprocess
 import sys
 import time
+from pathlib import Path
 
 import pytest
 from test_toy import ToyHarness
@@ -26,6 +27,14 @@ def fault(cls):
     with pytest.raises(HarnessFault) as caught:
         check_harness(cls, "TestMine")
     return str(caught.value)
+
+
+def mended(cls, *, method):
+    """What is said of a harness; it ends with the line of that method."""
+    said = fault(cls)
+    file, line = Path(inspect.getsourcefile(cls)).name, inspect.getsourcelines(vars(cls)[method])[1]
+    assert said.endswith(f"{file}:{line}: {method}"), said
+    return said
 
 
 def test_a_right_one_passes():

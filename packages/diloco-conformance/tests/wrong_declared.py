@@ -78,3 +78,17 @@ class CheckSaysOk(ToyExecutor):
 class CheckTakesAnything(ToyExecutor):
     def check(self, n_replicas=1, **options):
         return []
+
+
+@mutant("d2_nobody_is_preempted_who_cannot_be", "D2")
+class PreemptsUndeclared(ToyExecutor):
+    def __init__(self, *args, **options):
+        super().__init__(*args, **options)
+        self.capabilities = replace(self.capabilities, preemptible=False)
+
+
+@mutant("d2_attempts_are_counted_only_where_declared", "D2")
+class CountsUndeclared(ToyExecutor):
+    def __init__(self, *args, **options):
+        super().__init__(*args, **options)
+        self.capabilities = replace(self.capabilities, counts_attempts=False)

@@ -1,4 +1,4 @@
-"""Wrong conclusions from what is left of a replica, and wrong removals: S8, S15, R5, R12, C9, L11."""
+"""Wrong conclusions from what is left of a replica: S8, S15, R5, R12."""
 
 import json
 from dataclasses import replace
@@ -9,13 +9,11 @@ from wrong import Remembering, Restating, mutant
 
 from diloco_protocol import (
     InvalidRequestError,
-    LaunchError,
     Reason,
     ReplicaNotFoundError,
     ReplicaState,
     ReplicaStatus,
     ResultLostError,
-    RunConflictError,
     UnavailableError,
 )
 
@@ -24,8 +22,6 @@ STOPPED = "s15_who_was_stopped_from_outside_is_cancelled"
 LATEST = "r5_the_result_is_that_of_the_attempt_that_succeeded"
 LOST = "r12_a_lost_result_is_said_to_be_lost"
 DAMAGED = "r12_a_damaged_result_is_said_to_be_lost"
-NOTHING = "c9_after_a_purge_there_is_nothing"
-REMOVED = "l11_a_run_that_is_being_removed_is_not_given_out"
 
 
 # --- exit codes ---
@@ -224,127 +220,6 @@ class TheJournalKnowsOnlyNone(ToyExecutor):
         except ResultLostError:
             result = None
         journal.record_end(handle, status, result)
-
-
-# --- what is removed ---
-
-
-@mutant(NOTHING, "C9")
-class PurgeIsOnlyBegun(ToyExecutor):
-    def _purge(self, handle):
-        super_jobs = self._jobs(handle.run_id)
-        if handle in super_jobs and any(job.live for job in super_jobs.values()):
-            super()._purge(handle)
-        elif handle in super_jobs:
-            self.cloud.remove(handle.run_id)
-
-
-@mutant(NOTHING, "C9")
-class PurgeOnlyHides(ToyExecutor):
-    def __init__(self, *args, **options):
-        super().__init__(*args, **options)
-        self.hidden = set()
-
-    def _jobs(self, run_id):
-        jobs = super()._jobs(run_id)
-        return {handle: job for handle, job in jobs.items() if handle not in self.hidden}
-
-    def _purge(self, handle):
-        if any(job.live for job in self._jobs(handle.run_id).values()):
-            super()._purge(handle)
-        self.hidden |= self._jobs(handle.run_id).keys()
-
-
-class Keeping(ToyExecutor):
-    """Base of those that have something of their own that purge leaves there."""
-
-    def __init__(self, *args, **options):
-        super().__init__(*args, **options)
-        self.cloud.kept = getattr(self.cloud, "kept", {})
-
-    def _purge(self, handle):
-        jobs = self._jobs(handle.run_id)
-        super()._purge(handle)
-        self.cloud.kept.update(jobs)
-
-    def _job(self, handle):
-        return self.cloud.kept.get(handle) or super()._job(handle)
-
-
-@mutant(NOTHING, "C9")
-class PurgeKeepsTheLogs(Keeping):
-    def _lines(self, handle, query):
-        kept = self.cloud.kept.get(handle)
-        if kept is None:
-            return super()._lines(handle, query)
-        lines = (line for chunk in kept.log for line in chunk.data.decode().splitlines())
-        return ((0.0, line) for line in lines)
-
-
-@mutant(NOTHING, "C9")
-class PurgeKeepsTheRecords(Keeping):
-    def _observe_run(self, handles):
-        kept = self.cloud.kept
-        known = {one: self._status(kept[one]) for one in handles if one in kept}
-        return {**known, **super()._observe_run(handles)}
-
-
-@mutant(NOTHING, "C9")
-class PurgeKeepsTheName(Keeping):
-    def _list_runs(self):
-        runs = super()._list_runs()
-        return list(dict.fromkeys([*(one.run_id for one in self.cloud.kept), *runs]))
-
-
-@mutant("c9_purge_waits_for_a_removal_that_is_under_way", "C9")
-class WhatIsBeingRemovedIsPurged(ToyExecutor):
-    def _purge(self, handle):
-        if not any(job.removing for job in self._jobs(handle.run_id).values()):
-            super()._purge(handle)
-
-
-class Relaunching(ToyExecutor):
-    """Base of those that launch while the run of that name is being removed."""
-
-    def _same(self, request):
-        jobs = self.cloud.describe(request.run_id)
-        return (
-            self.found(jobs)
-            if any(job.removing for job in jobs.values())
-            else super()._same(request)
-        )
-
-
-@mutant(REMOVED, "L11")
-class GivesOutWhatIsBeingRemoved(Relaunching):
-    def found(self, jobs):
-        return jobs
-
-
-@mutant(REMOVED, "L11")
-class TakesOverWhatIsBeingRemoved(Relaunching):
-    def found(self, jobs):
-        for job in self.cloud.jobs.values():
-            if job.body["name"] in jobs:
-                job.uid, job.status = f"{job.uid}-again", "QUEUED"
-        return {job.body["name"]: job for job in self.cloud.jobs.values()}
-
-
-@mutant(REMOVED, "L11")
-class ARemovalIsAFailedLaunch(ToyExecutor):
-    def _submit(self, request):
-        try:
-            return super()._submit(request)
-        except RunConflictError as error:
-            if "being removed" in str(error):
-                raise LaunchError(str(error)) from error
-            raise
-
-
-@mutant(REMOVED, "L11")
-class ARemovalIsNoRecord(Relaunching):
-    def found(self, jobs):
-        raise ReplicaNotFoundError("the run is going")
 
 
 # --- ends that only some can bring about, or see ---

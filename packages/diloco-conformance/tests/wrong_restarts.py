@@ -3,7 +3,17 @@
 from dataclasses import replace
 
 from toy_executor import ToyExecutor
-from wrong import mutant
+from wrong import Restating, Telling, mutant
+
+from diloco_protocol import (
+    InvalidRequestError,
+    Reason,
+    ReplicaState,
+)
+
+EVERY = "l9_every_failure_is_followed_by_the_next_attempt"
+RESTARTS = "l9_a_failed_attempt_is_started_again"
+
 
 TIMEOUT = "l9_a_timeout_is_followed_by_the_next_attempt"
 PREEMPTION = "l9_a_preemption_uses_up_no_restart"
@@ -101,3 +111,69 @@ class CancelsAnAttempt(ToyExecutor):
                 self.cloud.find(handle.metadata).stopping = False
                 jobs[handle] = replace(job, stopping=False)
         return jobs
+
+
+@mutant(RESTARTS, "L9")
+class RestartsAreIgnored(Telling):
+    def tell(self, body):
+        body["restarts"] = 0
+
+
+@mutant(RESTARTS, "L9")
+class OneRestartAtMost(Telling):
+    def tell(self, body):
+        body["restarts"] = min(body["restarts"], 1)
+
+
+@mutant(RESTARTS, "L9")
+class OneRestartTooMany(Telling):
+    def tell(self, body):
+        body["restarts"] += body["restarts"] > 0
+
+
+@mutant(RESTARTS, "L9")
+class RefusesRestartsInPlansAlone(ToyExecutor):
+    def plan(self, *args, **options):
+        if options.get("max_restarts"):
+            raise InvalidRequestError("max_restarts: there are none")
+        return super().plan(*args, **options)
+
+
+class OnlySomeAreRestarted(ToyExecutor):
+    """Base of those whose jobs are not started again after some failures."""
+
+    def __init__(self, cloud, **options):
+        super().__init__(cloud, **options)
+        end = cloud.end
+
+        def end_for_good(name, status, exit_code, **why):
+            if self.for_good(why):
+                cloud.jobs[name].body["restarts"] = 0
+            end(name, status, exit_code, **why)
+
+        cloud.end = end_for_good
+
+
+@mutant(EVERY, "L9")
+class NoRestartAfterASignal(OnlySomeAreRestarted):
+    def for_good(self, why):
+        return "signal" in why and "reason" not in why
+
+
+@mutant(EVERY, "L9")
+class NoRestartWithoutMemory(OnlySomeAreRestarted):
+    def for_good(self, why):
+        return why.get("reason") == "OutOfMemory"
+
+
+@mutant(EVERY, "L9")
+class ACrashIsAPreemption(Restating):
+    def restate(self, handle, status, seen):
+        again = status.attempt > 1 and status.state is ReplicaState.PENDING
+        return replace(status, reason=Reason.PREEMPTED) if again else status
+
+
+@mutant("s8_exit_codes_and_reasons_are_the_true_ones", "L9")
+class AlwaysRestarts(Telling):
+    def tell(self, body):
+        body["restarts"] = max(1, body["restarts"])

@@ -27,6 +27,7 @@ from ._suite_details import Details
 from ._suite_endings import Endings
 from ._suite_find import Finding
 from ._suite_follow import Following, check_streams
+from ._suite_last_lines import LastLines
 from ._suite_launch import Launching
 from ._suite_logs import Logs
 from ._suite_long_logs import LongLogs
@@ -69,6 +70,7 @@ class ExecutorConformance(
     Logs,
     LongLogs,
     Following,
+    LastLines,
 ):
     """Every promise of the contract, as tests. Subclass it, and give it a :class:`Harness`.
 

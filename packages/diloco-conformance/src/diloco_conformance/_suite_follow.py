@@ -2,22 +2,14 @@
 
 from __future__ import annotations
 
-import itertools
-import threading
-from collections.abc import Callable
 from typing import Any
-
-import pytest
 
 from ._harness import Ability, Fault, Operation, Step
 from ._lab import Lab
 from ._logs import Follower, check_lines, read
 from ._model import Replica
 from ._scenes import RETRYABLE
-from ._stepping import MOMENTS, Place, each_line
 
-WAITING = 0.3
-"""Real seconds after which an executor is taken to wait for what a replica writes."""
 STREAMS = ("combined", "stdout", "stderr")
 """The streams that a caller may ask for, where a backend declares them."""
 
@@ -134,65 +126,6 @@ class Following:
                 follower.finish("before", "meanwhile")
             else:
                 follower.finish_disturbed("before", "meanwhile")
-
-    def test_g3_what_is_written_last_is_not_lost(self, lab: Lab) -> None:
-        """The replica writes and ends between any two lines of the executor that follows it."""
-        lab.needs(Step.PRINT)
-        if lab.harness.starts_by_itself:
-            pytest.skip("a replica would have to be started for every line of the executor")
-        first = self._lines_until(lab, looks=1)
-        second = self._lines_until(lab, looks=2)
-        for number in range(first, second + 1, max(1, (second - first) // MOMENTS)):
-            replica = lab.up().replicas[0]
-            lines = self._follow(lab, replica, lambda passed, _, n=number: passed == n)  # type: ignore[misc]
-            if lines != ["the first", "the last"]:
-                lab.broken(
-                    "G3",
-                    f"log_iter gave {lines}",
-                    f"{replica} wrote 'the first' and 'the last', and ended just when the executor had been at work for "
-                    f"{number} lines of its own. Who asks whether it has ended must do so before reading, not after",
-                )
-
-    def _lines_until(self, lab: Lab, looks: int) -> int:
-        """How many lines of its own an executor is at work for until it has waited so often for more of a log."""
-        seen: list[int] = []
-        moments = {lab.harness.clock()}
-
-        def act(passed: int, now: float) -> bool:
-            moments.add(now)
-            seen.append(passed)
-            return len(moments) > looks
-
-        self._follow(lab, lab.up().replicas[0], act)
-        return seen[-1]
-
-    def _follow(self, lab: Lab, replica: Replica, when: Callable[[int, float], bool]) -> list[str]:
-        """Follow a log; before one of its lines, the executor is made to wait, and the replica writes its last line and ends."""
-        lab.drive(replica, Step.PRINT, ["the first"])
-        passed, over, one = itertools.count(), threading.Event(), threading.Lock()
-
-        def finish() -> None:
-            with one:
-                if not over.is_set():
-                    lab.drive(replica, Step.PRINT, ["the last"])
-                    lab.drive(replica, Step.SUCCEED)
-                    over.set()
-
-        def act(_: Place) -> None:
-            if not over.is_set() and when(next(passed), lab.harness.clock()):
-                finish()
-
-        def follow() -> list[str]:
-            with each_line(lab.executor, act):
-                return list(lab.executor.log_iter(replica.handle, follow=True))
-
-        # An executor may wait in the platform's answer, and not between two lines of its own.
-        waiting = threading.Timer(WAITING, finish)
-        waiting.start()
-        try:
-            return lab.verb("G3", follow)
-        finally:
-            waiting.cancel()
 
     def test_g3_it_ends_at_a_time_to_come(self, lab: Lab) -> None:
         """Where ``until`` is still ahead, once it has passed, although the replica lives on; silent, too."""
