@@ -150,6 +150,25 @@ def test_a_handle_of_another_backend_is_refused_by_every_verb(executor):
     assert executor.hooks == []
 
 
+@pytest.mark.parametrize("wrong", [None, "a", 7, {"rank": 0}])
+def test_what_is_no_handle_is_refused_by_every_verb(executor, wrong):
+    verbs = [executor.poll, executor.describe, executor.cancel, executor.purge]
+    verbs += [executor.stream_logs, executor.log_iter, lambda one: executor.collect([one])]
+    for verb in verbs:
+        with pytest.raises(InvalidRequestError, match=r"not a ReplicaHandle: .*from_dict"):
+            verb(wrong)
+    assert executor.hooks == []
+
+
+def test_collect_takes_any_number_of_handles_from_anything_that_gives_them(executor):
+    handles = executor.launch_replicas(2, "m:f")
+    executor.world.update(dict.fromkeys(handles, DONE))
+    results = executor.collect(handle for handle in handles)
+    assert [result["rank"] for result in results] == [0, 1]
+    with pytest.raises(InvalidRequestError, match="collect takes a list of handles, not Repl"):
+        executor.collect(handles[0])
+
+
 def test_an_unknown_log_stream_is_a_value_error(executor):
     (handle,) = executor.launch_replicas(1, "m:f")
     with pytest.raises(ValueError, match="no log stream 'stderr'; it has stdout"):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Self, Unpack
 
 from ._backoff import Backoff
@@ -17,6 +17,7 @@ from ._errors import (
     LaunchError,
     ReplicaNotFoundError,
 )
+from ._handle import ReplicaHandle
 from ._hooks import Finding, LogQuery, Option
 from ._journaled import Journaled
 from ._request import LaunchOptions, Plan, RunRequest, check_restarts, is_run_id, make_request
@@ -25,7 +26,6 @@ from ._variables import check_variables
 if TYPE_CHECKING:
     from types import TracebackType
 
-    from ._handle import ReplicaHandle
     from ._journal import RunJournal
     from ._types import ReplicaResult, ReplicaState, ReplicaStatus
 
@@ -262,7 +262,13 @@ class BaseExecutor(Journaled):
         Returns:
             One result per handle, in the given order; a replica without a record is failed with reason ``lost``, and a success
             whose result is gone has the result None and an ``error`` that says so.
+
+        Raises:
+            InvalidRequestError: Something among the handles is none, or belongs elsewhere; nothing was waited for.
         """
+        if not isinstance(handles, Iterable):
+            raise InvalidRequestError(f"collect takes a list of handles, not {handles!r}")
+        handles = list(handles)  # a generator can be read only once
         for handle in handles:
             self._check(handle)
         # Endless is a way to say None; every other value that is not finite is refused.
@@ -416,6 +422,11 @@ class BaseExecutor(Journaled):
         return self._attach(run_id)
 
     def _check(self, handle: ReplicaHandle) -> None:
+        if not isinstance(handle, ReplicaHandle):
+            raise InvalidRequestError(
+                f"this is not a ReplicaHandle: {handle!r:.200}. ReplicaHandle.from_dict and from_json make one of what to_dict and "
+                "to_json gave"
+            )
         if handle.backend_name != self.backend_name:
             raise InvalidRequestError(
                 f"this handle belongs to the backend {handle.backend_name!r}, and this executor is for {self.backend_name!r}"
