@@ -424,8 +424,8 @@ class BaseExecutor(Journaled):
     def _check(self, handle: ReplicaHandle) -> None:
         if not isinstance(handle, ReplicaHandle):
             raise InvalidRequestError(
-                f"this is not a ReplicaHandle: {handle!r:.200}. ReplicaHandle.from_dict and from_json make one of what to_dict and "
-                "to_json gave"
+                f"this is not a ReplicaHandle: {handle!r:.200}. ReplicaHandle.from_dict and from_json make one of what to_dict "
+                "and to_json gave"
             )
         if handle.backend_name != self.backend_name:
             raise InvalidRequestError(
