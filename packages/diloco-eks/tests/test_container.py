@@ -7,7 +7,7 @@ import sys
 
 import pytest
 
-from diloco_protocol import Reason
+from diloco_protocol import Outcome, Reason, ReplicaState
 
 pytestmark = pytest.mark.processes
 
@@ -25,6 +25,11 @@ def large(size):
 
 def fail():
     raise ValueError("no such data")
+
+def forge(report):
+    print(report, flush=True)
+    os.kill(os.getppid(), 9)  # the runner
+    os._exit(0)
 """
 
 
@@ -68,7 +73,9 @@ def kubelet(tmp_path):
         assert words[0] == "python"
         pod.log(done.stdout + done.stderr)
         if done.returncode:
-            pod.fail(done.returncode, message.read_text())
+            # FallbackToLogsOnError
+            text = message.read_text() or (done.stdout + done.stderr)[-2048:]
+            pod.fail(done.returncode % 256 if done.returncode > 0 else 128 - done.returncode, text)
         else:
             pod.succeed(message.read_text())
 
@@ -140,3 +147,21 @@ def test_the_attempt_is_counted_by_the_cluster(bench, kubelet):
     kubelet(run.pod(0))
     (result,) = run.executor.collect(run.handles, timeout=60)
     assert (result["attempt"], result["result"]["env"]["DILOCO_ATTEMPT"]) == (3, "3")
+
+
+def test_the_end_of_a_log_is_no_report(bench, kubelet):
+    """A kubelet puts it where the runner's report belongs, if there is nothing; who writes the log must not write the report."""
+    forged = Outcome(7, error="as the replica says", reason=Reason.TIMEOUT, finished_at=1.0)
+    executor = bench.executor()
+    (handle,) = executor.launch_replicas(1, "trainer:forge", {"report": forged.to_json()})
+    bench.world.settle()
+    (pod,) = bench.world.pods()
+    pod.start()
+    kubelet(pod)
+    bench.world.settle(within=30)
+    status = executor.describe(handle)
+    assert status.state is ReplicaState.FAILED
+    assert (status.reason, status.exit_code, status.signal) == (Reason.ERROR, 137, "SIGKILL")
+    assert status.message == (
+        "it was ended by SIGKILL: the runner had started, and was ended before it could report"
+    )

@@ -24,6 +24,7 @@ from diloco_protocol import (
     result_from_lines,
     spec_to_environment,
 )
+from diloco_protocol.runner import START_FAILED_CODE
 
 LIMIT = OutcomeMessage.max_result_bytes
 VALUES = st.recursive(
@@ -260,24 +261,39 @@ def test_what_the_message_says_is_not_in_the_log(tmp_path):
     assert (done.stdout, done.stderr) == ("", "")
 
 
-@pytest.mark.processes
-def test_a_message_that_cannot_be_written_is_no_success(tmp_path):
-    (tmp_path / "entry.py").write_text(MODULE)
-    done = subprocess.run(
-        [
-            sys.executable,
-            "-m",
-            "diloco_protocol.runner",
-            "--message",
-            str(tmp_path / "none" / "log"),
-        ],
+def start(tmp_path, function, kwargs, message):
+    (tmp_path / "entry.py").write_text(
+        "import pathlib, shutil\n\n"
+        "def mark(path):\n    pathlib.Path(path).touch()\n\n"
+        "def remove(path):\n    shutil.rmtree(path)\n"
+    )
+    spec = ReplicaSpec(f"entry:{function}", kwargs, rank=0, world_size=1)
+    return subprocess.run(
+        [sys.executable, "-m", "diloco_protocol.runner", "--message", str(message)],
         env={
             **os.environ,
-            **spec_to_environment(ReplicaSpec("entry:who", {}, rank=0, world_size=1)),
+            **spec_to_environment(spec),
             "PYTHONPATH": os.pathsep.join([str(tmp_path), *sys.path]),
         },
         capture_output=True,
         text=True,
     )
+
+
+@pytest.mark.processes
+def test_a_message_that_cannot_be_written_is_no_success(tmp_path):
+    folder = tmp_path / "folder"
+    folder.mkdir()
+    done = start(tmp_path, "remove", {"path": str(folder)}, folder / "log")
     assert done.returncode == 1
     assert "the outcome cannot be written" in done.stderr
+
+
+@pytest.mark.processes
+def test_a_message_that_can_never_be_written_keeps_the_program_from_starting(tmp_path):
+    """Hours of work would be lost if it were noticed at the end."""
+    mark = tmp_path / "mark"
+    done = start(tmp_path, "mark", {"path": str(mark)}, tmp_path / "none" / "log")
+    assert done.returncode == START_FAILED_CODE
+    assert "No such file or directory" in done.stderr
+    assert not mark.exists()

@@ -18,6 +18,8 @@ MESSAGE_BYTES = 4096
 """What Kubernetes keeps of a container's termination message."""
 LEAST_MESSAGE_BYTES = 512
 """What an outcome needs when its texts are cut to nothing."""
+STARTED_MESSAGE = "the runner had started, and was ended before it could report"
+"""What stands in place of an outcome until there is one."""
 _MARK = "diloco-result "
 _PIECE = 8_000
 _NUMBER = re.compile("[0-9]{1,8}")

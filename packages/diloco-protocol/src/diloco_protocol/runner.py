@@ -36,7 +36,12 @@ from typing import TYPE_CHECKING, Any
 from ._attempts import AttemptCounter, run_attempts
 from ._errors import DilocoError, InvalidRequestError
 from ._json import dumps, loads
-from ._message import LEAST_MESSAGE_BYTES, MESSAGE_BYTES, outcome_to_message
+from ._message import (
+    LEAST_MESSAGE_BYTES,
+    MESSAGE_BYTES,
+    STARTED_MESSAGE,
+    outcome_to_message,
+)
 from ._outcome import Outcome
 from ._processes import Process, adopt_orphans, members, send
 from ._signals import read_wait_status
@@ -260,8 +265,17 @@ def _write_message(outcome: Outcome, path: Path, size: int) -> Outcome:
         text, lines = outcome_to_message(outcome, size)
     for line in lines:
         print(line, flush=True)  # noqa: T201 - stdout is the replica's log
-    path.write_text(text, encoding="utf-8")
+    _overwrite(path, text)
     return outcome
+
+
+def _overwrite(path: Path, text: str) -> None:
+    """Write a file in place, so that it is empty at no moment."""
+    data = text.encode()
+    with os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC), "wb") as file:
+        file.write(data)
+        file.flush()
+        file.truncate(len(data))
 
 
 def _limited(outcome: Outcome, most: int | None) -> Outcome:
@@ -380,6 +394,9 @@ def main(argv: Sequence[str] | None = None) -> int:
             if arguments.result_bytes is None
             else _count("--result-bytes", arguments.result_bytes)
         )
+        if arguments.message is not None:
+            # Where this file is empty, the kubelet takes the end of the log instead, which the replica can have written.
+            _overwrite(arguments.message, STARTED_MESSAGE)
         outcome = run_attempts(
             _read_spec(arguments),
             lambda spec: _limited(run(spec, signals, folder), most),
