@@ -12,7 +12,8 @@ if TYPE_CHECKING:
 MASK = "***"
 """What stands in place of a secret."""
 
-_URI = re.compile(r"[A-Za-z][A-Za-z0-9+.\-]*://[^\s'\"<>]+")
+# The length of a scheme is bounded, or a long text without one would take quadratic time.
+_URI = re.compile(r"[A-Za-z][A-Za-z0-9+.\-]{0,30}://[^\s'\"<>]+")
 _PARAMETER = re.compile(r"(?<=[?&;])([^=&;#?\s]+)=([^&;#\s]*)")
 _SECRET_NAME = re.compile(r"key|secret|token|pass|pwd|sig|credential|auth|sas", re.IGNORECASE)
 # What people write who mean a URI, and who leave out a part of it.

@@ -82,12 +82,15 @@ class Client:
 
     @property
     def server(self) -> str:
-        """The API server's address.
+        """The API server's address, without a user and a password that may stand in it: handles carry it.
 
         Raises:
             AuthError: There is no configuration.
         """
-        return str(self.apis().batch.api_client.configuration.host).rstrip("/")
+        scheme, separator, rest = str(self.apis().batch.api_client.configuration.host).partition(
+            "://"
+        )
+        return (scheme + separator + rest.rpartition("@")[2]).rstrip("/")
 
     def apis(self) -> Apis:
         """The client's classes, made at the first use.

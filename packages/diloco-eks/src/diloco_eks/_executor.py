@@ -45,10 +45,11 @@ from ._launch import (
     withdraw,
 )
 from ._log_verbs import LogVerbs
-from ._manifest import job_manifest, redacted
+from ._manifest import job_manifest
 from ._namespace import DEFAULT, namespace_of_context
 from ._options import EKSOptions
 from ._runs import Runs
+from ._shown import shown_arguments, shown_job
 
 
 class EKSExecutor(LogVerbs):
@@ -212,9 +213,10 @@ class EKSExecutor(LogVerbs):
         return check_cluster(self._cluster, manifest, account, self._patiently)
 
     def _plan(self, request: RunRequest) -> list[dict[str, Any]]:
+        spec = request.specs(grace=self._options.grace)[0]
         arguments = arguments_map(request, self._options)
-        job = redacted(job_manifest(request, self._options))
-        return [job] if arguments is None else [job, arguments]
+        job = shown_job(job_manifest(request, self._options), spec)
+        return [job] if arguments is None else [job, shown_arguments(arguments, spec)]
 
     def _submit(self, request: RunRequest) -> list[ReplicaHandle]:
         manifest = job_manifest(request, self._options)

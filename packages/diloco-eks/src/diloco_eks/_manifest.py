@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from diloco_protocol import InvalidRequestError
-from diloco_protocol.backend import is_reserved, redact
+from diloco_protocol.backend import is_reserved
 
 from . import _names as names
 from .__about__ import __version__
@@ -107,17 +107,6 @@ def deadline_seconds(request: RunRequest, options: EKSOptions) -> int | None:
         math.ceil(options.pending_timeout + request.timeout * (1 + request.max_restarts)),
         2**31 - 1,
     )
-
-
-def redacted(manifest: Mapping[str, Any]) -> dict[str, Any]:
-    """A manifest to look at: values of variables that are named like secrets are left out."""
-    shown: dict[str, Any] = json.loads(json.dumps(manifest))
-    pod = shown["spec"]["template"]["spec"]
-    for container in [*pod["containers"], *pod.get("initContainers", [])]:
-        for entry in container.get("env") or []:
-            if "value" in entry:
-                entry["value"] = redact(entry["name"], entry["value"])
-    return shown
 
 
 def _fingerprint(manifest: Mapping[str, Any], spec: ReplicaSpec) -> str:

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from diloco_protocol import InvalidRequestError, RunRequest
-from diloco_protocol.backend import redact
+from diloco_protocol.backend import redact, redact_spec
 
 from ._environment import compose
 from ._order import OUTCOME_FILE, SPEC_FILE, Order
@@ -117,7 +117,7 @@ def show_orders(
             "inherited": sorted(
                 name for name, value in order.env.items() if base.get(name) == value
             ),
-            "spec": order.spec.to_dict(),
+            "spec": redact_spec(order.spec).to_dict(),
         }
         for order in orders
     ]

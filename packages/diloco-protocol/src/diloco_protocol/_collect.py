@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from ._backoff import Backoff
 from ._errors import BackendError, ReplicaNotFoundError, ResultLostError, ThrottledError
+from ._texts import readable
 from ._types import Reason, ReplicaResult, ReplicaState, ReplicaStatus
 
 if TYPE_CHECKING:
@@ -80,7 +81,7 @@ def collect(
                     try:
                         results[handle] = result_of(handle)
                     except (ResultLostError, ReplicaNotFoundError) as gone:
-                        results[handle], lost[handle] = None, f"{RESULT_LOST}{gone}"
+                        results[handle], lost[handle] = None, readable(f"{RESULT_LOST}{gone}")
                     except BackendError as caught:
                         if caught.retryable:
                             error = caught

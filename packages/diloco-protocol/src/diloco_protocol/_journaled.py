@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 from ._collect import RESULT_LOST
 from ._errors import BackendError, ReplicaNotFoundError, ResultLostError
 from ._hooks import Hooks
+from ._texts import readable_status
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -25,13 +26,13 @@ class Journaled(Hooks):
     def _observe(self, handles: Sequence[ReplicaHandle]) -> Mapping[ReplicaHandle, ReplicaStatus]:
         """What the journal knows to have ended, and what the backend says of the rest; writes down what has ended."""
         if self._journal is None:
-            return self._observe_run(handles)
+            return self._readable(handles)
         ends = {handle: self._journal.end(handle) for handle in handles}
-        seen = {handle: end[0] for handle, end in ends.items() if end is not None}
+        seen = {handle: readable_status(end[0]) for handle, end in ends.items() if end is not None}
         asked = [handle for handle in handles if handle not in seen]
         if asked:
             try:
-                seen.update(self._observe_run(asked))
+                seen.update(self._readable(asked))
             except ReplicaNotFoundError:
                 if not seen:
                     raise
@@ -39,6 +40,10 @@ class Journaled(Hooks):
             if handle in seen and seen[handle].state.terminal:
                 self._record_end(self._journal, handle, seen[handle])
         return seen
+
+    def _readable(self, handles: Sequence[ReplicaHandle]) -> Mapping[ReplicaHandle, ReplicaStatus]:
+        seen = self._observe_run(handles)
+        return {handle: readable_status(status) for handle, status in seen.items()}
 
     def _record_end(
         self, journal: RunJournal, handle: ReplicaHandle, status: ReplicaStatus

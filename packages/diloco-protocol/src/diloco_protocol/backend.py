@@ -27,7 +27,7 @@ from ._options import (
     takes,
 )
 from ._processes import Process, adopt_orphans, descendants, processes, read_process
-from ._redact import REDACTED, redact
+from ._redact import REDACTED, redact, redact_json, redact_spec, redact_text
 from ._request import check_restarts
 from ._resources import ANY, GpuRequest, parse_gpu
 from ._signals import read_wait_status, signal_name
@@ -67,6 +67,9 @@ __all__ = [
     "read_process",
     "read_wait_status",
     "redact",
+    "redact_json",
+    "redact_spec",
+    "redact_text",
     "signal_name",
     "split_lines",
     "takes",

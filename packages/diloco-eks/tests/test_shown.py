@@ -1,0 +1,74 @@
+"""A plan is looked at, mailed and logged, so no secret is in it."""
+
+import json
+
+import pytest
+
+from diloco_protocol import spec_from_environment
+from diloco_protocol.backend import REDACTED
+
+SECRETS = {
+    "WANDB_API_KEY": "k-1-of-many",
+    "STORE": "s3://user:k-1-of-many@bucket/run",
+    "ARGS": "--hub hf_" + "a1B2" * 9,
+}
+KWARGS = {
+    "hub": {"token": "k-1-of-many", "name": "model"},
+    "data": "s3://user:k-1-of-many@bucket/data",
+    "rendezvous_uri": "s3://user:k-1-of-many@bucket/run",
+    "price": "$5 $(HOME)",
+}
+
+
+def container_of(job):
+    return job["spec"]["template"]["spec"]["containers"][0]
+
+
+def told(job, *others):
+    """The spec that the replicas of a shown Job would read."""
+    variables = {entry["name"]: entry.get("value") for entry in container_of(job)["env"]}
+    for body in others:
+        variables |= body["data"]
+    return spec_from_environment(variables)
+
+
+@pytest.mark.parametrize("padding", [0, 100_000], ids=["inside the Job", "in a ConfigMap"])
+def test_no_secret_is_shown(bench, padding):
+    executor = bench.executor(annotations={"hook": "https://user:k-1-of-many@example.org/x"})
+    plan = executor.plan(
+        2, "trainer:train", {**KWARGS, "more": "x" * padding}, env={"MODE": "fast", **SECRETS}
+    )
+    job, *others = plan.requests
+    assert bool(others) == bool(padding)
+    shown = told(job, *others)
+    assert "k-1-of-many" not in json.dumps([*plan.requests, shown.to_dict()])
+    assert "a1B2" not in json.dumps(plan.requests)
+    assert shown.kwargs == {
+        "hub": {"token": REDACTED, "name": "model"},
+        "data": f"s3://{REDACTED}@bucket/data",
+        "rendezvous_uri": f"s3://{REDACTED}@bucket/run",
+        "price": "$5 $(HOME)",
+        "more": "x" * padding,
+    }
+    assert shown.rendezvous_uri == f"s3://{REDACTED}@bucket/run"
+    values = {entry["name"]: entry.get("value") for entry in container_of(job)["env"]}
+    assert values["MODE"] == "fast"
+    assert job["metadata"]["annotations"]["hook"] == f"https://{REDACTED}@example.org/x"
+
+
+def test_the_secrets_themselves_are_sent(bench):
+    executor = bench.executor()
+    executor.launch_replicas(2, "trainer:train", KWARGS, run_id="run-1", env=SECRETS)
+    sent = bench.world.job("run-1")
+    assert told(sent).kwargs == KWARGS
+    values = {entry["name"]: entry.get("value") for entry in container_of(sent)["env"]}
+    assert {name: values[name] for name in SECRETS} == SECRETS
+
+
+def test_a_handle_holds_no_password(bench):
+    executor = bench.executor()
+    (handle,) = executor.launch_replicas(1, "trainer:train")
+    host, plain = bench.stand_in.url.split("://")[1], bench.stand_in.url
+    configuration = executor._client.apis().batch.api_client.configuration
+    configuration.host = f"https://user:k-1-of-many@{host}"
+    assert executor.attach(handle.run_id)[0].metadata["server"] == plain.rstrip("/")
