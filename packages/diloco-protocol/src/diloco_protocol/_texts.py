@@ -29,13 +29,9 @@ def readable(text: str) -> str:
 
 def readable_status(status: ReplicaStatus) -> ReplicaStatus:
     """A status whose texts are all :func:`readable`."""
-    texts = {
-        name: text
-        for name in ("message", "signal", "native", "url")
-        if (text := getattr(status, name)) is not None and text != readable(text)
-    }
-    return (
-        replace(status, **{name: readable(text) for name, text in texts.items()})
-        if texts
-        else status
-    )
+    message, native = readable(status.message), readable(status.native)
+    signal = None if status.signal is None else readable(status.signal)
+    url = None if status.url is None else readable(status.url)
+    if (message, native, signal, url) == (status.message, status.native, status.signal, status.url):
+        return status
+    return replace(status, message=message, native=native, signal=signal, url=url)
