@@ -184,6 +184,12 @@ class ToyExecutor(BaseExecutor):
                 f"this handle belongs to the account {account!r}, and this executor works in {self.cloud.account!r}"
             )
 
+        # A handle may come from anywhere: what it leads to is of its own run, or it leads to nothing.
+        if handle.metadata["name"] != (name := f"{handle.run_id}-{handle.rank}"):
+            raise InvalidRequestError(
+                f"this handle is of the job {name!r}, and its metadata names {handle.metadata['name']!r}"
+            )
+
     # --- watching ---
 
     def _observe_run(

@@ -1,6 +1,6 @@
 """Executors that are wrong, each in one way; most of the ways were found in real launchers. What they share."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from test_toy import ToyHarness
 from toy_cloud import ToyCloud
@@ -67,6 +67,14 @@ class Remembering(ToyExecutor):
         handles = super()._submit(request)
         self.mine.update({handle.rank: handle for handle in handles})
         return handles
+
+
+class Believing(ToyExecutor):
+    """Base of those that do not ask whether what a handle leads to is of its run."""
+
+    def _check_handle(self, handle):
+        right = {"account": self.cloud.account, "name": f"{handle.run_id}-{handle.rank}"}
+        super()._check_handle(replace(handle, metadata={**handle.metadata, **right}))
 
 
 def harness_of(cls, *, gang):

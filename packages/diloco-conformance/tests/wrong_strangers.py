@@ -4,7 +4,7 @@ from dataclasses import replace
 
 from toy_cloud import PAGE
 from toy_executor import ToyExecutor, ask
-from wrong import mutant
+from wrong import Believing, mutant
 
 from diloco_protocol import (
     InvalidRequestError,
@@ -62,7 +62,7 @@ class CancelPassesOverWhatItDoesNotUnderstand(ToyExecutor):
 
 
 @mutant(NOWHERE, "H9")
-class ARankThatIsNotThereIsAnIndexError(ToyExecutor):
+class ARankThatIsNotThereIsAnIndexError(Believing):
     def _observe_run(self, handles):
         run = self._attach(handles[0].run_id)
         for handle in handles:
@@ -71,7 +71,7 @@ class ARankThatIsNotThereIsAnIndexError(ToyExecutor):
 
 
 @mutant(NOWHERE, "H9")
-class TheLastRankForAnyOther(ToyExecutor):
+class TheLastRankForAnyOther(Believing):
     def _observe_run(self, handles):
         jobs = {handle.rank: job for handle, job in self._jobs(handles[0].run_id).items()}
         ranks = {one: min(one.rank, max(jobs)) for one in handles if jobs}
@@ -79,7 +79,7 @@ class TheLastRankForAnyOther(ToyExecutor):
 
 
 @mutant(NOWHERE, "H9")
-class LogsOfNamesThatAreNone(ToyExecutor):
+class LogsOfNamesThatAreNone(Believing):
     def _logs(self, handle, query):
         if not handle.metadata["name"].isascii():
             raise ValueError("the name must be ASCII")
@@ -207,7 +207,7 @@ class StopsWhereSomethingHasGone(Paging):
 
 
 @mutant("h9_a_handle_that_leads_nowhere_has_a_named_error", "H9", "S6")
-class WhoIsNotThereIsPending(ToyExecutor):
+class WhoIsNotThereIsPending(Believing):
     def describe(self, handle):
         try:
             return super().describe(handle)

@@ -65,6 +65,7 @@ PROMISES = {
     "H7": "list_runs gives every run once, oldest first, however many there are.",
     "H8": "Runs whose names begin alike are told apart, and so are more than ten ranks.",
     "H9": "A handle that is incomplete or leads nowhere has a named error, and what diloco has not launched is no run.",
+    "H10": "Whatever text a handle holds, no run but the one it names is touched or shown, and every error is a BackendError.",
     "T1": "Threads that share an executor get the same answers as one after the other.",
     "T2": "Those who launch one run_id at the same time get one run.",
     "G1": "A log has the lines that the replica wrote, and no others.",

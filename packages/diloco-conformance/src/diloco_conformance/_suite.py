@@ -27,6 +27,7 @@ from ._suite_details import Details
 from ._suite_endings import Endings
 from ._suite_find import Finding
 from ._suite_follow import Following, check_streams
+from ._suite_forged import Forgeries
 from ._suite_last_lines import LastLines
 from ._suite_launch import Launching
 from ._suite_logs import Logs
@@ -65,6 +66,7 @@ class ExecutorConformance(
     Finding,
     Names,
     Strangers,
+    Forgeries,
     Threads,
     Meanwhile,
     Logs,

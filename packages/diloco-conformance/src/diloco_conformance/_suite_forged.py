@@ -1,0 +1,201 @@
+"""Handles that were not made by a launch: H10."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+from itertools import combinations
+from typing import Any
+
+from diloco_protocol import (
+    BackendError,
+    InvalidRequestError,
+    ReplicaHandle,
+    ReplicaNotFoundError,
+)
+
+from ._harness import Ability, Step, Truth
+from ._lab import Lab
+from ._model import Run
+from ._refusals import must_raise
+from ._suite_names import verbs
+
+RUN_ID = "run_id"
+MOST = 5
+"""Up to how many texts of two handles are mixed in every way; of more, each alone, and all but each."""
+WORDS = (
+    *("", ".", "..", "../..", "/", "*", "%", "a/b c", "-x", "Ü", "%2e%2e%2f", "0", "-1", "1e9", "null", "{}"),
+    *("\0", "a\nb", "\ud800", "x" * 250),
+)  # fmt: skip
+"""Texts that are something else to a path, a pattern, a URL, a header, a number or an encoding."""
+
+
+def changed(handle: ReplicaHandle, texts: dict[str, str]) -> ReplicaHandle:
+    """The handle with other texts: those of its metadata by their keys, its run_id by that name."""
+    metadata = {**handle.metadata, **{key: text for key, text in texts.items() if key != RUN_ID}}
+    return replace(handle, metadata=metadata, run_id=texts.get(RUN_ID, handle.run_id))
+
+
+def mixtures(one: ReplicaHandle, other: ReplicaHandle) -> Iterator[tuple[str, ...]]:
+    """The texts that are to be taken from the other handle: some of those in which the two differ, and not all."""
+    names = [key for key in one.metadata if other.metadata.get(key) != one.metadata[key]]
+    names.append(RUN_ID)
+    sizes = range(1, len(names)) if len(names) <= MOST else (1, len(names) - 1)
+    for size in sizes:
+        yield from combinations(names, size)
+
+
+def texts_of(handle: ReplicaHandle) -> dict[str, str]:
+    """All its texts."""
+    return {**handle.metadata, RUN_ID: handle.run_id}
+
+
+class Pair:
+    """Two runs that know different things, of which forged handles may touch only the one that they name.
+
+    Args:
+        lab: Where they are launched.
+        over: Whether they have ended; otherwise they live.
+    """
+
+    def __init__(self, lab: Lab, *, over: bool) -> None:
+        self._lab = lab
+        self.mine, self.theirs = lab.up(1), lab.up(1)
+        for run in (self.mine, self.theirs):
+            if lab.can(Step.PRINT):
+                lab.drive(run.replicas[0], Step.PRINT, [_known(run)])
+            if over:
+                lab.drive(run.replicas[0], Step.SUCCEED, _known(run))
+        lab.harness.settle()
+        self._truths = {run.name: self._truth(run) for run in (self.mine, self.theirs)}
+        self._strangers = self._others_alive()
+        self._named: list[Run] = []
+
+    def intact(self) -> bool:
+        """Whether neither has changed, as the one may that a handle has named."""
+        return all(self._truth(run) == self._truths[run.name] for run in self._named)
+
+    def take(self, handle: ReplicaHandle) -> None:
+        """Give a handle to every verb: no run but the one that it is named after may change, or be shown."""
+        lab = self._lab
+        named = [run for run in (self.mine, self.theirs) if run.run_id == handle.run_id]
+        self._named += named
+        for verb, call in verbs(lab.executor, handle).items():
+            said = (
+                f"{verb}(a handle of {_short(handle.run_id)} with {_short(dict(handle.metadata))})"
+            )
+            lab.note(said, verb)
+            gave: Any = None
+            try:
+                gave = lab.within("H10", call)
+            except BackendError:
+                pass  # whichever it is, it has a name
+            else:
+                if named and verb in {"cancel", "purge"}:
+                    lab.harness.settle()
+            self._look(named, f"{said} gave {_short(gave)}", repr(gave))
+            lab.history.pop()  # of hundreds, the one that matters is easier to see
+
+    def end(self) -> None:
+        """What was still under way has changed nothing either."""
+        self._lab.harness.settle()
+        self._look(self._named, "the last of these calls", "")
+
+    def _look(self, named: list[Run], said: str, shown: str) -> None:
+        for run in (self.mine, self.theirs):
+            if run in named:
+                continue
+            if (now := self._truth(run)) != (truth := self._truths[run.name]):
+                self._lab.broken("H10", said, f"{run.replicas[0]} was {truth}, and is {now}")
+            if _known(run) in shown:
+                self._lab.broken("H10", said, f"only a handle of {run.name} shows that")
+        if (alive := self._others_alive()) != self._strangers:
+            self._lab.broken(
+                "H10", said, f"{self._strangers} others lived before it, and now {alive}"
+            )
+
+    def _truth(self, run: Run) -> Truth:
+        return self._lab.harness.truth(run.handles[0])
+
+    def _others_alive(self) -> int:
+        ours = sum(self._truth(run).alive for run in (self.mine, self.theirs))
+        return self._lab.harness.living() - ours
+
+
+class Forgeries:
+    """Fixed tests of H10."""
+
+    def test_h10_a_handle_of_two_runs(self, lab: Lab) -> None:
+        """Some of its texts are those of another run: what it is not named after is neither touched nor shown."""
+        for over in (False, True):
+            pair = Pair(lab, over=over)
+            for names in list(mixtures(pair.mine.handles[0], pair.theirs.handles[0])):
+                if not pair.intact():
+                    pair = Pair(lab, over=over)
+                texts = texts_of(pair.theirs.handles[0])
+                pair.take(changed(pair.mine.handles[0], {name: texts[name] for name in names}))
+            pair.end()
+
+    def test_h10_a_handle_of_any_text(self, lab: Lab) -> None:
+        """Whatever stands in a text of it, other runs live on, and every error is a BackendError."""
+        pair = Pair(lab, over=False)
+        name = pair.theirs.run_id
+        names = (lab.harness.run_prefix, f"../{name}", f"x/../{name}", f"{name}\0", f"{name} ")
+        for word in (*WORDS, name, *names):
+            texts = texts_of(pair.mine.handles[0])
+            whole = {key: text.replace(texts[RUN_ID], word) for key, text in texts.items()}
+            for change in [*({key: word} for key in texts), whole]:
+                if not pair.intact():
+                    pair = Pair(lab, over=False)
+                pair.take(changed(pair.mine.handles[0], change))
+        pair.end()
+
+    def test_h10_a_run_id_of_any_text(self, lab: Lab) -> None:
+        """Given to the verbs that take one, it finds nothing and ends nothing."""
+        run = lab.up(1)
+        words: list[Any] = [*WORDS, lab.harness.run_prefix, f"../{run.run_id}", f"{run.run_id}\0"]
+        for word in [*words, None, 0, [run.run_id], run.run_id.encode()]:
+            for verb in ("attach", "cancel_run", "exists"):
+                lab.note(f"{verb}({_short(word)})")
+                try:
+                    gave = lab.within("H10", lambda v=verb, w=word: getattr(lab.executor, v)(w))  # type: ignore[misc]
+                except (InvalidRequestError, ReplicaNotFoundError):
+                    continue
+                except BackendError as error:
+                    lab.broken("H10", f"{verb} raised {error!r}", "there can be no such run")
+                if gave is not False:
+                    lab.broken("H10", f"{verb} gave {gave!r}", "there can be no such run")
+        lab.settle()
+        lab.observe_all()
+
+    def test_h10_what_is_no_handle_is_refused(self, lab: Lab) -> None:
+        """By every verb: the dictionary that a handle was written as, its run_id, nothing."""
+        run = lab.up(1)
+        handle = run.handles[0]
+        for wrong in (handle.to_dict(), handle.to_json(), handle.run_id, [handle], 0, None):
+            for verb, call in verbs(lab.executor, wrong).items():  # type: ignore[arg-type]
+                lab.note(f"{verb}({_short(wrong)})")
+                must_raise(lab, "H10", verb, call, InvalidRequestError, "that is no handle")
+        lab.observe_all()
+
+    def test_h10_a_handle_leads_only_to_what_is_ours(self, lab: Lab) -> None:
+        """One that names something else in the same place, with or without the ids of a run: it is not touched."""
+        lab.needs(Ability.FOREIGN)
+        name = f"{lab.harness.run_prefix}-foreign"
+        lab.harness.foreign(name)
+        lab.note(f"there is something else by the name of {name!r}", "foreign")
+        pair = Pair(lab, over=False)
+        texts = texts_of(handle := pair.mine.handles[0])
+        named = {key: text.replace(texts[RUN_ID], name) for key, text in texts.items()}
+        for empty in [{}, *({key: ""} for key in handle.metadata)]:
+            pair.take(changed(handle, {**named, **empty}))
+        pair.end()
+
+
+def _known(run: Run) -> str:
+    return f"known to {run.name} alone."
+
+
+def _short(value: Any) -> str:
+    text = repr(value)
+    return text if len(text) < 100 else f"{text[:100]}…"
