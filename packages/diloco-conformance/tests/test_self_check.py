@@ -49,7 +49,10 @@ def test_what_the_executor_does_wrong_is_left_to_the_tests(name):
 
 
 #: They reach into the cloud past its API, and so past its faults.
-REACHING_IN = {"PurgeIsOnlyBegun", "PurgesInTheDark", "LogsByPrefix"}
+REACHING_IN = {
+    *("PurgeIsOnlyBegun", "PurgesInTheDark", "LogsByPrefix"),
+    *("ShowsTheLogOfAnotherRun", "ShowsTheResultOfAnotherRun"),
+}
 
 
 @pytest.mark.parametrize(

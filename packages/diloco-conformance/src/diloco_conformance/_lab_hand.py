@@ -25,7 +25,8 @@ class Hand(Verbs):
 
     def drive(self, replica: Replica, step: Step, value: Any = None) -> None:
         """Make a replica do something, and see that the world has done it."""
-        self.adopt(replica, self.harness.truth(replica.handle))
+        self.adopt(replica, was := self.harness.truth(replica.handle))
+        before = was.state, was.attempt
         shown = "" if value is None else f" with {str(value)[:60]}"
         self.note(f"{replica} is made to {step}{shown}", "drive")
         began = self.moment()
@@ -56,6 +57,14 @@ class Hand(Verbs):
             most = self.capabilities.max_result_bytes
             self.broken("R11", f"max_result_bytes={most}", f"a smaller result made {replica} fail")
         allowed = replica.possible(self.harness.clock())
+        counted = self.capabilities.counts_attempts or not self.harness.starts_by_itself
+        if step in FAILURES and counted and (truth.state, truth.attempt) == before:
+            fault(
+                self.harness,
+                f"drive(…, Step.{step.name}, {value!r}) changed nothing: the world tells {truth}. It must end the attempt that "
+                f"runs, or declare Step.{step.name} in cannot",
+                "drive",
+            )
         if step in FAILURES and truth.state is not replica.state:
             limit = replica.run.options.get("max_restarts")
             said = f"{replica} is {truth.state} in attempt {truth.attempt}"

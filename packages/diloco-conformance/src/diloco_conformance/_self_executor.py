@@ -95,6 +95,15 @@ def check_time(harness: Harness) -> None:
             "what the world does by itself",
             "advance",
         )
+    moment = harness.clock()
+    harness.settle()
+    if type(harness).sleep is Harness.sleep and harness.clock() - moment > harness.short_timeout:
+        fault(
+            harness,
+            f"settle() let {harness.clock() - moment:g} s pass although nothing was under way: what was launched would be past "
+            "its timeout after it",
+            "settle",
+        )
     passed = harness.now() - then
     stands = passed == 0 and type(harness).sleep is Harness.sleep
     if stands or not passed >= 0.9 * seconds - harness.resolution:

@@ -8,7 +8,8 @@ from collections.abc import Callable, Iterator
 from diloco_protocol import BackendError, ReplicaHandle
 
 from ._blame import fault
-from ._harness import Fault, Operation, Step
+from ._harness import Fault, Harness, Operation, Step
+from ._scenes import RETRYABLE
 from ._self_sample import Sample
 
 MANY = 1000
@@ -23,16 +24,49 @@ def looks_are_disturbed(sample: Sample) -> None:
         return
     handles = sample.first.run.handles
     _states(sample, handles)  # if that raises already, it says nothing of a disturbance
-    with _disturbed(sample, Operation.OBSERVE), contextlib.suppress(BackendError):
-        true = [sample.harness.truth(handle).state for handle in handles]
-        if _states(sample, handles) == true:
-            _nothing(
-                sample, Operation.OBSERVE, "an executor that had seen nothing saw what is true"
-            )
+    virtual = type(sample.harness).sleep is Harness.sleep
+    for kind in (
+        Fault.FORBIDDEN,
+        *(RETRYABLE if virtual else ()),
+    ):  # the others are retried for long
+        if sample.lab.can(kind):
+            _looks_are_disturbed(sample, handles, kind)
     try:
         _states(sample, handles)
     except BackendError as error:
         _not_cleared(sample, Operation.OBSERVE, f"a look raises {error!r}")
+
+
+def _looks_are_disturbed(sample: Sample, handles: list[ReplicaHandle], kind: Fault) -> None:
+    with _disturbed(sample, Operation.OBSERVE, kind), contextlib.suppress(BackendError):
+        true = [sample.harness.truth(handle).state for handle in handles]
+        if _states(sample, handles) == true:
+            what = "an executor that had seen nothing saw what is true"
+            _nothing(sample, Operation.OBSERVE, what, kind)
+
+
+def several_are_disturbed(sample: Sample) -> None:
+    """At the same time, and clear ends all of it."""
+    if not _can(sample, Operation.OBSERVE) or not _can(sample, Operation.LAUNCH):
+        return
+    harness, handles = sample.harness, sample.first.run.handles
+    true = [harness.truth(handle).state for handle in handles]
+    harness.inject(Operation.OBSERVE, Fault.FORBIDDEN)
+    harness.inject(Operation.LAUNCH, Fault.FORBIDDEN)
+    try:
+        seen = _states(sample, handles)
+    except BackendError:
+        seen = []
+    harness.clear()
+    if seen == true:
+        fault(
+            harness,
+            f"inject({Operation.LAUNCH!r}, …) has ended what inject({Operation.OBSERVE!r}, …) had begun: several operations add "
+            "up, until clear()",
+            "inject",
+        )
+    if not _started(sample):
+        _not_cleared(sample, Operation.LAUNCH, "a launch is refused")
 
 
 def launches_are_disturbed(sample: Sample) -> None:
@@ -101,6 +135,7 @@ def purges_are_disturbed(sample: Sample) -> None:
 FAULT_CHECKS: list[Callable[[Sample], None]] = [
     looks_are_disturbed,
     launches_are_disturbed,
+    several_are_disturbed,
     cancels_are_disturbed,
     logs_are_disturbed,
     purges_are_disturbed,
@@ -112,8 +147,10 @@ def _can(sample: Sample, operation: Operation) -> bool:
 
 
 @contextlib.contextmanager
-def _disturbed(sample: Sample, operation: Operation, after: int = 0) -> Iterator[None]:
-    sample.harness.inject(operation, Fault.FORBIDDEN, after=after)
+def _disturbed(
+    sample: Sample, operation: Operation, kind: Fault = Fault.FORBIDDEN, after: int = 0
+) -> Iterator[None]:
+    sample.harness.inject(operation, kind, after=after)
     try:
         yield
     finally:
@@ -137,10 +174,12 @@ def _started(sample: Sample) -> bool:
     return sample.harness.truth(run.handles[0]).alive and sample.harness.living() > before
 
 
-def _nothing(sample: Sample, operation: Operation, what: str) -> None:
+def _nothing(
+    sample: Sample, operation: Operation, what: str, kind: Fault = Fault.FORBIDDEN
+) -> None:
     fault(
         sample.harness,
-        f"inject({operation!r}, {Fault.FORBIDDEN!r}) changes nothing: {what} under it. Until clear(), every such call to the "
+        f"inject({operation!r}, {kind!r}) changes nothing: {what} under it. Until clear(), every such call to the "
         "platform must run into the fault, or the fault must be declared in cannot",
         "inject",
     )

@@ -27,19 +27,32 @@ class Sample:
 
     def __init__(self, lab: Lab) -> None:
         self.lab, self.harness, self.number = lab, lab.harness, 0
-        quiet = self.living()
+        if quiet := self.living():
+            fault(
+                self.harness,
+                f"living() is {quiet} in a fresh world, before anything was launched: every test must find a world of its own, "
+                "in which nothing lives",
+                "living",
+            )
         run = lab.launch(2)
         for replica in run.replicas:
             self._truth(replica.handle)
             lab.drive(replica, Step.START)
         self.first, self.second = run.replicas
         alive = sum(self._truth(handle).alive for handle in run.handles)
-        if (counted := self.living()) - quiet < alive:
+        if (counted := self.living()) < alive:
             fault(
                 self.harness,
-                f"living() was {quiet} before a launch of two replicas, and is {counted} now, although truth() says that "
+                f"living() was 0 before a launch of two replicas, and is {counted} now, although truth() says that "
                 f"{alive} of them are alive: it must count what lives in the world at this moment",
                 "living",
+            )
+        if any(self._truth(handle).stopping for handle in run.handles):
+            fault(
+                self.harness,
+                f"truth() returned {self._truth(run.handles[0])} of a replica that nobody has ended: stopping must say "
+                "whether its end was asked for",
+                "truth",
             )
 
     @contextlib.contextmanager

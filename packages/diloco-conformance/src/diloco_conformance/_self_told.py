@@ -107,6 +107,14 @@ def what_was_sent_is_kept(sample: Sample) -> None:
             "Plan.requests",
             "sent",
         )
+    sample.lab.launch(1)
+    if (now := sample.harness.sent())[: len(sent)] != sent or len(now) == len(sent):
+        fault(
+            sample.harness,
+            f"sent() had {len(sent)} requests before a launch, and has {len(now)} after it, of which not all of the first "
+            f"{len(sent)} are the same: it must keep all requests, in order",
+            "sent",
+        )
 
 
 def records_have_their_types(sample: Sample) -> None:

@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from ._blame import fault
-from ._harness import Ability, Step
+from ._harness import Ability, Harness, Step
 from ._self_sample import Sample
+from ._self_told import calls_are_counted
 
 NEAR = 600.0
 """Seconds by which clocks may differ without anybody having mistaken one for another."""
@@ -18,13 +19,25 @@ def prints_are_recorded(sample: Sample) -> None:
     if lab.can(Step.PRINT):
         for replica in (sample.first, sample.second):  # some executors read the log of another
             lab.drive(replica, Step.PRINT, ["self-check"])
-        if not sample.ask(lambda: lab.executor.stream_logs(handle)):
+        if not (log := sample.ask(lambda: lab.executor.stream_logs(handle))):
             fault(
                 harness,
                 "after drive(…, Step.PRINT, ['self-check']) the log is empty. Either drive writes where the executor "
                 "does not read, or the executor reads no logs: mend what is wrong, or declare Step.PRINT in cannot",
                 "drive",
             )
+        if lab.can(Ability.WRITE):
+            for replica in (sample.first, sample.second):
+                lab.write(replica, b"to write\n")
+            with sample.fresh() as executor:
+                now = sample.ask(lambda: executor.stream_logs(handle))
+            if now == log:
+                fault(
+                    harness,
+                    "after write(…, b'to write\\n') there is no such line in the log, although drive(…, Step.PRINT, …) is seen "
+                    "there: it must have the program write these very bytes",
+                    "write",
+                )
     streams = ("stdout", "stderr")
     if not lab.can(Ability.WRITE) or not set(streams) <= set(lab.capabilities.log_streams):
         return
@@ -131,6 +144,13 @@ def what_is_removed_goes(sample: Sample) -> None:
     replica = lab.up(1).replicas[0]
     lab.drive(replica, Step.SUCCEED)
     harness.remove(replica.handle)
+    if type(harness).sleep is Harness.sleep and harness.truth(replica.handle).state is None:
+        fault(
+            harness,
+            "after remove(handle) the run is gone at once: it must only begin to remove it, so that it is seen what others do "
+            "meanwhile, and settle() must bring that to its end",
+            "remove",
+        )
     harness.settle()
     if (truth := harness.truth(replica.handle)).state is not None:
         fault(
@@ -146,9 +166,18 @@ def cancels_settle(sample: Sample) -> None:
     """What is being ended has ended after a settle."""
     lab, harness, handle = sample.lab, sample.harness, sample.second.handle
     lab.cancel(sample.second)
-    accepted = harness.truth(handle).stopping
+    at_once = harness.truth(handle)
+    accepted = at_once.stopping
     harness.settle()
     truth = harness.truth(handle)
+    over = truth.state is None or truth.state.terminal
+    if over and not accepted and at_once.state is not None and not at_once.state.terminal:
+        fault(
+            harness,
+            f"truth() returned {at_once} of a replica whose cancel was accepted, and that had ended after settle(): stopping "
+            "must say that its end was asked for",
+            "truth",
+        )
     if accepted and truth.state is not None and not truth.state.terminal:
         fault(
             harness,
@@ -182,14 +211,40 @@ def what_expires_is_gone(sample: Sample) -> None:
         truth.state is not None and truth.state.terminal for truth in truths
     ):
         return
+    other = sample.lab.launch(1).handles[0]
     harness.expire(run.handles)
     for replica in run.replicas:
         replica.gone = True
-    if (truth := harness.truth(run.handles[0])).state is not None:
+        if (truth := harness.truth(replica.handle)).state is not None:
+            fault(
+                harness,
+                f"after expire(handles) the world still tells {truth} of {replica}: it must have the platform forget the run",
+                "expire",
+            )
+    if harness.truth(other).state is None:
         fault(
             harness,
-            f"after expire(handles) the world still tells {truth}: it must have the platform forget the run",
+            "after expire(handles) another run is gone too: it must have the platform forget the run of these handles alone",
             "expire",
+        )
+
+
+def between_waits(sample: Sample) -> None:
+    """For the next page of a list, and not longer."""
+    if not sample.lab.can(Ability.BETWEEN):
+        return
+    done: list[bool] = []
+    sample.harness.between(lambda: done.append(True))
+    early = len(done)
+    with sample.fresh() as executor:
+        sample.ask(executor.list_runs)
+        sample.ask(executor.list_runs)
+    if early or len(done) > 1:
+        fault(
+            sample.harness,
+            f"between(action) called action {'at once' if early else f'{len(done)} times'}: it must be called once, after the "
+            "platform has answered the next call for a page of the runs",
+            "between",
         )
 
 
@@ -205,6 +260,8 @@ WORLD_CHECKS: list[Callable[[Sample], None]] = [
 LAST_CHECKS: list[Callable[[Sample], None]] = [
     cancels_settle,
     what_is_removed_goes,
+    between_waits,
+    calls_are_counted,
     days_pass,
     what_expires_is_gone,
 ]

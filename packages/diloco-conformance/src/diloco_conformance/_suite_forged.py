@@ -29,6 +29,9 @@ WORDS = (
 )  # fmt: skip
 """Texts that are something else to a path, a pattern, a URL, a header, a number or an encoding."""
 
+LOOKED_AFTER = ("collect", "cancel", "purge")
+"""After which verbs the world is looked at: the last of those that read, and those that end or remove something."""
+
 
 def changed(handle: ReplicaHandle, texts: dict[str, str]) -> ReplicaHandle:
     """The handle with other texts: those of its metadata by their keys, its run_id by that name."""
@@ -91,24 +94,27 @@ class Pair:
             except BackendError:
                 pass  # whichever it is, it has a name
             else:
-                if named and verb in {"cancel", "purge"}:
+                if named and verb in LOOKED_AFTER:
                     lab.harness.settle()
-            self._look(named, f"{said} gave {_short(gave)}", repr(gave))
+            said += f" gave {_short(gave)}"
+            for run in (self.mine, self.theirs):
+                if run not in named and _known(run) in repr(gave):
+                    lab.broken("H10", said, f"only a handle of {run.name} shows that")
+            if verb in LOOKED_AFTER:
+                self._look(named, said)
             lab.history.pop()  # of hundreds, the one that matters is easier to see
 
     def end(self) -> None:
         """What was still under way has changed nothing either."""
         self._lab.harness.settle()
-        self._look(self._named, "the last of these calls", "")
+        self._look(self._named, "the last of these calls")
 
-    def _look(self, named: list[Run], said: str, shown: str) -> None:
+    def _look(self, named: list[Run], said: str) -> None:
         for run in (self.mine, self.theirs):
             if run in named:
                 continue
             if (now := self._truth(run)) != (truth := self._truths[run.name]):
                 self._lab.broken("H10", said, f"{run.replicas[0]} was {truth}, and is {now}")
-            if _known(run) in shown:
-                self._lab.broken("H10", said, f"only a handle of {run.name} shows that")
         if (alive := self._others_alive()) != self._strangers:
             self._lab.broken(
                 "H10", said, f"{self._strangers} others lived before it, and now {alive}"
