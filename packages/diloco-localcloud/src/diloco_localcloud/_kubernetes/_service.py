@@ -77,7 +77,7 @@ class Service:
         if self._tls:
             context, self._authority = _tls.make()
         try:
-            self._server = Server(self._api.handle, self._port, context)
+            self._server = Server(self._api.handle, self._port, context, admit=self._api.admit)
         except OSError as wrong:
             message = f"port {self._port} of 127.0.0.1 cannot be used: {wrong.strerror}; choose another, or 0 for a free one"
             raise StandInError(message) from None

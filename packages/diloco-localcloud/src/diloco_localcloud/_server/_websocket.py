@@ -83,7 +83,8 @@ class WebSocket:
         if self._protocol.state is State.OPEN:
             self._protocol.send_close(1000)
             self._flush()
-        while self._protocol.state is State.CLOSING:
+        # Then the server ends the connection; a client that keeps to RFC 6455 (7.1.1) waits for that.
+        while self._protocol.state is State.CLOSING and self._protocol.close_rcvd is None:
             self.receive()
 
     def _read(self) -> bytes:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hmac
 import threading
 from collections.abc import Iterable, Mapping
 from typing import Any
@@ -49,7 +50,9 @@ class Access:
         Raises:
             ApiError: 401.
         """
-        if self.token is not None and header != f"Bearer {self.token}":
+        if self.token is not None and not hmac.compare_digest(
+            header.encode(), f"Bearer {self.token}".encode()
+        ):
             raise _refusals.unauthorized()
 
     def check(self, verb: str, route: Route) -> None:

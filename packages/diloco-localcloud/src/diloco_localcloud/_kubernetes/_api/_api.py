@@ -15,6 +15,8 @@ if TYPE_CHECKING:
     from .._control._cluster import Cluster
 
 
+# As the API server's own limit.
+_MOST_BYTES = 3 << 20
 _LOG = logging.getLogger("diloco_localcloud")
 
 
@@ -28,16 +30,33 @@ class Api:
         self._cluster = cluster
         self._verbs = _verbs.Verbs(cluster, access)
 
-    def handle(self, request: Request) -> Response:
-        """Answer, or raise ``CutError``."""
+    def admit(self, head: Request) -> Response | None:
+        """Who asks, and how much is to be read; the refusal, or None."""
+        try:
+            if head.path not in ("/healthz", "/livez", "/readyz", "/version"):
+                self.access.authenticate(head.headers.get("authorization", ""))
+            if int(head.headers.get("content-length", "0")) > _MOST_BYTES:
+                raise _refusals.too_large(_MOST_BYTES)
+        except _refusals.ApiError as refusal:
+            _, verb, what, name = self._meant(head)
+            self.calls.note(Call(verb, what, name, refusal.code))
+            return as_json(refusal.code, refusal.body, refusal.headers)
+        return None
+
+    def _meant(self, request: Request) -> tuple[_route.Route | None, str, str, str]:
+        """The route, the verb, the resource and the name."""
         route = _route.parse(request.path)
         if route is not None and route.resource.api_version in self._cluster.absent:
             route = None
         verb = _verb(request, route)
-        what, name = request.path, ""
-        if route is not None:
-            what = route.resource.plural + (f"/{route.subresource}" if route.subresource else "")
-            name = route.name
+        if route is None:
+            return None, verb, request.path, ""
+        what = route.resource.plural + (f"/{route.subresource}" if route.subresource else "")
+        return route, verb, what, route.name
+
+    def handle(self, request: Request) -> Response:
+        """Answer a request that was admitted, or raise ``CutError``."""
+        route, verb, what, name = self._meant(request)
         status = 0
         try:
             response = self._answer(request, route, verb, what)
@@ -61,8 +80,6 @@ class Api:
     ) -> Response:
         fault = self.faults.take(verb, what)
         before(fault, REFUSALS)
-        if request.path not in ("/healthz", "/livez", "/readyz", "/version"):
-            self.access.authenticate(request.headers.get("authorization", ""))
         if route is None:
             document = _discovery.answer(request, self._cluster.absent)
             if document is None:

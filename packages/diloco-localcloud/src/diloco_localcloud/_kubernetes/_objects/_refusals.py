@@ -104,6 +104,12 @@ def unauthorized() -> ApiError:
     return ApiError(401, "Unauthorized", "Unauthorized")
 
 
+def too_large(limit: int) -> ApiError:
+    """413."""
+    message = f"Request entity too large: limit is {limit}"
+    return ApiError(413, "RequestEntityTooLarge", message)
+
+
 def method_not_allowed() -> ApiError:
     """405."""
     message = "the server does not allow this method on the requested resource"
