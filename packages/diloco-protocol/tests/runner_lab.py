@@ -167,22 +167,29 @@ def replica(tmp_path):
             command += spec_to_arguments(spec)
         else:
             environment.update(spec_to_environment(spec))
-        started.append(
-            subprocess.Popen(
-                command,
-                env=environment,
-                cwd=tmp_path,
-                stdout=subprocess.PIPE,
-                stderr=subprocess.PIPE,
-                text=True,
-            )
-        )
+        started.append(begin(command, environment, tmp_path))
         return started[-1]
 
     yield start
     for runner in started:
-        runner.terminate()
-        runner.communicate(timeout=PATIENCE)
+        stop(runner)
+
+
+def begin(command, environment, folder):
+    """A program whose output is kept until it has ended."""
+    return subprocess.Popen(
+        command,
+        env=environment,
+        cwd=folder,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+
+
+def stop(runner):
+    runner.terminate()
+    runner.communicate(timeout=PATIENCE)
 
 
 def end(runner, tmp_path):

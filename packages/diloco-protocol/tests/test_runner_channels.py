@@ -3,14 +3,12 @@
 import json
 import os
 import signal
-import subprocess
 import sys
 
 import pytest
-from runner_lab import MODULE, PATIENCE, read_pid
+from runner_lab import MODULE, PATIENCE, begin, end, read_pid, stop
 
 from diloco_protocol import (
-    Outcome,
     Reason,
     ReplicaSpec,
     outcome_from_message,
@@ -56,29 +54,12 @@ def start(tmp_path):
         command += ["--spec-strings", str(tmp_path / "hyperparameters.json")]
         command += ["--outcome", str(tmp_path / "outcome.json")]
         command += ["--failure", str(tmp_path / "failure"), *options]
-        started.append(
-            subprocess.Popen(
-                command,
-                env={**os.environ, "PYTHONPATH": path},
-                cwd=tmp_path,
-                stdout=subprocess.PIPE,
-                stderr=subprocess.PIPE,
-                text=True,
-            )
-        )
+        started.append(begin(command, {**os.environ, "PYTHONPATH": path}, tmp_path))
         return started[-1]
 
     yield start
     for runner in started:
-        runner.terminate()
-        runner.communicate(timeout=PATIENCE)
-
-
-def end(runner, tmp_path):
-    runner.out, runner.err = runner.communicate(timeout=PATIENCE)
-    outcome = Outcome.from_json((tmp_path / "outcome.json").read_text())
-    assert runner.returncode == outcome.exit_code
-    return outcome
+        stop(runner)
 
 
 def failure(tmp_path):
