@@ -29,7 +29,7 @@ from diloco_protocol import (
     environment,
     retry,
 )
-from diloco_protocol.backend import redact
+from diloco_protocol.backend import redact, redact_json
 
 T = TypeVar("T")
 
@@ -67,6 +67,7 @@ class ToyExecutor(BaseExecutor):
         bodies = self._bodies(request)
         for body in bodies:
             body["env"] = {name: redact(name, value) for name, value in body["env"].items()}
+            body["spec"] = redact_json(body["spec"])
         return bodies
 
     def _bodies(self, request: RunRequest) -> list[dict[str, Any]]:

@@ -6,7 +6,7 @@ from dataclasses import replace
 from toy_executor import ToyExecutor
 from wrong import Restating, Telling, mutant
 
-from diloco_protocol import Plan, ReplicaHandle, RunConflictError
+from diloco_protocol import Plan, ReplicaHandle, RunConflictError, spec_to_arguments
 
 EVERY = "e1_every_variable_arrives_as_it_was_given"
 WHO = "e2_a_replica_is_told_its_run_and_its_attempt"
@@ -14,6 +14,7 @@ NAMES = "e2_the_arguments_may_name_the_variables"
 ARRIVE = "e3_secrets_arrive_by_reference"
 MISSING = "e3_a_missing_secret_stops_the_launch"
 NOWHERE = "e4_what_is_secret_is_shown_nowhere"
+IN_ARGUMENTS = "e4_no_secret_in_the_arguments_of_a_plan"
 LABELS = "e5_labels_are_on_what_was_launched"
 OWN = "l6_replicas_are_told_who_they_are"
 
@@ -226,6 +227,37 @@ class MissingSecretsMayComeLater(ToyExecutor):
 class PlansShowEverything(ToyExecutor):
     def _plan(self, request):
         return self._bodies(request)
+
+
+@mutant(IN_ARGUMENTS, "E4")
+class PlansShowArguments(ToyExecutor):
+    def _plan(self, request):
+        shown = super()._plan(request)
+        return [
+            {**body, "spec": whole["spec"]}
+            for body, whole in zip(shown, self._bodies(request), strict=True)
+        ]
+
+
+@mutant(IN_ARGUMENTS, "E4")
+class PlansShowEncodedArguments(ToyExecutor):
+    def _plan(self, request):
+        pieces = spec_to_arguments(request.specs()[0])
+        return [{**body, "arguments": pieces} for body in super()._plan(request)]
+
+
+@mutant(IN_ARGUMENTS, "E4")
+class PlansShowTheRendezvous(ToyExecutor):
+    def _plan(self, request):
+        return [
+            {**body, "meet": request.specs()[0].rendezvous_uri} for body in super()._plan(request)
+        ]
+
+
+@mutant(IN_ARGUMENTS, "E4")
+class PlansHideArguments(ToyExecutor):
+    def _plan(self, request):
+        return [{**body, "spec": {}} for body in super()._plan(request)]
 
 
 @mutant(NOWHERE, "E4")

@@ -10,9 +10,10 @@ from unittest.mock import patch
 from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 
-from diloco_protocol import BackendError, ReplicaHandle, ReplicaState
+from diloco_protocol import BackendError, Plan, ReplicaHandle, ReplicaState
 
 from ._check_collect import collect
+from ._check_shown import Shown, is_in
 from ._harness import Ability, Fault, Operation, Step
 from ._lab import Lab
 from ._scenes import fault_if_possible
@@ -226,6 +227,24 @@ class Telling:
         shown.check("collect", collect(lab, [replica]))
         shown.check("stream_logs", lab.within("E4", lambda: executor.stream_logs(replica.handle)))
 
+    def test_e4_no_secret_in_the_arguments_of_a_plan(self, lab: Lab) -> None:
+        """By their names or their form, in clear text or encoded; what is no secret is left as it is."""
+        secret = "t0ken-abcdefghijklmnopqrstuvwxyz"
+        uri = f"s3://user:{secret}@bucket/run"
+        kwargs = {"hub": {"api_token": secret}, "data": [f"from {uri}"], "rendezvous_uri": uri}
+        shown = Shown(lab, [secret])
+
+        def planned(kwargs: dict[str, Any]) -> Plan:
+            executor, name = lab.executor, lab.harness.entrypoint
+            return lab.verb("E4", lambda: executor.plan(1, name, kwargs, run_id="p"))
+
+        for wanted in (kwargs, {"rendezvous_uri": uri}, {"a": {"b": [{"password": [secret]}]}}):
+            shown.check("plan", planned(wanted))
+        plain = {"tokenizer": "gpt2-of-a-long-name", "n_tokens": 4096}
+        plan = planned(plain)
+        if not is_in("gpt2-of-a-long-name", str(plan)):
+            lab.broken("E4", str(plan), "what is not named like a secret is shown")
+
     def test_e5_labels_are_on_what_was_launched(self, lab: Lab) -> None:
         """On every replica, or on the run."""
         lab.needs(Ability.LABELS)
@@ -270,36 +289,3 @@ def refused(lab: Lab, promise: str, **options: Any) -> None:
             lab.broken(promise, f"a launch with {options} was refused", "something was started")
         return
     lab.broken(promise, f"{run.name} was launched with {options}", "this backend has no such thing")
-
-
-class Shown:
-    """Looks for what is to be hidden in whatever is shown."""
-
-    def __init__(self, lab: Lab, hidden: list[str]) -> None:
-        self._lab = lab
-        self._hidden = hidden
-
-    def check(self, what: str, *shown: Any) -> None:
-        """Nothing of it is in this."""
-        text = " ".join([*map(repr, shown), *map(str, shown)])
-        for value in self._hidden:
-            if value in text:
-                self._lab.broken("E4", f"{what} shows {text[:500]}", f"{value!r} is secret")
-
-    def error(self, call: Any, *, needed: bool = True) -> None:
-        """Nothing of it is in the error that this raises, and in what it came from."""
-        try:
-            call()
-        except BackendError as error:
-            cause: BaseException | None = error
-            while cause is not None:
-                self.check(f"{type(cause).__name__}", cause)
-                cause = cause.__cause__ or cause.__context__
-        else:
-            if needed:
-                self._lab.broken(
-                    "L7",
-                    "launch_replicas gave handles",
-                    "its variables or secrets are others than those of the run with this run_id, or not allowed at all, so it "
-                    "must be refused. Look at what the executor compares: env and secrets belong to it",
-                )

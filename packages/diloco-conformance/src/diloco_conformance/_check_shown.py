@@ -1,0 +1,55 @@
+"""Looking for secrets in what is shown: E4."""
+
+from __future__ import annotations
+
+import base64
+import re
+from typing import Any
+
+from diloco_protocol import BackendError
+
+from ._lab import Lab
+
+
+def is_in(value: str, text: str) -> bool:
+    """Whether a text holds a value of ASCII, as it is or in base64, also if that is cut into pieces."""
+    encoded = "".join(re.findall("[A-Za-z0-9+/]{32,}", text))
+    forms = [
+        # What is around it changes the characters at both ends.
+        base64.b64encode(b"\0" * place + value.encode()).decode()[4:-4]
+        for place in range(3)
+    ]
+    return value in text or any(form in encoded for form in forms if len(form) >= 8)
+
+
+class Shown:
+    """Looks for what is to be hidden in whatever is shown."""
+
+    def __init__(self, lab: Lab, hidden: list[str]) -> None:
+        self._lab = lab
+        self._hidden = hidden
+
+    def check(self, what: str, *shown: Any) -> None:
+        """Nothing of it is in this."""
+        text = " ".join([*map(repr, shown), *map(str, shown)])
+        for value in self._hidden:
+            if is_in(value, text):
+                self._lab.broken("E4", f"{what} shows {text[:500]}", f"{value!r} is secret")
+
+    def error(self, call: Any, *, needed: bool = True) -> None:
+        """Nothing of it is in the error that this raises, and in what it came from."""
+        try:
+            call()
+        except BackendError as error:
+            cause: BaseException | None = error
+            while cause is not None:
+                self.check(f"{type(cause).__name__}", cause)
+                cause = cause.__cause__ or cause.__context__
+        else:
+            if needed:
+                self._lab.broken(
+                    "L7",
+                    "launch_replicas gave handles",
+                    "its variables or secrets are others than those of the run with this run_id, or not allowed at all, so it "
+                    "must be refused. Look at what the executor compares: env and secrets belong to it",
+                )
