@@ -82,7 +82,7 @@ class Pair:
         """Give a handle to every verb: no run but the one that it is named after may change, or be shown."""
         lab = self._lab
         named = [run for run in (self.mine, self.theirs) if run.run_id == handle.run_id]
-        self._named += named
+        self._named += [run for run in named if run not in self._named]
         for verb, call in verbs(lab.executor, handle).items():
             said = (
                 f"{verb}(a handle of {_short(handle.run_id)} with {_short(dict(handle.metadata))})"
