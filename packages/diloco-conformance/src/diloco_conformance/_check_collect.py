@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from diloco_protocol import ReplicaState
 
-from ._check_details import attempt_is_known
+from ._check_details import attempt_is_known, check_texts
 from ._lab import Lab
 
 if TYPE_CHECKING:
@@ -68,6 +68,7 @@ def collect(
 def _judge(lab: Lab, replica: Replica, before: ReplicaState | None, result: ReplicaResult) -> None:
     said = f"collect says of {replica}: {_short(result)}"
     status, answer = result["status"], replica.answer
+    check_texts(lab, said, result.get("error"), result.get("signal"))
     if status not in set(ReplicaState):
         lab.broken("S1", said, f"the states are {', '.join(ReplicaState)}")
     true = f"{replica} is {replica.state}"

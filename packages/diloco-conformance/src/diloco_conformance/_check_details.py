@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from signal import Signals
 from typing import TYPE_CHECKING
 
@@ -50,13 +51,27 @@ REASONS: dict[ReplicaState, set[Reason | None]] = {
     ReplicaState.CANCELLED: {Reason.CANCEL_REQUESTED, Reason.STOPPED_EXTERNALLY},
 }
 
+CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")
+"""What makes a terminal, or a reader of logs, show something else."""
 YEAR = 366 * 86_400.0
+
+
+def check_texts(lab: Checks, words: str, *texts: str | None) -> None:
+    """Texts for people may be printed as they are."""
+    for text in texts:
+        if text is not None and CONTROL.search(text):
+            lab.broken(
+                "S16",
+                f"{words}, in the words {text[:200]!r}",
+                "it is printed on terminals and in logs",
+            )
 
 
 def check_details(
     lab: Checks, replica: Replica, said: ReplicaStatus, truth: Truth, words: str
 ) -> None:
-    """Attempt, stopping, reason, exit code, signal and times."""
+    """Texts, attempt, stopping, reason, exit code, signal and times."""
+    check_texts(lab, words, said.message, said.signal, said.native)
     if not lab.capabilities.counts_attempts and said.attempt != 1:
         lab.broken("D2", words, "the backend declares that it does not count attempts")
     if attempt_is_known(lab, said) and said.attempt != truth.attempt:

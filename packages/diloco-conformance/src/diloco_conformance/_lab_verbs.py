@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import json
 from collections.abc import Callable, Mapping
 from functools import partial
@@ -130,7 +131,15 @@ class Verbs(RunChecks):
         kwargs = {**self.harness.entrypoint_args, **options.get("kwargs", run.kwargs)}
         entrypoint = options.get("entrypoint", self.harness.entrypoint)
         others = {key: options[key] for key in options if key not in {"kwargs", "entrypoint"}}
-        return self.executor.launch_replicas(n, entrypoint, kwargs, **others)
+        given = copy.deepcopy((kwargs, others))
+        handles = self.executor.launch_replicas(n, entrypoint, given[0], **given[1])
+        if given != (kwargs, others):
+            self.broken(
+                "L6",
+                f"after the launch, the caller's arguments are {given}",
+                f"they were {(kwargs, others)}",
+            )
+        return handles
 
     def relaunch(self, run: Run, *, n: int | None = None, **change: Any) -> list[ReplicaHandle]:
         """Launch the same once more, or with a change.
@@ -179,10 +188,10 @@ class Verbs(RunChecks):
                 "H3", f"attach({run.run_id!r}) gave {attached}", f"its handles are {run.handles}"
             )
 
-    def purge(self, run: Run, *, look: bool = False) -> None:
-        """Purge a run that has ended; ``look`` whether anything of it is left for others, at once."""
+    def purge(self, run: Run, *, look: bool = False, by: int = 0) -> None:
+        """Purge a run that has ended, ``by`` one of its handles; ``look`` whether anything is left for others, at once."""
         self.note(f"purge({run.name})", "purge")
-        self.verb("C6", lambda: self.executor.purge(run.handles[0]))
+        self.verb("C6", lambda: self.executor.purge(run.handles[by]))
         if look:
             check_purged(self, run)
         for replica in run.replicas:

@@ -281,11 +281,11 @@ def broken_purge(lab: Lab, run: Run, fault: Fault) -> None:
     lab.purge(run)
 
 
-def early_purge(lab: Lab, run: Run) -> None:
-    """What lives is not purged."""
+def early_purge(lab: Lab, run: Run, by: int = 0) -> None:
+    """What lives is not purged, ``by`` whichever handle."""
     lab.note(f"purge({run.name})", "purge")
     try:
-        lab.within("C6", lambda: lab.executor.purge(run.handles[0]))
+        lab.within("C6", lambda: lab.executor.purge(run.handles[by]))
     except InvalidRequestError:
         return
     lab.broken(

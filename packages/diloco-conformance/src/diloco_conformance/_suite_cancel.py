@@ -5,7 +5,7 @@ from __future__ import annotations
 from diloco_protocol import ReplicaState
 
 from ._check_collect import collect
-from ._harness import Ability, Fault, Operation, Step
+from ._harness import Ability, Fault, Harness, Operation, Step
 from ._lab import Lab
 from ._logs import check_log
 from ._scenes import broken_cancel, early_purge
@@ -149,9 +149,13 @@ class Cancelling:
         """And removes it afterwards, repeatably; other runs stay."""
         run, beside = lab.up(2), lab.up(1)
         lab.drive(run.replicas[0], Step.SUCCEED)
-        early_purge(lab, run)
+        for by in (0, 1):
+            early_purge(lab, run, by)
         lab.observe_all()
         lab.cancel(run.replicas[1])
+        if lab.harness.truth(run.handles[1]).alive and type(lab.harness).sleep is Harness.sleep:
+            early_purge(lab, run)  # it is being ended, and has not ended
+            lab.observe_all()
         lab.settle()
         lab.purge(run)
         lab.purge(run)
@@ -159,3 +163,12 @@ class Cancelling:
         if run.run_id in lab.verb("C6", lab.executor.list_runs):
             lab.broken("C6", f"list_runs has {run.run_id!r}", "it was purged")
         lab.attach(beside)
+
+    def test_c6_every_handle_purges_its_whole_run(self, lab: Lab) -> None:
+        """The first, one in the middle, and the last."""
+        for by in (0, 1, 2):
+            run = lab.up(3)
+            for replica in run.replicas:
+                lab.drive(replica, Step.SUCCEED)
+            lab.purge(run, look=True, by=by)
+        lab.observe_all()

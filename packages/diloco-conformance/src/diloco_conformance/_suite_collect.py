@@ -43,8 +43,15 @@ class Collecting:
             lab,
             [*two.replicas[::-1], one.replicas[1], two.replicas[1], one.replicas[1], *one.replicas],
         )
-        if lab.within("R1", lambda: lab.executor.collect([], timeout=0)) != []:
+        if lab.verb("R1", lambda: lab.executor.collect([], timeout=0)) != []:
             lab.broken("R1", "no handles gave results", "there is nothing to collect")
+        given = list(one.handles)
+        results = lab.verb("R1", lambda: lab.executor.collect(given, timeout=0))
+        for kind, handles in (("tuple", tuple(given)), ("iterator", iter(given))):
+            lab.note(f"collect(handles in a {kind})", "collect")
+            got = lab.verb("R1", lambda some=handles: lab.executor.collect(some, timeout=0))  # type: ignore[misc]
+            if got != results:
+                lab.broken("R1", f"for a {kind}, collect gave {got}", f"for a list, {results}")
 
     def test_r2_the_deadline_is_kept_and_nothing_is_ended(self, lab: Lab) -> None:
         """However many replicas run; in one deadline for all."""
@@ -97,6 +104,19 @@ class Collecting:
         lab.observe_all()
         if not all(map(partial(repeats, lab), first, collect(lab, replicas))):
             lab.broken("R3", "another answer in another process", f"the first was {first}")
+
+    def test_r3_what_a_caller_makes_of_it_changes_nothing(self, lab: Lab) -> None:
+        """A result is the caller's own, to be changed at will."""
+        replica = lab.up().replicas[0]
+        lab.drive(replica, Step.SUCCEED, {"losses": [0.5, 0.25]})
+        for _ in range(3):
+            lab.note("collect, and the caller changes what it got", "collect")
+            with lab.part_of("R3"):
+                collect(lab, [replica])
+            replica.answer = None
+            (entry,) = lab.verb("R3", lambda: lab.executor.collect([replica.handle], timeout=0))
+            entry["result"]["losses"].append("of the caller")
+            entry["error"] = "of the caller"
 
     def test_r3_what_is_being_ended_is_not_final(self, lab: Lab) -> None:
         """Collected right after the cancel, and again when it has taken effect."""

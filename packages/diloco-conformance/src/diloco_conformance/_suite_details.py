@@ -9,7 +9,7 @@ import pytest
 from diloco_protocol import InvalidRequestError
 
 from ._check_collect import collect
-from ._harness import Ability, Step
+from ._harness import Ability, Harness, Step
 from ._lab import Lab
 from ._suite_states import ended
 
@@ -106,6 +106,25 @@ class Details:
         lab.observe(replica)
         lab.drive(replica, Step.SUCCEED, "in time")
         collect(lab, [replica])
+
+    def test_s13_no_time_is_taken_from_it(self, lab: Lab) -> None:
+        """It is as long as the launch says, and not a whole number of minutes, or of seconds."""
+        lab.needs(Ability.TIMEOUT)
+        short = lab.harness.short_timeout
+        cases = [(1.5 * short, 1.3 * short)]
+        if type(lab.harness).sleep is Harness.sleep:
+            cases.append((short + 0.9, short + 0.5))
+        for timeout, passed in cases:
+            run = lab.up(1, timeout=timeout)
+            lab.advance(passed)
+            truth = lab.harness.truth(run.handles[0])
+            if truth.state is None or truth.state.terminal:
+                lab.broken(
+                    "S13", f"timeout={timeout:g}", f"after {passed:g} s it has ended: {truth}"
+                )
+            lab.observe_all()
+            lab.overrun(run)
+            lab.observe_all()
 
     def test_s13_each_attempt_has_the_whole_timeout(self, lab: Lab) -> None:
         """And the second one, too, is ended when it is over."""

@@ -1,4 +1,4 @@
-"""Ends that look like others, and results that are gone: S8, S15, R5, R12."""
+"""Ends that look like others, and results that are gone: S8, S15, S16, R5, R12."""
 
 from __future__ import annotations
 
@@ -10,13 +10,14 @@ from diloco_protocol import FolderJournal, Reason
 from ._check_collect import collect
 from ._harness import Ability, Step
 from ._lab import Lab
+from ._suite_states import ended
 
 #: What may be found where a result was: nothing that a reader of any channel takes for one.
 DAMAGED = (b"", b"{", b"\xff\xfe\x00", b"not JSON at all", b'{"a": NaN')
 
 
 class Endings:
-    """Fixed tests of S8, S15, R5 and R12."""
+    """Fixed tests of S8, S15, S16, R5 and R12."""
 
     def test_s8_an_exit_code_alone_proves_nothing(self, lab: Lab) -> None:
         """Programs may exit with the codes that timeouts, kills and cancels end in, too."""
@@ -26,6 +27,18 @@ class Endings:
             lab.observe(replica)
             collect(lab, [replica])
         lab.forget()
+        lab.observe_all()
+
+    def test_s16_texts_can_be_printed(self, lab: Lab) -> None:
+        """Those of describe and collect, before every end and after it, and of damaged results."""
+        run = lab.launch(2)
+        lab.observe_all()
+        replicas = [*run.replicas, *ended(lab)]
+        if lab.can(Ability.DAMAGE):
+            replicas.append(lab.up().replicas[0])
+            lab.drive(replicas[-1], Step.SUCCEED)
+            lab.lose(replicas[-1], b"\x1b[2Jno JSON \x07")
+        collect(lab, replicas)
         lab.observe_all()
 
     # --- stopped from outside ---

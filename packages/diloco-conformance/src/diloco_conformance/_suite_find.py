@@ -9,7 +9,11 @@ import pytest
 from ._check_collect import collect
 from ._harness import Step
 from ._lab import Lab
+from ._logs import check_log
 from ._model import Run
+
+LONGEST = 48
+"""How many characters a run_id may have."""
 
 
 class Finding:
@@ -115,6 +119,25 @@ class Finding:
         for rank in range(2, len(replicas) - 1):
             lab.drive(replicas[rank], Step.SUCCEED, [rank])
         collect(lab, replicas[::-1])
+
+    def test_h8_the_longest_names_are_different_runs(self, lab: Lab) -> None:
+        """Of as many characters as a run_id may have, of which only the last differs."""
+        with lab.part_of("H8"):
+            name = f"{lab.harness.run_prefix}-{'long-' * LONGEST}"[: LONGEST - 1]
+            runs = [lab.up(2, run_id=f"{name}{end}") for end in "ab"]
+            lab.attach(runs[0])
+            for run in runs:
+                for replica in run.replicas:
+                    if lab.can(Step.PRINT):
+                        lab.drive(replica, Step.PRINT, [f"{replica}"])
+                        check_log(lab, replica)
+            for replica in runs[1].replicas:
+                lab.drive(replica, Step.SUCCEED, f"{replica}")
+            collect(lab, lab.replicas())
+            lab.purge(runs[1])
+            lab.forget()
+            lab.attach(runs[0])
+            lab.observe_all()
 
     def test_h8_names_that_begin_alike_are_different_runs(self, lab: Lab) -> None:
         """For attach, list_runs, cancel, collect and purge."""

@@ -222,6 +222,12 @@ class Following:
             if stream != "combined":
                 lines = replica.streams[stream]
                 check_lines(lab, replica, promise="G4", lines=lines, **options)
+                some = {"regex": "[13]", "since": 0.0, "until": lab.harness.now() + 3600.0}
+                for follow in (False, True) if replica.state.terminal else (False,):
+                    options["follow"] = follow
+                    check_lines(lab, replica, promise="G4", lines=lines, **options)
+                    found = [line for line in lines if "1" in line or "3" in line]
+                    check_lines(lab, replica, promise="G4", lines=found, **options, **some)
                 continue
             got = read(lab, replica, promise="G4", **options)
             for name, lines in replica.streams.items():

@@ -19,7 +19,11 @@ UGLY = [
     "  two spaces  ",
     "tab\there",
     "naïve — ünï 漢字 🙂",
+    "e\u0301 is not \xe9",
     "x" * 5000,
+    *("the same again",) * 3,
+    *("",) * 3,
+    "diloco: a line of the program about diloco",
     '{"json": [1, 2]}',
     "last",
 ]
@@ -249,6 +253,7 @@ class Logs:
         replica = lab.up(2).replicas[1]
         lab.write(replica, b"first\nunfini")
         lab.drive(replica, Step.PREEMPT)
+        check_log(lab, replica, promise="G7")
         lab.drive(replica, Step.START)
         check_log(lab, replica, promise="G7")
         lab.write(replica, b"shed\nsecond\n")

@@ -26,6 +26,8 @@ DIFFICULT: list[Any] = [
     [1, 1.0, True, "1", 0, 0.0, False, "", None, [], {}],
     [0.1, 1e308, 5e-324, -1.5, 1e16, 123456789.123456789],
     nested(150),
+    1.0,
+    "e\u0301 is not \xe9",
     "naïve 漢字 🙂 \0 \x1b[0m $(HOME) $$ \" ' \\ \u2028",
     {f"key {number}": number for number in range(500)},
 ]

@@ -167,6 +167,12 @@ class Runs:
             after = [lab.harness.truth(handle) for handle in run.handles]
             if after != before:
                 lab.broken("C8", f"after close(): {after}", f"before: {before}")
+        with lab.harness.make_executor() as executor:
+            lab.within("C8", partial(executor.poll, run.handles[1]))
+        lab.note("with executor: poll(…)", "close")
+        after = [lab.harness.truth(handle) for handle in run.handles]
+        if after != before:
+            lab.broken("C8", f"after a with statement: {after}", f"before: {before}")
         with executor:
             pass
         lab.forget()
