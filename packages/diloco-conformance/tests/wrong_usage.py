@@ -1,5 +1,6 @@
 """What shows only in use: callers who change what they got, other handles of a run, odd names and combinations."""
 
+import contextlib
 import json
 import re
 import unicodedata
@@ -18,6 +19,7 @@ LONGEST = "h8_the_longest_names_are_different_runs"
 ORDER = "r1_results_follow_the_handles"
 AS_THEY_ARE = "g1_lines_arrive_as_they_are"
 APART = "g4_the_streams_are_kept_apart"
+LEFT = "r12_whatever_is_left_is_data"
 TEXTS = "s16_texts_can_be_printed"
 
 
@@ -248,6 +250,31 @@ class FollowsBothStreams(ToyExecutor):
 class SearchesBothStreamsAlone(ToyExecutor):
     def _logs(self, handle, query):
         return super()._logs(handle, query if query.streams == "combined" else replace(query, regex=None))  # fmt: skip
+
+
+# --- what is found in place of a result ---
+
+
+class Reading(ToyExecutor):
+    """Base of those that look into what a job has left."""
+
+    def _result(self, handle):
+        self.look(self._job(handle).outputs.get(self._job(handle).attempt, b"null"))
+        return super()._result(handle)
+
+
+@mutant(LEFT, "R12")
+class ReadsWithoutADepth(Reading):
+    def look(self, text):
+        with contextlib.suppress(ValueError):
+            json.loads(text)
+
+
+@mutant(LEFT, "R12")
+class BelievesInItsOwnKeys(Reading):
+    def look(self, text):
+        if text[:1] == b"{" and text[-1:] == b"}":
+            json.loads(text).get("result_lines", 0) + 1
 
 
 # --- texts ---

@@ -131,7 +131,10 @@ class Hand(Verbs):
 
     def lose(self, replica: Replica, left: bytes | None = None) -> None:
         """Lose the result of a replica, or leave something else in its place."""
-        self.note(f"the result of {replica} is lost; in its place there is {left!r}", "lose")
+        shown = (
+            repr(left) if left is None or len(left) < 80 else f"{left[:60]!r}… ({len(left)} bytes)"
+        )
+        self.note(f"the result of {replica} is lost; in its place there is {shown}", "lose")
         self.harness.lose(replica.handle, left)
         replica.lost = True
         truth = self.harness.truth(replica.handle)

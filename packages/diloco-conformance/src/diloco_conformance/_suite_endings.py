@@ -3,17 +3,28 @@
 from __future__ import annotations
 
 import tempfile
+from contextlib import suppress
+from functools import partial
 from pathlib import Path
 
-from diloco_protocol import FolderJournal, Reason
+from diloco_protocol import BackendError, FolderJournal, Reason
 
 from ._check_collect import collect
 from ._harness import Ability, Step
 from ._lab import Lab
+from ._suite_names import verbs
 from ._suite_states import ended
 
 #: What may be found where a result was: nothing that a reader of any channel takes for one.
 DAMAGED = (b"", b"{", b"\xff\xfe\x00", b"not JSON at all", b'{"a": NaN')
+
+#: What others may have written there: of another shape, of other types, too deep or too long.
+ODD = (
+    *(b"[]", b"null", b"0", b'"5"', b"{}", b"true", b"[[[]]]"),
+    *(b'{"result": 1}', b'{"result_lines": "5", "version": [], "state": {}, "attempt": "x"}'),
+    *(b"[" * 100_000, b"9" * 5000, b'"\\ud800"', b'{"a": 1, "a": 2}', b"\0" * 1000),
+)
+READING = ("poll", "describe", "stream_logs", "log_iter", "collect")
 
 
 class Endings:
@@ -133,6 +144,26 @@ class Endings:
             took = lab.harness.clock() - begin
             if took > lab.harness.slack:
                 lab.broken("R12", f"collect took {took:g} s", "what is lost is not waited for")
+
+    def test_r12_whatever_is_left_is_data(self, lab: Lab) -> None:
+        """Some of it may be taken for a result. But every verb answers, or raises a BackendError, also for the sibling."""
+        lab.needs(Ability.LOSE, Ability.DAMAGE)
+        for left in ODD:
+            run = lab.up(2)
+            for replica in run.replicas:
+                lab.drive(replica, Step.SUCCEED, "returned")
+            lab.lose(run.replicas[0], left)
+            for handle in run.handles:
+                for verb, call in verbs(lab.executor, handle).items():
+                    if verb in READING:
+                        with suppress(BackendError):
+                            lab.within("R12", call)
+            sibling = lab.verb("R12", partial(lab.executor.collect, run.handles, timeout=0))[1]
+            if (sibling["status"], sibling["result"]) != ("succeeded", "returned"):
+                lab.broken(
+                    "R12", f"collect says {sibling}", "its result is there, and is 'returned'"
+                )
+            lab.forget()
 
     def test_r12_a_journal_keeps_the_loss(self, lab: Lab) -> None:
         """It is no result of None later on either, when the platform has forgotten the run."""
