@@ -1,6 +1,14 @@
 """What the tests share by import: how long they wait, and for what."""
 
 import time
+from pathlib import Path
+
+from diloco_local import _runs
+from diloco_local._files import write_json
+from diloco_local._identity import host_name, pid_namespace
+from diloco_local._record import RunRecord, status_to_dict
+from diloco_local._rundir import Root
+from diloco_protocol import Outcome, Reason, ReplicaState, ReplicaStatus
 
 #: Seconds after which a test that waits for real processes fails instead of hanging. Nothing passes sooner or later
 #: because of it, so it is long enough for any load of the machine, and shorter than pytest's ``faulthandler_timeout``.
@@ -19,3 +27,59 @@ def wait_until(condition, what="it"):
 def results_of(executor, handles):
     """What the replicas came to; waits for their ends."""
     return executor.collect(handles, timeout=PATIENCE)
+
+
+def locate(handle):
+    """The directory and the record of a handle's run, wherever it is."""
+    return _runs.locate(handle, [Root(Path(handle.metadata["root"]))])
+
+
+def ended_run(root, run_id="ended", result=None):
+    """The handle of a run of one replica that has returned ``result``, made without starting anything."""
+    record = RunRecord(
+        uid=f"uid-of-{run_id}",
+        run_id=run_id,
+        fingerprint="",
+        ranks=(0,),
+        world_size=1,
+        cohort=run_id,
+        grace=1.0,
+        timeout=None,
+        max_restarts=0,
+        created_at=1.0,
+        host=host_name(),
+        namespace=pid_namespace(),
+        labels={},
+    )
+    place = Root(Path(root))
+    staged = place.stage()
+    write_json(staged.record, record.to_dict())
+    staged.lock.touch()
+    attempt = staged.replica(0).attempt(1)
+    attempt.path.mkdir(mode=0o700, parents=True)
+    staged.replica(0).path.chmod(0o700)
+    attempt.outcome.write_text(Outcome(0, result=result, reason=Reason.COMPLETED).to_json())
+    attempt.log("stdout").write_text("its log\n")
+    status = ReplicaStatus(ReplicaState.SUCCEEDED, reason=Reason.COMPLETED, exit_code=0)
+    write_json(staged.replica(0).final, status_to_dict(status))
+    staged.mark_started()
+    assert place.publish(staged, run_id)
+    return _runs.handles_of(place, record)[0]
+
+
+def run_of(handle):
+    """The directory of a handle's run."""
+    return Root(Path(handle.metadata["root"])).run(handle.run_id)
+
+
+def verbs_on(executor, handle):
+    """Every verb that takes a handle, by its name, to be called."""
+    return {
+        "poll": lambda: executor.poll(handle),
+        "describe": lambda: executor.describe(handle),
+        "collect": lambda: executor.collect([handle], timeout=0),
+        "stream_logs": lambda: executor.stream_logs(handle),
+        "log_iter": lambda: list(executor.log_iter(handle)),
+        "cancel": lambda: executor.cancel(handle),
+        "purge": lambda: executor.purge(handle),
+    }

@@ -41,7 +41,7 @@ def gpus_of(environment):
 
 
 #: Passes the check of the entrypoint, so that no interpreter has to start.
-INTERPRETER = '#!/bin/sh\necho "{}" > "$5"\n'
+INTERPRETER = '#!/bin/sh\necho "{}" > "$6"\n'
 
 
 class Life:
@@ -140,7 +140,7 @@ class ScriptedHarness(Harness):
             outcome = Outcome(
                 code, signal, error, result=result, reason=reason, started_at=began, finished_at=now
             )
-            attempt.path.mkdir(parents=True, exist_ok=True)
+            attempt.path.mkdir(mode=0o700, parents=True, exist_ok=True)
             attempt.outcome.write_text(outcome.to_json())
         status = verdict(
             attempt=number,
@@ -171,7 +171,8 @@ class ScriptedHarness(Harness):
         run, life = self.find(handle)
         if step is Step.START:
             life.phase, life.started_at = "running", self.clock()
-            run.replica(handle.rank).attempt(life.attempt).path.mkdir(parents=True, exist_ok=True)
+            attempt = run.replica(handle.rank).attempt(life.attempt)
+            attempt.path.mkdir(mode=0o700, parents=True, exist_ok=True)
             self.save(run, handle.rank)
         elif step is Step.SUCCEED:
             self.end(run, handle.rank, code=0, result=value)
@@ -200,7 +201,8 @@ class ScriptedHarness(Harness):
 
     def foreign(self, name):
         place = self.folder / "state" / "runs" / name
-        place.mkdir(parents=True)
+        place.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        place.mkdir()
         (place / "notes.txt").write_text("not a run")
 
     def lose(self, handle, left=None):

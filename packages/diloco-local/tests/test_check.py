@@ -78,6 +78,16 @@ def test_a_hanging_import_is_ended(check):
         check("hanging_trainer:train", timeout=0.5)
 
 
+def test_a_module_in_the_working_directory_is_not_found(check, tmp_path):
+    here = tmp_path / "here"
+    here.mkdir()
+    (here / "json.py").write_text("raise SystemExit('planted')")  # the check itself imports this
+    (here / "a_trainer_lying_here.py").write_text(MODULE)
+    check("good_trainer:train", cwd=str(here))
+    with pytest.raises(InvalidRequestError, match="ModuleNotFoundError"):
+        check("a_trainer_lying_here:train", cwd=str(here))
+
+
 def test_no_such_interpreter_or_folder(check):
     with pytest.raises(InvalidRequestError, match="/no/python"):
         check("good_trainer:train", python="/no/python")

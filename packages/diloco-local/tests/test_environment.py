@@ -85,3 +85,22 @@ def test_the_launcher_s_own_path_is_the_default(tmp_path, monkeypatch):
     assert str(tmp_path) not in import_path([], sys.executable)
     monkeypatch.chdir(tmp_path)
     assert import_path(["sub"], sys.executable)[0] == str(tmp_path / "sub")
+
+
+def test_the_working_directory_is_a_place_for_modules_only_if_somebody_said_so(
+    tmp_path, monkeypatch
+):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", [entry for entry in sys.path if entry.startswith(os.sep)])
+    here = str(tmp_path)
+    for python in (sys.executable, "/another/python"):
+        assert here not in import_path(None, python)
+        assert here not in import_path(["/else"], python)
+        assert import_path(None, python, here)[0] == here
+        assert import_path(["/else"], python, here)[:2] == [here, "/else"]
+    # As it is in ``python -c``, ``python -m`` and at the prompt.
+    monkeypatch.setattr(sys, "path", ["", *sys.path])
+    for python in (sys.executable, "/another/python"):
+        assert import_path(None, python)[0] == here
+        assert import_path(None, python, here).count(here) == 1
+        assert here not in import_path(["/else"], python)

@@ -7,11 +7,10 @@ import threading
 from pathlib import Path
 
 import pytest
-from local_lab import PATIENCE, results_of
+from local_lab import PATIENCE, locate, results_of
 
 from diloco_local import LocalProcessExecutor
 from diloco_local._processes import members
-from diloco_local._runs import locate
 from diloco_protocol import (
     ReplicaHandle,
     ReplicaState,
@@ -21,15 +20,15 @@ from diloco_protocol import (
 pytestmark = pytest.mark.processes
 
 
-def test_handles_are_in_rank_order_and_survive_json(make):
+def test_handles_are_in_rank_order_and_survive_json(make, tmp_path):
     executor = make()
     handles = executor.launch_replicas(3, "trainer:echo", {"deep": {"a": [1, None, {"b": "ü"}]}})
     assert [handle.rank for handle in handles] == [0, 1, 2]
     again = [ReplicaHandle.from_json(handle.to_json()) for handle in handles]
     assert again == handles
-    assert [r["result"] for r in results_of(LocalProcessExecutor(), again)] == [
-        {"deep": {"a": [1, None, {"b": "ü"}]}}
-    ] * 3
+    assert [
+        r["result"] for r in results_of(LocalProcessExecutor(root=tmp_path / "state"), again)
+    ] == [{"deep": {"a": [1, None, {"b": "ü"}]}}] * 3
 
 
 def test_the_dotted_form_and_functions_are_named(make, tmp_path, monkeypatch):
@@ -190,7 +189,7 @@ def test_the_launcher_may_end_before_its_replicas(tmp_path, folder, make, until)
     )
     assert done.stderr == ""
     handle = ReplicaHandle.from_json(done.stdout)
-    executor = LocalProcessExecutor()
+    executor = LocalProcessExecutor(root=tmp_path / "state")
     assert executor.poll(handle) in {ReplicaState.PENDING, ReplicaState.RUNNING}
     (folder / "go").touch()
     assert results_of(executor, [handle])[0]["result"] == 1

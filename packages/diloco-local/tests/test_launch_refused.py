@@ -3,10 +3,9 @@
 from dataclasses import replace
 
 import pytest
-from local_lab import results_of
+from local_lab import locate, results_of
 
 from diloco_local import LocalProcessExecutor
-from diloco_local._runs import locate
 from diloco_protocol import (
     InvalidRequestError,
     LaunchError,

@@ -8,12 +8,11 @@ import sysconfig
 from pathlib import Path
 
 import pytest
-from local_lab import results_of
+from local_lab import locate, results_of
 
 import diloco_local
 import diloco_protocol
 from diloco_local._launch import _ISOLATED, _PATH
-from diloco_local._runs import locate
 from diloco_protocol import (
     InvalidRequestError,
 )
@@ -115,3 +114,59 @@ def test_gpus_are_shared_out_among_the_replicas(make):
     assert seen == ["0,1", "2,3"]
     with pytest.raises(InvalidRequestError, match="needs 6 GPU"):
         executor.launch_replicas(3, "trainer:echo", {}, gpu="2")
+
+
+@pytest.fixture
+def planted(tmp_path):
+    """A folder with modules that leave a mark when they are imported, in the place of some that everybody imports."""
+    folder = tmp_path / "planted"
+    folder.mkdir()
+    for name in ("argparse", "json", "diloco_protocol", "traceback"):
+        (folder / f"{name}.py").write_text(
+            f"open({str(tmp_path / 'ran')!r}, 'w').close(); raise SystemExit({name!r})"
+        )
+    return folder
+
+
+def test_what_lies_in_the_launcher_s_folder_does_not_run(make, tmp_path, planted, monkeypatch):
+    """Neither in the check, nor in the runner, nor in the replica itself."""
+    monkeypatch.chdir(planted)
+    executor = make()
+    (result,) = results_of(executor, executor.launch_replicas(1, "trainer:where"))
+    assert result["status"] == "succeeded"
+    assert result["result"]["cwd"] == str(planted)
+    assert not (tmp_path / "ran").exists()
+
+
+def test_a_chosen_folder_is_a_place_for_modules(make, tmp_path):
+    """The caller has named it."""
+    folder = tmp_path / "chosen"
+    folder.mkdir()
+    (folder / "lying_here.py").write_text("def main(): return 'found'")
+    for options in ({}, {"pythonpath": None}):
+        executor = make(cwd=folder, **options)
+        (result,) = results_of(executor, executor.launch_replicas(1, "lying_here:main"))
+        assert result["result"] == "found"
+
+
+def test_what_the_launcher_finds_in_its_folder_the_replicas_find(make, tmp_path):
+    """A launcher at the prompt, or started with -c or -m, imports from the folder in which it runs."""
+    make()
+    folder = tmp_path / "chosen"
+    folder.mkdir()
+    (folder / "lying_here.py").write_text("def main(): return 'found'")
+    program = """if True:
+        import sys
+        from diloco_local import LocalProcessExecutor
+        executor = LocalProcessExecutor(root=sys.argv[1])
+        print(executor.collect(executor.launch_replicas(1, "lying_here:main"))[0]["result"])
+    """
+    done = subprocess.run(
+        [sys.executable, "-c", program, str(tmp_path / "state")],
+        cwd=folder,
+        capture_output=True,
+        text=True,
+        check=True,
+        env={**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))},
+    )
+    assert done.stdout == "found\n"

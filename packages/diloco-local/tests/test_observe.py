@@ -5,12 +5,11 @@ import os
 import signal
 
 import pytest
-from local_lab import PATIENCE, results_of
+from local_lab import PATIENCE, locate, results_of
 
 from diloco_local._files import open_lock, try_lock
 from diloco_local._identity import ProcessId
 from diloco_local._observe import observe_replica
-from diloco_local._runs import locate
 from diloco_protocol import ReplicaState
 
 pytestmark = pytest.mark.processes

@@ -151,7 +151,7 @@ def elsewhere(handle, **metadata):
 
 
 def test_a_handle_speaks_only_for_its_own_machine_and_root(make, tmp_path):
-    executor = make()
+    executor = make(other_roots=[tmp_path / "unmounted"])
     (handle,) = executor.launch_replicas(1, "trainer:echo", {})
     results_of(executor, [handle])
     for other, words in (
@@ -244,7 +244,7 @@ def test_a_second_launch_leaves_the_first_alone(waiting):
     assert first.executor.poll(second[0]) is ReplicaState.SUCCEEDED
 
 
-def test_any_process_can_use_a_handle(waiting):
+def test_any_process_can_use_a_handle(waiting, tmp_path):
     """Another process polls, reads logs, cancels and collects as well as the launcher."""
     run = waiting()
     program = """if True:
@@ -252,13 +252,13 @@ def test_any_process_can_use_a_handle(waiting):
         from diloco_local import LocalProcessExecutor
         from diloco_protocol import ReplicaHandle
         handle = ReplicaHandle.from_json(sys.stdin.read())
-        executor = LocalProcessExecutor()
+        executor = LocalProcessExecutor(root=sys.argv[1])
         print(executor.poll(handle), executor.stream_logs(handle).strip())
         executor.cancel(handle)
         print(executor.collect([handle])[0]["status"])
     """
     done = subprocess.run(
-        [sys.executable, "-c", program],
+        [sys.executable, "-c", program, str(tmp_path / "state")],
         input=run.handle.to_json(),
         capture_output=True,
         text=True,

@@ -9,11 +9,10 @@ import time
 from pathlib import Path
 
 import pytest
-from local_lab import results_of
+from local_lab import locate, results_of
 
 from diloco_local._identity import ProcessId
 from diloco_local._processes import members
-from diloco_local._runs import locate
 from diloco_protocol import Reason, ReplicaHandle, ReplicaState
 
 pytestmark = pytest.mark.processes

@@ -150,6 +150,26 @@ def test_a_handle_of_another_backend_is_refused_by_every_verb(executor):
     assert executor.hooks == []
 
 
+@pytest.mark.parametrize("name", ["", "..", "../a", "a/b", "A", "a\0", "x" * 5000])
+def test_a_handle_of_a_run_that_no_launch_could_make_is_refused_by_every_verb(executor, name):
+    forged = ReplicaHandle(0, "memory", run_id=name)
+    for call in (
+        lambda: executor.poll(forged),
+        lambda: executor.describe(forged),
+        lambda: executor.collect([forged]),
+        lambda: executor.stream_logs(forged),
+        lambda: executor.log_iter(forged),
+        lambda: executor.cancel(forged),
+        lambda: executor.purge(forged),
+    ):
+        with pytest.raises(
+            InvalidRequestError, match="no launch gives a run such a name"
+        ) as caught:
+            call()
+        assert len(str(caught.value)) < 300
+    assert executor.hooks == []
+
+
 @pytest.mark.parametrize("wrong", [None, "a", 7, {"rank": 0}])
 def test_what_is_no_handle_is_refused_by_every_verb(executor, wrong):
     verbs = [executor.poll, executor.describe, executor.cancel, executor.purge]

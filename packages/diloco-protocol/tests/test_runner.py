@@ -116,6 +116,26 @@ class TestOutcomes:
             "spec.json",
         ]
 
+    @pytest.mark.parametrize(("options", "exit_code"), [([], 0), (["-P"], 1)])
+    def test_its_folder_is_a_place_for_modules_unless_the_runner_was_kept_from_it(
+        self, tmp_path, options, exit_code
+    ):
+        """A launcher that starts the runner with -P does so since anybody may have put modules there."""
+        (tmp_path / "lying_here.py").write_text("def main(): return 'found'")
+        (tmp_path / "spec.json").write_text(ReplicaSpec("lying_here:main", {}, 0, 1).to_json())
+        where = ["--spec", "spec.json", "--outcome", "outcome.json"]
+        environment = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
+        subprocess.run(
+            [sys.executable, *options, "-m", "diloco_protocol.runner", *where],
+            cwd=tmp_path,
+            env=environment,
+            timeout=PATIENCE,
+            check=False,
+        )
+        outcome = Outcome.from_json((tmp_path / "outcome.json").read_text())
+        assert outcome.exit_code == exit_code
+        assert outcome.result == ("found" if exit_code == 0 else None)
+
     def test_it_may_start_processes_of_its_own(self, replica, tmp_path):
         assert end(replica("in_a_pool"), tmp_path).result == 3
 

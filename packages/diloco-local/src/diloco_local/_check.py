@@ -10,6 +10,8 @@ from pathlib import Path
 
 from diloco_protocol import InvalidRequestError
 
+from ._environment import SAFE_PATH
+
 # Writes to a file and not to stdout, which belongs to the modules it imports.
 _PROGRAM = """
 import functools, importlib, json, sys, traceback, types
@@ -67,7 +69,7 @@ def check_entrypoint(
         report = Path(folder) / "report.json"
         try:
             done = subprocess.run(
-                [python, "-c", _PROGRAM, module, name, str(report)],
+                [python, *SAFE_PATH, "-c", _PROGRAM, module, name, str(report)],
                 env=dict(env),
                 cwd=cwd,
                 stdin=subprocess.DEVNULL,

@@ -27,6 +27,9 @@ from diloco_protocol.backend import is_reserved
 
 from ._processes import MARKER
 
+#: An interpreter started so looks for modules on its import path and not in the folder in which it runs.
+SAFE_PATH = ("-P",)
+
 # What torchrun tells the processes that it starts.
 _OF_TORCHRUN = frozenset(
     {
@@ -93,24 +96,37 @@ def extra_folders(path: Sequence[str]) -> list[str]:
     return result
 
 
-def import_path(pythonpath: Iterable[str | os.PathLike[str]] | None, python: str) -> list[str]:
+def import_path(
+    pythonpath: Iterable[str | os.PathLike[str]] | None, python: str, cwd: str | None = None
+) -> list[str]:
     """The folders a replica finds modules in, ahead of its own installation.
+
+    The folder in which it happens to run is among them only if the caller chose it, or the launcher itself imports from it:
+    anybody may have put an ``argparse.py`` there.
 
     Args:
         pythonpath: The caller's choice; None for the launcher's own import path (if the replica runs the launcher's
             interpreter), so that a module lying beside the launching script can be named.
         python: The replica's interpreter.
+        cwd: The replica's working directory, if the caller chose it.
     """
+    chosen = [] if cwd is None else [os.path.abspath(cwd)]  # noqa: PTH100
     if pythonpath is not None:
-        chosen = [os.path.abspath(folder) for folder in pythonpath]  # noqa: PTH100
+        chosen += [os.path.abspath(folder) for folder in pythonpath]  # noqa: PTH100
     elif python == sys.executable:
-        chosen = extra_folders(sys.path)
-    else:
-        chosen = []
+        chosen += extra_folders(sys.path)
+    elif cwd is None and _imports_from_its_folder():
+        chosen.append(os.path.abspath(""))  # noqa: PTH100
+    chosen = list(dict.fromkeys(chosen))
     # The runner must be found even where the protocol is not installed but taken from a checkout.
     protocol = str(Path(diloco_protocol.__file__).parents[1])
     chosen += [folder for folder in extra_folders([protocol]) if folder not in chosen]
     return chosen
+
+
+def _imports_from_its_folder() -> bool:
+    here = os.path.realpath("")
+    return any(os.path.realpath(entry) == here for entry in sys.path)
 
 
 def compose(

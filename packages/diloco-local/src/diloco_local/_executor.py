@@ -41,9 +41,10 @@ from ._rundir import Root, default_root
 class LocalProcessExecutor(BaseExecutor):
     """Runs replicas as processes of this machine, each with a session and a run directory of its own.
 
-    All that is known about a run is in its directory below ``root``, so any executor in any process of the machine
-    (and of the user) answers for any handle. A small supervisor process per run, detached from the launcher, enforces
-    timeouts, finishes cancels, ends whole process trees and restarts failed attempts. Safe to share between threads.
+    All that is known about a run is in its directory below ``root``, so any executor with that root, in any process
+    of the machine and of the user, answers for its handles. A small supervisor process per run, detached from the
+    launcher, enforces timeouts, finishes cancels, ends whole process trees and restarts failed attempts. Safe to share
+    between threads.
 
     GPUs: ``gpu=None`` leaves ``CUDA_VISIBLE_DEVICES`` as it is. ``"2"`` or ``"any:2"`` give each replica two of the
     machine's GPUs, ``"A100"`` one and ``"A100:2"`` two of a model, disjoint among the replicas of the launch. Not
@@ -74,14 +75,15 @@ class LocalProcessExecutor(BaseExecutor):
         )
         self._options = chosen
         root = default_root() if chosen.root is None else chosen.root
-        self._root = Root(Path(os.path.abspath(root)))  # noqa: PTH100
+        self._root = _root(root)
+        self._roots = (self._root, *map(_root, chosen.other_roots))
 
     def options(self) -> list[Option]:
         """What the constructor takes."""
         return options_of(LocalOptions)
 
     def _check_handle(self, handle: ReplicaHandle) -> None:
-        _runs.check_handle(handle)
+        _runs.check_handle(handle, self._roots)
 
     # --- launching ---
 
@@ -100,7 +102,7 @@ class LocalProcessExecutor(BaseExecutor):
         if not Path(cwd).is_dir():
             raise InvalidRequestError(f"the working directory cwd={cwd!r} is not a folder")
         python = os.path.abspath(program)  # noqa: PTH100  # a link into a virtual environment must stay one
-        folders = tuple(import_path(self._options.pythonpath, python))
+        folders = tuple(import_path(chosen.pythonpath, python, None if chosen.cwd is None else cwd))
         return Setting(
             python,
             cwd,
@@ -166,18 +168,18 @@ class LocalProcessExecutor(BaseExecutor):
         statuses = {}
         for handle in handles:
             try:
-                run, record = _runs.locate(handle)
+                run, record = _runs.locate(handle, self._roots)
             except ReplicaNotFoundError:
                 continue
             statuses[handle] = observe_replica(run, record, handle.rank)
         return statuses
 
     def _result(self, handle: ReplicaHandle) -> Any:
-        run, record = _runs.locate(handle)
+        run, record = _runs.locate(handle, self._roots)
         return _runs.result_of(run, handle.rank, observe_replica(run, record, handle.rank))
 
     def _logs(self, handle: ReplicaHandle, query: LogQuery) -> Iterator[str]:
-        run, record = _runs.locate(handle)
+        run, record = _runs.locate(handle, self._roots)
         replica = run.replica(handle.rank)
         if query.n_lines is not None:
             return iter(_logs.tail(replica, query.n_lines, query.streams))
@@ -201,17 +203,17 @@ class LocalProcessExecutor(BaseExecutor):
 
     def _stop(self, handle: ReplicaHandle) -> None:
         try:
-            run, record = _runs.locate(handle)
+            run, record = _runs.locate(handle, self._roots)
         except ReplicaNotFoundError:
             return  # purged, so it had ended
         _runs.cancel(run, record, handle.rank, self._supervise)
 
     def _purge(self, handle: ReplicaHandle) -> None:
         try:
-            run, record = _runs.locate(handle)
+            run, record = _runs.locate(handle, self._roots)
         except ReplicaNotFoundError:
             return
-        _runs.purge(Root(Path(handle.metadata["root"])), run, record)
+        _runs.purge(_runs.check_handle(handle, self._roots), run, record)
 
     def _list_runs(self) -> list[str]:
         runs = [self._root.run(name) for name in self._root.run_ids()]
@@ -224,3 +226,7 @@ class LocalProcessExecutor(BaseExecutor):
     def _attach(self, run_id: str) -> list[ReplicaHandle]:
         _, record = _runs.find_run(self._root, run_id)
         return _runs.handles_of(self._root, record)
+
+
+def _root(path: str | os.PathLike[str]) -> Root:
+    return Root(Path(os.path.abspath(path)))  # noqa: PTH100

@@ -11,12 +11,19 @@ import uuid
 from pathlib import Path
 from typing import Any
 
+from diloco_protocol import BackendError
+
+from ._own import open_own, open_own_stream
+
+
+class DamagedFileError(BackendError, ValueError):
+    """A file below the root does not hold what is written there; says which, and what is wrong with it."""
+
 
 def _write_temporary(path: Path, data: bytes) -> Path:
     # In the same folder, because rename and link are atomic only within one file system.
     temporary = path.with_name(f".{path.name}.{uuid.uuid4().hex}.tmp")
-    descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
-    with os.fdopen(descriptor, "wb") as stream:
+    with os.fdopen(open_own(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL), "wb") as stream:
         stream.write(data)
     return temporary
 
@@ -51,18 +58,30 @@ def read_json(path: Path) -> Any | None:
     """The JSON in ``path``, or None if there is no such file.
 
     Raises:
-        ValueError: The file is not JSON. Files written here never are, so somebody else has damaged it.
+        DamagedFileError: The file is not JSON. Files written here never are, so somebody else has damaged it.
     """
+    data = read_bytes(path)
+    if data is None:
+        return None
     try:
-        data = path.read_bytes()
+        return json.loads(data)
+    except (ValueError, RecursionError) as error:
+        raise DamagedFileError(f"{path} is not JSON: {error}") from error
+
+
+def read_bytes(path: Path) -> bytes | None:
+    """What is in ``path``, or None if there is no such file."""
+    try:
+        stream = open_own_stream(path, "rb")
     except (FileNotFoundError, NotADirectoryError):
         return None
-    return json.loads(data)
+    with stream:
+        return bytes(stream.read())
 
 
 def open_lock(path: Path) -> int:
     """Open (and create) a lock file; returns its file descriptor, which is not inherited by other programs."""
-    return os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    return open_own(path, os.O_RDWR | os.O_CREAT)
 
 
 def try_lock(descriptor: int, *, wait: float = 0.0) -> bool:
@@ -86,7 +105,7 @@ def try_lock(descriptor: int, *, wait: float = 0.0) -> bool:
 def is_locked(path: Path) -> bool:
     """Whether some process holds the exclusive lock of ``path`` at this moment."""
     try:
-        descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+        descriptor = open_own(path, os.O_RDONLY)
     except FileNotFoundError:
         return False
     try:

@@ -13,7 +13,9 @@ from pathlib import Path
 
 import diloco_protocol
 
+from ._files import read_bytes
 from ._order import Order
+from ._own import open_own_stream
 from ._rundir import RunDir
 
 # The supervisor is kept apart from the user's modules. It finds its own two packages by the launcher's folders: after the
@@ -75,7 +77,7 @@ def _spawn(run: RunDir, lock: int, writer: int, orders: Sequence[Order], *, reco
         "recover": recover,
         "orders": [order.to_dict() for order in orders],
     }
-    with run.log.open("ab") as log:
+    with open_own_stream(run.log, "ab") as log:
         process = subprocess.Popen(
             [sys.executable, *_ISOLATED, "-c", program],
             stdin=subprocess.PIPE,
@@ -104,7 +106,5 @@ def _read_line(descriptor: int, patience: float) -> bytes:
 
 
 def _log_tail(run: RunDir) -> str:
-    try:
-        return run.log.read_text(errors="replace").strip()[-2000:] or "empty"
-    except FileNotFoundError:
-        return "missing"
+    data = read_bytes(run.log)
+    return "missing" if data is None else data.decode(errors="replace").strip()[-2000:] or "empty"

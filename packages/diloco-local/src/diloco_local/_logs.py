@@ -18,6 +18,7 @@ from pathlib import Path
 
 from diloco_protocol import InvalidRequestError
 
+from ._own import open_own_stream
 from ._rundir import AttemptDir, ReplicaDir
 from ._times import SAMPLE_SECONDS
 
@@ -59,7 +60,7 @@ def tail_lines(path: Path, n_lines: int) -> list[Line]:
     if n_lines <= 0:
         return []
     try:
-        stream = path.open("rb")
+        stream = open_own_stream(path, "rb")
     except FileNotFoundError:
         return []
     with stream:
@@ -101,7 +102,7 @@ class _Reader:
     def read(self, *, last: bool, limit: int = 1 << 22) -> list[Line]:
         """The new lines; an unfinished one only if nobody will finish it (``last``)."""
         try:
-            with self.path.open("rb") as stream:
+            with open_own_stream(self.path, "rb") as stream:
                 stream.seek(self.offset)
                 data = stream.read(limit)
         except FileNotFoundError:

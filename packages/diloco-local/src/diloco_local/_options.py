@@ -44,6 +44,8 @@ class LocalOptions(Options):
 
     Attributes:
         root: The folder that holds the runs. Must be on a local disk.
+        other_roots: More folders that may hold the runs of handles given to this executor. Handles of runs elsewhere are
+            refused.
         python: The replicas' interpreter.
         env: Environment variables for every launch; those of the launch itself win.
         inherit_env: How much of the launcher's environment replicas inherit: all, nothing, or names and patterns such as
@@ -67,6 +69,7 @@ class LocalOptions(Options):
     root: str | os.PathLike[str] | None = option(
         None, check=or_none(check_path), shown="`$XDG_STATE_HOME/diloco` or `~/.local/state/diloco`"
     )
+    other_roots: Iterable[str | os.PathLike[str]] = option((), check=check_paths, shown="none")
     python: str | os.PathLike[str] = option(
         sys.executable, check=check_path, shown="this interpreter"
     )

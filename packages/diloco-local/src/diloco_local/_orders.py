@@ -11,7 +11,7 @@ from typing import Any
 from diloco_protocol import InvalidRequestError, RunRequest
 from diloco_protocol.backend import redact, redact_spec
 
-from ._environment import compose
+from ._environment import SAFE_PATH, compose
 from ._order import OUTCOME_FILE, SPEC_FILE, Order
 from ._rundir import RunDir
 
@@ -86,6 +86,7 @@ def make_orders(
             spec=spec,
             argv=(
                 setting.python,
+                *SAFE_PATH,
                 "-m",
                 "diloco_protocol.runner",
                 "--spec",

@@ -14,7 +14,7 @@ from diloco_protocol import (
     SpecVersionError,
 )
 
-from ._files import read_json
+from ._files import read_bytes, read_json
 from ._rundir import AttemptDir, RunDir
 
 RECORD_VERSION = 2
@@ -89,9 +89,8 @@ def outcome_of(attempt: AttemptDir) -> tuple[Outcome | None, str]:
         of another version must not keep the supervisor from its work.
     """
     try:
-        return Outcome.from_json(attempt.outcome.read_text(encoding="utf-8")), ""
-    except FileNotFoundError:
-        return None, ""
+        data = read_bytes(attempt.outcome)
+        return (None, "") if data is None else (Outcome.from_json(data.decode()), "")
     except (DilocoError, UnicodeDecodeError) as error:
         return None, f"the outcome that the runner reported cannot be read: {error}"
 

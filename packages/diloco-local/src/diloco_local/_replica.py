@@ -16,6 +16,7 @@ from ._files import create_json, read_json, write_json, write_text
 from ._identity import ProcessId
 from ._oom import OomWatch
 from ._order import Order
+from ._own import open_own_stream
 from ._processes import MARKER, ProcessEntry, members
 from ._record import outcome_of, status_to_dict
 from ._rundir import ReplicaDir
@@ -119,7 +120,10 @@ class Replica:
         self.phase = Phase.STARTING
         self._started_at = time.time()
         self._save()
-        with files.log("stdout").open("ab") as out, files.log("stderr").open("ab") as err:
+        with (
+            open_own_stream(files.log("stdout"), "ab") as out,
+            open_own_stream(files.log("stderr"), "ab") as err,
+        ):
             self._popen = subprocess.Popen(
                 self._order.command(files),
                 stdin=subprocess.DEVNULL,

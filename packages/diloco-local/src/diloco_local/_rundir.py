@@ -20,10 +20,17 @@ from __future__ import annotations
 
 import errno
 import os
+import re
 import shutil
 import uuid
 from dataclasses import dataclass
 from pathlib import Path
+
+from ._own import check_own_folder, check_root, open_own
+
+#: The folders below a root.
+_FOLDERS = ("runs", "staging", "trash")
+_NUMBER = re.compile("[1-9][0-9]{0,8}")
 
 
 def default_root() -> Path:
@@ -92,10 +99,10 @@ class ReplicaDir:
             names = [entry.name for entry in self.path.iterdir()]
         except FileNotFoundError:
             return []
-        numbers = sorted(
-            int(name.removeprefix("attempt-")) for name in names if name.startswith("attempt-")
-        )
-        return [self.attempt(number) for number in numbers]
+        numbers = [name.removeprefix("attempt-") for name in names if name.startswith("attempt-")]
+        # What else lies there has been put there from outside.
+        known = sorted(int(text) for text in numbers if _NUMBER.fullmatch(text))
+        return [self.attempt(number) for number in known]
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,6 +136,10 @@ class RunDir:
         """Exists once all replicas have been started."""
         return self.path / "started"
 
+    def mark_started(self) -> None:
+        """Let the run exist."""
+        os.close(open_own(self.started, os.O_WRONLY | os.O_CREAT))
+
     def replica(self, rank: int) -> ReplicaDir:
         """The files of the replica ``rank``."""
         return ReplicaDir(self.path / f"replica-{rank}")
@@ -136,7 +147,7 @@ class RunDir:
     def wake_supervisor(self) -> None:
         """Make the supervisor look at once; without one, nothing happens."""
         try:
-            descriptor = os.open(self.wake, os.O_WRONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+            descriptor = open_own(self.wake, os.O_WRONLY, fifo=True)
         except OSError as error:
             if error.errno in {errno.ENXIO, errno.ENOENT}:  # nobody listens
                 return
@@ -155,12 +166,23 @@ class Root:
 
     path: Path
 
+    def check(self) -> None:
+        """Refuse a root whose runs somebody else could have made or changed; one that does not exist yet is fine.
+
+        Raises:
+            InvalidRequestError: Says which folder it is, and why.
+        """
+        check_root(self.path)
+        for name in _FOLDERS:
+            check_own_folder(self.path / name)
+
     def run(self, run_id: str) -> RunDir:
         """The place of the run ``run_id``, whether it exists or not."""
         return RunDir(self.path / "runs" / run_id)
 
     def run_ids(self) -> list[str]:
         """The names of all runs on disk, sorted."""
+        self.check()
         try:
             return sorted(entry.name for entry in (self.path / "runs").iterdir())
         except FileNotFoundError:
@@ -168,8 +190,9 @@ class Root:
 
     def stage(self) -> RunDir:
         """A new, empty, private run directory that nobody sees yet."""
-        for name in ("runs", "staging", "trash"):
+        for name in _FOLDERS:
             (self.path / name).mkdir(mode=0o700, parents=True, exist_ok=True)
+        self.check()
         path = self.path / "staging" / uuid.uuid4().hex
         path.mkdir(mode=0o700)
         return RunDir(path)
@@ -191,9 +214,16 @@ class Root:
 
     def discard(self, run: RunDir) -> None:
         """Remove a run: out of sight in one step, then from the disk. Removing what is gone is a no-op."""
-        hidden = self.path / "trash" / uuid.uuid4().hex
+        if not os.path.lexists(run.path):
+            return
+        self.check()
+        trash = self.path / "trash"
+        trash.mkdir(mode=0o700, exist_ok=True)  # somebody may have tidied it away
+        hidden = trash / uuid.uuid4().hex
         try:
             run.path.rename(hidden)
         except FileNotFoundError:
+            if os.path.lexists(run.path):
+                raise
             return
         shutil.rmtree(hidden)

@@ -6,7 +6,6 @@ import contextlib
 import os
 import time
 from collections.abc import Callable, Iterator, Sequence
-from pathlib import Path
 from typing import Any
 
 from diloco_protocol import (
@@ -27,6 +26,7 @@ from ._identity import host_name
 from ._launch import SupervisorError, start_supervisor
 from ._observe import observe_replica
 from ._order import Order
+from ._own import check_own_folder
 from ._processes import members, process_table
 from ._record import RunRecord, outcome_of, read_record
 from ._replica import MARGIN
@@ -56,6 +56,7 @@ def find_run(root: Root, run_id: str) -> tuple[RunDir, RunRecord]:
     Raises:
         ReplicaNotFoundError: There is no such run.
     """
+    root.check()
     run = root.run(run_id)
     # What was published and never started is a launch that died: nobody has a handle of it.
     record = read_record(run) if run.started.exists() else None
@@ -67,11 +68,13 @@ def find_run(root: Root, run_id: str) -> tuple[RunDir, RunRecord]:
     return run, record
 
 
-def check_handle(handle: ReplicaHandle) -> None:
-    """Refuse a handle that is not of this machine.
+def check_handle(handle: ReplicaHandle, roots: Sequence[Root]) -> Root:
+    """Refuse a handle that is not of this machine, or of a run elsewhere than below the given roots.
+
+    A handle names a root, and does not lead to one: the root returned is one of those given.
 
     Raises:
-        InvalidRequestError: It is of another backend or another machine, or lacks what leads to its run.
+        InvalidRequestError: It is of another backend, machine or root, or lacks what leads to its run.
     """
     if handle.backend_name != BACKEND:
         raise InvalidRequestError(
@@ -87,19 +90,36 @@ def check_handle(handle: ReplicaHandle) -> None:
             f"replica {handle.rank} of run {handle.run_id!r} is on host {host!r}, and this is {host_name()!r}: "
             "use the handle there"
         )
+    named = handle.metadata["root"]
+    for root in roots:
+        if _same_folder(named, root):
+            return root
+    raise InvalidRequestError(
+        f"replica {handle.rank} of run {handle.run_id!r} is below the root {named!r}, and this executor has "
+        f"{', '.join(repr(str(root.path)) for root in roots)}: use one with that root, or give it other_roots=[...]"
+    )
 
 
-def locate(handle: ReplicaHandle) -> tuple[RunDir, RunRecord]:
-    """The run a handle belongs to, from the handle alone.
+def _same_folder(named: str, root: Root) -> bool:
+    try:
+        return named == str(root.path) or os.path.realpath(named) == os.path.realpath(root.path)
+    except (OSError, ValueError):  # no path at all, such as one with a NUL
+        return False
+
+
+def locate(handle: ReplicaHandle, roots: Sequence[Root]) -> tuple[RunDir, RunRecord]:
+    """The run a handle belongs to.
+
+    Args:
+        handle: The handle.
+        roots: The roots that it may name.
 
     Raises:
-        InvalidRequestError: The handle is of another backend or another machine, or its root is not there, so that
-            nothing can be said about the replica.
+        InvalidRequestError: The handle is of another backend, machine or root, or its root is not there, so that nothing
+            can be said about the replica; or something of the run is not this user's.
         ReplicaNotFoundError: The run was purged.
     """
-    check_handle(handle)
-    path, uid = handle.metadata["root"], handle.metadata["uid"]
-    root = Root(Path(path))
+    root, uid = check_handle(handle, roots), handle.metadata["uid"]
     if not root.path.is_dir():
         raise InvalidRequestError(
             f"the folder {root.path} of run {handle.run_id!r} is missing on this host, "
@@ -111,6 +131,7 @@ def locate(handle: ReplicaHandle) -> tuple[RunDir, RunRecord]:
             f"the run {handle.run_id!r} below {root.path} is not the one that this handle of rank {handle.rank} names: "
             "that one was purged"
         )
+    check_own_folder(run.replica(handle.rank).path)
     return run, record
 
 
@@ -121,6 +142,7 @@ def known_launch(root: Root, run_id: str, fingerprint: str) -> RunRecord | None:
         RunConflictError: The name is taken by a launch that asked for something else.
         UnavailableError: Another process is launching it right now and does not come to an end.
     """
+    root.check()
     run = root.run(run_id)
     deadline = time.monotonic() + PATIENCE
     while True:
@@ -302,6 +324,7 @@ def purge(root: Root, run: RunDir, record: RunRecord) -> None:
     Raises:
         InvalidRequestError: A replica has not ended.
         UnavailableError: The supervisor is still about to leave.
+        BackendError: The operating system did not let it be removed.
     """
     busy = [rank for rank in record.ranks if not observe_replica(run, record, rank).state.terminal]
     if busy:
@@ -314,7 +337,12 @@ def purge(root: Root, run: RunDir, record: RunRecord) -> None:
             raise UnavailableError(
                 f"the supervisor of run {record.run_id!r} has not ended yet: try again"
             )
-        root.discard(run)
+        try:
+            root.discard(run)
+        except OSError as error:
+            raise BackendError(
+                f"run {record.run_id!r} could not be removed, or not all of it: {error}"
+            ) from error
 
 
 def result_of(run: RunDir, rank: int, status: ReplicaStatus) -> Any:

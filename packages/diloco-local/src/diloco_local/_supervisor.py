@@ -33,6 +33,7 @@ from ._files import try_lock, write_json
 from ._identity import ProcessId
 from ._oom import OomWatch
 from ._order import Order
+from ._own import open_own
 from ._processes import below, process_table
 from ._record import RunRecord, read_record
 from ._replica import Replica, Rules
@@ -79,7 +80,7 @@ class Supervisor:
         except BaseException:
             self.abort()
             raise
-        self._run.started.touch()
+        self._run.mark_started()
 
     def abort(self) -> None:
         """End every replica and wait until all are gone."""
@@ -161,7 +162,7 @@ class Supervisor:
 def _open_wakers(run: RunDir, supervisor: Supervisor) -> tuple[int, int]:
     """What ends a rest early: the FIFO that others write to, and the pipe that signals write to."""
     # Opened for reading and writing, so that it never reports an end when the last writer closes.
-    wake = os.open(run.wake, os.O_RDWR | os.O_NONBLOCK | os.O_CLOEXEC)
+    wake = open_own(run.wake, os.O_RDWR, fifo=True)
     reader, writer = os.pipe()
     os.set_blocking(reader, False)
     os.set_blocking(writer, False)

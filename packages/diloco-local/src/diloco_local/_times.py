@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import time
 
+from ._own import open_own_stream
 from ._rundir import AttemptDir
 
 #: Seconds between two samples of the sizes of a growing log: the resolution of ``since`` and ``until``.
@@ -26,6 +27,6 @@ class Sampler:
         current = (attempt.path, sizes[0], sizes[1])
         if current == self._last or not any(sizes):
             return
-        with attempt.times.open("a") as stream:
-            stream.write(json.dumps([time.time(), *sizes]) + "\n")
+        with open_own_stream(attempt.times, "ab") as stream:
+            stream.write(json.dumps([time.time(), *sizes]).encode() + b"\n")
         self._last = current

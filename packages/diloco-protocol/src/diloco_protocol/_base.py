@@ -431,6 +431,11 @@ class BaseExecutor(Journaled):
             raise InvalidRequestError(
                 f"this handle belongs to the backend {handle.backend_name!r}, and this executor is for {self.backend_name!r}"
             )
+        # A run_id becomes part of paths and names of objects, and a handle may have been written by anybody.
+        if not is_run_id(handle.run_id):
+            raise InvalidRequestError(
+                f"this handle of rank {handle.rank} names the run {handle.run_id[:100]!r}, and no launch gives a run such a name"
+            )
         self._check_handle(handle)
 
     def _is_ours(self, handle: ReplicaHandle) -> bool:

@@ -105,7 +105,14 @@ def run(spec: ReplicaSpec, signals: _Signals, folder: Path | None = None) -> Out
         # What the protocol sets, nobody else sets: no rendezvous or spec of a run around this one shines through.
         kept = {name: value for name, value in os.environ.items() if not is_reserved(name)}
         child = subprocess.Popen(
-            [sys.executable, "-m", "diloco_protocol._child", str(spec_file), str(report)],
+            [
+                sys.executable,
+                *_safe_path(),
+                "-m",
+                "diloco_protocol._child",
+                str(spec_file),
+                str(report),
+            ],
             env={**kept, **environment(spec)},
             stdin=subprocess.DEVNULL,
             start_new_session=True,
@@ -115,6 +122,11 @@ def run(spec: ReplicaSpec, signals: _Signals, folder: Path | None = None) -> Out
             json.loads(report.read_text(encoding="utf-8")) if report.exists() else {}
         )
     return _outcome(status, reason, told, report_fields, spec, started_at)
+
+
+def _safe_path() -> list[str]:
+    """If the runner was kept from importing what lies in its working directory, so is the entrypoint's process."""
+    return ["-P"] if sys.flags.safe_path else []
 
 
 def _watch(

@@ -1,0 +1,130 @@
+"""What belongs to this user: opened without following links, and only where nobody else could have put it.
+
+Everything below a root is reached through here. A folder that is this user's and that nobody else can write to holds
+only what this user has put there, so it is enough to look at each folder once, at the folders above it before, and at
+every file when it is opened.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import stat
+from pathlib import Path
+from typing import IO, Any
+
+from diloco_protocol import InvalidRequestError
+
+_WRITABLE_BY_OTHERS = stat.S_IWGRP | stat.S_IWOTH
+
+
+def check_own_folder(path: Path) -> None:
+    """Refuse a folder into which somebody else could have put something; one that does not exist is fine.
+
+    Raises:
+        InvalidRequestError: It is a link, no folder, another user's, or others can write to it.
+    """
+    try:
+        found = path.lstat()
+    except (FileNotFoundError, NotADirectoryError):
+        return  # missing: whoever uses it says so
+    _check_folder(path, found)
+
+
+def check_root(path: Path) -> None:
+    """Refuse a root in which any user of the machine can replace what this user has made; it may be a link.
+
+    Raises:
+        InvalidRequestError: Says what to do.
+    """
+    try:
+        mode = path.stat().st_mode
+    except OSError:
+        return  # missing, or no folder: whoever uses it says so
+    if mode & stat.S_IWOTH and not mode & stat.S_ISVTX:
+        raise InvalidRequestError(
+            f"everybody can replace what is in root={str(path)!r}: choose another folder, or take that right away "
+            f"(chmod o-w {path})"
+        )
+
+
+def open_own(path: Path, flags: int, *, fifo: bool = False) -> int:
+    """Open a file of this user's in a folder of this user's; returns a descriptor that other programs do not inherit.
+
+    Args:
+        path: The file.
+        flags: As for ``os.open``. A file that is created is readable by this user only.
+        fifo: It is a FIFO, and opening and writing are not to wait for its reader.
+
+    Raises:
+        InvalidRequestError: The file or its folder is a link, another user's, or not of the expected kind.
+        OSError: It is missing, or cannot be opened.
+    """
+    folder = _open_folder(path.parent)
+    try:
+        # Without waiting, since what should be a file could be a FIFO without a writer.
+        descriptor = os.open(
+            path.name,
+            flags | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK,
+            mode=0o600,
+            dir_fd=folder,
+        )
+    except OSError as error:
+        if error.errno in {errno.ELOOP, errno.EMLINK}:
+            raise _refused(path, "is a link") from error
+        raise
+    finally:
+        os.close(folder)
+    try:
+        found = os.fstat(descriptor)
+        if not (stat.S_ISFIFO if fifo else stat.S_ISREG)(found.st_mode):
+            raise _refused(path, f"is no {'FIFO' if fifo else 'file'}")
+        if found.st_uid != os.geteuid():
+            raise _refused(path, _whose(found))
+        os.set_blocking(descriptor, not fifo)
+    except BaseException:
+        os.close(descriptor)
+        raise
+    return descriptor
+
+
+def open_own_stream(path: Path, mode: str) -> IO[Any]:
+    """The same as a stream of bytes: to read (``"rb"``) or to append (``"ab"``)."""
+    flags = {"rb": os.O_RDONLY, "ab": os.O_WRONLY | os.O_CREAT | os.O_APPEND}[mode]
+    return os.fdopen(open_own(path, flags), mode)
+
+
+def _open_folder(path: Path) -> int:
+    try:
+        descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
+    except OSError as error:
+        if path.is_symlink():
+            raise _refused(path, "is a link") from error
+        raise
+    try:
+        _check_folder(path, os.fstat(descriptor))
+    except BaseException:
+        os.close(descriptor)
+        raise
+    return descriptor
+
+
+def _check_folder(path: Path, found: os.stat_result) -> None:
+    if stat.S_ISLNK(found.st_mode):
+        raise _refused(path, "is a link")
+    if not stat.S_ISDIR(found.st_mode):
+        raise _refused(path, "is no folder")
+    if found.st_uid != os.geteuid():
+        raise _refused(path, _whose(found))
+    if found.st_mode & _WRITABLE_BY_OTHERS:
+        raise _refused(path, "can be written to by others", f" (or chmod go-w {path})")
+
+
+def _whose(found: os.stat_result) -> str:
+    return f"belongs to the user with the id {found.st_uid}, and this one has {os.geteuid()}"
+
+
+def _refused(path: Path, why: str, advice: str = "") -> InvalidRequestError:
+    return InvalidRequestError(
+        f"{path} {why}, so nothing is read, written or ended there: use a root of your own{advice}"
+    )

@@ -1,0 +1,191 @@
+"""Handles of other roots, folders that others can fill, and links: no verb reads, changes or ends anything there."""
+
+import shutil
+from dataclasses import replace
+
+import pytest
+from local_lab import ended_run, run_of, verbs_on
+from test_own import FOREIGN_FOLDERS, linked_folder
+
+from diloco_local import LocalProcessExecutor
+from diloco_local._rundir import Root
+from diloco_protocol import BackendError, InvalidRequestError, ReplicaNotFoundError, ReplicaState
+
+SECRET = "what another program wrote"
+
+
+def contents(folder):
+    """Everything below a folder, to see whether it changed."""
+    return {
+        str(path.relative_to(folder)): path.read_bytes() if path.is_file() else None
+        for path in sorted(folder.rglob("*"))
+    }
+
+
+def refused_by_all(executor, handle, *words):
+    for name, call in verbs_on(executor, handle).items():
+        with pytest.raises(InvalidRequestError) as caught:
+            call()
+        for word in words:
+            assert str(word) in str(caught.value), name
+
+
+def test_a_handle_of_another_root_is_refused_by_every_verb(tmp_path):
+    handle = ended_run(tmp_path / "theirs")
+    before = contents(tmp_path / "theirs")
+    executor = LocalProcessExecutor(root=tmp_path / "mine", other_roots=[tmp_path / "shared"])
+    refused_by_all(
+        executor, handle, tmp_path / "theirs", tmp_path / "mine", tmp_path / "shared", "other_roots"
+    )
+    assert contents(tmp_path / "theirs") == before
+    assert not (tmp_path / "mine").exists()
+
+
+def test_handles_of_the_other_roots_are_taken(tmp_path):
+    handle = ended_run(tmp_path / "theirs", result=3)
+    executor = LocalProcessExecutor(root=tmp_path / "mine", other_roots=[tmp_path / "theirs"])
+    assert executor.poll(handle) is ReplicaState.SUCCEEDED
+    assert executor.collect([handle])[0]["result"] == 3
+    assert executor.list_runs() == []  # of its own root
+    executor.purge(handle)
+    assert Root(tmp_path / "theirs").run_ids() == []
+
+
+def test_a_root_may_be_named_by_a_link(tmp_path):
+    handle = ended_run(tmp_path / "real", result=3)
+    (tmp_path / "name").symlink_to(tmp_path / "real")
+    executor = LocalProcessExecutor(root=tmp_path / "name")
+    assert executor.collect([handle])[0]["result"] == 3
+    assert executor.collect(executor.attach(handle.run_id))[0]["result"] == 3
+
+
+@pytest.mark.parametrize(
+    "name", ["", ".", "..", "../elsewhere", "/", "a/b", "x\0", "Run", "x" * 300]
+)
+def test_only_names_that_a_launch_gives_are_looked_for(tmp_path, name):
+    handle = ended_run(tmp_path / "state")
+    ended_run(tmp_path / "elsewhere")
+    (tmp_path / "elsewhere" / "runs" / "ended").rename(tmp_path / "state" / "elsewhere")
+    executor = LocalProcessExecutor(root=tmp_path / "state")
+    before = contents(tmp_path)
+    refused_by_all(executor, replace(handle, run_id=name), "no launch gives a run such a name")
+    with pytest.raises((ReplicaNotFoundError, InvalidRequestError)):
+        executor.attach(name)
+    assert contents(tmp_path) == before
+
+
+@pytest.mark.parametrize("kind", FOREIGN_FOLDERS)
+@pytest.mark.parametrize("name", ["runs", "staging", "trash"])
+def test_a_root_with_a_folder_that_others_can_fill_is_refused(tmp_path, name, kind):
+    handle = ended_run(tmp_path / "state")
+    Root(tmp_path / "state").discard(Root(tmp_path / "state").stage())  # so that trash is there
+    folder = tmp_path / "state" / name
+    folder.rename(tmp_path / "kept")
+    make, words = FOREIGN_FOLDERS[kind]
+    make(folder)
+    if folder.is_dir():
+        shutil.copytree(tmp_path / "kept", folder, dirs_exist_ok=True, copy_function=shutil.copy)
+        FOREIGN_MODES.get(kind, lambda path: None)(folder)
+    before = contents(tmp_path)
+    executor = LocalProcessExecutor(root=tmp_path / "state")
+    refused_by_all(executor, handle, folder, words)
+    for call in (
+        executor.list_runs,
+        lambda: executor.attach("ended"),
+        lambda: executor.cancel_run("ended"),
+        lambda: executor.launch_replicas(1, "a_module_nobody_has:main", {}, run_id="ended"),
+        lambda: executor.launch_replicas(1, "a_module_nobody_has:main", {}),
+    ):
+        with pytest.raises(InvalidRequestError, match=words):
+            call()
+    assert contents(tmp_path) == before
+
+
+# What copying the old contents into a folder has made of its mode.
+FOREIGN_MODES = {
+    "the group's": lambda path: path.chmod(0o770),
+    "everybody's": lambda path: path.chmod(0o707),
+    "sticky": lambda path: path.chmod(0o1777),
+}
+
+
+@pytest.mark.parametrize("place", ["", "replica-0", "replica-0/attempt-1"])
+def test_a_folder_of_a_run_that_is_a_link_is_not_followed(tmp_path, place):
+    handle = ended_run(tmp_path / "state")
+    path = run_of(handle).path / place
+    path.rename(tmp_path / "elsewhere")
+    path.symlink_to(tmp_path / "elsewhere")
+    before = contents(tmp_path / "elsewhere")
+    executor = LocalProcessExecutor(root=tmp_path / "state")
+    for name, call in verbs_on(executor, handle).items():
+        if name == "purge" and place:
+            continue  # removes links, and not what they lead to
+        if place.endswith("attempt-1") and name in {"poll", "describe", "cancel"}:
+            call()  # they do not look into it
+        elif place.endswith("attempt-1") and name == "collect":
+            (entry,) = call()
+            assert entry["result"] is None
+            assert "is a link" in entry["error"]
+        else:
+            with pytest.raises(InvalidRequestError, match="is a link"):
+                call()
+    assert contents(tmp_path / "elsewhere") == before
+    if place.endswith("attempt-1"):
+        executor.purge(handle)
+        assert contents(tmp_path / "elsewhere") == before
+
+
+@pytest.mark.parametrize(
+    ("file", "verbs"),
+    [
+        ("run.json", ["poll", "describe", "collect", "stream_logs", "log_iter", "cancel", "purge"]),
+        ("replica-0/final.json", ["poll", "describe", "collect", "cancel", "purge"]),
+        ("replica-0/attempt-1/stdout.log", ["stream_logs", "log_iter"]),
+        ("replica-0/attempt-1/times.jsonl", ["stream_logs", "log_iter"]),
+        ("lock", ["purge"]),
+    ],
+)
+def test_a_file_of_a_run_that_is_a_link_is_not_followed(tmp_path, file, verbs):
+    handle = ended_run(tmp_path / "state")
+    path = run_of(handle).path / file
+    path.unlink(missing_ok=True)
+    (tmp_path / "secret").write_text(SECRET)
+    path.symlink_to(tmp_path / "secret")
+    executor = LocalProcessExecutor(root=tmp_path / "state")
+    calls = verbs_on(executor, handle)
+    for name in verbs:
+        with pytest.raises(InvalidRequestError, match="is a link") as caught:
+            calls[name]()
+        assert SECRET not in str(caught.value)
+    assert (tmp_path / "secret").read_text() == SECRET
+
+
+def test_a_purge_without_a_trash_folder_removes_the_run(tmp_path):
+    handle = ended_run(tmp_path / "state")
+    shutil.rmtree(tmp_path / "state" / "trash")
+    executor = LocalProcessExecutor(root=tmp_path / "state")
+    executor.purge(handle)
+    assert not run_of(handle).path.exists()
+    assert executor.list_runs() == []
+
+
+def test_a_purge_that_removes_nothing_says_so(tmp_path, monkeypatch):
+    handle = ended_run(tmp_path / "state")
+    executor = LocalProcessExecutor(root=tmp_path / "state")
+
+    def refuse(*_):
+        raise PermissionError("not on a Monday")
+
+    monkeypatch.setattr("pathlib.Path.rename", refuse)
+    with pytest.raises(BackendError, match=r"run 'ended' could not be removed.*not on a Monday"):
+        executor.purge(handle)
+    assert run_of(handle).path.exists()
+
+
+def test_a_link_in_place_of_a_run_is_not_taken_for_a_launch(tmp_path):
+    linked = Root(tmp_path / "state")
+    linked.discard(linked.stage())
+    linked_folder(tmp_path / "state" / "runs" / "mine")
+    executor = LocalProcessExecutor(root=tmp_path / "state")
+    with pytest.raises(InvalidRequestError, match="is a link"):
+        executor.launch_replicas(1, "a_module_nobody_has:main", {}, run_id="mine")
