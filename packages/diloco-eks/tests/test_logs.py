@@ -1,5 +1,8 @@
 """Logs: of the right attempt, by tail, time and pattern, followed, and never anything that is no log."""
 
+import gc
+import weakref
+
 import pytest
 
 from diloco_protocol import ForbiddenError, InvalidRequestError, ReplicaNotFoundError
@@ -57,6 +60,26 @@ def test_following(bench, report):
     pod.succeed(report()[0])
     bench.world.settle()
     assert list(lines) == ["four"]
+
+
+@pytest.mark.parametrize("how", ["closed", "dropped"])
+def test_who_stops_reading_ends_the_connection(bench, how):
+    run = bench.launch(1)
+    run.pod(0).log("one\n")
+    gc.disable()
+    try:
+        lines = run.executor.log_iter(run.handles[0], follow=True)
+        assert next(lines) == "one"
+        reading = weakref.ref(lines._lines)
+        if how == "closed":
+            lines.close()
+            assert reading().gi_frame is None
+            assert list(lines) == []
+        else:
+            del lines
+            assert reading() is None
+    finally:
+        gc.enable()
 
 
 def test_following_begins_before_the_pod_and_goes_on_with_the_next_attempt(bench, report):

@@ -136,6 +136,12 @@ class Follower:
             self._lab.broken("G3", f"log_iter raised {self._error!r}", "the backend is well")
         self._compare(lines)
 
+    def finish_or_gone(self) -> None:
+        """It ends without a line, or says that there is no log of it."""
+        self._wait(lambda: False, ())
+        if not isinstance(self._error, ReplicaNotFoundError):
+            self.finish()
+
     def finish_disturbed(self, *lines: str) -> None:
         """It ends with all lines, or with an error that says that something was wrong."""
         self._wait(lambda: False, lines)

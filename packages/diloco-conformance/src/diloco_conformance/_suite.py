@@ -33,7 +33,9 @@ from ._suite_launch import Launching
 from ._suite_logs import Logs
 from ._suite_long_logs import LongLogs
 from ._suite_names import Names
+from ._suite_parts import Parts
 from ._suite_removal import Removal
+from ._suite_repeats import Repeating
 from ._suite_resources import Asking
 from ._suite_restarts import Restarting
 from ._suite_results import Results
@@ -56,8 +58,10 @@ class ExecutorConformance(
     Runs,
     Removal,
     Collecting,
+    Repeating,
     Results,
     Launching,
+    Parts,
     Restarting,
     Constructing,
     Answers,

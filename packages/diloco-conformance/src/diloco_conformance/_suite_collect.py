@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from functools import partial
 from itertools import pairwise
 from typing import Any
 
-from diloco_protocol import BackendError, ReplicaHandle, ReplicaStatus
+from diloco_protocol import BackendError, InvalidRequestError, ReplicaHandle, ReplicaStatus
 
-from ._check_collect import collect, repeats
+from ._check_collect import collect
 from ._harness import Ability, Fault, Operation, Step
 from ._lab import Lab
+from ._refusals import must_raise
 from ._scenes import RETRYABLE
 from ._suite_states import ended
 
@@ -76,7 +78,16 @@ class Collecting:
                 for replica in run.replicas:
                     lab.drive(replica, Step.SUCCEED, str(replica))
             seen.append(statuses)
+            true = {
+                replica.handle: lab.harness.truth(replica.handle).state for replica in run.replicas
+            }
+            wrong.update(
+                (str(status.state), str(true[handle]))
+                for handle, status in statuses.items()
+                if len(seen) > 1 and status.state is not true[handle]
+            )
 
+        wrong: set[tuple[str, str]] = set()
         begin = lab.harness.clock()
         collect(lab, run.replicas, timeout=50.0, progress=progress)
         if lab.harness.clock() - begin > 25:
@@ -91,42 +102,17 @@ class Collecting:
                 f"progress was called {len(seen)} times, last with {seen[-1]}",
                 "it is told of every look",
             )
+        if wrong:
+            lab.broken("R2", f"progress was told {wrong}", "of each, the second is true")
 
-    def test_r3_collecting_again_gives_the_same(self, lab: Lab) -> None:
-        """For every end; after polling, in another process, and however often."""
-        replicas = ended(lab)
-        lab.observe_all()
-        first = collect(lab, replicas)
-        for _ in range(2):
-            if not all(map(partial(repeats, lab), first, collect(lab, replicas))):
-                lab.broken("R3", "another answer", f"the first was {first}")
-        lab.forget()
-        lab.observe_all()
-        if not all(map(partial(repeats, lab), first, collect(lab, replicas))):
-            lab.broken("R3", "another answer in another process", f"the first was {first}")
-
-    def test_r3_what_a_caller_makes_of_it_changes_nothing(self, lab: Lab) -> None:
-        """A result is the caller's own, to be changed at will."""
-        replica = lab.up().replicas[0]
-        lab.drive(replica, Step.SUCCEED, {"losses": [0.5, 0.25]})
-        for _ in range(3):
-            lab.note("collect, and the caller changes what it got", "collect")
-            with lab.part_of("R3"):
-                collect(lab, [replica])
-            replica.answer = None
-            (entry,) = lab.verb("R3", lambda: lab.executor.collect([replica.handle], timeout=0))
-            entry["result"]["losses"].append("of the caller")
-            entry["error"] = "of the caller"
-
-    def test_r3_what_is_being_ended_is_not_final(self, lab: Lab) -> None:
-        """Collected right after the cancel, and again when it has taken effect."""
-        run = lab.up(2)
-        lab.cancel(run.replicas[0])
-        collect(lab, run.replicas)
-        lab.observe_all()
-        lab.settle()
-        collect(lab, run.replicas)
-        lab.observe_all()
+    def test_r2_a_time_that_is_none_is_refused(self, lab: Lab) -> None:
+        """It is not taken for another one, and nobody waits for it."""
+        handles = lab.up().handles
+        wrong: tuple[Any, ...] = (-1, -0.5, math.nan, -math.inf, "5", True, [1])
+        for timeout in wrong:
+            lab.note(f"collect(timeout={timeout!r})", "collect")
+            call = partial(lab.executor.collect, handles, timeout=timeout)
+            must_raise(lab, "R2", "collect", call, InvalidRequestError, "no time to wait is such")
 
     def test_r4_exit_codes(self, lab: Lab) -> None:
         """0 for successes, the true one for failures, none for the cancelled."""

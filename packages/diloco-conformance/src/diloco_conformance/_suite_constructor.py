@@ -66,6 +66,8 @@ class Constructing:
             lab.observe_all()
             before = collect(lab, run.replicas)
             lab.purge(run)
+            if lab.verb("H6", lambda: lab.executor.exists(run.run_id)):
+                lab.broken("H6", f"exists({run.run_id!r}) is True", "the journal alone knows of it")
             for _ in range(2):
                 after = lab.verb("L12", lambda: lab.executor.collect(run.handles, timeout=0))
                 if after != before:

@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import threading
 from typing import Any
+from unittest.mock import patch
+
+import pytest
 
 from ._harness import Ability, Fault, Operation, Step
 from ._lab import Lab
@@ -74,6 +78,47 @@ class Following:
                     lab.cancel(replica)
                     lab.settle()
                 follower.finish("so far")
+
+    def test_g3_it_ends_where_the_replica_never_started(self, lab: Lab) -> None:
+        """It was cancelled while it was pending."""
+        lab.needs(Step.PRINT)
+        if lab.harness.starts_by_itself:
+            pytest.skip("here replicas start by themselves, so that nobody can make them wait")
+        replica = lab.launch(1).replicas[0]
+        with lab.harness.time.held():
+            follower = Follower(lab, replica)
+            lab.cancel(replica)
+            lab.settle()
+            follower.finish_or_gone()
+
+    def test_g3_who_stops_reading_leaves_nothing_behind(self, lab: Lab) -> None:
+        """No thread reads on, once the iterator and the executor are closed."""
+        lab.needs(Step.PRINT)
+        replica = lab.up().replicas[0]
+        lab.drive(replica, Step.PRINT, ["one", "two"])
+        executor = lab.harness.make_executor()
+        begun: list[threading.Thread] = []
+        start = threading.Thread.start
+
+        def counted(thread: threading.Thread) -> None:
+            # Those of the world, such as a server's, are begun by others.
+            if threading.current_thread() in begun:
+                begun.append(thread)
+            start(thread)
+
+        def read_one() -> None:
+            begun.append(threading.current_thread())
+            lines = executor.log_iter(replica.handle, follow=True)
+            next(iter(lines))
+            if (close := getattr(lines, "close", None)) is not None:
+                close()
+            executor.close()
+
+        with patch.object(threading.Thread, "start", counted):
+            lab.within("G3", read_one)
+            lab.until(lambda: not any(thread.is_alive() for thread in begun))
+        if left := [thread.name for thread in begun if thread.is_alive()]:
+            lab.broken("G3", f"the threads {left} run on", "nobody reads any more")
 
     def test_g3_a_last_line_without_a_newline_is_followed(self, lab: Lab) -> None:
         """In pieces, too."""

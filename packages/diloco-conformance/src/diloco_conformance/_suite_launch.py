@@ -1,4 +1,4 @@
-"""Starting replicas: L1 to L5, L7 and L8."""
+"""Starting replicas: L1 to L5, and L7."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from ._check_collect import collect
 from ._harness import Ability, Fault, Operation, Step
 from ._lab import Lab
 from ._scenes import conflicting_launch, doubtful_launch, failing_launch, other_launch
-from ._suite_told import NESTED, check_told
+from ._suite_told import NESTED
 
 
 class Launching:
-    """Fixed tests of L1 to L5, L7 and L8."""
+    """Fixed tests of L1 to L5, and L7."""
 
     def test_l1_handles_are_distinct(self, lab: Lab) -> None:
         """Within a run, and among runs that were launched in the same second and not named."""
@@ -101,6 +101,27 @@ class Launching:
                 lab.forget()
         collect(lab, run.replicas)
 
+    def test_l3_what_was_cancelled_is_not_started_again(self, lab: Lab) -> None:
+        """Launched again while it is being ended, when it has ended, and by another process: it stays cancelled."""
+        with lab.part_of("L3"):
+            self._cancelled(lab)
+
+    def _cancelled(self, lab: Lab) -> None:
+        run = lab.up(2)
+        lab.cancel_run(run)
+        for what in ("settle", "forget", ""):
+            handles = lab.relaunch(run)
+            if handles != run.handles:
+                lab.broken("L3", f"it gave {handles}", f"{run.handles}")
+            if what == "settle":
+                lab.settle()
+            elif what == "forget":
+                lab.forget()
+            lab.observe_all()
+        if living := lab.harness.living():
+            lab.broken("L3", f"{living} replicas live", "both were cancelled")
+        collect(lab, run.replicas)
+
     def test_l3_the_same_in_other_words_is_the_same_run(self, lab: Lab) -> None:
         """The order of keys means nothing, nor does an empty mapping instead of none, or 60.0 instead of 60."""
         kwargs, env = {"b": [1], "a": {"y": 1, "x": 2}}, {"ONE": "1", "TWO": "2"}
@@ -179,31 +200,6 @@ class Launching:
         if lab.can(Ability.SECRETS):
             changes.append({"secrets": {"S": lab.harness.secret("s")}})
         return [(2, change) for change in changes] + [(1, {}), (3, {})]
-
-    def test_l8_a_part_of_a_run(self, lab: Lab) -> None:
-        """Ranks from an offset on, of a run that is larger; with one replica, and with several."""
-        with lab.part_of("L8"):
-            self._parts(lab)
-
-    def _parts(self, lab: Lab) -> None:
-        for n, offset, size in ((2, 3, 8), (1, 11, 12), (3, 0, 100)):
-            run = lab.up(n, rank_offset=offset, world_size=size, kwargs={"part": offset})
-            if lab.can(Ability.TOLD):
-                for replica in run.replicas:
-                    check_told(lab, replica.handle, {**lab.harness.entrypoint_args, **run.kwargs})
-            lab.observe_all()
-            lab.forget()
-            lab.attach(run)
-            if lab.relaunch(run) != run.handles:
-                lab.broken("L8", "launched again, it gave other handles", str(run.handles))
-            for replica in run.replicas:
-                lab.drive(replica, Step.SUCCEED, f"rank {replica.handle.rank}")
-            lab.observe_all()
-            collect(lab, run.replicas)
-        run = lab.up(2, rank_offset=5)  # the last ranks, if nothing else is said
-        lab.cancel(run.replicas[1])
-        lab.settle()
-        lab.observe_all()
 
     def test_l3_a_launch_whose_answer_is_lost_is_found_again(self, lab: Lab) -> None:
         """No replica is started twice, none is left behind."""

@@ -237,6 +237,8 @@ class Runs:
         living, runs = lab.harness.living(), lab.verb("H3", lab.executor.list_runs)
         lab.note("check()", "check")
         first = lab.within("D3", lab.executor.check)
+        if not isinstance(first, list):
+            lab.broken("D3", f"check() gave {first!r}", "it gives a list of findings")
         for finding in first:
             if type(finding).__name__ != "Finding" or not (finding.subject and finding.message):
                 lab.broken("D3", f"check() gave {finding!r}", "a Finding says what it is about")

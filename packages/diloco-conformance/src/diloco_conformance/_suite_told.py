@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
+from functools import partial
 from typing import Any
 from unittest.mock import patch
 
@@ -240,6 +241,10 @@ class Telling:
 
         for wanted in (kwargs, {"rendezvous_uri": uri}, {"a": {"b": [{"password": [secret]}]}}):
             shown.check("plan", planned(wanted))
+        executor, name = lab.executor, lab.harness.entrypoint
+        for env in ({"STORE": uri}, {"HUB_TOKEN": secret}):
+            call = partial(executor.plan, 1, name, {}, run_id="p", env=env)
+            shown.check("plan", lab.verb("E4", call))
         plain = {"tokenizer": "gpt2-of-a-long-name", "n_tokens": 4096}
         plan = planned(plain)
         if not is_in("gpt2-of-a-long-name", str(plan)):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import copy
 import math
 import re
 from collections.abc import Callable, Generator, Iterator
@@ -135,7 +136,12 @@ class PodLog(Iterator[str]):
         self._outage = Outage(source)
         self._attempt: int | None = None
         self._previous = False
-        self._lines: Iterator[str] | None = None
+        self._lines: Generator[str, None, None] | None = None
+
+    def close(self) -> None:
+        """Close the connection, if there is one; nothing more is read. Who drops the iterator does the same."""
+        if self._lines is not None:
+            self._lines.close()
 
     def of(self, attempt: int | None, *, previous: bool) -> PodLog:
         """The same lines of an attempt other than the newest."""
@@ -147,10 +153,12 @@ class PodLog(Iterator[str]):
 
     def __next__(self) -> str:
         if self._lines is None:
-            self._lines = self._read()
+            # A copy reads, so that no circle keeps the connection when this one is dropped.
+            reader = copy.copy(self)
+            self._lines = reader._read()  # noqa: SLF001 - it is of this very class
         return next(self._lines)
 
-    def _read(self) -> Iterator[str]:
+    def _read(self) -> Generator[str, None, None]:
         query, source = self._query, self._source
         pod = self._choose(self._patiently(source.pods))
         if query.n_lines is not None:
