@@ -2,6 +2,7 @@
 
 import shutil
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 from local_lab import ended_run, run_of, verbs_on
@@ -101,6 +102,15 @@ def test_a_root_with_a_folder_that_others_can_fill_is_refused(tmp_path, name, ki
     assert contents(tmp_path) == before
 
 
+def test_a_root_in_which_everybody_can_replace_things_is_refused(tmp_path):
+    handle = ended_run(tmp_path / "state")
+    (tmp_path / "state").chmod(0o777)
+    executor = LocalProcessExecutor(root=tmp_path / "state")
+    refused_by_all(executor, handle, tmp_path / "state", "chmod o-w")
+    with pytest.raises(InvalidRequestError, match="chmod o-w"):
+        executor.launch_replicas(1, "a_module_nobody_has:main", {})
+
+
 # What copying the old contents into a folder has made of its mode.
 FOREIGN_MODES = {
     "the group's": lambda path: path.chmod(0o770),
@@ -176,8 +186,23 @@ def test_a_purge_that_removes_nothing_says_so(tmp_path, monkeypatch):
     def refuse(*_):
         raise PermissionError("not on a Monday")
 
-    monkeypatch.setattr("pathlib.Path.rename", refuse)
+    monkeypatch.setattr(Path, "rename", refuse)
     with pytest.raises(BackendError, match=r"run 'ended' could not be removed.*not on a Monday"):
+        executor.purge(handle)
+    assert run_of(handle).path.exists()
+
+
+def test_a_purge_whose_trash_vanishes_at_that_moment_says_so(tmp_path, monkeypatch):
+    handle = ended_run(tmp_path / "state")
+    executor = LocalProcessExecutor(root=tmp_path / "state")
+    rename = Path.rename
+
+    def without_trash(path, target):
+        shutil.rmtree(tmp_path / "state" / "trash")
+        return rename(path, target)
+
+    monkeypatch.setattr(Path, "rename", without_trash)
+    with pytest.raises(BackendError, match="could not be removed"):
         executor.purge(handle)
     assert run_of(handle).path.exists()
 

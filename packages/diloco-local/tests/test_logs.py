@@ -1,13 +1,16 @@
 import json
 import threading
 import time
+import tracemalloc
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from diloco_local import _logs
 from diloco_local._logs import _BLOCK, check_streams, iterate, tail, tail_lines
 from diloco_local._rundir import ReplicaDir
+from diloco_protocol.backend import LINE_BYTES
 
 TEXT = st.text(st.characters(exclude_categories=["Cs"], exclude_characters="\n"), max_size=8)
 
@@ -26,13 +29,15 @@ def lines_of(replica, **options):
     return list(iterate(replica, lambda: True, **options))
 
 
-@given(st.lists(TEXT, max_size=12), TEXT, st.integers(0, 15))
-def test_the_tail_of_a_file(tmp_path_factory, lines, rest, n):
+@given(st.lists(TEXT, max_size=12), TEXT, st.integers(0, 15), st.sampled_from([1, 2, 7, _BLOCK]))
+def test_the_tail_of_a_file(tmp_path_factory, lines, rest, n, block):
     path = tmp_path_factory.mktemp("t") / "log"
     data = "".join(line + "\n" for line in lines) + rest
     path.write_text(data, newline="")
     expected = [*lines, *([rest] if rest else [])]
-    found = tail_lines(path, n)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(_logs, "_BLOCK", block)
+        found = tail_lines(path, n)
     assert [line.text for line in found] == (expected[-n:] if n else [])
     if found:
         assert found[-1].end == len(data.encode())
@@ -148,6 +153,93 @@ def test_a_long_log_is_read_in_pieces(tmp_path):
     lines = [f"{k:07d}" + "x" * 93 for k in range(100_000)]
     replica = attempt_of(tmp_path, out="\n".join(lines))  # 10 MB, no line end at the end
     assert lines_of(replica, streams="stdout") == lines
+
+
+def read_all(replica):
+    return lines_of(replica, streams="stdout")
+
+
+def read_followed(replica):
+    return lines_of(replica, streams="stdout", follow=True)
+
+
+def read_tail(replica):
+    return tail(replica, 100)
+
+
+@pytest.mark.parametrize("read", [read_all, read_followed, read_tail])
+def test_a_line_without_end_takes_bounded_memory(tmp_path, read, monkeypatch):
+    """Each of its 256 MiB is looked at once, or twice for a tail, and about one of them is held."""
+    replica = attempt_of(tmp_path)
+    size = 1 << 28
+    with replica.attempt(1).log("stdout").open("wb") as log:
+        log.write(b"before\n")
+        log.truncate(size)  # takes no room on the disk
+        log.seek(size)
+        log.write(b"\nafter")
+    seen = []
+
+    def counted(path, mode, opened=_logs.open_own_stream):
+        return Counted(opened(path, mode), seen)
+
+    monkeypatch.setattr(_logs, "open_own_stream", counted)
+    tracemalloc.start()
+    try:
+        before, line, after = read(replica)
+        _, peak = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert (before, after) == ("before", "after")
+    assert line.startswith("\0" * LINE_BYTES + " [... ")
+    assert len(line) < LINE_BYTES + 100
+    assert peak < 16 * LINE_BYTES
+    assert sum(seen) <= (2 if read is read_tail else 1) * (size + 100)
+
+
+class Counted:
+    """A stream that counts the bytes read from it."""
+
+    def __init__(self, stream, seen):
+        self._stream = stream
+        self._seen = seen
+
+    def read(self, size):
+        data = self._stream.read(size)
+        self._seen.append(len(data))
+        return data
+
+    def seek(self, *where):
+        return self._stream.seek(*where)
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *_):
+        self._stream.close()
+
+
+def test_a_cut_line_has_the_time_of_its_end(tmp_path):
+    replica = attempt_of(tmp_path)
+    long = LINE_BYTES + 1000
+    replica.attempt(1).log("stdout").write_bytes(b"x" * long + b"\nb\n")
+    replica.attempt(1).log("stderr").write_bytes(b"between\n")
+    times = [[10.0, long - 1, 0], [20.0, long - 1, 8], [30.0, long + 1, 8], [40.0, long + 3, 8]]
+    replica.attempt(1).times.write_text("".join(json.dumps(each) + "\n" for each in times))
+    for lines in (lines_of(replica), tail(replica, 3), tail(replica, 4)):
+        assert [line[:7] for line in lines] == ["between", "xxxxxxx", "b"]
+    assert lines_of(replica, since=35.0) == ["b"]
+
+
+def test_samples_are_read_to_the_end(tmp_path):
+    """A run of days has megabytes of them."""
+    out = "\n".join(map(str, range(5000))) + "\n"
+    samples = "".join(f"[{number}.0, 2, 0]{' ' * 1000}\n" for number in range(5000))
+    assert len(samples) > 1 << 22
+    replica = attempt_of(tmp_path, out=out, err="b\n")
+    samples += f"[5000.0, {len(out)}, 0]\n[5001.0, {len(out)}, 2]\n"
+    replica.attempt(1).times.write_text(samples)
+    assert tail(replica, 1) == ["b"]
+    assert lines_of(replica, since=5000.5) == ["b"]
 
 
 @pytest.mark.processes

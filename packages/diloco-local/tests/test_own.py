@@ -73,6 +73,8 @@ def test_a_root_in_which_everybody_can_replace_things_is_refused(tmp_path):
     check_root(tmp_path / "missing")
     tmp_path.chmod(0o1777)  # as /tmp is: what is there can only be replaced by its owner
     check_root(tmp_path)
+    tmp_path.chmod(0o775)  # what some systems give to every new folder
+    check_root(tmp_path)
     tmp_path.chmod(0o777)
     with pytest.raises(InvalidRequestError, match="chmod o-w"):
         check_root(tmp_path)

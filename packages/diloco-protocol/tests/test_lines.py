@@ -36,6 +36,21 @@ def test_lines_however_they_arrive(lines, cuts, finished):
         assert list(split_lines(pieces(data, cuts))) == expected
 
 
+@given(lines=TEXTS, cuts=st.lists(st.integers(0, 90)), finished=st.booleans())
+def test_where_each_line_ends(lines, cuts, finished):
+    data = b"\n".join(lines) + (b"\n" if finished and lines else b"")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(_lines, "LINE_BYTES", LONGEST)
+        splitter, ends = LineSplitter(), []
+        for piece in pieces(data, cuts):
+            ends += [splitter.position for _ in splitter.feed(piece)]
+        if splitter.rest() is not None:
+            ends.append(splitter.position)
+    # The end of a line is the place behind its newline, or the end of everything.
+    expected = [place + 1 for place, byte in enumerate(data) if byte == ord("\n")]
+    assert ends == expected + [len(data)] * (data[-1:] not in {b"", b"\n"})
+
+
 def test_a_line_is_begun_in_one_piece_and_ended_in_another():
     splitter = LineSplitter()
     assert list(splitter.feed(b"a\nb")) == [b"a"]

@@ -1,5 +1,7 @@
 """Reading the logs of a replica: tail, follow, by time, by stream, over all its attempts.
 
+However long a line is, `LINE_BYTES` of it are held; what follows is cut off, and the line says so.
+
 A replica writes its stdout and stderr straight into two files, so that no process of ours can lose or delay a line.
 What time a line was written is known from the supervisor's samples of the file sizes (`SAMPLE_SECONDS` apart while
 the logs grow): a line has the time of the first sample that covers its last byte. That is also how the two streams
@@ -9,14 +11,18 @@ are merged; within one sample, stdout comes first.
 from __future__ import annotations
 
 import bisect
+import contextlib
 import json
+import os
 import re
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import IO
 
 from diloco_protocol import InvalidRequestError
+from diloco_protocol.backend import LineSplitter
 
 from ._own import open_own_stream
 from ._rundir import AttemptDir, ReplicaDir
@@ -45,18 +51,17 @@ def check_streams(streams: str) -> tuple[str, ...]:
 
 @dataclass(frozen=True, slots=True)
 class Line:
-    """One line of a log: its last byte is the one before ``end``; the text has no line end."""
+    """One line of a log: its last byte is the one before ``end``; the text has no line end, and may have been cut."""
 
     text: str
     end: int
 
 
-def _decode(raw: bytes) -> str:
-    return raw.removesuffix(b"\n").decode(errors="replace")
-
-
 def tail_lines(path: Path, n_lines: int) -> list[Line]:
-    """The last ``n_lines`` lines of a file, an unfinished one included; reads only as far back as it must."""
+    """The last ``n_lines`` lines of a file, an unfinished one included; reads only as far back as it must.
+
+    Memory is bounded by those lines as they are given, however long they are in the file.
+    """
     if n_lines <= 0:
         return []
     try:
@@ -64,31 +69,53 @@ def tail_lines(path: Path, n_lines: int) -> list[Line]:
     except FileNotFoundError:
         return []
     with stream:
-        size = position = stream.seek(0, 2)
-        blocks: list[bytes] = []
-        newlines = 0
-        while position > 0 and newlines <= n_lines:
-            step = min(_BLOCK, position)
-            position -= step
-            stream.seek(position)
-            blocks.append(stream.read(step))
-            newlines += blocks[-1].count(b"\n")
-    data = b"".join(reversed(blocks))
-    end = size
-    last_lines: list[Line] = []
-    for raw in reversed(_split(data)):
-        if len(last_lines) == n_lines:
-            break
-        last_lines.append(Line(_decode(raw), end))
-        end -= len(raw)
-    return last_lines[::-1]
+        size = stream.seek(0, os.SEEK_END)
+        start = stream.seek(_begin_of_last(stream, size, n_lines))
+        # What is written meanwhile is not read, or there would be more lines than were asked for.
+        return list(_lines(LineSplitter(), _pieces(stream, start, size), start, last=True))
 
 
-def _split(data: bytes) -> list[bytes]:
-    # bytes.splitlines also splits at a lone carriage return, which progress bars write by the thousand.
-    parts = [part + b"\n" for part in data.split(b"\n")]
-    parts[-1] = parts[-1][:-1]
-    return [part for part in parts if part]
+def _begin_of_last(stream: IO[bytes], size: int, n_lines: int) -> int:
+    """Where the last ``n_lines`` lines of a file of ``size`` bytes begin."""
+    end = size - 1  # a newline in the last place ends the last line and begins no other
+    wanted = n_lines
+    while end > 0:
+        begin = max(0, end - _BLOCK)
+        stream.seek(begin)
+        block = stream.read(end - begin)
+        found = block.count(b"\n")
+        if found >= wanted:
+            place = len(block)
+            for _ in range(wanted):
+                place = block.rfind(b"\n", 0, place)
+            return begin + place + 1
+        wanted -= found
+        end = begin
+    return 0
+
+
+def _pieces(stream: IO[bytes], start: int, end: int) -> Iterator[bytes]:
+    while piece := stream.read(min(_BLOCK, end - start)):
+        start += len(piece)
+        yield piece
+
+
+def _lines(
+    splitter: LineSplitter, pieces: Iterable[bytes], before: int, *, last: bool
+) -> Iterator[Line]:
+    """The lines that the pieces complete; an unfinished one only if nobody will finish it (``last``).
+
+    Args:
+        splitter: Where the lines are put together.
+        pieces: What is new.
+        before: How many bytes of the file the splitter has never seen.
+        last: Whether these are the last pieces.
+    """
+    for piece in pieces:
+        for raw in splitter.feed(piece):
+            yield Line(raw.decode(errors="replace"), before + splitter.position)
+    if last and (rest := splitter.rest()) is not None:
+        yield Line(rest.decode(errors="replace"), before + splitter.position)
 
 
 @dataclass
@@ -97,26 +124,21 @@ class _Reader:
 
     path: Path
     offset: int = 0
-    rest: bytes = b""
+    ended: bool = False
+    splitter: LineSplitter = field(default_factory=LineSplitter)
 
     def read(self, *, last: bool, limit: int = 1 << 22) -> list[Line]:
-        """The new lines; an unfinished one only if nobody will finish it (``last``)."""
-        try:
-            with open_own_stream(self.path, "rb") as stream:
-                stream.seek(self.offset)
-                data = stream.read(limit)
-        except FileNotFoundError:
-            return []
-        lines = []
-        begin = self.offset - len(self.rest)
+        """The new lines in the next ``limit`` bytes; an unfinished one only if nobody will finish it (``last``).
+
+        Sets ``ended`` if this was the end of a file that nobody writes to any more.
+        """
+        data = b""
+        with contextlib.suppress(FileNotFoundError), open_own_stream(self.path, "rb") as stream:
+            stream.seek(self.offset)
+            data = stream.read(limit)
         self.offset += len(data)
-        parts = _split(self.rest + data)
-        ended = last and len(data) < limit
-        self.rest = b"" if ended or not parts or parts[-1].endswith(b"\n") else parts.pop()
-        for raw in parts:
-            begin += len(raw)
-            lines.append(Line(_decode(raw), begin))
-        return lines
+        self.ended = last and len(data) < limit
+        return list(_lines(self.splitter, [data], 0, last=self.ended))
 
     @property
     def size(self) -> int:
@@ -136,11 +158,12 @@ class _Clock:
         self.reader = _Reader(self.path)
 
     def refresh(self) -> None:
-        for line in self.reader.read(last=False):
-            moment, out, err = json.loads(line.text)
-            self.times.append(moment)
-            self.sizes["stdout"].append(out)
-            self.sizes["stderr"].append(err)
+        while lines := self.reader.read(last=False):
+            for line in lines:
+                moment, out, err = json.loads(line.text)
+                self.times.append(moment)
+                self.sizes["stdout"].append(out)
+                self.sizes["stderr"].append(err)
 
     def at(self, stream: str, end: int, otherwise: float) -> float:
         index = bisect.bisect_left(self.sizes[stream], end)
@@ -292,7 +315,7 @@ class _Attempt:
                 if inside and (self._pattern is None or self._pattern.search(text)):
                     yield text
             if all(
-                reader.offset >= sizes[name] and not (last and reader.rest)
+                reader.offset >= sizes[name] and (reader.ended or not last)
                 for name, reader in self._readers.items()
             ):
                 return

@@ -16,9 +16,14 @@ class LineSplitter:
     Only a newline ends a line, since progress bars write carriage returns. Of a line, :data:`LINE_BYTES` are kept, and
     :data:`CUT` is put behind them; the rest of it is passed over. Time is linear in the bytes, and memory is bounded by one
     line and one piece.
+
+    Attributes:
+        position: Where the line that was given last ends: the number of bytes fed up to there, its newline included.
     """
 
     def __init__(self) -> None:
+        self.position = 0
+        self._fed = 0  # by the pieces before this one
         self._begun: list[bytes] = []  # joined once, since a line may come in thousands of pieces
         self._held = 0
         self._cut = False
@@ -28,13 +33,18 @@ class LineSplitter:
         start = 0
         while (end := piece.find(b"\n", start)) >= 0:
             self._keep(piece, start, end)
+            self.position = self._fed + end + 1
             yield self._take()
             start = end + 1
         self._keep(piece, start, len(piece))
+        self._fed += len(piece)
 
     def rest(self) -> bytes | None:
         """What has come of a line whose end has not; None if there is nothing. The next piece begins a new line."""
-        return self._take() if self._held else None
+        if not self._held:
+            return None
+        self.position = self._fed
+        return self._take()
 
     def _keep(self, piece: bytes, start: int, end: int) -> None:
         room = LINE_BYTES - self._held
