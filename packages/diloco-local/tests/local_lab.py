@@ -6,9 +6,10 @@ from pathlib import Path
 from diloco_local import _runs
 from diloco_local._files import write_json
 from diloco_local._identity import host_name, pid_namespace
-from diloco_local._record import RunRecord, status_to_dict
+from diloco_local._record import RunRecord
 from diloco_local._rundir import Root
 from diloco_protocol import Outcome, Reason, ReplicaState, ReplicaStatus
+from diloco_protocol.backend import status_to_data
 
 #: Seconds after which a test that waits for real processes fails instead of hanging. Nothing passes sooner or later
 #: because of it, so it is long enough for any load of the machine, and shorter than pytest's ``faulthandler_timeout``.
@@ -61,7 +62,7 @@ def ended_run(root, run_id="ended", result=None):
     attempt.outcome.write_text(Outcome(0, result=result, reason=Reason.COMPLETED).to_json())
     attempt.log("stdout").write_text("its log\n")
     status = ReplicaStatus(ReplicaState.SUCCEEDED, reason=Reason.COMPLETED, exit_code=0)
-    write_json(staged.replica(0).final, status_to_dict(status))
+    write_json(staged.replica(0).final, status_to_data(status))
     staged.mark_started()
     assert place.publish(staged, run_id)
     return _runs.handles_of(place, record)[0]

@@ -15,10 +15,12 @@ from diloco_local import LocalProcessExecutor
 from diloco_local._environment import inherited
 from diloco_local._files import create_json, write_json
 from diloco_local._orders import show_orders
-from diloco_local._record import read_record, status_to_dict
+from diloco_local._record import read_record
 from diloco_local._rundir import RunDir
+from diloco_local._state import AttemptState
 from diloco_local._verdict import Stop, verdict
 from diloco_protocol import Outcome, Reason, environment
+from diloco_protocol.backend import status_to_data
 
 NO_API = "files and processes have no API that could be disturbed"
 CANNOT = {
@@ -108,14 +110,8 @@ class ScriptedHarness(Harness):
 
     def save(self, run, rank):
         life = self.runs[run.path][rank]
-        state = {
-            "attempt": life.attempt,
-            "phase": life.phase,
-            "runner": None,
-            "known": [],
-            "started_at": life.started_at,
-        }
-        write_json(run.replica(rank).state, {**state, "stop": None})
+        state = AttemptState(life.attempt, life.phase, started_at=life.started_at or 0.0)
+        write_json(run.replica(rank).state, state.to_dict())
 
     def failed(self, run, rank, **how):
         """An attempt has failed: the next one waits for its start, or that was the last."""
@@ -153,7 +149,7 @@ class ScriptedHarness(Harness):
         )
         life = self.runs[run.path][rank]
         life.status, life.code, life.oom = status, code, oom
-        create_json(files.final, status_to_dict(status))
+        create_json(files.final, status_to_data(status))
         if not any(life.live for life in self.runs[run.path].values()):
             os.close(self.locks.pop(run.path))
 

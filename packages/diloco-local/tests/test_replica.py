@@ -10,10 +10,10 @@ import pytest
 from diloco_local._identity import ProcessId
 from diloco_local._oom import OomWatch
 from diloco_local._order import Order
-from diloco_local._record import status_from_dict
 from diloco_local._replica import Phase, Replica, Rules
 from diloco_local._rundir import ReplicaDir
 from diloco_protocol import Reason, ReplicaSpec, ReplicaState
+from diloco_protocol.backend import status_from_data
 
 pytestmark = pytest.mark.processes
 
@@ -51,7 +51,7 @@ def machine(tmp_path, nothing_survives, until):
         replica.seal()
         assert replica.done
         assert json.loads(directory.state.read_text())["attempt"] == replica.ending.attempt
-        return status_from_dict(json.loads(directory.final.read_text()))
+        return status_from_data(json.loads(directory.final.read_text()))
 
     return run
 

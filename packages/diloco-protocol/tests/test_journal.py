@@ -151,14 +151,14 @@ def damaged(journal, change):
     [
         ("state", "running", "the state 'running' is not an end"),
         ("state", "no", "'no' is not a valid ReplicaState"),
-        ("state", ["failed"], r"status has state=\['failed'\]"),
-        ("attempt", "1", "status has attempt='1'"),
-        ("attempt", True, "status has attempt=True"),
+        ("state", ["failed"], r"a status has state=\['failed'\]"),
+        ("attempt", "1", "a status has attempt='1'"),
+        ("attempt", True, "a status has attempt=True"),
         ("reason", "why", "'why' is not a valid Reason"),
-        ("exit_code", 1.5, "status has exit_code=1.5"),
-        ("message", None, "status has message=None"),
-        ("finished_at", "now", "status has finished_at='now'"),
-        ("stopping", 1, "status has stopping=1"),
+        ("exit_code", 1.5, "a status has exit_code=1.5"),
+        ("message", None, "a status has message=None"),
+        ("finished_at", "now", "a status has finished_at='now'"),
+        ("stopping", 1, "a status has stopping=1"),
     ],
 )
 def test_a_damaged_end_is_named(tmp_path, field, value, message):

@@ -8,6 +8,7 @@ import json
 import os
 import time
 import uuid
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +19,21 @@ from ._own import open_own, open_own_stream
 
 class DamagedFileError(BackendError, ValueError):
     """A file below the root does not hold what is written there; says which, and what is wrong with it."""
+
+
+@contextlib.contextmanager
+def reading(path: Path) -> Iterator[None]:
+    """What does not fit while a file's content is taken apart is a damage of that file.
+
+    Raises:
+        DamagedFileError: In place of the errors of Python.
+    """
+    try:
+        yield
+    except (KeyError, TypeError, ValueError, AttributeError, OverflowError) as error:
+        raise DamagedFileError(
+            f"{path} does not hold what is written there: {type(error).__name__}: {error}"
+        ) from error
 
 
 def _write_temporary(path: Path, data: bytes) -> Path:

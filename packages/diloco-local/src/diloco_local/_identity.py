@@ -81,7 +81,13 @@ class ProcessId:
 
     @classmethod
     def from_dict(cls, data: dict[str, Any]) -> ProcessId:
-        """The inverse of `to_dict`."""
+        """The inverse of `to_dict`.
+
+        Raises:
+            ValueError: There is no process with such a number; some numbers mean many processes to the system.
+        """
+        if type(data["pid"]) is not int or not 0 < data["pid"] < 1 << 31:
+            raise ValueError("a pid is a number from 1")
         return cls(int(data["pid"]), str(data["start"]), str(data["boot"]), str(data["namespace"]))
 
     def to_dict(self) -> dict[str, Any]:

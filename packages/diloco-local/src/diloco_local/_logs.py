@@ -24,6 +24,7 @@ from typing import IO
 from diloco_protocol import InvalidRequestError
 from diloco_protocol.backend import LineSplitter
 
+from ._files import reading
 from ._own import open_own_stream
 from ._rundir import AttemptDir, ReplicaDir
 from ._times import SAMPLE_SECONDS
@@ -160,10 +161,11 @@ class _Clock:
     def refresh(self) -> None:
         while lines := self.reader.read(last=False):
             for line in lines:
-                moment, out, err = json.loads(line.text)
-                self.times.append(moment)
-                self.sizes["stdout"].append(out)
-                self.sizes["stderr"].append(err)
+                with reading(self.path):
+                    moment, out, err = json.loads(line.text)
+                    self.times.append(float(moment))
+                    self.sizes["stdout"].append(int(out))
+                    self.sizes["stderr"].append(int(err))
 
     def at(self, stream: str, end: int, otherwise: float) -> float:
         index = bisect.bisect_left(self.sizes[stream], end)

@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 from diloco_protocol import BackendError, Reason, ReplicaState, ReplicaStatus
+from diloco_protocol.backend import status_from_data
 
-from ._files import is_locked, read_json
-from ._identity import ProcessId, pid_namespace
+from ._files import is_locked, read_json, reading
+from ._identity import pid_namespace
 from ._processes import members
-from ._record import RunRecord, outcome_of, status_from_dict
+from ._record import RunRecord, outcome_of
 from ._replica import Phase
 from ._rundir import ReplicaDir, RunDir
+from ._state import read_state
 from ._verdict import Stop, verdict
 
 
@@ -29,17 +29,18 @@ def observe_replica(run: RunDir, record: RunRecord, rank: int) -> ReplicaStatus:
     for _ in range(2):
         final = read_json(files.final)
         if final is not None:
-            return status_from_dict(final)
+            with reading(files.final):
+                return status_from_data(final)
         if is_locked(run.lock):
             return _supervised(files)
     return _unsupervised(files, record, rank)
 
 
 def _supervised(files: ReplicaDir) -> ReplicaStatus:
-    state: dict[str, Any] = read_json(files.state) or {}
-    stopping = files.cancel.exists() or state.get("stop") is not None
-    attempt = max(1, int(state.get("attempt", 1)))
-    if state.get("phase", Phase.STARTING) == Phase.STARTING:
+    state = read_state(files.state)
+    stopping = files.cancel.exists() or state.stop is not None
+    attempt = max(1, state.attempt)
+    if state.phase == Phase.STARTING:
         return ReplicaStatus(
             state=ReplicaState.PENDING,
             attempt=attempt,
@@ -51,8 +52,8 @@ def _supervised(files: ReplicaDir) -> ReplicaStatus:
         attempt=attempt,
         reason=Reason.CANCEL_REQUESTED if stopping else None,
         stopping=stopping,
-        started_at=state.get("started_at"),
-        native=str(state.get("phase", "")),
+        started_at=state.started_at,
+        native=state.phase,
     )
 
 
@@ -63,31 +64,30 @@ def _unsupervised(files: ReplicaDir, record: RunRecord, rank: int) -> ReplicaSta
             "PID namespace (container): ask again from inside that container",
             retryable=False,
         )
-    state: dict[str, Any] = read_json(files.state) or {}
-    attempt = max(1, int(state.get("attempt", 1)))
+    state = read_state(files.state)
+    attempt = max(1, state.attempt)
+    started_at = state.started_at or None
     mark = read_json(files.cancel)
-    known = [
-        ProcessId.from_dict(item) for item in (*state.get("known", ()), state.get("runner")) if item
-    ]
-    if members(record.marker(rank), known):
+    if members(record.marker(rank), state.processes):
         return ReplicaStatus(
             state=ReplicaState.RUNNING,
             attempt=attempt,
             reason=Reason.CANCEL_REQUESTED if mark else None,
             stopping=mark is not None,
-            started_at=state.get("started_at"),
+            started_at=started_at,
             message="its supervisor was killed; the replica goes on without it",
             native="unsupervised",
         )
     outcome, problem = outcome_of(files.attempt(attempt))
-    stop = Stop.from_dict(state.get("stop"))
+    stop = state.stop
     if stop is None and mark and (outcome is None or outcome.signal):
-        stop = Stop(Reason.CANCEL_REQUESTED, float(mark["at"]))
+        with reading(files.cancel):
+            stop = Stop(Reason.CANCEL_REQUESTED, float(mark["at"]))
     return verdict(
         attempt=attempt,
         outcome=outcome,
         wait_status=None,
         stop=stop,
         problem=problem,
-        started_at=state.get("started_at"),
+        started_at=started_at,
     )

@@ -2,22 +2,27 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, fields
 from typing import Any
 
 from diloco_protocol import (
     DilocoError,
     Outcome,
-    Reason,
-    ReplicaState,
-    ReplicaStatus,
     SpecVersionError,
 )
 
-from ._files import read_bytes, read_json
+from ._files import DamagedFileError, read_bytes, read_json, reading
 from ._rundir import AttemptDir, RunDir
 
 RECORD_VERSION = 2
+_KINDS: dict[str, tuple[type, ...]] = {
+    **dict.fromkeys(("uid", "run_id", "fingerprint", "cohort", "host", "namespace"), (str,)),
+    **dict.fromkeys(("world_size", "max_restarts"), (int,)),
+    **dict.fromkeys(("grace", "created_at"), (float, int)),
+    "timeout": (float, int, type(None)),
+    "ranks": (tuple,),
+    "labels": (dict,),
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,17 +73,33 @@ def read_record(run: RunDir) -> RunRecord | None:
 
     Raises:
         SpecVersionError: It was written by another version of this package.
+        DamagedFileError: It is no such record.
     """
     data = read_json(run.record)
     if data is None:
         return None
+    if not isinstance(data, dict):
+        raise DamagedFileError(f"{run.record} does not hold what is written there: {data!r:.100}")
     version = data.pop("version", None)
     if version != RECORD_VERSION:
         raise SpecVersionError(
             f"{run.record} has version {version!r}, this diloco-local reads {RECORD_VERSION}: "
             "use the version that launched the run"
         )
-    return RunRecord(**{**data, "ranks": tuple(data["ranks"])})
+    with reading(run.record):
+        return _checked(RunRecord(**{**data, "ranks": tuple(data["ranks"])}))
+
+
+def _checked(record: RunRecord) -> RunRecord:
+    for each in fields(record):
+        value = getattr(record, each.name)
+        if type(value) not in _KINDS[each.name]:
+            raise ValueError(f"{each.name} is {value!r:.100}")
+    if not record.ranks or any(type(rank) is not int or rank < 0 for rank in record.ranks):
+        raise ValueError(f"ranks is {record.ranks!r:.100}")
+    if any(type(text) is not str for pair in record.labels.items() for text in pair):
+        raise ValueError(f"labels is {record.labels!r:.100}")
+    return record
 
 
 def outcome_of(attempt: AttemptDir) -> tuple[Outcome | None, str]:
@@ -93,20 +114,3 @@ def outcome_of(attempt: AttemptDir) -> tuple[Outcome | None, str]:
         return (None, "") if data is None else (Outcome.from_json(data.decode()), "")
     except (DilocoError, UnicodeDecodeError) as error:
         return None, f"the outcome that the runner reported cannot be read: {error}"
-
-
-def status_to_dict(status: ReplicaStatus) -> dict[str, Any]:
-    """As JSON."""
-    return asdict(status)
-
-
-def status_from_dict(data: dict[str, Any]) -> ReplicaStatus:
-    """The inverse of `status_to_dict`."""
-    reason = data["reason"]
-    return ReplicaStatus(
-        **{
-            **data,
-            "state": ReplicaState(data["state"]),
-            "reason": None if reason is None else Reason(reason),
-        }
-    )

@@ -11,15 +11,17 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 from diloco_protocol import Reason, ReplicaState, ReplicaStatus
+from diloco_protocol.backend import status_to_data
 
-from ._files import create_json, read_json, write_json, write_text
+from ._files import create_json, write_json, write_text
 from ._identity import ProcessId
 from ._oom import OomWatch
 from ._order import Order
 from ._own import open_own_stream
 from ._processes import MARKER, ProcessEntry, members
-from ._record import outcome_of, status_to_dict
+from ._record import outcome_of
 from ._rundir import ReplicaDir
+from ._state import AttemptState, read_state
 from ._times import Sampler
 from ._verdict import Stop, verdict
 
@@ -155,14 +157,11 @@ class Replica:
         if self._dir.final.exists():
             self.phase = Phase.DONE
             return
-        state = read_json(self._dir.state) or {}
-        self._attempt = int(state.get("attempt", 0))
-        self._runner = ProcessId.from_dict(state["runner"]) if state.get("runner") else None
+        state = read_state(self._dir.state)
+        self._attempt, self._runner, self._stop = state.attempt, state.runner, state.stop
         self._pid = 0 if self._runner is None else self._runner.pid
-        known = [ProcessId.from_dict(item) for item in state.get("known", ())]
-        self._known = {identity.pid: identity for identity in known}
-        self._started_at = float(state.get("started_at", 0.0)) or time.time()
-        self._stop = Stop.from_dict(state.get("stop"))
+        self._known = {identity.pid: identity for identity in state.known}
+        self._started_at = state.started_at or time.time()
         if self._stop is not None:
             self._kill_at = time.monotonic() + self._rules.grace + MARGIN
         if self._rules.timeout is not None:
@@ -309,18 +308,16 @@ class Replica:
     def seal(self) -> None:
         """Write the terminal record, once everything of the replica is gone."""
         if self.ending is not None and not self.done:
-            create_json(self._dir.final, status_to_dict(self.ending))
+            create_json(self._dir.final, status_to_data(self.ending))
             self.phase = Phase.DONE
 
     def _save(self) -> None:
-        write_json(
-            self._dir.state,
-            {
-                "attempt": self._attempt,
-                "phase": str(self.phase),
-                "runner": None if self._runner is None else self._runner.to_dict(),
-                "known": [identity.to_dict() for identity in self._known.values()],
-                "started_at": self._started_at,
-                "stop": None if self._stop is None else self._stop.to_dict(),
-            },
+        state = AttemptState(
+            self._attempt,
+            str(self.phase),
+            self._runner,
+            tuple(self._known.values()),
+            self._started_at,
+            self._stop,
         )
+        write_json(self._dir.state, state.to_dict())

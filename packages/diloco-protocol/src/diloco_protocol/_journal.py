@@ -5,35 +5,20 @@ from __future__ import annotations
 import os
 import sys
 import zlib
-from dataclasses import fields
 from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
 from ._errors import InvalidRequestError, SpecVersionError, UnavailableError
 from ._handle import ReplicaHandle
 from ._json import check_json, dumps, loads
 from ._private import check_private_folder, make_private_folder, read_private, write_private
-from ._types import Reason, ReplicaState, ReplicaStatus
+from ._status_data import status_from_data, status_to_data
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-_VERSION = 2
+    from ._types import ReplicaStatus
 
-_TEXT = (str, type(None))
-_TIME = (float, int, type(None))
-_STATUS: dict[str, tuple[type, ...]] = {
-    "state": (str,),
-    "attempt": (int,),
-    "reason": _TEXT,
-    "stopping": (bool,),
-    "exit_code": (int, type(None)),
-    "signal": _TEXT,
-    "message": (str,),
-    "started_at": _TIME,
-    "finished_at": _TIME,
-    "url": _TEXT,
-    "native": (str,),
-}
+_VERSION = 2
 
 
 @runtime_checkable
@@ -102,7 +87,7 @@ class FolderJournal:
         check_json(result, "result")
         record = {
             "handle": handle.to_dict(),
-            "status": {f.name: getattr(status, f.name) for f in fields(status)},
+            "status": status_to_data(status),
             "result": result,
         }
         self._write(self._end_file(handle), record, replace=False)
@@ -239,19 +224,13 @@ def _read_launch(path: Path) -> dict[str, Any]:
 
 
 def _status(data: Any, path: Path) -> ReplicaStatus:
-    if type(data) is not dict or data.keys() != _STATUS.keys():
-        raise _damaged(path, f"its status is not an object with the fields {sorted(_STATUS)}")
-    for name, kinds in _STATUS.items():
-        if type(data[name]) not in kinds:
-            raise _damaged(path, f"its status has {name}={data[name]!r:.100}")
     try:
-        state = ReplicaState(data["state"])
-        reason = None if data["reason"] is None else Reason(data["reason"])
-    except ValueError as error:
+        status = status_from_data(data)
+    except InvalidRequestError as error:
         raise _damaged(path, str(error)) from None
-    if not state.terminal:
-        raise _damaged(path, f"the state {state.value!r} is not an end")
-    return ReplicaStatus(**{**data, "state": state, "reason": reason})
+    if not status.state.terminal:
+        raise _damaged(path, f"the state {status.state.value!r} is not an end")
+    return status
 
 
 def _damaged(path: Path, why: str) -> InvalidRequestError:

@@ -11,8 +11,8 @@ from ._types import Reason
 
 OUTCOME_VERSION = 2
 
-#: The end of the year 9999, which is the last that dates can say.
-_LATEST = 253_402_300_799
+LATEST = 253_402_300_799
+"""The end of the year 9999 in Unix seconds, which is the last that dates can say."""
 _TEXT = (str, type(None))
 _TIME = (float, int, type(None))
 _KINDS: dict[str, tuple[type, ...]] = {
@@ -83,7 +83,7 @@ class Outcome:
         if not isinstance(data, dict) or data.get("version") != OUTCOME_VERSION:
             version = data.get("version") if isinstance(data, dict) else None
             raise SpecVersionError(
-                f"this outcome has version {_shown(version)}, and this diloco-protocol reads version {OUTCOME_VERSION}"
+                f"this outcome has version {shown(version)}, and this diloco-protocol reads version {OUTCOME_VERSION}"
             )
         names = {f.name for f in fields(cls)}
         if data.keys() != names:
@@ -92,19 +92,19 @@ class Outcome:
             )
         for name, kinds in _KINDS.items():
             if type(data[name]) not in kinds:
-                raise InvalidRequestError(f"this outcome has {name}={_shown(data[name])}")
+                raise InvalidRequestError(f"this outcome has {name}={shown(data[name])}")
         if not 0 <= data["exit_code"] <= 255:
             raise InvalidRequestError(
-                f"this outcome has exit_code={_shown(data['exit_code'])}, and programs exit with 0 to 255"
+                f"this outcome has exit_code={shown(data['exit_code'])}, and programs exit with 0 to 255"
             )
         if not 1 <= data["attempt"] < 1 << 31:
             raise InvalidRequestError(
-                f"this outcome has attempt={_shown(data['attempt'])}, and attempts are counted from 1"
+                f"this outcome has attempt={shown(data['attempt'])}, and attempts are counted from 1"
             )
         for name in ("started_at", "finished_at"):
-            if data[name] is not None and not 0 <= data[name] <= _LATEST:
+            if data[name] is not None and not 0 <= data[name] <= LATEST:
                 raise InvalidRequestError(
-                    f"this outcome has {name}={_shown(data[name])}, and a time is a number of seconds since 1970"
+                    f"this outcome has {name}={shown(data[name])}, and a time is a number of seconds since 1970"
                 )
         for name in ("signal", "error", "error_type", "traceback", "result"):
             check_json(data[name], name)  # also what JSON can say, and nobody can print or send on
@@ -112,12 +112,13 @@ class Outcome:
             reason = Reason(data["reason"])
         except ValueError:
             raise InvalidRequestError(
-                f"this outcome has the unknown reason {_shown(data['reason'])}"
+                f"this outcome has the unknown reason {shown(data['reason'])}"
             ) from None
         return cls(**{**data, "reason": reason})
 
 
-def _shown(value: object) -> str:
+def shown(value: object) -> str:
+    """A value as an error message can show it."""
     # An integer of thousands of digits cannot even be shown.
     return (
         "a number of that size"

@@ -31,6 +31,7 @@ from ._redact import REDACTED, redact, redact_json, redact_spec, redact_text
 from ._request import check_restarts
 from ._resources import ANY, GpuRequest, parse_gpu
 from ._signals import read_wait_status, signal_name
+from ._status_data import status_from_data, status_to_data
 from ._variables import check_variables, is_reserved
 
 __all__ = [
@@ -72,5 +73,7 @@ __all__ = [
     "redact_text",
     "signal_name",
     "split_lines",
+    "status_from_data",
+    "status_to_data",
     "takes",
 ]

@@ -1,0 +1,83 @@
+"""``state.json``: what the supervisor knows of a living attempt, for those who look and for the one who goes on after it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, TypeVar
+
+from ._files import read_json, reading
+from ._identity import ProcessId
+from ._verdict import Stop
+
+_T = TypeVar("_T")
+
+
+@dataclass(frozen=True, slots=True)
+class AttemptState:
+    """What is known of an attempt; the defaults are what is known of one that nobody has written about.
+
+    Attributes:
+        attempt: Its number; 0 before the first.
+        phase: What the supervisor does with it.
+        runner: Its runner, if it was seen alive.
+        known: The processes that were seen in it.
+        started_at: Unix seconds; 0 before the first start.
+        stop: Why it is being ended; None if it is not.
+    """
+
+    attempt: int = 0
+    phase: str = "starting"
+    runner: ProcessId | None = None
+    known: tuple[ProcessId, ...] = ()
+    started_at: float = 0.0
+    stop: Stop | None = None
+
+    @property
+    def processes(self) -> list[ProcessId]:
+        """All that were seen."""
+        return [*self.known, *([] if self.runner is None else [self.runner])]
+
+    def to_dict(self) -> dict[str, Any]:
+        """As JSON."""
+        return {
+            "attempt": self.attempt,
+            "phase": self.phase,
+            "runner": None if self.runner is None else self.runner.to_dict(),
+            "known": [identity.to_dict() for identity in self.known],
+            "started_at": self.started_at,
+            "stop": None if self.stop is None else self.stop.to_dict(),
+        }
+
+
+def read_state(path: Path) -> AttemptState:
+    """What is written there; the defaults if nothing is.
+
+    Raises:
+        DamagedFileError: It is something else.
+    """
+    data = read_json(path)
+    if data is None:
+        return AttemptState()
+    with reading(path):
+        return AttemptState(
+            attempt=_attempt(data["attempt"]),
+            phase=_is(str, data["phase"]),
+            runner=None if data["runner"] is None else ProcessId.from_dict(data["runner"]),
+            known=tuple(ProcessId.from_dict(each) for each in _is(list, data["known"])),
+            started_at=float(data["started_at"]),
+            stop=Stop.from_dict(data["stop"]),
+        )
+
+
+def _attempt(value: object) -> int:
+    number = _is(int, value)
+    if not 0 <= number < 1_000_000_000:
+        raise ValueError("attempts are counted from 1")
+    return number
+
+
+def _is(kind: type[_T], value: object) -> _T:
+    if not isinstance(value, kind) or isinstance(value, bool):
+        raise TypeError(f"{value!r:.100} is no {kind.__name__}")
+    return value
