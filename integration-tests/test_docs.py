@@ -81,7 +81,7 @@ class Page:
 
     def __init__(self, folder, replaced=()):
         self.folder = folder
-        self.replaced = {"/tmp/": f"{folder}/", **dict(replaced)}
+        self.replaced = {"/tmp/": f"{folder}/", "diloco-runs/": f"{folder}/", **dict(replaced)}
         self.names = {"__name__": "page"}
         self.printed = ""
 

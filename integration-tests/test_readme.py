@@ -28,7 +28,7 @@ def test_the_trainer_and_its_launcher(tmp_path):
         "a second run on the same prefix fails, and is to say why"
     )
     for name, code in blocks.items():
-        (tmp_path / name).write_text(code.replace("/tmp/my-first-run", str(tmp_path / "run")))
+        (tmp_path / name).write_text(code)
     environment = {**os.environ, "XDG_STATE_HOME": str(tmp_path / "state")}
     done = subprocess.run(
         [sys.executable, "launch.py"],
