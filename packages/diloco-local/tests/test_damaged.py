@@ -4,10 +4,11 @@ import json
 from pathlib import Path
 
 import pytest
-from local_lab import results_of
+from local_lab import ended_run, results_of, run_of
 
 from diloco_local import LocalProcessExecutor
-from diloco_protocol import BackendError, SpecVersionError
+from diloco_local._identity import ProcessId
+from diloco_protocol import BackendError
 
 pytestmark = pytest.mark.processes
 
@@ -23,6 +24,12 @@ VALUES = (None, True, -1, 1.5, 1e300, 10**400, "text", "", [], [1], {}, {"at": "
 BYTES = (b"", b"{", b"null", b"[]", b"3", b'"text"', b"\xff\xfe", b"[" * 100_000, b"{}\n{}")
 
 
+class Unwatched(LocalProcessExecutor):
+    """Starts no supervisors."""
+
+    _supervise = staticmethod(lambda *_, **__: None)
+
+
 @pytest.fixture(scope="module")
 def run(tmp_path_factory):
     """A run that has ended, with every file that a run can have."""
@@ -33,7 +40,7 @@ def run(tmp_path_factory):
     results_of(executor, [handle])
     place = folder / "state" / "runs" / handle.run_id
     (place / FILES["cancel.json"]).write_text('{"at": 1.5, "by": 3}')
-    return executor, handle, place
+    return Unwatched(root=folder / "state"), handle, place
 
 
 def answers(run, *, ended=True):
@@ -57,7 +64,7 @@ def answers(run, *, ended=True):
         for verb in verbs:
             try:
                 verb()
-            except (BackendError, SpecVersionError) as error:
+            except BackendError as error:
                 raised.append(error)
     finally:
         final.write_bytes(kept)
@@ -117,3 +124,61 @@ def test_what_is_wrong_is_said_with_the_file(run, file):
     file.write_text(json.dumps({**json.loads(file.read_text()), "grace": "long", "state": 3}))
     raised = answers(run)
     assert any(str(Path(file)) in str(error) for error in raised)
+
+
+@pytest.mark.parametrize("data", BYTES, ids=lambda data: repr(data[:8]))
+def test_a_launch_under_the_name_of_a_damaged_run_is_refused(tmp_path, data):
+    run_of(ended_run(tmp_path)).record.write_bytes(data)
+    with pytest.raises(BackendError, match=r"run\.json"):
+        Unwatched(root=tmp_path).launch_replicas(1, "nobody_has:it", {}, run_id="ended")
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [("run_id", "another"), ("world_size", 0), ("world_size", 1 << 40), ("uid", "\ud800"), ("uid", "\0")],
+)  # fmt: skip
+def test_a_record_that_leads_elsewhere_is_refused(tmp_path, field, value):
+    ended_run(tmp_path, "another")
+    record = run_of(ended_run(tmp_path)).record
+    record.write_text(json.dumps({**json.loads(record.read_text()), field: value}))
+    with pytest.raises(BackendError, match=rf"{record} does not hold"):
+        Unwatched(root=tmp_path).attach("ended")
+
+
+def test_an_end_that_is_no_end_is_refused(tmp_path):
+    handle = ended_run(tmp_path)
+    final = run_of(handle).replica(0).final
+    final.write_text(json.dumps({**json.loads(final.read_text()), "state": "running"}))
+    with pytest.raises(BackendError, match="'running' is no end"):
+        Unwatched(root=tmp_path).poll(handle)
+
+
+def test_a_cancel_reaches_what_nobody_can_describe(tmp_path):
+    handle = ended_run(tmp_path)
+    run = run_of(handle)
+    run.replica(0).final.unlink()
+    run.replica(0).state.write_text("damaged")
+    supervised = []
+
+    class Watched(LocalProcessExecutor):
+        _supervise = staticmethod(lambda run, *_, **__: supervised.append(run))
+
+    Watched(root=tmp_path).cancel(handle)
+    assert run.replica(0).cancel.exists()
+    assert supervised == [run]
+
+
+def test_what_was_left_unwatched_is_ended_whatever_its_state_says(waiting, until):
+    run = waiting()
+    files = run_of(run.handle)
+    watchers = json.loads((files.path / "supervisor.json").read_text())
+    for key in ("parent", "supervisor"):
+        process = ProcessId.from_dict(watchers[key])
+        process.send(9)
+        until(lambda process=process: not process.alive())
+    files.replica(0).state.write_text('{"known": 5}')
+    replica = ProcessId.of(run.pid())
+    run.executor.cancel(run.handle)
+    (result,) = results_of(run.executor, run.handles)
+    assert (result["status"], replica.alive()) == ("cancelled", False)
+    assert "does not hold" in files.log.read_text()

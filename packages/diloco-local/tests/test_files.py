@@ -6,7 +6,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from diloco_local import _files
 from diloco_local._files import create_json, is_locked, open_lock, read_json, try_lock, write_json
+from diloco_protocol import BackendError
 
 JSON = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False) | st.text(),
@@ -15,7 +17,7 @@ JSON = st.recursive(
 )
 
 
-@given(JSON)
+@given(JSON.filter(lambda value: value is not None))
 def test_what_was_written_is_read(tmp_path_factory, value):
     path = tmp_path_factory.mktemp("f") / "x.json"
     write_json(path, value)
@@ -25,6 +27,23 @@ def test_what_was_written_is_read(tmp_path_factory, value):
 
 def test_a_missing_file_is_none(tmp_path):
     assert read_json(tmp_path / "no" / "such.json") is None
+
+
+def test_null_is_no_missing_file(tmp_path):
+    write_json(tmp_path / "x.json", None)
+    with pytest.raises(BackendError, match="is null"):
+        read_json(tmp_path / "x.json")
+
+
+def test_what_cannot_be_read_is_an_error_of_ours(tmp_path, monkeypatch):
+    (tmp_path / "x.json").touch()
+
+    def refuse(*_):
+        raise PermissionError("not yours")
+
+    monkeypatch.setattr(_files, "open_own_stream", refuse)
+    with pytest.raises(BackendError, match=r"x\.json cannot be read: not yours"):
+        read_json(tmp_path / "x.json")
 
 
 def test_only_the_owner_may_read(tmp_path):

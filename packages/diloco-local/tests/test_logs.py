@@ -242,6 +242,45 @@ def test_samples_are_read_to_the_end(tmp_path):
     assert lines_of(replica, since=5000.5) == ["b"]
 
 
+def test_a_last_line_without_end_is_read_wherever_the_pieces_end(tmp_path):
+    replica = attempt_of(tmp_path, out="a\n" + "b" * 98)
+    reader = _logs._Reader(replica.attempt(1).log("stdout"))
+    assert [line.text for line in reader.read(last=True, limit=100)] == ["a"]
+    assert not reader.ended  # it has not seen the end yet
+    assert [line.text for line in reader.read(last=True, limit=100)] == ["b" * 98]
+    assert reader.ended
+
+
+def test_a_log_of_one_piece_is_read_to_its_end(tmp_path):
+    piece = 1 << 22
+    assert lines_of(attempt_of(tmp_path, out="a\n" + "b" * (piece - 2)))[1].startswith("bbb")
+
+
+def test_a_tail_is_of_the_lines_that_were_there(tmp_path, monkeypatch):
+    replica = attempt_of(tmp_path, out="a\nb\nc\n")
+    log = replica.attempt(1).log("stdout")
+
+    def and_more_is_written(*given, found=_logs._begin_of_last):
+        with log.open("a") as stream:
+            stream.write("d\ne\n")
+        return found(*given)
+
+    monkeypatch.setattr(_logs, "_begin_of_last", and_more_is_written)
+    assert [line.text for line in tail_lines(log, 2)] == ["b", "c"]
+
+
+def test_what_is_no_sample_is_passed_over(tmp_path):
+    replica = attempt_of(tmp_path, out="a\nb\n")
+    damage = ["", "{", "null", "5", "[]", "[1,2]", '["x", 2, 0]', '{"a": 1}', "[[], 2, 0]"]
+    damage += ["[1, 1e999, 0]", "[" * 100_000, "[1, 2, null]", "[" + "1" * 5000 + ", 2, 0]"]
+    good = ["[10.0, 2, 0]", "[20.0, 4, 0]"]
+    replica.attempt(1).times.write_bytes(
+        "\n".join([*damage, good[0], *damage, good[1]]).encode() + b"\n\xff\n"
+    )
+    assert tail(replica, 1) == ["b"]
+    assert lines_of(replica, since=15.0) == ["b"]
+
+
 @pytest.mark.processes
 def test_a_fast_writer_does_not_hold_the_reader(tmp_path):
     replica = attempt_of(tmp_path, out="x\n" * 1000)

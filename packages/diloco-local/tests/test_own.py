@@ -101,10 +101,11 @@ def linked_file(path):
         (lambda path: path.mkdir(), "is no file"),
     ],
 )
-def test_a_file_that_is_not_ones_own_is_not_read(tmp_path, make, words):
+@pytest.mark.parametrize("mode", ["rb", "ab"])
+def test_a_file_that_is_not_ones_own_is_not_opened(tmp_path, make, words, mode):
     make(tmp_path / "file")
     with pytest.raises(InvalidRequestError, match=words):
-        open_own_stream(tmp_path / "file", "rb")
+        open_own_stream(tmp_path / "file", mode)
 
 
 def test_a_link_is_not_written_through(tmp_path):

@@ -8,7 +8,7 @@ from diloco_local._record import (
     read_record,
 )
 from diloco_local._rundir import AttemptDir, RunDir
-from diloco_protocol import Outcome, SpecVersionError
+from diloco_protocol import BackendError, Outcome, SpecVersionError
 
 RECORD = RunRecord(
     "u", "run", "f", (3, 4), 8, "whole", 1.5, None, 2, 1.0, "host", "pid:[1]", {"a": "b"}
@@ -16,7 +16,8 @@ RECORD = RunRecord(
 
 
 def test_a_record_comes_back(tmp_path):
-    run = RunDir(tmp_path)
+    run = RunDir(tmp_path / "run")
+    run.path.mkdir()
     assert read_record(run) is None
     run.record.write_text(json.dumps(RECORD.to_dict()))
     assert read_record(run) == RECORD
@@ -24,10 +25,12 @@ def test_a_record_comes_back(tmp_path):
 
 
 def test_a_record_of_another_version_is_refused(tmp_path):
-    run = RunDir(tmp_path)
+    run = RunDir(tmp_path / "run")
+    run.path.mkdir()
     run.record.write_text(json.dumps({**RECORD.to_dict(), "version": 99}))
-    with pytest.raises(SpecVersionError, match="99"):
+    with pytest.raises(SpecVersionError, match="99") as caught:
         read_record(run)
+    assert isinstance(caught.value, BackendError)
 
 
 def test_outcomes(tmp_path):

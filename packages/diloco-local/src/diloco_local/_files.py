@@ -74,25 +74,34 @@ def read_json(path: Path) -> Any | None:
     """The JSON in ``path``, or None if there is no such file.
 
     Raises:
-        DamagedFileError: The file is not JSON. Files written here never are, so somebody else has damaged it.
+        DamagedFileError: The file is not JSON, or null. Files written here never are, so somebody else has damaged it.
+        BackendError: It cannot be read.
     """
     data = read_bytes(path)
     if data is None:
         return None
     try:
-        return json.loads(data)
+        value = json.loads(data)
     except (ValueError, RecursionError) as error:
         raise DamagedFileError(f"{path} is not JSON: {error}") from error
+    if value is None:  # which must not be taken for a file that is missing
+        raise DamagedFileError(f"{path} does not hold what is written there: it is null")
+    return value
 
 
 def read_bytes(path: Path) -> bytes | None:
-    """What is in ``path``, or None if there is no such file."""
+    """What is in ``path``, or None if there is no such file.
+
+    Raises:
+        BackendError: It cannot be read.
+    """
     try:
-        stream = open_own_stream(path, "rb")
+        with open_own_stream(path, "rb") as stream:
+            return bytes(stream.read())
     except (FileNotFoundError, NotADirectoryError):
         return None
-    with stream:
-        return bytes(stream.read())
+    except OSError as error:
+        raise BackendError(f"{path} cannot be read: {error}") from error
 
 
 def open_lock(path: Path) -> int:

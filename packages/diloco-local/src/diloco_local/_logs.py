@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import bisect
 import contextlib
-import json
 import os
 import re
 import time
@@ -24,10 +23,9 @@ from typing import IO
 from diloco_protocol import InvalidRequestError
 from diloco_protocol.backend import LineSplitter
 
-from ._files import reading
 from ._own import open_own_stream
 from ._rundir import AttemptDir, ReplicaDir
-from ._times import SAMPLE_SECONDS
+from ._times import SAMPLE_SECONDS, read_sample
 
 STREAMS: dict[str, tuple[str, ...]] = {
     "stdout": ("stdout",),
@@ -161,11 +159,11 @@ class _Clock:
     def refresh(self) -> None:
         while lines := self.reader.read(last=False):
             for line in lines:
-                with reading(self.path):
-                    moment, out, err = json.loads(line.text)
-                    self.times.append(float(moment))
-                    self.sizes["stdout"].append(int(out))
-                    self.sizes["stderr"].append(int(err))
+                if (sample := read_sample(line.text)) is not None:
+                    moment, out, err = sample
+                    self.times.append(moment)
+                    self.sizes["stdout"].append(out)
+                    self.sizes["stderr"].append(err)
 
     def at(self, stream: str, end: int, otherwise: float) -> float:
         index = bisect.bisect_left(self.sizes[stream], end)

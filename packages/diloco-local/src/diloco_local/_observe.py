@@ -30,10 +30,16 @@ def observe_replica(run: RunDir, record: RunRecord, rank: int) -> ReplicaStatus:
         final = read_json(files.final)
         if final is not None:
             with reading(files.final):
-                return status_from_data(final)
+                return _end(status_from_data(final))
         if is_locked(run.lock):
             return _supervised(files)
     return _unsupervised(files, record, rank)
+
+
+def _end(status: ReplicaStatus) -> ReplicaStatus:
+    if not status.state.terminal:  # it would never be looked at again
+        raise ValueError(f"the state {status.state.value!r} is no end")
+    return status
 
 
 def _supervised(files: ReplicaDir) -> ReplicaStatus:

@@ -72,6 +72,10 @@ def open_own(path: Path, flags: int, *, fifo: bool = False) -> int:
     except OSError as error:
         if error.errno in {errno.ELOOP, errno.EMLINK}:
             raise _refused(path, "is a link") from error
+        if (
+            error.errno in {errno.EISDIR, errno.ENXIO} and not fifo
+        ):  # a folder; a socket, or a FIFO that nobody reads
+            raise _refused(path, "is no file") from error
         raise
     finally:
         os.close(folder)

@@ -6,6 +6,7 @@ from dataclasses import asdict, dataclass, fields
 from typing import Any
 
 from diloco_protocol import (
+    BackendError,
     DilocoError,
     Outcome,
     SpecVersionError,
@@ -68,11 +69,15 @@ class RunRecord:
         return {"version": RECORD_VERSION, **asdict(self), "ranks": list(self.ranks)}
 
 
+class OtherVersionError(BackendError, SpecVersionError):
+    """A run was launched by a version of this package that writes its records in another way."""
+
+
 def read_record(run: RunDir) -> RunRecord | None:
     """The record of a run, or None if there is no such run.
 
     Raises:
-        SpecVersionError: It was written by another version of this package.
+        OtherVersionError: It was written by another version of this package.
         DamagedFileError: It is no such record.
     """
     data = read_json(run.record)
@@ -82,12 +87,16 @@ def read_record(run: RunDir) -> RunRecord | None:
         raise DamagedFileError(f"{run.record} does not hold what is written there: {data!r:.100}")
     version = data.pop("version", None)
     if version != RECORD_VERSION:
-        raise SpecVersionError(
-            f"{run.record} has version {version!r}, this diloco-local reads {RECORD_VERSION}: "
+        raise OtherVersionError(
+            f"{run.record} has version {version!r:.100}, this diloco-local reads {RECORD_VERSION}: "
             "use the version that launched the run"
         )
     with reading(run.record):
-        return _checked(RunRecord(**{**data, "ranks": tuple(data["ranks"])}))
+        record = _checked(RunRecord(**{**data, "ranks": tuple(data["ranks"])}))
+        # Handles are made from it, and their names lead to folders.
+        if record.run_id != run.path.name:
+            raise ValueError(f"it is the record of {record.run_id!r:.100}")
+        return record
 
 
 def _checked(record: RunRecord) -> RunRecord:
@@ -97,6 +106,12 @@ def _checked(record: RunRecord) -> RunRecord:
             raise ValueError(f"{each.name} is {value!r:.100}")
     if not record.ranks or any(type(rank) is not int or rank < 0 for rank in record.ranks):
         raise ValueError(f"ranks is {record.ranks!r:.100}")
+    if not max(record.ranks) < record.world_size < 1 << 31:
+        raise ValueError(f"world_size is {record.world_size!r:.100}")
+    if (
+        not record.uid.isascii() or not record.uid.isprintable()
+    ):  # it stands in the environment of processes
+        raise ValueError(f"uid is {record.uid!r:.100}")
     if any(type(text) is not str for pair in record.labels.items() for text in pair):
         raise ValueError(f"labels is {record.labels!r:.100}")
     return record

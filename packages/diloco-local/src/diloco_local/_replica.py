@@ -6,6 +6,7 @@ import enum
 import os
 import signal
 import subprocess
+import sys
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
@@ -13,7 +14,7 @@ from dataclasses import dataclass, replace
 from diloco_protocol import Reason, ReplicaState, ReplicaStatus
 from diloco_protocol.backend import status_to_data
 
-from ._files import create_json, write_json, write_text
+from ._files import DamagedFileError, create_json, write_json, write_text
 from ._identity import ProcessId
 from ._oom import OomWatch
 from ._order import Order
@@ -157,7 +158,13 @@ class Replica:
         if self._dir.final.exists():
             self.phase = Phase.DONE
             return
-        state = read_state(self._dir.state)
+        try:
+            state = read_state(self._dir.state)
+        except DamagedFileError as error:
+            # Its processes are known by their environment as well, and must be ended all the same.
+            sys.stderr.write(f"{error}\n")
+            state = AttemptState()
+            write_json(self._dir.state, state.to_dict())
         self._attempt, self._runner, self._stop = state.attempt, state.runner, state.stop
         self._pid = 0 if self._runner is None else self._runner.pid
         self._known = {identity.pid: identity for identity in state.known}

@@ -21,7 +21,7 @@ from diloco_protocol import (
     UnavailableError,
 )
 
-from ._files import create_json, is_locked, open_lock, try_lock, write_json
+from ._files import DamagedFileError, create_json, is_locked, open_lock, try_lock, write_json
 from ._identity import host_name
 from ._launch import SupervisorError, start_supervisor
 from ._observe import observe_replica
@@ -87,7 +87,7 @@ def check_handle(handle: ReplicaHandle, roots: Sequence[Root]) -> Root:
     host = handle.metadata["host"]
     if host != host_name():
         raise InvalidRequestError(
-            f"replica {handle.rank} of run {handle.run_id!r} is on host {host!r}, and this is {host_name()!r}: "
+            f"replica {handle.rank} of run {handle.run_id!r} is on host {host[:300]!r}, and this is {host_name()!r}: "
             "use the handle there"
         )
     named = handle.metadata["root"]
@@ -95,7 +95,7 @@ def check_handle(handle: ReplicaHandle, roots: Sequence[Root]) -> Root:
         if _same_folder(named, root):
             return root
     raise InvalidRequestError(
-        f"replica {handle.rank} of run {handle.run_id!r} is below the root {named!r}, and this executor has "
+        f"replica {handle.rank} of run {handle.run_id!r} is below the root {named[:300]!r}, and this executor has "
         f"{', '.join(repr(str(root.path)) for root in roots)}: use one with that root, or give it other_roots=[...]"
     )
 
@@ -298,14 +298,14 @@ def cancel(
     Raises:
         BackendError: There is no supervisor and none could be started. The mark stays; cancel again.
     """
-    if observe_replica(run, record, rank).state.terminal:
+    if _has_ended(run, record, rank):
         return
     try:
         _mark(run, rank)
     except FileNotFoundError:
         return  # purged at this moment, so it had ended
     run.wake_supervisor()
-    if is_locked(run.lock) or observe_replica(run, record, rank).state.terminal:
+    if is_locked(run.lock) or _has_ended(run, record, rank):
         return
     lock = open_lock(run.lock)
     try:
@@ -316,6 +316,13 @@ def cancel(
         ) from error
     finally:
         os.close(lock)
+
+
+def _has_ended(run: RunDir, record: RunRecord, rank: int) -> bool:
+    try:
+        return observe_replica(run, record, rank).state.terminal
+    except DamagedFileError:
+        return False  # nobody knows, and what runs must be ended all the same
 
 
 def purge(root: Root, run: RunDir, record: RunRecord) -> None:

@@ -30,3 +30,12 @@ class Sampler:
         with open_own_stream(attempt.times, "ab") as stream:
             stream.write(json.dumps([time.time(), *sizes]).encode() + b"\n")
         self._last = current
+
+
+def read_sample(text: str) -> tuple[float, int, int] | None:
+    """The inverse of a line that `Sampler` writes; None if it is something else, for which no log is withheld."""
+    try:
+        moment, out, err = json.loads(text)
+        return float(moment), int(out), int(err)
+    except (ValueError, TypeError, OverflowError, RecursionError):
+        return None
