@@ -25,6 +25,15 @@ TOO_RARE = {
     "OrderOfKeysCounts",
 }
 
+#: What no rule of the machine does: purging what is being ended, other kinds of handles and times, looking at progress, changing what it got.
+NO_RULE = {
+    "WhoIsBeingEndedIsPurged",
+    *("CollectsListsAlone", "ReadsTheHandlesTwice", "NothingToCollectIsAnError"),
+    *("KeepsTheResultItGives", "KeepsTheEntryItGives"),
+    *("LessThanNothingIsNothing", "NotANumberIsForever"),
+    *("ProgressIsOfTheFirstLook", "ProgressKnowsNothing"),
+}
+
 
 def run_fixed(name, mutant):
     """Run one fixed test, and give the promise that it finds broken."""
@@ -70,7 +79,7 @@ def test_every_promise_has_two_wrong_executors_at_least():
 SHOWN_BY_SEQUENCES = [
     name
     for name, mutant in MUTANTS.items()
-    if mutant.promises[0] in OF_SEQUENCES and name not in TOO_RARE
+    if mutant.promises[0] in OF_SEQUENCES and name not in TOO_RARE | NO_RULE
 ]
 
 
