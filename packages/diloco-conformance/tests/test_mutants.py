@@ -25,7 +25,8 @@ TOO_RARE = {
     "OrderOfKeysCounts",
 }
 
-#: What no rule of the machine does: purging what is being ended, other kinds of handles and times, looking at progress, changing what it got.
+#: What no rule of the machine does: purging what is being ended, other kinds of handles and times, looking at progress, changing
+#: what it got.
 NO_RULE = {
     "WhoIsBeingEndedIsPurged",
     *("CollectsListsAlone", "ReadsTheHandlesTwice", "NothingToCollectIsAnError"),

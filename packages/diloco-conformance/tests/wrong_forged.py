@@ -103,7 +103,7 @@ class HalfACharacterIsAnError(ToyExecutor):
 @mutant(ANY, "H10")
 class ANulIsAValueError(ToyExecutor):
     def _check_handle(self, handle):
-        if "\0" in handle.run_id:
+        if "\0" in "".join(handle.metadata.values()):
             raise ValueError("embedded null byte")
         super()._check_handle(handle)
 

@@ -152,7 +152,7 @@ class Logs:
         """All of them, in order, written in several goes."""
         lab.needs(Step.PRINT)
         replica = lab.up().replicas[0]
-        for begin in range(0, 700, 100):
+        for begin in range(0, 1200, 100):
             lines = [
                 f"line {number}: {'x' * (number % 97)}" for number in range(begin, begin + 100)
             ]
@@ -199,6 +199,7 @@ class Logs:
         lab.needs(Operation.LOGS, Step.PRINT)
         replica = lab.up().replicas[0]
         lab.drive(replica, Step.PRINT, ["one", "two"])
+        check_everywhere(lab, replica, "G6")  # what was read before is no answer later
         for fault in lab.faults(*RETRYABLE, Fault.FORBIDDEN):
             ways: dict[str, Callable[[], Any]] = {
                 "stream_logs": lambda: lab.executor.stream_logs(replica.handle),

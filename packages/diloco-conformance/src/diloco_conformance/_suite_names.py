@@ -161,6 +161,8 @@ class Names:
         """No run and an empty list are statements."""
         lab.needs(Operation.OBSERVE)
         run = lab.up()
+        lab.attach(run)  # what was known before is no answer later
+        self._exists(lab, run.run_id, there=True)
         for fault in lab.faults(*RETRYABLE, Fault.FORBIDDEN):
             for what, call in (
                 ("list_runs()", lambda: lab.executor.list_runs()),

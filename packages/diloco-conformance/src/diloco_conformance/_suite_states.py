@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from functools import partial
 
-from diloco_protocol import Reason, ReplicaNotFoundError
+from diloco_protocol import BackendError, Reason, ReplicaNotFoundError, ReplicaState
 
 from ._check_collect import collect
 from ._harness import Ability, Fault, Operation, Step
@@ -196,6 +197,29 @@ class States:
             for replica in run.replicas:
                 broken_look(lab, replica, fault)
         lab.observe_all()
+
+    def test_s6_what_was_true_before_is_no_answer(self, lab: Lab) -> None:
+        """The replica ends while the backend cannot be asked: that it runs is not said any more."""
+        lab.needs(Operation.OBSERVE)
+        for fault in lab.faults(*RETRYABLE, Fault.FORBIDDEN):
+            replica = lab.up().replicas[0]
+            lab.observe(replica)
+            lab.poll(replica)
+            with lab.fault(Operation.OBSERVE, fault):
+                lab.drive(replica, Step.SUCCEED, "meanwhile")
+                for name, call in (
+                    ("poll", lambda one=replica.handle: lab.executor.poll(one)),
+                    ("describe", lambda one=replica.handle: lab.executor.describe(one).state),
+                ):
+                    lab.note(f"{name}({replica})")
+                    with suppress(BackendError):
+                        if (said := lab.within("S6", call)) is not ReplicaState.SUCCEEDED:
+                            lab.broken(
+                                "S6",
+                                f"{name} said {said}",
+                                f"{fault}: nobody knows, and it has succeeded",
+                            )
+            lab.observe(replica)
 
     def test_s7_a_timeout_is_a_failure(self, lab: Lab) -> None:
         """With reason timeout: for describe, for collect, and in another process."""

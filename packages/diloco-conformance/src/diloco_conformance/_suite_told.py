@@ -113,6 +113,16 @@ class Telling:
         others = dict.fromkeys(VARIABLES.keys() - {"CONF_CASE"})
         check_environment(lab, "E1", two.handles[0], {**others, "CONF_CASE": "another run's"})
 
+    def test_e1_many_and_long_variables(self, lab: Lab) -> None:
+        """A hundred of them, and one of 8 KiB; beside arguments of 40 KB."""
+        lab.needs(Ability.TOLD)
+        env = {f"CONF_{number}": f"value {number}" for number in range(100)}
+        env["CONF_LONG"] = f"{'x' * 8192}end"
+        run = lab.up(2, env=env, kwargs={"long": f"{'y' * 40_000}end", "many": list(range(1000))})
+        for handle in run.handles:
+            check_environment(lab, "E1", handle, env)
+            check_told(lab, handle, {**lab.harness.entrypoint_args, **run.kwargs})
+
     def test_e2_a_replica_is_told_its_run_and_its_attempt(self, lab: Lab) -> None:
         """Under the names of the protocol, and nothing of a run around the launcher."""
         lab.needs(Ability.TOLD)

@@ -1,0 +1,98 @@
+"""Answers from memory, and whatever is too much for some: S6, G5, G6, H6, E1, L3, L6."""
+
+import json
+
+from toy_executor import ToyExecutor
+from wrong import Telling, mutant
+
+from diloco_protocol import ThrottledError, UnavailableError
+
+BEFORE = "s6_what_was_true_before_is_no_answer"
+MANY = "e1_many_and_long_variables"
+
+
+class Remembers(ToyExecutor):
+    """Base of those that answer what they have seen when they cannot see."""
+
+    def __init__(self, *args, **options):
+        super().__init__(*args, **options)
+        self.memory = {}
+
+    def remembered(self, name, call, *kinds):
+        """What the call gives, or gave."""
+        try:
+            self.memory[name] = call()
+        except kinds:
+            if name not in self.memory:
+                raise
+        return self.memory[name]
+
+
+@mutant(BEFORE, "S6", "S4")
+class SaysTheLastStateWhenThrottled(Remembers):
+    def _observe_run(self, handles):
+        look = super()._observe_run
+        return self.remembered(tuple(handles), lambda: look(handles), ThrottledError)
+
+
+@mutant(BEFORE, "S6", "S4")
+class SaysTheLastStateWhenAway(Remembers):
+    def describe(self, handle):
+        look = super().describe
+        return self.remembered(handle, lambda: look(handle), UnavailableError)
+
+
+@mutant("g6_a_log_that_cannot_be_read_is_an_exception", "G6")
+class GivesTheLogItHasRead(Remembers):
+    def stream_logs(self, handle, **options):
+        look = super().stream_logs
+        return self.remembered(handle, lambda: look(handle, **options), UnavailableError)
+
+
+@mutant("h6_a_backend_that_cannot_be_asked_is_an_exception", "H6")
+class ListsWhatItHasListed(Remembers):
+    def _list_runs(self):
+        return list(self.remembered("runs", super()._list_runs, UnavailableError))
+
+
+@mutant("h6_a_backend_that_cannot_be_asked_is_an_exception", "H6")
+class FindsWhatItHasFound(Remembers):
+    def _find(self, run_id):
+        look = super()._find
+        return self.remembered(run_id, lambda: look(run_id), UnavailableError, ThrottledError)
+
+
+@mutant("l3_the_same_run_id_is_the_same_run", "S12", "L3")
+class ASecondLaunchStartsTheClockAnew(ToyExecutor):
+    def _same(self, request):
+        jobs = super()._same(request)
+        for name, job in jobs.items():
+            if job.status == "RUNNING":
+                self.cloud.jobs[name].started_at = self.cloud.clock()
+        return jobs
+
+
+@mutant("g5_hundreds_of_lines", "G5")
+class AThousandLinesAtMost(ToyExecutor):
+    def _logs(self, handle, query):
+        lines = super()._logs(handle, query)
+        return lines if query.follow else iter(list(lines)[-1000:])
+
+
+@mutant(MANY, "E1")
+class SixtyVariablesAtMost(Telling):
+    def tell(self, body):
+        body["env"] = dict(list(body["env"].items())[-60:])
+
+
+@mutant(MANY, "E1")
+class ValuesAreCut(Telling):
+    def tell(self, body):
+        body["env"] = {name: value[:4096] for name, value in body["env"].items()}
+
+
+@mutant(MANY, "L6")
+class LargeArgumentsAreDropped(Telling):
+    def tell(self, body):
+        if len(json.dumps(body["spec"]["kwargs"])) > 32_768:
+            body["spec"]["kwargs"] = {}
