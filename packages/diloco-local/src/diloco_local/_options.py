@@ -50,7 +50,7 @@ class LocalOptions(Options):
         env: Environment variables for every launch; those of the launch itself win.
         inherit_env: How much of the launcher's environment replicas inherit: all, nothing, or names and patterns such as
             ``["PATH", "AWS_*"]``.
-        cwd: The replicas' working directory.
+        cwd: The replicas' working directory. If it is given, modules are looked for there too.
         pythonpath: Folders in which replicas look for modules before those of their installation. By default a module
             beside the launching script is found.
         gpus: The GPUs to share out, as ``CUDA_VISIBLE_DEVICES`` names them.
