@@ -14,6 +14,8 @@ COHORT = "l8_parts_of_one_cohort_are_runs_of_their_own"
 AGAIN = "l3_what_was_cancelled_is_not_started_again"
 NEVER = "g3_it_ends_where_the_replica_never_started"
 BEHIND = "g3_who_stops_reading_leaves_nothing_behind"
+LONG = 4.0
+"""Seconds that are more than the patience of the tests, so that no thread is left for long."""
 NO_TIME = "r2_a_time_that_is_none_is_refused"
 
 
@@ -92,7 +94,8 @@ class WhatWasCancelledIsFree(ToyExecutor):
 @mutant(NEVER, "G3")
 class WaitsForTheStart(ToyExecutor):
     def _lines(self, handle, query):
-        while query.follow and self._job(handle).started_at is None:
+        end = time.monotonic() + LONG
+        while query.follow and not self._job(handle).started_at and time.monotonic() < end:
             time.sleep(0.01)
         yield from super()._lines(handle, query)
 
@@ -100,13 +103,13 @@ class WaitsForTheStart(ToyExecutor):
 @mutant(NEVER, "G3")
 class WhoNeverStartedIsFollowedOn(ToyExecutor):
     def _logs(self, handle, query):
-        for _ in iter(
-            lambda: query.follow and self.poll(handle) is not ReplicaState.RUNNING, False
-        ):
-            if self.poll(handle) is not ReplicaState.CANCELLED and self._job(handle).started_at:
-                break
+        end = time.monotonic() + LONG
+        while query.follow and self._never_ran(handle) and time.monotonic() < end:
             time.sleep(0.01)
         return super()._logs(handle, query)
+
+    def _never_ran(self, handle):
+        return self._job(handle).started_at is None
 
 
 class Watching(ToyExecutor):
@@ -121,17 +124,15 @@ class Watching(ToyExecutor):
 @mutant(BEHIND, "G3")
 class WatchesUntilTheEnd(Watching):
     def watch(self, handle):
-        try:
-            while self._job(handle).live:
-                time.sleep(0.02)
-        except ReplicaNotFoundError:
-            pass
+        end = time.monotonic() + LONG
+        while self.exists(handle.run_id) and time.monotonic() < end:
+            time.sleep(0.02)
 
 
 @mutant(BEHIND, "G3")
 class WatchesForAWhile(Watching):
     def watch(self, handle):
-        time.sleep(4.0)
+        time.sleep(LONG)
 
 
 @mutant(NO_TIME, "R2")
