@@ -8,6 +8,7 @@ from local_lab import ended_run, results_of, run_of
 
 from diloco_local import LocalProcessExecutor
 from diloco_local._identity import ProcessId
+from diloco_local._state import AttemptState
 from diloco_protocol import BackendError
 
 pytestmark = pytest.mark.processes
@@ -150,6 +151,28 @@ def test_an_end_that_is_no_end_is_refused(tmp_path):
     final = run_of(handle).replica(0).final
     final.write_text(json.dumps({**json.loads(final.read_text()), "state": "running"}))
     with pytest.raises(BackendError, match="'running' is no end"):
+        Unwatched(root=tmp_path).poll(handle)
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [
+        *(("started_at", value) for value in (-1.0, 1e300, 10**400, float("nan"), "5", True)),
+        *(("stop", {"reason": "timeout", "at": value}) for value in (-1.0, 1e300, "5", None)),
+        ("stop", {"reason": "error", "at": 1.0}),
+        ("attempt", 1 << 40),
+        ("runner", {"pid": 0, "start": "", "boot": "", "namespace": ""}),
+    ],
+)
+def test_a_state_that_no_supervisor_writes_is_refused(tmp_path, field, value):
+    handle = ended_run(tmp_path)
+    replica = run_of(handle).replica(0)
+    replica.final.unlink()
+    good = AttemptState(attempt=1, started_at=1.0).to_dict()
+    replica.state.write_text(json.dumps(good))
+    assert Unwatched(root=tmp_path).describe(handle).started_at == 1.0
+    replica.state.write_text(json.dumps({**good, field: value}))
+    with pytest.raises(BackendError, match=rf"{replica.state} does not hold"):
         Unwatched(root=tmp_path).poll(handle)
 
 

@@ -65,6 +65,14 @@ def test_devices_and_path():
     assert compose({"CUDA_VISIBLE_DEVICES": "0,1"}, [], [], None) == {"CUDA_VISIBLE_DEVICES": "0,1"}
 
 
+@pytest.mark.parametrize("own", ["", ":", "/own:", ":/own", "/own::/own"])
+def test_an_empty_entry_of_the_path_is_none(own):
+    """It would be the working directory, into which anybody may have put modules."""
+    found = compose({}, [{"PYTHONPATH": own}], ["/a"], None)["PYTHONPATH"].split(":")
+    assert found == ["/a", *filter(None, own.split(":"))]
+    assert compose({"PYTHONPATH": ":"}, [], [], None) == {}
+
+
 def test_the_folders_a_fresh_interpreter_lacks(tmp_path):
     own = tmp_path / "own"
     own.mkdir()

@@ -141,7 +141,8 @@ def compose(
         result.update(overlay)
     if devices is not None:
         result["CUDA_VISIBLE_DEVICES"] = devices
-    parts = [*folders, *filter(None, [result.get("PYTHONPATH", "")])]
+    # To Python an empty entry is the working directory; mostly it comes from a colon too many.
+    parts = [*folders, *filter(None, result.pop("PYTHONPATH", "").split(os.pathsep))]
     if parts:
         result["PYTHONPATH"] = os.pathsep.join(parts)
     return result

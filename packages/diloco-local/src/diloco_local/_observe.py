@@ -12,7 +12,7 @@ from ._record import RunRecord, outcome_of
 from ._replica import Phase
 from ._rundir import ReplicaDir, RunDir
 from ._state import read_state
-from ._verdict import Stop, verdict
+from ._verdict import Stop, unix_seconds, verdict
 
 
 def observe_replica(run: RunDir, record: RunRecord, rank: int) -> ReplicaStatus:
@@ -88,7 +88,7 @@ def _unsupervised(files: ReplicaDir, record: RunRecord, rank: int) -> ReplicaSta
     stop = state.stop
     if stop is None and mark and (outcome is None or outcome.signal):
         with reading(files.cancel):
-            stop = Stop(Reason.CANCEL_REQUESTED, float(mark["at"]))
+            stop = Stop(Reason.CANCEL_REQUESTED, unix_seconds(mark["at"]))
     return verdict(
         attempt=attempt,
         outcome=outcome,

@@ -108,9 +108,8 @@ def _checked(record: RunRecord) -> RunRecord:
         raise ValueError(f"ranks is {record.ranks!r:.100}")
     if not max(record.ranks) < record.world_size < 1 << 31:
         raise ValueError(f"world_size is {record.world_size!r:.100}")
-    if (
-        not record.uid.isascii() or not record.uid.isprintable()
-    ):  # it stands in the environment of processes
+    # It stands in the environment of processes.
+    if not record.uid.isascii() or not record.uid.isprintable():
         raise ValueError(f"uid is {record.uid!r:.100}")
     if any(type(text) is not str for pair in record.labels.items() for text in pair):
         raise ValueError(f"labels is {record.labels!r:.100}")

@@ -8,7 +8,7 @@ from typing import Any, TypeVar
 
 from ._files import read_json, reading
 from ._identity import ProcessId
-from ._verdict import Stop
+from ._verdict import Stop, unix_seconds
 
 _T = TypeVar("_T")
 
@@ -65,7 +65,7 @@ def read_state(path: Path) -> AttemptState:
             phase=_is(str, data["phase"]),
             runner=None if data["runner"] is None else ProcessId.from_dict(data["runner"]),
             known=tuple(ProcessId.from_dict(each) for each in _is(list, data["known"])),
-            started_at=float(data["started_at"]),
+            started_at=unix_seconds(data["started_at"]),
             stop=Stop.from_dict(data["stop"]),
         )
 

@@ -8,6 +8,19 @@ from typing import Any
 from diloco_protocol import Outcome, Reason, ReplicaState, ReplicaStatus
 from diloco_protocol.backend import read_wait_status
 
+_LATEST = 253_402_300_799
+
+
+def unix_seconds(value: object) -> float:
+    """A time that was written down.
+
+    Raises:
+        ValueError: It is none, or after the year 9999, which is the last that dates can say.
+    """
+    if type(value) not in {int, float} or not 0 <= value <= _LATEST:  # type: ignore[operator]
+        raise ValueError(f"{value!r:.100} is no time")
+    return float(value)  # type: ignore[arg-type]
+
 
 @dataclass(frozen=True, slots=True)
 class Stop:
@@ -23,8 +36,17 @@ class Stop:
 
     @classmethod
     def from_dict(cls, data: dict[str, Any] | None) -> Stop | None:
-        """The inverse of `to_dict`; None stays None."""
-        return None if data is None else cls(Reason(data["reason"]), float(data["at"]))
+        """The inverse of `to_dict`; None stays None.
+
+        Raises:
+            ValueError: Supervisors do not end attempts for such a reason, or at such a time.
+        """
+        if data is None:
+            return None
+        reason = Reason(data["reason"])
+        if reason not in {*_STOPPED, Reason.TIMEOUT}:
+            raise ValueError(f"the reason {reason.value!r} is none to end an attempt")
+        return cls(reason, unix_seconds(data["at"]))
 
     def to_dict(self) -> dict[str, Any]:
         """As JSON."""
