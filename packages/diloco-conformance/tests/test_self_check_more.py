@@ -25,6 +25,13 @@ class TestTheTruth:
 
         assert "of a replica whose cancel was accepted, and" in mended(Mine, method="truth")
 
+    def test_every_life_is_the_first(self):
+        class Mine(ToyHarness):
+            def truth(self, handle):
+                return replace(super().truth(handle), attempt=1)
+
+        assert "attempt must be 2. If the platform itself" in mended(Mine, method="truth")
+
     def test_somebody_lives_in_a_fresh_world(self):
         class Mine(ToyHarness):
             def living(self):

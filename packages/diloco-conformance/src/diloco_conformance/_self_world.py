@@ -117,6 +117,23 @@ def moments_are_those_of_the_records(sample: Sample) -> None:
             )
 
 
+def lives_are_counted(sample: Sample) -> None:
+    """The one after a preemption is the second."""
+    lab, harness = sample.lab, sample.harness
+    if not lab.can(Step.PREEMPT) or not lab.capabilities.counts_attempts:
+        return
+    replica = lab.up(1).replicas[0]
+    lab.drive(replica, Step.PREEMPT)
+    lab.drive(replica, Step.START)
+    if (truth := harness.truth(replica.handle)).attempt != 2:
+        fault(
+            harness,
+            f"after drive(…, Step.PREEMPT) and START, truth() returned {truth}: attempt must be 2. If the platform itself does "
+            "not count, the executor declares counts_attempts=False",
+            "truth",
+        )
+
+
 def what_is_lost_is_gone(sample: Sample) -> None:
     """For an executor that has seen nothing."""
     lab, harness = sample.lab, sample.harness
@@ -253,6 +270,7 @@ WORLD_CHECKS: list[Callable[[Sample], None]] = [
     ends_are_counted,
     moments_are_those_of_the_records,
     failures_are_as_asked,
+    lives_are_counted,
     what_is_lost_is_gone,
 ]
 

@@ -94,7 +94,11 @@ class Strangers:
         except BackendError as error:
             lab.broken("H9", f"the launch raised {error!r}", "its name is taken: RunConflictError")
         else:
-            lab.broken("H9", f"{name!r} was launched", "there is something else by that name")
+            lab.broken(
+                "H9",
+                f"{name!r} was launched",
+                "there is something else by that name, unless foreign() put nothing there",
+            )
         lab.settle()
         if lab.harness.living() != living:
             lab.broken("H9", "the launch was refused", "something was started, or ended")
