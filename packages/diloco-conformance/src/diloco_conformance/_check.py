@@ -51,6 +51,7 @@ class Checks(Calls):
         else:
             self._judge(replica, said, truth)
             replica.said = said
+            replica.tell(said.state)
         return said
 
     def poll(self, replica: Replica) -> None:
@@ -70,15 +71,15 @@ class Checks(Calls):
             if state is not None and type(state) is not ReplicaState:
                 self.broken("S1", f"{words} (a {type(state).__name__})", "it is a ReplicaState")
             if truth.state is None:
-                seen = replica.said
-                known = seen is not None and seen.state.terminal and seen.state == state
-                if state is not None and not known:
+                if state is not None and replica.told != state:
                     self.broken("S6", words, "there is no record of it")
             elif state is None:
                 self.broken("S4", f"poll({replica}) raised", f"there is a record of it: {truth}")
             elif not self.alike(replica, state, truth):
                 late = replica.reason is Reason.TIMEOUT
                 self.broken("S7" if late else "S4", words, f"{replica} is {truth.state}")
+            else:
+                replica.tell(state)
 
     def alike(self, replica: Replica, state: ReplicaState, truth: Truth) -> bool:
         """Whether a state may be said of what is true."""
@@ -156,10 +157,7 @@ class Checks(Calls):
 
     def _gone(self, replica: Replica, said: ReplicaStatus | None) -> None:
         # Who has seen a terminal state may go on answering it.
-        seen = replica.said
-        if said is not None and not (
-            seen is not None and seen.state.terminal and seen.state == said.state
-        ):
+        if said is not None and replica.told != said.state:
             self.broken("S6", self._words(replica, said), "there is no record of it")
 
     def _words(self, replica: Replica, said: ReplicaStatus) -> str:

@@ -76,10 +76,7 @@ def _judge(lab: Lab, replica: Replica, before: ReplicaState | None, result: Repl
     if answer is not None and not repeats(lab, answer, result) and not lost:
         lab.broken("R3", said, f"before, it said {_short(answer)}")
     if replica.gone:
-        known = replica.said is not None and replica.said.state.terminal
-        if not (status == "failed" and result["reason"] == "lost") and not (
-            known and status == replica.state
-        ):
+        if not (status == "failed" and result["reason"] == "lost") and replica.told != status:
             lab.broken("R7", said, "there is no record of it")
         return
     if (result["exit_code"] == 0) != (status == "succeeded"):
@@ -96,6 +93,7 @@ def _judge(lab: Lab, replica: Replica, before: ReplicaState | None, result: Repl
         if result["result"] is not None:
             lab.broken("R12", said, f"{true}, and its result is lost")
         replica.answer = result
+        replica.tell(replica.state)
         return
     if status == "succeeded" and replica.lost and not _same(result["result"], replica.result):
         lab.broken("R12", said, "its result is lost, so there is an error that says so")
@@ -115,6 +113,7 @@ def _judge(lab: Lab, replica: Replica, before: ReplicaState | None, result: Repl
         )
     _agrees(lab, replica, result, said)
     replica.answer = result
+    replica.tell(replica.state)
 
 
 def _agrees(lab: Lab, replica: Replica, result: ReplicaResult, said: str) -> None:

@@ -40,7 +40,8 @@ class Replica:
         restarts: How often it has been started again after a failure.
         gone: Its records were removed.
         lost: Its result was.
-        said: What the executors have said of it last.
+        said: What the executors have said of it last, when they were asked to describe it.
+        told: The end that they have told, by whatever verb; who has told it may remember it.
         answer: Its first terminal result from collect.
     """
 
@@ -68,6 +69,7 @@ class Replica:
     gone: bool = False
     lost: bool = False
     said: ReplicaStatus | None = None
+    told: ReplicaState | None = None
     answer: ReplicaResult | None = None
 
     def __str__(self) -> str:
@@ -77,6 +79,15 @@ class Replica:
     def live(self) -> bool:
         """Whether it has not ended."""
         return not self.state.terminal
+
+    def tell(self, state: ReplicaState) -> None:
+        """An executor has said that it is in this state, and that was true."""
+        if state.terminal:
+            self.told = state
+
+    def nobody_knows(self) -> None:
+        """Whoever is asked from now on has never heard of it."""
+        self.said = self.told = None
 
     def overdue(self, now: float) -> bool:
         """Whether it is certainly past its timeout."""

@@ -226,7 +226,7 @@ class Collecting:
         lab.purge(run)
         lab.forget()
         for replica in run.replicas:
-            replica.said = None
+            replica.nobody_knows()
         collect(lab, [run.replicas[1], beside.replicas[0], run.replicas[0]])
 
     def test_r9_without_a_timeout_it_waits_for_all(self, lab: Lab) -> None:

@@ -45,7 +45,7 @@ class Names:
         """For no verb, also in a process that knows neither: they say that it is gone."""
         old, _ = self._again(lab)
         for replica in old.replicas:
-            replica.said = None
+            replica.nobody_knows()
         lab.observe_all()
         lab.poll_all()
         for handle in old.handles:

@@ -172,7 +172,7 @@ class States:
         lab.drive(run.replicas[0], Step.SUCCEED)
         lab.purge(run)
         lab.forget()
-        run.replicas[0].said = None
+        run.replicas[0].nobody_knows()
         lab.observe_all()
         attach = partial(lab.executor.attach, "never-was")
         must_raise(lab, "S6", "attach", attach, ReplicaNotFoundError, "there is no run 'never-was'")
@@ -185,7 +185,7 @@ class States:
         lab.observe_all()
         lab.forget()
         for replica in lab.replicas():
-            replica.said = None
+            replica.nobody_knows()
         lab.observe_all()
 
     def test_s6_a_backend_that_cannot_be_asked_is_an_exception(self, lab: Lab) -> None:
