@@ -194,3 +194,47 @@ def test_a_stream_that_nobody_knows_is_named():
     lab = Lab(harness_of(mutant.cls, gang=False)())
     with pytest.raises(PromiseBroken, match="'syslog' is none of the streams"):
         ExecutorConformance().test_g4_the_streams_are_kept_apart(lab)
+
+
+class Remembering(ToyExecutor):
+    """Goes on answering the ends that it has seen, whatever becomes of their records."""
+
+    def __init__(self, *args, **options):
+        super().__init__(*args, **options)
+        self.ends = {}
+
+    def _observe_run(self, handles):
+        known = {handle: self.ends[handle] for handle in handles if handle in self.ends}
+        asked = [handle for handle in handles if handle not in known]
+        seen = dict(super()._observe_run(asked)) if asked else {}
+        self.ends.update({h: status for h, status in seen.items() if status.state.terminal})
+        return {**known, **seen}
+
+
+@pytest.mark.parametrize("verb", ["poll", "describe", "collect"])
+def test_who_has_told_an_end_may_remember_it(verb):
+    """By whatever verb it was told; before anything was told, it is an answer without a record."""
+    lab = Lab(harness_of(Remembering, gang=False)())
+    run = lab.up(1)
+    (replica,) = run.replicas
+    lab.drive(replica, Step.FAIL, 3)
+    {
+        "poll": lab.poll_all,
+        "describe": lab.observe_all,
+        "collect": lambda: collect(lab, [replica]),
+    }[verb]()
+    lab.expire(run)
+    lab.poll_all()
+    lab.observe_all()
+    collect(lab, [replica])
+
+
+def test_who_has_not_told_an_end_may_not():
+    lab = Lab(harness_of(Remembering, gang=False)())
+    run = lab.up(1)
+    lab.drive(run.replicas[0], Step.FAIL, 3)
+    lab.poll_all()
+    lab.expire(run)
+    run.replicas[0].nobody_knows()
+    with pytest.raises(PromiseBroken, match="S6 is broken"):
+        lab.poll_all()
