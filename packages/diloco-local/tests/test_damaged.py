@@ -136,7 +136,7 @@ def test_a_launch_under_the_name_of_a_damaged_run_is_refused(tmp_path, data):
 
 @pytest.mark.parametrize(
     ("field", "value"),
-    [("run_id", "another"), ("world_size", 0), ("world_size", 1 << 40), ("uid", "\ud800"), ("uid", "\0")],
+    [("run_id", "another"), ("world_size", 0), ("world_size", 1 << 40), ("uid", "\ud800"), ("uid", "\0"), ("uid", "")],
 )  # fmt: skip
 def test_a_record_that_leads_elsewhere_is_refused(tmp_path, field, value):
     ended_run(tmp_path, "another")

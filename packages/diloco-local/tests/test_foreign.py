@@ -1,6 +1,9 @@
 """Handles of other roots, folders that others can fill, and links: no verb reads, changes or ends anything there."""
 
+import json
 import shutil
+import subprocess
+import sys
 from dataclasses import replace
 from pathlib import Path
 
@@ -9,7 +12,9 @@ from local_lab import ended_run, run_of, verbs_on
 from test_own import FOREIGN_FOLDERS, linked_folder
 
 from diloco_local import LocalProcessExecutor
+from diloco_local._identity import ProcessId
 from diloco_local._rundir import Root
+from diloco_local._state import AttemptState
 from diloco_protocol import BackendError, InvalidRequestError, ReplicaNotFoundError, ReplicaState
 
 SECRET = "what another program wrote"
@@ -40,6 +45,26 @@ def test_a_handle_of_another_root_is_refused_by_every_verb(tmp_path):
     )
     assert contents(tmp_path / "theirs") == before
     assert not (tmp_path / "mine").exists()
+
+
+@pytest.mark.processes
+def test_a_forged_handle_ends_no_process(tmp_path):
+    """Whoever writes it can also write a root, in which a replica consists of whatever he wants to be ended."""
+    handle = ended_run(tmp_path / "theirs")
+    replica = run_of(handle).replica(0)
+    replica.final.unlink()
+    replica.attempt(1).outcome.unlink()
+    with subprocess.Popen([sys.executable, "-S", "-c", "input()"], stdin=subprocess.PIPE) as victim:
+        named = ProcessId.of(victim.pid)
+        state = AttemptState(attempt=1, phase="running", runner=named, started_at=1.0)
+        replica.state.write_text(json.dumps(state.to_dict()))
+        executor = LocalProcessExecutor(root=tmp_path / "mine")
+        with pytest.raises(InvalidRequestError, match="other_roots"):
+            executor.cancel(handle)
+        assert not run_of(handle).path.joinpath("supervisor.json").exists()  # nobody was started
+        assert named.alive()
+        victim.communicate(b"\n")
+    assert victim.returncode == 0
 
 
 def test_handles_of_the_other_roots_are_taken(tmp_path):
@@ -109,6 +134,18 @@ def test_a_root_in_which_everybody_can_replace_things_is_refused(tmp_path):
     refused_by_all(executor, handle, tmp_path / "state", "chmod o-w")
     with pytest.raises(InvalidRequestError, match="chmod o-w"):
         executor.launch_replicas(1, "a_module_nobody_has:main", {})
+
+
+def test_a_root_that_leads_nowhere_is_refused(tmp_path):
+    (tmp_path / "state").symlink_to(tmp_path / "state")
+    executor = LocalProcessExecutor(root=tmp_path / "state")
+    for call in (
+        executor.list_runs,
+        lambda: executor.attach("a-run"),
+        lambda: executor.launch_replicas(1, "a_module_nobody_has:main", {}),
+    ):
+        with pytest.raises(InvalidRequestError, match="cannot be looked at"):
+            call()
 
 
 # What copying the old contents into a folder has made of its mode.

@@ -22,12 +22,14 @@ def check_own_folder(path: Path) -> None:
     """Refuse a folder into which somebody else could have put something; one that does not exist is fine.
 
     Raises:
-        InvalidRequestError: It is a link, no folder, another user's, or others can write to it.
+        InvalidRequestError: It is a link, no folder, another user's, or others can write to it; or that cannot be known.
     """
     try:
         found = path.lstat()
     except (FileNotFoundError, NotADirectoryError):
         return  # missing: whoever uses it says so
+    except OSError as error:
+        raise _refused(path, f"cannot be looked at ({error.strerror})") from error
     _check_folder(path, found)
 
 

@@ -109,7 +109,7 @@ def _checked(record: RunRecord) -> RunRecord:
     if not max(record.ranks) < record.world_size < 1 << 31:
         raise ValueError(f"world_size is {record.world_size!r:.100}")
     # It stands in the environment of processes.
-    if not record.uid.isascii() or not record.uid.isprintable():
+    if not record.uid or not record.uid.isprintable():
         raise ValueError(f"uid is {record.uid!r:.100}")
     if any(type(text) is not str for pair in record.labels.items() for text in pair):
         raise ValueError(f"labels is {record.labels!r:.100}")
