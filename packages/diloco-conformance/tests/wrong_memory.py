@@ -1,6 +1,7 @@
-"""Answers from memory, and whatever is too much for some: S6, G5, G6, H6, E1, L3, L6."""
+"""Answers from memory, and whatever is too much for some: S6, G5, G6, H6, E1, L3, L6; runs that are over too soon: C7."""
 
 import json
+import unicodedata
 
 from toy_executor import ToyExecutor
 from wrong import Telling, mutant
@@ -8,6 +9,7 @@ from wrong import Telling, mutant
 from diloco_protocol import ThrottledError, UnavailableError
 
 BEFORE = "s6_what_was_true_before_is_no_answer"
+OTHERS = "c7_whoever_has_ended_the_others_end"
 MANY = "e1_many_and_long_variables"
 
 
@@ -96,3 +98,24 @@ class LargeArgumentsAreDropped(Telling):
     def tell(self, body):
         if len(json.dumps(body["spec"]["kwargs"])) > 32_768:
             body["spec"]["kwargs"] = {}
+
+
+@mutant(OTHERS, "C7", gang=True)
+class ARunIsOverWithTheRankItIsAskedFor(ToyExecutor):
+    def _stop(self, handle):
+        if self._job(handle).live:
+            super()._stop(handle)
+
+
+@mutant(OTHERS, "C7")
+class ARunIsOverWithItsLastRank(ToyExecutor):
+    def cancel_run(self, run_id):
+        if self._job(self.attach(run_id)[-1]).live:
+            super().cancel_run(run_id)
+
+
+@mutant("l6_replicas_are_told_who_they_are", "L6")
+class ArgumentsAreNormalised(Telling):
+    def tell(self, body):
+        text = json.dumps(body["spec"]["kwargs"], ensure_ascii=False)
+        body["spec"]["kwargs"] = json.loads(unicodedata.normalize("NFC", text))

@@ -42,6 +42,16 @@ class Runs:
             lab.drive(other.replicas[0], Step.SUCCEED, "untouched")
         collect(lab, lab.replicas())
 
+    def test_c7_whoever_has_ended_the_others_end(self, lab: Lab) -> None:
+        """The first rank or the last one: a run is not over because one of its replicas is."""
+        for over in (0, 2):
+            run = lab.up(3)
+            lab.drive(run.replicas[over], Step.SUCCEED, "before")
+            lab.cancel_run(run)
+            lab.settle()
+            lab.observe_all()
+            collect(lab, run.replicas)
+
     def test_c7_what_never_started_ends_too(self, lab: Lab) -> None:
         """And the one that runs beside it."""
         run = lab.launch(3)

@@ -26,7 +26,7 @@ NESTED: dict[str, Any] = {
     "large": 2**60 + 1,
     "tenth": 0.1,
     "tiny": 5e-324,
-    "text": "naïve 漢字 🙂 $HOME $(HOME) $$ `x` \"quoted\" 'single' \\ \n\t end",
+    "text": "naïve e\u0301 漢字 🙂 $HOME $(HOME) $$ `x` \"quoted\" 'single' \\ \n\t end",
     "empty": [{}, [], ""],
     "deep": {"a": {"b": [{"c": [1, [2, [3.5, None]]]}]}},
     "long": "x" * 3000,
