@@ -8,6 +8,7 @@ from collections.abc import Iterable, Iterator
 from toy_cloud import Chunk
 
 from diloco_protocol import LogQuery
+from diloco_protocol.backend import LineSplitter
 
 
 class LineReader:
@@ -17,7 +18,8 @@ class LineReader:
     """
 
     def __init__(self) -> None:
-        self._rest: dict[str, tuple[float, bytes]] = {}
+        self._begun: dict[str, LineSplitter] = {}  # it cuts lines that would fill the memory
+        self._times: dict[str, float] = {}
         self._attempt = 1
 
     def feed(self, chunks: Iterable[Chunk]) -> Iterator[tuple[float, str]]:
@@ -26,19 +28,17 @@ class LineReader:
             if chunk.attempt != self._attempt:
                 yield from self.finish()
                 self._attempt = chunk.attempt
-            _, begun = self._rest.pop(chunk.stream, (0.0, b""))
-            *lines, rest = (begun + chunk.data).split(b"\n")
-            for line in lines:
+            self._times[chunk.stream] = chunk.time
+            for line in self._begun.setdefault(chunk.stream, LineSplitter()).feed(chunk.data):
                 # Decoded as a whole line, since a character may lie across the border of two chunks.
                 yield chunk.time, line.decode(errors="replace")
-            if rest:
-                self._rest[chunk.stream] = (chunk.time, rest)
 
     def finish(self) -> Iterator[tuple[float, str]]:
         """The lines that nobody will finish."""
-        for time, rest in self._rest.values():
-            yield time, rest.decode(errors="replace")
-        self._rest.clear()
+        for stream, splitter in self._begun.items():
+            if (rest := splitter.rest()) is not None:
+                yield self._times[stream], rest.decode(errors="replace")
+        self._begun.clear()
 
 
 def of_stream(chunks: Iterable[Chunk], streams: str) -> Iterator[Chunk]:

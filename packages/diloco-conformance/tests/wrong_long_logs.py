@@ -125,3 +125,35 @@ class WhoFollowsIsGivenTheMomentOfTheEnd(ToyExecutor):
         if query.follow and query.until is not None:
             query = replace(query, until=query.until + 0.5)
         return super()._logs(handle, query)
+
+
+class Cutting(ToyExecutor):
+    """Base of those that give other lines where one is long."""
+
+    def _logs(self, handle, query):
+        for line in super()._logs(handle, query):
+            yield from [line] if len(line) < 1_000_000 else self.cut(line)
+
+
+@mutant("g2_a_line_that_fills_the_memory_is_cut", "G2")
+class NoLineIsTooLong(Cutting):
+    def cut(self, line):
+        return [line + "y" * 200_000]
+
+
+@mutant("g2_a_line_that_fills_the_memory_is_cut", "G2")
+class WhatIsTooLongIsPassedOver(Cutting):
+    def cut(self, line):
+        return []
+
+
+@mutant("g2_a_line_that_fills_the_memory_is_cut", "G2")
+class TheRestIsALineOfItsOwn(Cutting):
+    def cut(self, line):
+        return [line, "y" * 1000]
+
+
+@mutant("g2_a_line_that_fills_the_memory_is_cut", "G2")
+class HalfAMiBIsEnough(Cutting):
+    def cut(self, line):
+        return [line[: 1 << 19]]

@@ -8,10 +8,19 @@ from typing import Any
 
 import pytest
 
+from diloco_protocol.backend import LINE_BYTES
+
 from ._harness import Ability, Step
 from ._lab import Lab
-from ._logs import Follower, check_everywhere, check_lines, check_log
+from ._logs import Follower, check_everywhere, check_lines, check_log, read
 from ._model import Replica
+
+EXTRA = 200_000
+"""How many bytes a line is longer than what is kept of it."""
+NOTE = 200
+"""How many characters may say that a line was cut."""
+PREFIX = 100
+"""How many bytes of a line a platform may need for itself, such as a time."""
 
 
 class LongLogs:
@@ -42,6 +51,29 @@ class LongLogs:
             follower.expect("one", "two")
             lab.drive(replica, Step.SUCCEED, "x" * (size - len(json.dumps(""))))
             follower.finish("one", "two")
+
+    def test_g2_a_line_that_fills_the_memory_is_cut(self, lab: Lab) -> None:
+        """Of a line of more than 1 MiB, the first MiB and a note; what comes after it is whole, and so is a line of a MiB."""
+        lab.needs(Ability.WRITE)
+        if lab.harness.long_log < LINE_BYTES + EXTRA:
+            pytest.skip("the harness says that so much is too much for this world")
+        whole, kept = LINE_BYTES - PREFIX, LINE_BYTES - PREFIX
+        for line, most in (("x" * whole, whole), ("y" * (LINE_BYTES + EXTRA), LINE_BYTES + NOTE)):
+            replica = lab.up().replicas[0]
+            lab.write(replica, f"before\n{line}\nafter\n".encode())
+            for _ in range(2):
+                lines = read(lab, replica, promise="G2")
+                said = [f"{one[:20]}… ({len(one)} characters)" for one in lines]
+                if len(lines) != 3 or (lines[0], lines[2]) != ("before", "after"):
+                    lab.broken(
+                        "G2", f"log_iter gave {said}", "three lines: before, a long one, after"
+                    )
+                if lines[1][:kept] != line[:kept] or len(lines[1]) > most:
+                    lab.broken(
+                        "G2", f"log_iter gave {said}", f"a line of {len(line)} bytes was written"
+                    )
+                if replica.live:
+                    lab.drive(replica, Step.SUCCEED)
 
     def test_g2_lines_go_on_over_the_edges_of_pages(self, lab: Lab) -> None:
         """Of a log that is longer than whatever the platform gives at once, in lines of all lengths."""
