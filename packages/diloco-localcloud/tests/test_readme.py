@@ -18,6 +18,9 @@ def test_scripted(kubernetes_stand_in):
     assert kubernetes_stand_in.url.endswith(kubernetes_stand_in.url.rpartition(":")[2])
     assert kubernetes_stand_in.world.pods() == []
 
+def test_sagemaker(sagemaker_stand_in):
+    assert sagemaker_stand_in.world.jobs() == []
+
 def test_processes(kubernetes_processes):
     assert kubernetes_processes.pods.of("none") == []
 """
@@ -53,7 +56,7 @@ def test_the_fixtures(tmp_path):
     (tmp_path / "test_fixtures.py").write_text(FIXTURES)
     done = run(tmp_path, "-m", "pytest", "-q", "-p", "no:cacheprovider", "test_fixtures.py")
     assert done.returncode == 0, done.stdout
-    assert "2 passed" in done.stdout
+    assert "3 passed" in done.stdout
 
 
 def test_it_names_every_folder_and_no_other():

@@ -1,6 +1,10 @@
 """Stand-ins of clouds on this machine, to rehearse launches and to test launchers against."""
 
 from .__about__ import __version__
+from ._aws._scripted._job import ScriptedTrainingJob
+from ._aws._scripted._world import TrainingWorld
+from ._aws._stand_in import SageMakerStandIn
+from ._aws._training._region import TrainingHabits
 from ._kubernetes._api._access import Access
 from ._kubernetes._control._images import Images
 from ._kubernetes._control._node import Node
@@ -25,8 +29,12 @@ __all__ = [
     "LocalPods",
     "Node",
     "Nodes",
+    "SageMakerStandIn",
     "ScriptedPod",
+    "ScriptedTrainingJob",
     "StandInError",
+    "TrainingHabits",
+    "TrainingWorld",
     "World",
     "__version__",
 ]

@@ -6,12 +6,12 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from . import KubernetesProcesses, KubernetesStandIn
+from . import KubernetesProcesses, KubernetesStandIn, SageMakerStandIn
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-__all__ = ["kubernetes_processes", "kubernetes_stand_in"]
+__all__ = ["kubernetes_processes", "kubernetes_stand_in", "sagemaker_stand_in"]
 
 
 @pytest.fixture
@@ -25,4 +25,11 @@ def kubernetes_stand_in() -> Iterator[KubernetesStandIn]:
 def kubernetes_processes() -> Iterator[KubernetesProcesses]:
     """A stand-in that really runs the pods; it, and they, end with the test."""
     with KubernetesProcesses() as stand_in:
+        yield stand_in
+
+
+@pytest.fixture
+def sagemaker_stand_in() -> Iterator[SageMakerStandIn]:
+    """A scripted stand-in that is started; it ends with the test. Needs ``diloco-localcloud[aws]``."""
+    with SageMakerStandIn() as stand_in:
         yield stand_in

@@ -1,0 +1,34 @@
+"""Faults on demand, in AWS's words."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from .._model._refused import RefusedError, throttled
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+
+    from ..._server._faults import Fault
+
+# All but ``forbidden``, whose words name the operation; and what cuts the connection has no words.
+REFUSALS: Mapping[str, Callable[[Fault], RefusedError]] = {
+    "throttle": lambda _: throttled(),
+    "server_error": lambda _: RefusedError("InternalFailure", "Internal service error.", 500),
+    "unavailable": lambda _: RefusedError("ServiceUnavailable", "Service is unavailable.", 503),
+    "unauthorized": lambda _: RefusedError(
+        "UnrecognizedClientException", "The security token included in the request is invalid."
+    ),
+    "expired": lambda _: RefusedError(
+        "ExpiredTokenException", "The security token included in the request is expired"
+    ),
+}
+
+
+def forbidden(caller: str, service: str, operation: str) -> RefusedError:
+    """The caller has no right to it."""
+    action = f"{service}:{operation}"
+    return RefusedError(
+        "AccessDeniedException",
+        f"User: {caller} is not authorized to perform: {action} because no identity-based policy allows the {action} action",
+    )

@@ -1,0 +1,32 @@
+"""How many calls a second are let through."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from ..._server._timeline import Timeline
+
+
+class Rates:
+    """A bucket per operation that has a rate: it holds what comes in a second, and at least one call."""
+
+    def __init__(self, timeline: Timeline, rates: Mapping[str, float]) -> None:
+        self._timeline = timeline
+        self._rates = rates
+        self._buckets: dict[str, tuple[float, float]] = {}
+
+    def admit(self, operation: str) -> bool:
+        """Whether this call is let through."""
+        rate = self._rates.get(operation)
+        if rate is None:
+            return True
+        most = max(rate, 1.0)
+        now = self._timeline.now()
+        left, since = self._buckets.get(operation, (most, now))
+        left = min(most, left + (now - since) * rate)
+        allowed = left >= 1.0 - 1e-9
+        self._buckets[operation] = (left - 1.0 if allowed else left, now)
+        return allowed

@@ -1,0 +1,149 @@
+"""The operations of SageMaker that launchers of training jobs use."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from .._model._refused import invalid
+from .._training._job import summary
+from . import _search
+from ._paging import page
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+
+    from .._training._job import Job
+    from .._training._region import Region
+
+Json = dict[str, Any]
+
+
+class SageMaker:
+    """Requests that keep to the model, to answers; called under the region's lock.
+
+    Attributes:
+        operations: by name.
+    """
+
+    def __init__(self, region: Region) -> None:
+        self._region = region
+        self.operations: Mapping[str, Callable[[Json], Json]] = {
+            "AddTags": self._add_tags,
+            "CreateTrainingJob": self._create,
+            "DeleteTags": self._delete_tags,
+            "DeleteTrainingJob": self._delete,
+            "DescribeTrainingJob": self._describe,
+            "ListTags": self._list_tags,
+            "ListTrainingJobs": self._list,
+            "Search": self._search,
+            "StopTrainingJob": self._stop,
+        }
+
+    def _create(self, request: Json) -> Json:
+        limits = request.get("StoppingCondition") or {}
+        spot, wait = request.get("EnableManagedSpotTraining"), limits.get("MaxWaitTimeInSeconds")
+        if wait is not None and not spot:
+            raise invalid(
+                "MaxWaitTimeInSeconds above 0 is not supported for the given training job type."
+            )
+        if spot and (wait is None or wait < limits.get("MaxRuntimeInSeconds", 86400)):
+            raise invalid(
+                "Invalid MaxWaitTimeInSeconds. It must be present and be greater than or equal to MaxRuntimeInSeconds"
+            )
+        return {"TrainingJobArn": self._region.create(request).arn}
+
+    def _describe(self, request: Json) -> Json:
+        return self._region.get(request["TrainingJobName"]).description()
+
+    def _stop(self, request: Json) -> Json:
+        self._region.stop(self._region.get(request["TrainingJobName"]))
+        return {}
+
+    def _delete(self, request: Json) -> Json:
+        self._region.delete(self._region.get(request["TrainingJobName"]))
+        return {}
+
+    def _list(self, request: Json) -> Json:
+        moment = self._region.timeline.now() - self._region.habits.list_lag
+        listed = [told for told in self._told(moment) if _in_list(told, request)]
+        by = {"Name": "TrainingJobName", "Status": "TrainingJobStatus"}.get(
+            request.get("SortBy", ""), "CreationTime"
+        )
+        listed.sort(key=lambda told: told[by], reverse=request.get("SortOrder") != "Ascending")
+        part, token = page(listed, request.get("MaxResults", 10), request.get("NextToken"))
+        # AWS filters by status only what is on the page, so that a page may be empty though others follow.
+        status = request.get("StatusEquals")
+        kept = [told for told in part if status in (None, told["TrainingJobStatus"])]
+        return {"TrainingJobSummaries": [summary(told) for told in kept], **_next(token)}
+
+    def _search(self, request: Json) -> Json:
+        if request["Resource"] != "TrainingJob":
+            raise invalid(
+                f"the stand-in searches only for TrainingJob, not for {request['Resource']}"
+            )
+        moment = self._region.timeline.now() - self._region.habits.search_lag
+        found = [told for told in self._told(moment, tags=True) if _search.matches(told, request)]
+        by = request.get("SortBy", "LastModifiedTime")
+        found.sort(
+            key=lambda told: str(told.get(by, "")) if by not in _search.TIMES else told.get(by, 0.0)
+        )
+        if request.get("SortOrder") != "Ascending":
+            found.reverse()
+        part, token = page(found, request.get("MaxResults", 100), request.get("NextToken"))
+        results = [{"TrainingJob": told} for told in part]
+        hits = {"Value": len(found), "Relation": "EqualTo"}
+        return {"Results": results, "TotalHits": hits, **_next(token)}
+
+    def _told(self, moment: float, *, tags: bool = False) -> list[Json]:
+        """What was told at a moment of all jobs there were."""
+        found = []
+        for job in self._region.lives:
+            told = job.at(moment)
+            if told is not None:
+                named = [{"Key": key, "Value": value} for key, value in job.tags.items()]
+                found.append({**told, "Tags": named} if tags else told)
+        return found
+
+    def _add_tags(self, request: Json) -> Json:
+        job = self._of(request["ResourceArn"])
+        job.tags.update({tag["Key"]: tag["Value"] for tag in request["Tags"]})
+        return {"Tags": _tags(job)}
+
+    def _delete_tags(self, request: Json) -> Json:
+        job = self._of(request["ResourceArn"])
+        for key in request["TagKeys"]:
+            job.tags.pop(key, None)
+        return {}
+
+    def _list_tags(self, request: Json) -> Json:
+        tags = _tags(self._of(request["ResourceArn"]))
+        part, token = page(tags, request.get("MaxResults", 50), request.get("NextToken"))
+        return {"Tags": part, **_next(token)}
+
+    def _of(self, arn: str) -> Job:
+        for job in self._region.jobs.values():
+            if job.arn == arn:
+                return job
+        raise invalid("Requested resource not found.")
+
+
+def _tags(job: Job) -> list[Json]:
+    return [{"Key": key, "Value": value} for key, value in job.tags.items()]
+
+
+def _next(token: str | None) -> Json:
+    return {} if token is None else {"NextToken": token}
+
+
+def _in_list(told: Json, request: Json) -> bool:
+    """Whether a job is in a list, but for its status."""
+    if request.get("NameContains", "").lower() not in told["TrainingJobName"].lower():
+        return False
+    for word, member in (("Creation", "CreationTime"), ("LastModified", "LastModifiedTime")):
+        after, until = request.get(f"{word}TimeAfter"), request.get(f"{word}TimeBefore")
+        if (after is not None and told[member] <= float(after)) or (
+            until is not None and told[member] >= float(until)
+        ):
+            return False
+    pool = request.get("WarmPoolStatusEquals")
+    return pool is None or told.get("WarmPoolStatus", {}).get("Status") == pool

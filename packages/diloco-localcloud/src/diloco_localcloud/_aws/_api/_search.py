@@ -1,0 +1,71 @@
+"""Whether a job is what a search looks for."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from .._model._refused import invalid
+
+Json = dict[str, Any]
+
+TIMES = ("CreationTime", "LastModifiedTime", "TrainingStartTime", "TrainingEndTime")
+
+
+def matches(told: Json, request: Json) -> bool:
+    """Whether a job, with its tags, meets the request's SearchExpression.
+
+    Raises:
+        RefusedError: the expression has something that is not supported.
+    """
+    return _meets(told, request.get("SearchExpression") or {})
+
+
+def _meets(told: Json, expression: Json) -> bool:
+    if expression.get("NestedFilters"):
+        raise invalid("the stand-in does not know NestedFilters")
+    found = [_filter(told, each) for each in expression.get("Filters") or ()]
+    found += [_meets(told, each) for each in expression.get("SubExpressions") or ()]
+    if not found:
+        return True
+    return any(found) if expression.get("Operator") == "Or" else all(found)
+
+
+def _filter(told: Json, wanted: Json) -> bool:
+    name, operator = str(wanted["Name"]), str(wanted.get("Operator", "Equals"))
+    text: str | None = wanted.get("Value")
+    value = _value(told, name)
+    if operator in {"Exists", "NotExists"}:
+        return (value is not None) is (operator == "Exists")
+    if text is None:
+        raise invalid(f"the filter of {name} needs a Value")
+    if operator == "NotEquals":
+        return value is None or str(value) != text
+    if value is None:
+        return False
+    if operator == "Equals":
+        return str(value) == text
+    if operator == "Contains":
+        return text.lower() in str(value).lower()
+    if operator == "In":
+        return str(value) in text.split(",")
+    try:
+        left, right = float(value), float(text)
+    except (TypeError, ValueError):
+        raise invalid(f"the stand-in compares numbers alone by {operator}, not {text!r}") from None
+    if operator == "GreaterThan":
+        return left > right
+    if operator == "GreaterThanOrEqualTo":
+        return left >= right
+    return left < right if operator == "LessThan" else left <= right
+
+
+def _value(told: Json, name: str) -> Any:
+    word, dot, key = name.partition(".")
+    if word == "Tags" and dot:
+        return next((tag["Value"] for tag in told["Tags"] if tag["Key"] == key), None)
+    value: Any = told
+    for part in name.split("."):
+        if not isinstance(value, dict):
+            return None
+        value = value.get(part)
+    return value

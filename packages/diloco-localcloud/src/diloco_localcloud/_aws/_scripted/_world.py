@@ -1,0 +1,66 @@
+"""The training jobs and the clock in the hands of a test."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from ._job import ScriptedTrainingJob
+
+if TYPE_CHECKING:
+    from .._training._region import Region, TrainingHabits
+
+
+class TrainingWorld:
+    """What a test moves; thread-safe.
+
+    Attributes:
+        habits: how SageMaker behaves: quotas, capacity, rates, lags, delays.
+    """
+
+    def __init__(self, region: Region) -> None:
+        self._region = region
+        self.habits: TrainingHabits = region.habits
+
+    def now(self) -> float:
+        """Seconds since the epoch, on the virtual clock."""
+        with self._region.lock:
+            return self._region.timeline.now()
+
+    def advance(self, seconds: float) -> None:
+        """Let ``seconds`` pass, and happen what is due in them."""
+        with self._region.lock:
+            self._region.timeline.run_until(self._region.timeline.now() + seconds)
+
+    def settle(self, within: float = 2.0, most: float = 600.0) -> None:
+        """Let time pass until nothing is due within the next ``within`` seconds, at most ``most`` seconds in all."""
+        with self._region.lock:
+            timeline = self._region.timeline
+            end = timeline.now() + most
+            while (due := timeline.next_due()) is not None and due <= min(
+                timeline.now() + within, end
+            ):
+                timeline.run_until(due)
+
+    def step(self) -> bool:
+        """Let the next due thing happen, whenever it is; False if nothing is due at all."""
+        with self._region.lock:
+            return self._region.timeline.step()
+
+    def jobs(self, contains: str = "") -> list[ScriptedTrainingJob]:
+        """The training jobs that exist, oldest first; of those names alone that contain a text."""
+        with self._region.lock:
+            kept = [job for name, job in self._region.jobs.items() if contains in name]
+            return [ScriptedTrainingJob(self._region, job) for job in kept]
+
+    def job(self, name: str) -> ScriptedTrainingJob:
+        """A training job by its name.
+
+        Raises:
+            LookupError: there is none.
+        """
+        with self._region.lock:
+            job = self._region.jobs.get(name)
+            if job is None:
+                names = ", ".join(self._region.jobs) or "none"
+                raise LookupError(f"there is no training job {name!r}; there are: {names}")
+            return ScriptedTrainingJob(self._region, job)

@@ -1,0 +1,274 @@
+"""The training jobs of an account in a region, and what happens to them in time."""
+
+from __future__ import annotations
+
+import threading
+from typing import TYPE_CHECKING, Any
+
+from .._model._refused import RefusedError, invalid
+from ._job import ENDED, Job
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from ..._server._timeline import Timeline
+
+Json = dict[str, Any]
+
+# What SageMaker gives a program between SIGTERM and SIGKILL.
+KILL_SECONDS = 120.0
+_DAY = 86400
+_REASON_BYTES = 1024
+_NO_CAPACITY = (
+    "CapacityError: Unable to provision requested ML compute capacity. "
+    "Please retry using a different ML instance type."
+)
+_TAKEN = (
+    "Training job names must be unique within an AWS account and region, "
+    "and a training job with this name already exists ({})"
+)
+
+
+class TrainingHabits:
+    """How the region behaves; everything may be changed at any time.
+
+    Attributes:
+        auto_start: after so many seconds jobs begin to train by themselves; None leaves it to ``start``.
+        upload_seconds: from the end of a program to the end of its job.
+        quota_release_seconds: how long an ended job keeps its part of the quota.
+        quotas: how many instances of a type there may be; a type that is not named has no quota.
+        no_capacity: types of which there are no instances: jobs on demand fail, jobs on spot wait.
+        list_lag: how far ListTrainingJobs is behind, in seconds.
+        search_lag: the same of Search.
+        rates: calls per second that are let through, by operation; those beyond are throttled.
+        refused_roles: ARNs that the caller may not pass.
+    """
+
+    def __init__(self) -> None:
+        self.auto_start: float | None = None
+        self.upload_seconds = 1.0
+        self.quota_release_seconds = 120.0
+        self.quotas: dict[str, int] = {}
+        self.no_capacity: set[str] = set()
+        self.list_lag = 0.0
+        self.search_lag = 0.0
+        self.rates: dict[str, float] = {}
+        self.refused_roles: set[str] = set()
+
+
+class Region:
+    """Training jobs and their clock.
+
+    Attributes:
+        lock: guards everything.
+        timeline: the clock.
+        habits: how it behaves.
+        jobs: those that exist, by name.
+        lives: all jobs that there ever were, oldest first.
+    """
+
+    def __init__(self, timeline: Timeline, name: str, account: str) -> None:
+        self.lock = threading.RLock()
+        self.timeline = timeline
+        self.name = name
+        self.account = account
+        self.habits = TrainingHabits()
+        self.jobs: dict[str, Job] = {}
+        self.lives: list[Job] = []
+
+    @property
+    def caller(self) -> str:
+        """The ARN of whoever calls."""
+        return f"arn:aws:iam::{self.account}:user/stand-in"
+
+    def get(self, name: str) -> Job:
+        """A job that exists.
+
+        Raises:
+            RefusedError: there is none; the documented ResourceNotFound is not what AWS answers.
+        """
+        job = self.jobs.get(name)
+        if job is None:
+            raise invalid("Requested resource not found.")
+        return job
+
+    def create(self, request: Json) -> Job:
+        """A new job, which waits for instances.
+
+        Raises:
+            RefusedError: the name is taken, the quota is used up, or the role may not be passed.
+        """
+        role = request["RoleArn"]
+        if role in self.habits.refused_roles:
+            raise RefusedError(
+                "AccessDeniedException",
+                f"User: {self.caller} is not authorized to perform: iam:PassRole on resource: {role} because no "
+                "identity-based policy allows the iam:PassRole action",
+            )
+        name = request["TrainingJobName"]
+        arn = f"arn:aws:sagemaker:{self.name}:{self.account}:training-job/{name}"
+        if name in self.jobs:
+            raise RefusedError("ResourceInUse", _TAKEN.format(self.jobs[name].arn))
+        tags = {tag["Key"]: tag["Value"] for tag in request.get("Tags") or ()}
+        job = Job(request, arn, self.timeline.now(), tags)
+        self._take_quota(job)
+        self.jobs[name] = job
+        self.lives.append(job)
+        job.move(job.created, "Starting", message="Starting the training job")
+        self._await_instances(job)
+        self._watch_waiting(job)
+        return job
+
+    def start(self, job: Job) -> None:
+        """It has its instances: it downloads, and trains from now on."""
+        if job.status != "InProgress" or job.secondary in {"Training", "Uploading"}:
+            return
+        now = self.timeline.now()
+        if job.secondary in {"Interrupted", "Restarting"}:
+            job.move(now, "Starting")
+        if job.secondary != "Downloading":
+            job.move(now, "Downloading")
+        job.move(now, "Training")
+        left = job.limits.get("MaxRuntimeInSeconds", _DAY) - job.trained
+        self._unless_moved(left, job, lambda: self._overdue(job, "MaxRuntimeExceeded"))
+
+    def finish(self, job: Job, failure: str = "") -> None:
+        """Its program has ended; with a reason if it failed."""
+        if job.status != "InProgress":
+            return
+        if job.secondary == "Training":
+            job.move(self.timeline.now(), "Uploading")
+            seconds = self.habits.upload_seconds
+            self._unless_moved(seconds, job, lambda: self._end(job, failure))
+        else:
+            self._end(job, failure)
+
+    def lack_capacity(self, job: Job) -> None:
+        """There are no instances for it."""
+        self.finish(job, _NO_CAPACITY)
+
+    def interrupt(self, job: Job) -> None:
+        """Its spot instances are taken away; it starts again when there are others."""
+        if not job.spot:
+            raise ValueError(
+                f"{job.name} does not run on spot: it was made without EnableManagedSpotTraining"
+            )
+        if job.status == "InProgress" and job.secondary not in {"Interrupted", "Uploading"}:
+            job.move(self.timeline.now(), "Interrupted")
+            self._await_instances(job)
+
+    def restart(self, job: Job) -> None:
+        """An internal error of SageMaker, after which it begins again."""
+        if job.status == "InProgress":
+            job.move(self.timeline.now(), "Restarting")
+            self._await_instances(job)
+
+    def stop(self, job: Job) -> None:
+        """What StopTrainingJob does.
+
+        Raises:
+            RefusedError: it has ended, or is being stopped.
+        """
+        if job.status != "InProgress":
+            raise invalid(
+                f"The request was rejected because the training job is in status {job.status}."
+            )
+        seconds = min(job.term_seconds, KILL_SECONDS) if job.secondary == "Training" else 0.1
+        job.move(self.timeline.now(), "Stopping", status="Stopping")
+        self._unless_moved(seconds, job, lambda: self._stopped(job, "Stopped"))
+
+    def delete(self, job: Job) -> None:
+        """What DeleteTrainingJob does.
+
+        Raises:
+            RefusedError: it has not ended, or has a warm pool.
+        """
+        if job.status not in ENDED:
+            raise RefusedError(
+                "ResourceInUse",
+                f"Training job {job.arn} cannot be deleted while it is in status {job.status}.",
+            )
+        if job.warm_pool and job.warm_pool["Status"] == "Available":
+            raise RefusedError(
+                "ResourceInUse",
+                f"Training job {job.arn} cannot be deleted because it has a warm pool in status Available.",
+            )
+        job.deleted = self.timeline.now()
+        del self.jobs[job.name]
+
+    # -- what comes by itself ------------------------------------------------------------------------------------------
+
+    def _await_instances(self, job: Job) -> None:
+        habits = self.habits
+        if job.instance in habits.no_capacity:
+            if not job.spot:
+                self._unless_moved(1.0, job, lambda: self.lack_capacity(job))
+        elif habits.auto_start is not None:
+            self._unless_moved(habits.auto_start, job, lambda: self.start(job))
+
+    def _watch_waiting(self, job: Job) -> None:
+        """End what waits for too long; spot jobs whether or not they run."""
+        pending = job.limits.get("MaxPendingTimeInSeconds")
+        if pending is not None:
+            self.timeline.after(
+                pending, lambda: None if job.started else self._overdue(job, "Stopped")
+            )
+        wait = job.limits.get("MaxWaitTimeInSeconds") if job.spot else None
+        if wait is not None:
+            self.timeline.after(wait, lambda: self._overdue(job, "MaxWaitTimeExceeded"))
+
+    def _overdue(self, job: Job, secondary: str) -> None:
+        if job.status != "InProgress":
+            return
+        seconds = min(job.term_seconds, KILL_SECONDS) if job.secondary == "Training" else 0.0
+        job.move(self.timeline.now(), "Stopping", status="Stopping")
+        self._unless_moved(seconds, job, lambda: self._stopped(job, secondary))
+
+    def _stopped(self, job: Job, secondary: str) -> None:
+        job.move(self.timeline.now(), secondary, status="Stopped")
+        self._free_quota(job)
+
+    def _end(self, job: Job, failure: str) -> None:
+        job.failure = failure[:_REASON_BYTES]
+        keep = job.request["ResourceConfig"].get("KeepAlivePeriodInSeconds") or 0
+        if keep and not failure:
+            job.warm_pool = {"Status": "Available", "ResourceRetainedBillableTimeInSeconds": 0}
+            self.timeline.after(keep, lambda: self._drain(job, keep))
+        end = "Failed" if failure else "Completed"
+        job.move(self.timeline.now(), end, status=end)
+        self._free_quota(job)
+
+    def _drain(self, job: Job, seconds: int) -> None:
+        job.warm_pool = {"Status": "Terminated", "ResourceRetainedBillableTimeInSeconds": seconds}
+        job.modified = self.timeline.now()
+        job.note(job.modified)
+
+    def _take_quota(self, job: Job) -> None:
+        quota = self.habits.quotas.get(job.instance)
+        if quota is None:
+            return
+        used = sum(
+            other.instances
+            for other in self.lives
+            if other.instance == job.instance and not other.frees_quota
+        )
+        if used + job.instances > quota:
+            use = "spot training job usage" if job.spot else "training job usage"
+            raise RefusedError(
+                "ResourceLimitExceeded",
+                f"The account-level service limit '{job.instance} for {use}' is {quota} Instances, with current utilization of "
+                f"{used} Instances and a request delta of {job.instances} Instances. Please use AWS Service Quotas to request an "
+                "increase for this quota. If AWS Service Quotas is not available, contact AWS support to request an increase for "
+                "this quota.",
+            )
+
+    def _free_quota(self, job: Job) -> None:
+        def free() -> None:
+            job.frees_quota = True
+
+        self.timeline.after(self.habits.quota_release_seconds, free)
+
+    def _unless_moved(self, seconds: float, job: Job, action: Callable[[], None]) -> None:
+        """Act after so long, unless the job has gone on to another state by then."""
+        life = job.life
+        self.timeline.after(seconds, lambda: action() if job.life == life else None)
