@@ -23,7 +23,8 @@ EPOCH = 1767225600.0
 class SageMakerStandIn:
     """An endpoint of AWS on loopback, with training jobs that a test moves on a virtual clock.
 
-    Needs botocore, whose model of SageMaker it checks requests against: ``diloco-localcloud[aws]``.
+    It also serves what such jobs and their launchers need: CloudWatch Logs, S3 (by moto) and the caller's identity of STS.
+    Needs ``diloco-localcloud[aws]``: requests are checked against the service models that botocore ships.
 
     Args:
         port: to listen on; 0 for a free one.
@@ -107,11 +108,12 @@ class SageMakerStandIn:
         """Begin to listen.
 
         Raises:
-            StandInError: it is already running, the port is taken, or botocore is not installed.
+            StandInError: it is already running, the port is taken, or the extra ``aws`` is not installed.
         """
         if self._server is not None:
             raise StandInError("the stand-in is already running")
         load("sagemaker")
+        self._api.s3.check()
         try:
             self._server = Server(self._api.handle, self._port, None)
         except OSError as wrong:
@@ -125,6 +127,7 @@ class SageMakerStandIn:
         if self._server is not None:
             self._server.stop()
             self._server = None
+            self._api.s3.forget()
 
     def __enter__(self) -> Self:
         return self.start()

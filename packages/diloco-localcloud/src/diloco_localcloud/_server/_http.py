@@ -242,7 +242,10 @@ def _handler(
             if self.close_connection:
                 self.send_header("Connection", "close")
             if isinstance(response.body, bytes):
-                self.send_header("Content-Length", str(len(response.body)))
+                if (
+                    "Content-Length" not in response.headers
+                ):  # the answer to a HEAD tells another one than its own
+                    self.send_header("Content-Length", str(len(response.body)))
                 self.end_headers()
                 if self.command != "HEAD":
                     self.wfile.write(response.body)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from ..._server._faults import Call, Calls, Faults, before
@@ -11,7 +12,9 @@ from ..._server._http import CutError, Request, Response
 from .._model import _check
 from .._model._refused import RefusedError, throttled
 from .._model._service import load
+from . import _s3, _xml
 from ._faults import REFUSALS, forbidden
+from ._logs import CloudWatchLogs
 from ._rates import Rates
 from ._sagemaker import SageMaker
 
@@ -24,7 +27,25 @@ Json = dict[str, Any]
 
 _KIND = "application/x-amz-json-1.1"
 _CREDENTIAL = re.compile(r"Credential=([^/,]+)/\d+/([^/,]+)/([^/,]+)/aws4_request")
-_TARGETS = {"SageMaker": "sagemaker"}
+_TARGETS = {"Logs": "logs", "SageMaker": "sagemaker"}
+
+
+_SCOPE = re.compile(r"([^/]+)/\d+/([^/]+)/([^/]+)/aws4_request")
+
+
+@dataclass
+class _Asked:
+    """What a request asks for, as far as it is known."""
+
+    service: str = ""
+    operation: str = ""
+    name: str = ""
+    body: Json = field(default_factory=dict)
+
+    @property
+    def xml(self) -> bool:
+        """Whether its errors are in XML."""
+        return self.service in {"s3", "sts"}
 
 
 class Api:
@@ -33,6 +54,7 @@ class Api:
     Attributes:
         faults: what goes wrong.
         calls: what was called; the verb is the operation, the resource is the service.
+        s3: the objects.
     """
 
     def __init__(self, region: Region, access_key: str) -> None:
@@ -42,8 +64,10 @@ class Api:
         self.calls = Calls()
         self._rates = Rates(region.timeline, region.habits.rates)
         self._services: Mapping[str, Mapping[str, Callable[[Json], Json]]] = {
-            "sagemaker": SageMaker(region).operations
+            "logs": CloudWatchLogs(region).operations,
+            "sagemaker": SageMaker(region).operations,
         }
+        self.s3 = _s3.S3()
 
     def handle(self, request: Request) -> Response:
         """The answer to a request.
@@ -51,61 +75,81 @@ class Api:
         Raises:
             CutError: a fault has the connection dropped.
         """
-        service, operation, name, status = "", "", "", 0
+        call = _Asked()
         try:
-            service, operation = self._target(request)
-            body = _body(request)
-            name = str(body.get("TrainingJobName", ""))
-            answer = self._answer(service, operation, body)
-            status = answer.status
+            self._identify(request, call)
+            answer = self._answer(request, call)
         except RefusedError as refused:
-            status = refused.status
-            return _refusal(refused)
-        else:
-            return answer
-        finally:
-            self.calls.note(Call(operation, service, name, status))
+            answer = _xml.refusal(call.service, refused) if call.xml else _refusal(refused)
+        except CutError:
+            self.calls.note(Call(call.operation, call.service, call.name, 0))
+            raise
+        self.calls.note(Call(call.operation, call.service, call.name, answer.status))
+        return answer
 
-    def _target(self, request: Request) -> tuple[str, str]:
-        """What is asked for: service and operation."""
-        named = _CREDENTIAL.search(request.headers.get("authorization", ""))
-        if named is None:
-            raise RefusedError(
-                "MissingAuthenticationTokenException", "Missing Authentication Token"
-            )
-        if named[1] != self._access_key:
+    def _identify(self, request: Request, call: _Asked) -> None:
+        """Find out what is asked for, and whether by somebody with the key."""
+        access_key, region, call.service = self._credential(request)
+        if access_key != self._access_key:
             raise RefusedError(
                 "UnrecognizedClientException",
                 "The security token included in the request is invalid.",
             )
-        if named[2] != self._region.name:
+        if region != self._region.name:
             raise RefusedError(
                 "InvalidSignatureException",
-                f"Credential should be scoped to a valid region. The stand-in is in {self._region.name}, not in {named[2]}.",
+                f"Credential should be scoped to a valid region. The stand-in is in {self._region.name}, not in {region}.",
             )
-        word, _, operation = request.headers.get("x-amz-target", "").partition(".")
-        service = _TARGETS.get(word.partition("_")[0])
-        if service is None or operation not in self._services[service]:
-            known = "; ".join(f"{key}: {', '.join(value)}" for key, value in self._services.items())
-            asked = f"{named[3]} {operation or request.path}"
-            raise RefusedError(
-                "UnknownOperationException", f"the stand-in does not know {asked}; it knows {known}"
-            )
-        return service, operation
+        if call.service == "s3":
+            call.operation, call.name = _s3.operation(request), request.path.lstrip("/")
+        elif call.service == "sts":
+            call.operation = _xml.sts_operation(request)
+        else:
+            word, _, operation = request.headers.get("x-amz-target", "").partition(".")
+            service = _TARGETS.get(word.partition("_")[0], call.service)
+            if operation not in self._services.get(service, ()):
+                known = "; ".join(
+                    f"{key}: {', '.join(value)}" for key, value in self._services.items()
+                )
+                raise RefusedError(
+                    "UnknownOperationException",
+                    f"the stand-in does not know {service} {operation or request.path}; it knows {known}; sts: "
+                    "GetCallerIdentity; and s3",
+                )
+            call.service, call.operation = service, operation
+            call.body = _body(request)
+            call.name = str(call.body.get("TrainingJobName", ""))
 
-    def _answer(self, service: str, operation: str, body: Json) -> Response:
-        fault = self.faults.take(operation, service)
+    def _credential(self, request: Request) -> tuple[str, str, str]:
+        """The access key, the region and the service for which a request is signed."""
+        named = _CREDENTIAL.search(request.headers.get("authorization", ""))
+        # A presigned URL has them in its query; an old one has only the key.
+        named = named or _SCOPE.fullmatch(request.query.get("X-Amz-Credential", ""))
+        if named is not None:
+            return named[1], named[2], named[3]
+        if "AWSAccessKeyId" in request.query:
+            return request.query["AWSAccessKeyId"], self._region.name, "s3"
+        raise RefusedError("MissingAuthenticationTokenException", "Missing Authentication Token")
+
+    def _answer(self, request: Request, call: _Asked) -> Response:
+        fault = self.faults.take(call.operation, call.service)
         before(fault, REFUSALS)
         if fault is not None and fault.kind == "forbidden":
-            raise forbidden(self._region.caller, service, operation)
-        with self._region.lock:
-            if not self._rates.admit(operation):
-                raise throttled()
-            _check.check(load(service), operation, body)
-            answer = self._services[service][operation](body)
+            raise forbidden(self._region.caller, call.service, call.operation)
+        if call.service == "s3":
+            answer = self.s3.answer(request)
+        elif call.service == "sts":
+            answer = _xml.caller_identity(self._region.caller, self._region.account)
+        else:
+            with self._region.lock:
+                if not self._rates.admit(call.operation):
+                    raise throttled()
+                _check.check(load(call.service), call.operation, call.body)
+                told = self._services[call.service][call.operation](call.body)
+                answer = Response(200, json.dumps(told).encode(), _KIND)
         if fault is not None and fault.kind == "ambiguous":
             raise CutError
-        return Response(200, json.dumps(answer).encode(), _KIND)
+        return answer
 
 
 def _body(request: Request) -> Json:

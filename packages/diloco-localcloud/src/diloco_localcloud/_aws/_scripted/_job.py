@@ -95,6 +95,16 @@ class ScriptedTrainingJob:
         with self._region.lock:
             self._region.restart(self._job)
 
+    def log(self, text: str) -> None:
+        """Write lines to its log, now. Each attempt has a stream of its own, named after the moment in which it began."""
+        with self._region.lock:
+            starts = [
+                each["StartTime"] for each in self._job.transitions if each["Status"] == "Training"
+            ]
+            began = int(starts[-1] if starts else self._job.created)
+            now = self._region.timeline.now()
+            self._region.logs.write(f"{self.name}/algo-1-{began}", now, text)
+
     def on_term(self, after: float = 1.0) -> None:
         """How long its program takes to end after SIGTERM, in seconds; after 120 it is killed."""
         with self._region.lock:

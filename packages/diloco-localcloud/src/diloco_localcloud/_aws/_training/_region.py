@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from .._model._refused import RefusedError, invalid
 from ._job import ENDED, Job
+from ._logs import Logs
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -42,6 +43,7 @@ class TrainingHabits:
         search_lag: the same of Search.
         rates: calls per second that are let through, by operation; those beyond are throttled.
         refused_roles: ARNs that the caller may not pass.
+        empty_log_pages: GetLogEvents gives an empty page before each that has events.
     """
 
     def __init__(self) -> None:
@@ -54,6 +56,7 @@ class TrainingHabits:
         self.search_lag = 0.0
         self.rates: dict[str, float] = {}
         self.refused_roles: set[str] = set()
+        self.empty_log_pages = False
 
 
 class Region:
@@ -65,6 +68,7 @@ class Region:
         habits: how it behaves.
         jobs: those that exist, by name.
         lives: all jobs that there ever were, oldest first.
+        logs: what they have written.
     """
 
     def __init__(self, timeline: Timeline, name: str, account: str) -> None:
@@ -75,6 +79,7 @@ class Region:
         self.habits = TrainingHabits()
         self.jobs: dict[str, Job] = {}
         self.lives: list[Job] = []
+        self.logs = Logs()
 
     @property
     def caller(self) -> str:

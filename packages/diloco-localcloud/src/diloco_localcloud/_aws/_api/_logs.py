@@ -1,0 +1,146 @@
+"""The operations of CloudWatch Logs with which logs of training jobs are read."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from .._model._refused import RefusedError
+from .._training._logs import GROUP
+from ._paging import page
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+
+    from .._training._logs import Stream
+    from .._training._region import Region
+
+Json = dict[str, Any]
+
+
+class CloudWatchLogs:
+    """Requests that keep to the model, to answers; called under the region's lock.
+
+    Attributes:
+        operations: by name.
+    """
+
+    def __init__(self, region: Region) -> None:
+        self._region = region
+        self.operations: Mapping[str, Callable[[Json], Json]] = {
+            "DeleteLogStream": self._delete,
+            "DescribeLogStreams": self._describe,
+            "FilterLogEvents": self._filter,
+            "GetLogEvents": self._get,
+        }
+
+    def _describe(self, request: Json) -> Json:
+        streams = self._group(request)
+        prefix = request.get("logStreamNamePrefix")
+        by_time = request.get("orderBy") == "LastEventTime"
+        if by_time and prefix:
+            raise _wrong("Cannot order by LastEventTime with a logStreamNamePrefix.")
+        names = sorted(name for name in streams if name.startswith(prefix or ""))
+        if by_time:
+            names.sort(key=lambda name: streams[name].events[-1][0])
+        if request.get("descending"):
+            names.reverse()
+        part, token = page(names, request.get("limit", 50), request.get("nextToken"))
+        told = [self._told(name, streams[name]) for name in part]
+        return {"logStreams": told} | ({} if token is None else {"nextToken": token})
+
+    def _get(self, request: Json) -> Json:
+        stream = self._stream(request)
+        events = [event for event in stream.events if _in_time(event[0], request)]
+        size, token = request.get("limit", 10000), request.get("nextToken")
+        if token is None:
+            forward = bool(request.get("startFromHead"))
+            place, waited = (0, "") if forward else (len(events), "")
+        else:
+            forward, place, waited = _read(token)
+        begin, end = (place, place + size) if forward else (max(0, place - size), place)
+        shown = events[begin:end]
+        if shown and self._region.habits.empty_log_pages and not waited:
+            # As AWS does: a page may be empty though more follows, and only its token tells.
+            begin, end = (place, place)
+            shown, waited = [], "-on"
+        else:
+            end, waited = begin + len(shown), ""
+        told = [{"timestamp": at, "message": line, "ingestionTime": at} for at, line in shown]
+        on_forward, on_backward = (waited, "") if forward else ("", waited)
+        return {
+            "events": told,
+            "nextForwardToken": f"f/{end}{on_forward}",
+            "nextBackwardToken": f"b/{begin}{on_backward}",
+        }
+
+    def _filter(self, request: Json) -> Json:
+        streams = self._group(request)
+        names, prefix = request.get("logStreamNames"), request.get("logStreamNamePrefix", "")
+        words = request.get("filterPattern", "").replace('"', " ").split()
+        found = [
+            (at, name, number, line)
+            for name, stream in streams.items()
+            if name.startswith(prefix) and (names is None or name in names)
+            for number, (at, line) in enumerate(stream.events)
+            if _in_time(at, request) and all(word in line for word in words)
+        ]
+        part, token = page(sorted(found), request.get("limit", 10000), request.get("nextToken"))
+        told = [
+            {
+                "logStreamName": name,
+                "timestamp": at,
+                "message": line,
+                "ingestionTime": at,
+                "eventId": f"{name}-{number}",
+            }
+            for at, name, number, line in part
+        ]
+        return {"events": told} | ({} if token is None else {"nextToken": token})
+
+    def _delete(self, request: Json) -> Json:
+        self._stream(request)
+        del self._region.logs.streams[request["logStreamName"]]
+        return {}
+
+    def _group(self, request: Json) -> dict[str, Stream]:
+        if request["logGroupName"] != GROUP or not self._region.logs.group_exists:
+            raise RefusedError(
+                "ResourceNotFoundException", "The specified log group does not exist."
+            )
+        return self._region.logs.streams
+
+    def _stream(self, request: Json) -> Stream:
+        stream = self._group(request).get(request["logStreamName"])
+        if stream is None:
+            raise RefusedError(
+                "ResourceNotFoundException", "The specified log stream does not exist."
+            )
+        return stream
+
+    def _told(self, name: str, stream: Stream) -> Json:
+        region = self._region
+        return {
+            "logStreamName": name,
+            "creationTime": stream.created,
+            "firstEventTimestamp": stream.events[0][0],
+            "lastEventTimestamp": stream.events[-1][0],
+            "arn": f"arn:aws:logs:{region.name}:{region.account}:log-group:{GROUP}:log-stream:{name}",
+        }
+
+
+def _in_time(moment: int, request: Json) -> bool:
+    since, until = request.get("startTime"), request.get("endTime")
+    return (since is None or moment >= since) and (until is None or moment < until)
+
+
+def _read(token: str) -> tuple[bool, int, str]:
+    """Whether it goes forward, the place, and whether the empty page before it has been given."""
+    way, _, rest = token.partition("/")
+    place, waited, _ = rest.partition("-")
+    if way not in {"f", "b"} or not (place.isascii() and place.isdecimal()):
+        raise _wrong("The specified nextToken is invalid.")
+    return way == "f", int(place), waited
+
+
+def _wrong(message: str) -> RefusedError:
+    return RefusedError("InvalidParameterException", message)

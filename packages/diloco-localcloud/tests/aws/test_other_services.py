@@ -1,0 +1,151 @@
+"""Logs, S3 and STS."""
+
+from __future__ import annotations
+
+import urllib.error
+import urllib.request
+
+import pytest
+from botocore.exceptions import ClientError, ConnectionClosedError
+
+GROUP = "/aws/sagemaker/TrainingJobs"
+
+
+def texts(answer):
+    return [event["message"] for event in answer["events"]]
+
+
+def test_a_stream_per_attempt(lab):
+    logs = lab.client("logs")
+    job = lab.spot("run-1")
+    with lab.refused("ResourceNotFoundException", "log group does not exist"):
+        logs.describe_log_streams(logGroupName=GROUP)
+    job.start()
+    job.log("one\ntwo\n")
+    lab.world.advance(100)
+    job.interrupt()
+    lab.world.advance(100)
+    job.start()
+    job.log("three")
+    streams = logs.describe_log_streams(logGroupName=GROUP, logStreamNamePrefix="run-1/")[
+        "logStreams"
+    ]
+    names = [stream["logStreamName"] for stream in streams]
+    assert names == ["run-1/algo-1-1767225600", "run-1/algo-1-1767225800"]
+    assert texts(logs.get_log_events(logGroupName=GROUP, logStreamName=names[0])) == ["one", "two"]
+    found = logs.filter_log_events(
+        logGroupName=GROUP, logStreamNamePrefix="run-1", filterPattern="t"
+    )
+    assert texts(found) == ["two", "three"]
+    since = logs.filter_log_events(logGroupName=GROUP, startTime=1767225600_001)
+    assert texts(since) == ["three"]
+    first = logs.describe_log_streams(logGroupName=GROUP, limit=1)
+    second = logs.describe_log_streams(logGroupName=GROUP, limit=1, nextToken=first["nextToken"])
+    assert "nextToken" not in second
+    with lab.refused(
+        "InvalidParameterException", "Cannot order by LastEventTime with a logStreamNamePrefix"
+    ):
+        logs.describe_log_streams(
+            logGroupName=GROUP, logStreamNamePrefix="run", orderBy="LastEventTime"
+        )
+    logs.delete_log_stream(logGroupName=GROUP, logStreamName=names[0])
+    with lab.refused("ResourceNotFoundException", "log stream does not exist"):
+        logs.get_log_events(logGroupName=GROUP, logStreamName=names[0])
+
+
+@pytest.mark.parametrize("empty_pages", [False, True])
+@pytest.mark.parametrize("forward", [False, True])
+def test_events_are_read_until_a_token_comes_again(lab, forward, empty_pages):
+    logs = lab.client("logs")
+    job = lab.create()
+    job.log("\n".join(str(number) for number in range(5)))
+    lab.world.habits.empty_log_pages = empty_pages
+    where = {
+        "logGroupName": GROUP,
+        "logStreamName": f"job/algo-1-{int(lab.world.now())}",
+        "limit": 2,
+    }
+    pages, more = [], {}
+    while True:
+        answer = logs.get_log_events(**where, startFromHead=forward, **more)
+        pages.append(texts(answer))
+        token = answer["nextForwardToken" if forward else "nextBackwardToken"]
+        if token == more.get("nextToken"):
+            break
+        more = {"nextToken": token}
+    with_events = [page for page in pages if page]
+    assert with_events == (
+        [["0", "1"], ["2", "3"], ["4"]] if forward else [["3", "4"], ["1", "2"], ["0"]]
+    )
+    assert pages.count([]) == (4 if empty_pages else 1)
+    if forward:
+        job.log("later")
+        lab.world.habits.empty_log_pages = False
+        assert texts(logs.get_log_events(**where, startFromHead=True, **more)) == ["later"]
+
+
+def test_who_calls(lab):
+    sts = lab.client("sts")
+    assert sts.get_caller_identity()["Account"] == "123456789012"
+    lab.stand_in.faults.add("expired", resource="sts")
+    with lab.refused("ExpiredToken", "is expired"):
+        sts.get_caller_identity()
+    with lab.refused("InvalidAction", "does not know sts GetSessionToken"):
+        sts.get_session_token()
+
+
+@pytest.fixture
+def s3(lab):
+    client = lab.client("s3")
+    client.create_bucket(Bucket="bucket")
+    return client
+
+
+def test_objects(s3):
+    s3.put_object(Bucket="bucket", Key="a b/ü+%.txt", Body=b"content")
+    assert s3.get_object(Bucket="bucket", Key="a b/ü+%.txt")["Body"].read() == b"content"
+    assert s3.head_object(Bucket="bucket", Key="a b/ü+%.txt")["ContentLength"] == 7
+    assert [each["Key"] for each in s3.list_objects_v2(Bucket="bucket")["Contents"]] == [
+        "a b/ü+%.txt"
+    ]
+    url = s3.generate_presigned_url("get_object", {"Bucket": "bucket", "Key": "a b/ü+%.txt"})
+    with urllib.request.urlopen(url) as answer:
+        assert answer.read() == b"content"
+    s3.delete_object(Bucket="bucket", Key="a b/ü+%.txt")
+    with pytest.raises(s3.exceptions.NoSuchKey):
+        s3.get_object(Bucket="bucket", Key="a b/ü+%.txt")
+
+
+def test_conditional_writes(lab, s3):
+    tag = s3.put_object(Bucket="bucket", Key="k", Body=b"1", IfNoneMatch="*")["ETag"]
+    with lab.refused("PreconditionFailed", "", 412):
+        s3.put_object(Bucket="bucket", Key="k", Body=b"2", IfNoneMatch="*")
+    s3.put_object(Bucket="bucket", Key="k", Body=b"3", IfMatch=tag)
+    with lab.refused("PreconditionFailed", "", 412):
+        s3.put_object(Bucket="bucket", Key="k", Body=b"4", IfMatch=tag)
+    assert s3.get_object(Bucket="bucket", Key="k")["Body"].read() == b"3"
+
+
+def test_faults_of_s3(lab, s3):
+    lab.stand_in.faults.add("throttle", verb="PutObject", resource="s3")
+    with lab.refused("SlowDown", "", 503):
+        s3.put_object(Bucket="bucket", Key="k", Body=b"1")
+    lab.stand_in.faults.add("ambiguous", verb="PutObject", resource="s3")
+    with pytest.raises(ConnectionClosedError):
+        s3.put_object(Bucket="bucket", Key="k", Body=b"2")
+    assert s3.get_object(Bucket="bucket", Key="k")["Body"].read() == b"2"
+    assert lab.stand_in.calls.count("PutObject", "s3") == 2
+    with lab.refused("InvalidAccessKeyId", "", 403):
+        lab.client("s3", aws_access_key_id="AKIANOBODY").list_buckets()
+
+
+def test_whoever_has_no_key(lab):
+    with pytest.raises(urllib.error.HTTPError, match="400"):
+        urllib.request.urlopen(f"{lab.stand_in.url}/bucket/k")
+
+
+def test_a_new_stand_in_has_no_buckets(lab, s3):
+    lab.stand_in.stop()
+    lab.stand_in.start()
+    with pytest.raises(ClientError, match="NoSuchBucket"):
+        lab.client("s3").list_objects_v2(Bucket="bucket")
