@@ -28,7 +28,7 @@ from ._options import (
 )
 from ._processes import Process, adopt_orphans, descendants, processes, read_process
 from ._redact import REDACTED, redact, redact_json, redact_spec, redact_text
-from ._request import check_restarts
+from ._request import check_restarts, is_run_id
 from ._resources import ANY, GpuRequest, parse_gpu
 from ._signals import read_wait_status, signal_name
 from ._status_data import status_from_data, status_to_data
@@ -59,6 +59,7 @@ __all__ = [
     "descendants",
     "details",
     "is_reserved",
+    "is_run_id",
     "option",
     "options_of",
     "options_table",

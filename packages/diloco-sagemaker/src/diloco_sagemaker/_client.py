@@ -1,0 +1,290 @@
+"""The calls to AWS; no other file makes any, and every error of theirs becomes one of ours."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any, TypeVar
+
+from diloco_protocol import AuthError, Backoff
+
+from . import _names as names
+from .__about__ import __version__
+from ._errors import MissingError, missing_boto3, to_error
+from ._facts import JobFacts, Summary, read_job, read_summary
+from ._options import SageMakerOptions
+from ._pace import wait_for_turn
+
+T = TypeVar("T")
+_PAGE = 100
+
+
+class Client:
+    """SageMaker, CloudWatch Logs, S3 and STS. Clients are made when they are first needed. Thread-safe."""
+
+    def __init__(self, options: SageMakerOptions, backoff: Backoff) -> None:
+        self._options = options
+        self._backoff = backoff
+        self._lock = threading.Lock()
+        self._session = options.session
+        self._account = ""
+        given = {
+            "sagemaker": options.sagemaker_client,
+            "logs": options.logs_client,
+            "s3": options.s3_client,
+            "sts": options.sts_client,
+        }
+        self._clients = {name: client for name, client in given.items() if client is not None}
+        self._ours: list[Any] = []
+
+    # --- where ---
+
+    @property
+    def region(self) -> str:
+        """The region that is asked.
+
+        Raises:
+            InvalidRequestError: None is known.
+        """
+        return str(self._of("sagemaker").meta.region_name)
+
+    @property
+    def account(self) -> str:
+        """The account whose credentials these are; asked once.
+
+        Raises:
+            AuthError: There are none, or they are not accepted.
+            BackendError: AWS could not be asked.
+        """
+        if not self._account:
+            answer = self._call(
+                "sts", "get_caller_identity", "find out whose credentials these are"
+            )
+            if not answer.get("Account"):
+                raise AuthError("AWS does not say whose credentials these are")
+            self._account = str(answer["Account"])
+        return self._account
+
+    def caller(self) -> str:
+        """The ARN of who calls."""
+        answer = self._call("sts", "get_caller_identity", "find out whose credentials these are")
+        return str(answer.get("Arn", ""))
+
+    def close(self) -> None:
+        """Close idle connections of the clients that were made here."""
+        with self._lock:
+            ours, self._ours = self._ours, []
+            self._clients = {
+                name: client for name, client in self._clients.items() if client not in ours
+            }
+        for client in ours:
+            client.close()
+
+    # --- training jobs ---
+
+    def create(self, request: Mapping[str, Any]) -> str:
+        """Create a training job; returns its ARN."""
+        what = f"create the training job {request['TrainingJobName']}"
+        answer = self._call("sagemaker", "create_training_job", what, **request)
+        return str(answer["TrainingJobArn"])
+
+    def describe(self, name: str) -> JobFacts:
+        """A training job; MissingError if there is none."""
+        what = f"describe the training job {name}"
+        return read_job(
+            self._call("sagemaker", "describe_training_job", what, TrainingJobName=name)
+        )
+
+    def job_arn(self, name: str) -> str:
+        """The ARN of a training job of that name."""
+        partition = self._of("sagemaker").meta.partition
+        return f"arn:{partition}:sagemaker:{self.region}:{self.account}:training-job/{name}"
+
+    def tags(self, arn: str) -> dict[str, str]:
+        """The tags of a job."""
+        what, found = f"list the tags of {arn}", {}
+        for page in self._pages("list_tags", what, ResourceArn=arn):
+            found.update({tag["Key"]: tag["Value"] for tag in page.get("Tags") or []})
+        return found
+
+    def tag(self, arn: str, key: str, value: str) -> None:
+        """Give a job a tag."""
+        tags = [{"Key": key, "Value": value}]
+        self._call("sagemaker", "add_tags", f"tag {arn}", ResourceArn=arn, Tags=tags)
+
+    def stop(self, name: str) -> None:
+        """Ask for the end of a training job; EndedError if it has ended or is being ended."""
+        what = f"stop the training job {name}"
+        self._call("sagemaker", "stop_training_job", what, TrainingJobName=name)
+
+    def delete(self, name: str) -> None:
+        """Delete a training job that has ended."""
+        what = f"delete the training job {name}"
+        self._call("sagemaker", "delete_training_job", what, TrainingJobName=name)
+
+    def list(self, contains: str, **filters: Any) -> Iterator[Summary]:
+        """Training jobs whose names contain a text, oldest first; at most two pages per second are asked for.
+
+        The service filters after it has cut a page, so pages may be empty and others follow.
+        """
+        pages = self._pages(
+            "list_training_jobs", f"list the training jobs of {contains!r}", paced=True,
+            NameContains=contains, MaxResults=_PAGE, SortBy="CreationTime", SortOrder="Ascending",
+            **filters,
+        )  # fmt: skip
+        for page in pages:
+            yield from map(read_summary, page.get("TrainingJobSummaries") or [])
+
+    def search(self, contains: str) -> Iterator[JobFacts]:
+        """Training jobs whose names contain a text, in full, from an index that may lag behind."""
+        expression = {
+            "Filters": [{"Name": "TrainingJobName", "Operator": "Contains", "Value": contains}]
+        }
+        pages = self._pages(
+            "search", f"search for the training jobs of {contains!r}", Resource="TrainingJob",
+            SearchExpression=expression, MaxResults=_PAGE,
+        )  # fmt: skip
+        for page in pages:
+            for result in page.get("Results") or []:
+                if "TrainingJob" in result:
+                    yield read_job(result["TrainingJob"])
+
+    # --- objects and logs ---
+
+    def read_object(self, bucket: str, key: str) -> bytes:
+        """The content of an object; MissingError if there is none."""
+        what = f"read s3://{bucket}/{key}"
+
+        def whole(client: Any) -> bytes:
+            with client.get_object(Bucket=bucket, Key=key)["Body"] as body:
+                content: bytes = body.read()
+            return content
+
+        return self._with("s3", what, whole)
+
+    def delete_object(self, bucket: str, key: str) -> None:
+        """Delete an object; nothing happens if there is none."""
+        self._call("s3", "delete_object", f"delete s3://{bucket}/{key}", Bucket=bucket, Key=key)
+
+    def log_streams(self, name: str) -> Iterator[str]:
+        """The names of a job's log streams, in order of name; none if nothing was written."""
+        what = f"list the log streams of {name}"
+        token: str | None = None
+        while True:
+            more = {} if token is None else {"nextToken": token}
+            page = self._call(
+                "logs", "describe_log_streams", what, logGroupName=names.LOG_GROUP,
+                logStreamNamePrefix=f"{name}/", orderBy="LogStreamName", **more,
+            )  # fmt: skip
+            for stream in page.get("logStreams") or []:
+                yield stream["logStreamName"]
+            following = page.get("nextToken")
+            if not following or following == token:
+                return
+            token = following
+
+    def log_streams_or_none(self, name: str) -> Iterator[str]:
+        """As :meth:`log_streams`, and none where nobody has ever logged anything."""
+        try:
+            yield from self.log_streams(name)
+        except MissingError:
+            return
+
+    def log_events(self, stream: str, **query: Any) -> dict[str, Any]:
+        """A page of a log stream."""
+        what = f"read the log stream {stream}"
+        return self._call(
+            "logs",
+            "get_log_events",
+            what,
+            logGroupName=names.LOG_GROUP,
+            logStreamName=stream,
+            **query,
+        )
+
+    def delete_log_stream(self, stream: str) -> None:
+        """Delete a log stream."""
+        what = f"delete the log stream {stream}"
+        self._call(
+            "logs", "delete_log_stream", what, logGroupName=names.LOG_GROUP, logStreamName=stream
+        )
+
+    # --- any other service, for check() ---
+
+    def ask(self, service: str, operation: str, what: str, **arguments: Any) -> dict[str, Any]:
+        """A call to any service."""
+        return self._call(service, operation, what, **arguments)
+
+    # --- the calls themselves ---
+
+    def _pages(
+        self, operation: str, what: str, *, paced: bool = False, **arguments: Any
+    ) -> Iterator[dict[str, Any]]:
+        token: str | None = None
+        while True:
+            more = {} if token is None else {"NextToken": token}
+            if paced:
+                wait_for_turn(self._backoff)
+            page = self._call("sagemaker", operation, what, **arguments, **more)
+            yield page
+            following = page.get("NextToken")
+            if not following or following == token:
+                return
+            token = following
+
+    def _call(self, service: str, operation: str, what: str, **arguments: Any) -> dict[str, Any]:
+        return self._with(service, what, lambda client: getattr(client, operation)(**arguments))
+
+    def _with(self, service: str, what: str, act: Callable[[Any], T]) -> T:
+        client = self._of(service)
+        try:
+            return act(client)
+        except Exception as error:
+            raise to_error(error, what) from error
+
+    def _of(self, service: str) -> Any:
+        client = self._clients.get(service)
+        if client is not None:
+            return client
+        made = self._make(service)
+        with self._lock:
+            client = self._clients.setdefault(service, made)
+            if client is made:
+                self._ours.append(made)
+        return client
+
+    def _make(self, service: str) -> Any:
+        try:
+            import boto3
+            from botocore.config import Config
+        except ImportError as error:
+            raise missing_boto3(error) from error
+        options = self._options
+        seconds = max(options.request_timeout, 0.001)
+        config = Config(
+            # We try again ourselves, with the injected clock, and slow down together.
+            retries={"total_max_attempts": 1},
+            connect_timeout=seconds,
+            read_timeout=seconds,
+            max_pool_connections=20,
+            user_agent_extra=f"diloco-sagemaker/{__version__}",
+            s3={"addressing_style": "path"} if options.endpoint_url else {},
+        )
+        try:
+            with self._lock:  # a session is not for several threads
+                if self._session is None:
+                    self._session = boto3.Session()
+                return self._session.client(
+                    service,
+                    region_name=options.region or _region_of(options),
+                    endpoint_url=options.endpoint_url,
+                    config=config,
+                )
+        except Exception as error:
+            raise to_error(error, f"make a client of {service}") from error
+
+
+def _region_of(options: SageMakerOptions) -> str | None:
+    """The region of the client that was handed in: the others are to ask there, too."""
+    client = options.sagemaker_client
+    return None if client is None else client.meta.region_name

@@ -1,0 +1,214 @@
+"""What went wrong with a call to AWS, as an error of the protocol's tree."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from typing import Any
+
+from diloco_protocol import (
+    AuthError,
+    BackendError,
+    DilocoError,
+    ForbiddenError,
+    InvalidRequestError,
+    MissingDependencyError,
+    QuotaExceededError,
+    ReplicaNotFoundError,
+    ThrottledError,
+    UnavailableError,
+)
+
+# An unknown job is a ValidationException, though ResourceNotFound is documented; and so is a stop of what has ended.
+_NOT_FOUND = re.compile(r"requested resource not found|could not find", re.IGNORECASE)
+_HAS_ENDED = re.compile(
+    r"rejected because the training job is in status (Stopped|Completed|Failed|Stopping)\b",
+    re.IGNORECASE,
+)
+_QUOTA = re.compile(
+    r"service limit '(?P<type>\S+) for (?P<use>[\w ]*usage)' is (?P<quota>\d+) Instances?, with current utilization of "
+    r"(?P<used>\d+) Instances? and a request delta of (?P<delta>\d+)"
+)
+_THROTTLED = frozenset(
+    [
+        "Throttling",
+        "ThrottlingException",
+        "ThrottledException",
+        "TooManyRequestsException",
+        "RequestLimitExceeded",
+        "SlowDown",
+        "RequestThrottled",
+        "RequestThrottledException",
+        "ProvisionedThroughputExceededException",
+        "LimitExceededException",
+        "EC2ThrottledException",
+    ]
+)
+_MISSING = frozenset(
+    ["ResourceNotFound", "ResourceNotFoundException", "NoSuchKey", "NoSuchBucket", "404"]
+)
+_FORBIDDEN = frozenset(
+    [
+        "AccessDenied",
+        "AccessDeniedException",
+        "UnauthorizedOperation",
+        "AuthorizationError",
+        "OptInRequired",
+        "403",
+    ]
+)
+_EXPIRED = frozenset(
+    ["ExpiredToken", "ExpiredTokenException", "TokenRefreshRequired", "RequestExpired"]
+)
+_AUTH = frozenset(
+    [
+        "UnrecognizedClientException",
+        "InvalidClientTokenId",
+        "InvalidAccessKeyId",
+        "SignatureDoesNotMatch",
+        "InvalidSignatureException",
+        "IncompleteSignature",
+        "MissingAuthenticationToken",
+        "AuthFailure",
+        "NotAuthorized",
+        "InvalidToken",
+    ]
+)
+
+
+class MissingError(ReplicaNotFoundError):
+    """Raised when there is no such job, stream or object."""
+
+
+class TakenError(BackendError):
+    """Raised when the name of a job is taken, or a job cannot be removed now (ResourceInUse)."""
+
+
+class EndedError(BackendError):
+    """Raised when a job cannot be stopped, since it has ended or is being ended."""
+
+
+class UnreachedError(UnavailableError):
+    """Raised when there was no connection, so that the request was not sent."""
+
+
+def to_error(error: Exception, what: str) -> DilocoError:
+    """The error for what botocore raised; ``what`` was tried, such as ``"create the training job diloco-run-1-00000"``."""
+    from botocore import exceptions as of_botocore  # slow to import
+
+    if isinstance(error, of_botocore.ClientError):
+        return _answered(error.response, f"cannot {what}")
+    text = f"cannot {what}: {error}"
+    if isinstance(error, of_botocore.NoRegionError):
+        return InvalidRequestError(
+            f"{text}. Give the executor region=, or set AWS_REGION or AWS_DEFAULT_REGION"
+        )
+    if isinstance(
+        error,
+        (
+            of_botocore.NoCredentialsError,
+            of_botocore.PartialCredentialsError,
+            of_botocore.CredentialRetrievalError,
+            of_botocore.TokenRetrievalError,
+            of_botocore.SSOError,
+            of_botocore.ProfileNotFound,
+            of_botocore.InvalidConfigError,
+            of_botocore.UnauthorizedSSOTokenError,
+        ),
+    ):
+        return AuthError(
+            f"{text}. Log in (aws login, aws sso login), set AWS_PROFILE, or give the executor session="
+        )
+    if isinstance(error, (of_botocore.ParamValidationError, of_botocore.UnknownServiceError)):
+        return InvalidRequestError(text)
+    if isinstance(
+        error,
+        (
+            of_botocore.EndpointConnectionError,
+            of_botocore.ConnectTimeoutError,
+            of_botocore.ProxyConnectionError,
+        ),
+    ):
+        return UnreachedError(text)
+    if isinstance(error, (of_botocore.HTTPClientError, of_botocore.ConnectionError, OSError)):
+        return UnavailableError(text)
+    if isinstance(error, of_botocore.BotoCoreError) or type(error).__module__.startswith(
+        "botocore."
+    ):
+        # An answer that cannot be read, for one: it was cut, or a proxy gave it.
+        return UnavailableError(text)
+    return BackendError(text)
+
+
+def missing_boto3(error: ImportError) -> MissingDependencyError:
+    """The error for an installation without boto3."""
+    return MissingDependencyError(f"{error}: run `pip install boto3`")
+
+
+def quota_in(text: str) -> Mapping[str, str] | None:
+    """Type, use, quota and usage, as the message of a ResourceLimitExceeded has them."""
+    match = _QUOTA.search(text)
+    return None if match is None else match.groupdict()
+
+
+def _answered(response: Any, failed: str) -> BackendError:
+    code = str(response.get("Error", {}).get("Code", ""))
+    message = str(response.get("Error", {}).get("Message", ""))
+    metadata = response.get("ResponseMetadata", {})
+    status = metadata.get("HTTPStatusCode", 0)
+    text = f"{failed}: {code}: {message}" if message else f"{failed}: {code or status}"
+    if code in _THROTTLED or status == 429:
+        return ThrottledError(text, retry_after=_seconds(metadata.get("HTTPHeaders", {})))
+    if code == "ResourceLimitExceeded":
+        return QuotaExceededError(_quota(text, message))
+    if code in {"ResourceInUse", "ResourceInUseException"}:
+        return TakenError(text)
+    if code in _MISSING or (code == "ValidationException" and _NOT_FOUND.search(message)):
+        return MissingError(text)
+    if code == "ValidationException" and _HAS_ENDED.search(message):
+        return EndedError(text)
+    if code in _EXPIRED:
+        # Whoever renews them may be about to.
+        return AuthError(
+            f"{text}. The credentials have expired: log in again, or renew what gives them",
+            retryable=True,
+        )
+    if code in _AUTH:
+        return AuthError(
+            f"{text}. AWS does not accept the credentials: look at AWS_PROFILE and the region"
+        )
+    if code in _FORBIDDEN:
+        return ForbiddenError(
+            f"{text}. The package has the policies that are needed: launcher_policy.json and role_policy.json"
+        )
+    if isinstance(status, int) and status >= 500:
+        return UnavailableError(text)
+    if code in {
+        "InternalFailure",
+        "InternalError",
+        "ServiceUnavailable",
+        "ServiceUnavailableException",
+    }:
+        return UnavailableError(text)
+    if code.startswith("Validation") or status == 400:
+        return InvalidRequestError(text)
+    return BackendError(text)
+
+
+def _quota(text: str, message: str) -> str:
+    known = quota_in(message)
+    if known is None:
+        return f"{text}. Ask for more in the console of Service Quotas, or wait with quota_timeout="
+    return (
+        f"{text}. The quota of {known['type']} ({known['use']}) is {known['quota']}, of which {known['used']} are in use: ask "
+        "for more in the console of Service Quotas, choose another type, or wait with quota_timeout= (a job that was stopped "
+        "frees its quota some minutes later)"
+    )
+
+
+def _seconds(headers: Mapping[str, str]) -> float | None:
+    try:
+        seconds = float(headers.get("retry-after", ""))
+    except (TypeError, ValueError):
+        return None
+    return seconds if 0 <= seconds < 86_400 else None

@@ -1,0 +1,242 @@
+"""The verbs, on training jobs."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
+from typing import Any, NoReturn, TypeVar
+
+from diloco_protocol import (
+    BackendError,
+    Backoff,
+    BaseExecutor,
+    Capabilities,
+    Finding,
+    InvalidRequestError,
+    LaunchError,
+    LogQuery,
+    Option,
+    ReplicaHandle,
+    ReplicaNotFoundError,
+    ReplicaStatus,
+    RunRequest,
+    retry,
+)
+from diloco_protocol.backend import options_of, takes
+
+from ._check import check_account
+from ._client import Client
+from ._handles import check_handle, make_handle
+from ._launch import FailedLaunchError, Launch, Launcher
+from ._logs import JobLog
+from ._options import SageMakerOptions
+from ._request import MAX_RESULT_BYTES, job_requests, longest_timeout, redacted, secret_names
+from ._runs import Runs
+from ._sweep import Jobs
+
+T = TypeVar("T")
+
+
+class SageMakerExecutor(BaseExecutor):
+    """Runs replicas as SageMaker training jobs: one job of one instance per rank, named after run and rank.
+
+    All that is known about a run is in its jobs, so any executor in any process answers for any handle. The replicas' image
+    needs ``diloco-protocol``, whose runner is what the container starts. Safe to share between threads.
+
+    ``gpu``: ``"H100"``, ``"H100:8"``, ``"2"`` for two of any model, or an instance type such as ``"ml.g5.12xlarge"``. Cancel
+    ends one replica. ``cpu=``, ``memory=`` and ``secrets=`` are refused: see the README.
+
+    Its arguments are the fields of :class:`SageMakerOptions`: ``role_arn``, ``image_uri`` and ``output_s3_path`` are
+    required.
+
+    Raises:
+        InvalidRequestError: A value is not allowed; says what was given and what is allowed.
+    """
+
+    backend_name = "sagemaker"
+    supports_inter_replica_network = False
+    capabilities = Capabilities(
+        cancel_scope="replica",
+        result_channel="a file in S3, below the job's output",
+        max_result_bytes=MAX_RESULT_BYTES,
+        preemptible=True,
+    )
+
+    @takes(SageMakerOptions)
+    def __init__(self, *arguments: Any, **options: Any) -> None:
+        chosen = SageMakerOptions(*arguments, **options)
+        super().__init__(
+            run_id=chosen.run_id,
+            journal=chosen.journal,
+            backoff=chosen.backoff or Backoff(first=1.0, factor=1.5, cap=20.0),
+            env=chosen.env,
+            max_restarts=chosen.max_restarts,
+        )
+        self._options = chosen
+        self.capabilities = replace(type(self).capabilities, max_timeout=longest_timeout(chosen))
+        self._patience = chosen.retry_timeout
+        self._client = Client(chosen, self._backoff)
+        self._jobs = Jobs(self._client)
+        self._runs = Runs(self._client, self._jobs, self._backoff, self._patience)
+        self._launcher = Launcher(
+            self._client, self._jobs, self._backoff, self._patience, chosen.quota_timeout
+        )
+
+    def options(self) -> list[Option]:
+        """What the constructor takes."""
+        return options_of(SageMakerOptions)
+
+    def close(self) -> None:
+        """Close idle connections; see :meth:`BaseExecutor.close`."""
+        self._client.close()
+
+    # --- launching ---
+
+    def _check_request(self, request: RunRequest) -> None:
+        if request.secrets:
+            raise InvalidRequestError(
+                f"secrets={sorted(request.secrets)!r}: SageMaker hands no secrets to training jobs. Keep them in AWS Secrets "
+                "Manager, let the execution role read them (secretsmanager:GetSecretValue), and have the program ask for them"
+            )
+        for name, value in (("cpu", request.cpu), ("memory", request.memory)):
+            if value is not None:
+                raise InvalidRequestError(
+                    f"{name}={value!r}: a replica has a whole instance, whose type decides. Give gpu= an instance type, or the "
+                    "executor instance_type= or cpu_instance_type="
+                )
+
+    def _plan(self, request: RunRequest) -> list[dict[str, Any]]:
+        return [redacted(job) for job in job_requests(request, self._options)]
+
+    def _findings(self, request: RunRequest) -> list[Finding]:
+        return check_account(self._client, request.run_id, self._patiently)
+
+    def _submit(self, request: RunRequest) -> list[ReplicaHandle]:
+        jobs = job_requests(request, self._options)
+        if shown := secret_names(jobs[0]):
+            logging.getLogger("diloco_sagemaker").warning(
+                "%s are named like secrets: whoever may describe training jobs can read them. Keep them in AWS Secrets Manager",
+                ", ".join(shown),
+            )
+        account = self._patiently(lambda: self._client.account)
+        region = self._client.region
+        launch = Launch({str(job["TrainingJobName"]): job for job in jobs})
+
+        def handle(rank: int, created: int | str) -> ReplicaHandle:
+            return make_handle(request.run_id, rank, request.world_size, created, region, account)
+
+        def unsure(job_names: Sequence[str]) -> list[ReplicaHandle]:
+            ranks = dict(zip(launch.requests, request.ranks, strict=True))
+            return [handle(ranks[name], launch.fingerprint(name)) for name in job_names]
+
+        self._launcher.look(launch, request.run_id)
+        try:
+            self._launcher.create(launch)
+        except FailedLaunchError as error:
+            _raise_failed(error, unsure(error.withdrawal.alive))
+        try:
+            created = self._patiently(lambda: self._created(request, launch))
+        except BackendError as error:
+            raise LaunchError(
+                f"run {request.run_id!r} was started, but its jobs could not be looked up: {error}. They are running: they are "
+                "in this error's survivors, and attach(run_id) finds them too",
+                unsure(list(launch.requests)),
+            ) from error
+        return [handle(rank, created[rank]) for rank in request.ranks]
+
+    def _created(self, request: RunRequest, launch: Launch) -> dict[int, int]:
+        """When the jobs of a launch were created: from one list, and one by one what the list lacks."""
+        listed = self._jobs.of_run(request.run_id)
+        times = {}
+        for rank, name in zip(request.ranks, launch.requests, strict=True):
+            times[rank] = (listed[rank] if rank in listed else self._client.describe(name)).created
+        return times
+
+    # --- watching ---
+
+    def describe(self, handle: ReplicaHandle) -> ReplicaStatus:
+        """Everything known about a replica; see :meth:`BaseExecutor.describe`. Tries again for ``retry_timeout`` seconds."""
+        ask = super().describe
+        return self._patiently(lambda: ask(handle))
+
+    def _observe_run(
+        self, handles: Sequence[ReplicaHandle]
+    ) -> Mapping[ReplicaHandle, ReplicaStatus]:
+        for handle in handles:
+            self._check_account(handle)
+        return self._runs.observe(handles)
+
+    def _result(self, handle: ReplicaHandle) -> Any:
+        self._check_account(handle)
+        return self._runs.result(handle)
+
+    def _logs(self, handle: ReplicaHandle, query: LogQuery) -> Iterator[str]:
+        self._check_account(handle)
+        job = self._patiently(lambda: self._runs.job(handle))
+
+        def terminal() -> bool:
+            try:
+                return self._patiently(lambda: self._observe([handle]))[handle].state.terminal
+            except ReplicaNotFoundError:
+                return True
+
+        log = JobLog(self._client, job.name, job.created, terminal, self._backoff, self._patience)
+        return log.lines(query)
+
+    # --- ending and finding ---
+
+    def _stop(self, handle: ReplicaHandle) -> None:
+        self._check_account(handle)
+        self._patiently(lambda: self._runs.cancel(handle))
+
+    def _purge(self, handle: ReplicaHandle) -> None:
+        self._check_account(handle)
+        self._patiently(lambda: self._runs.purge(handle))
+
+    def _list_runs(self) -> list[str]:
+        return self._patiently(self._runs.all)
+
+    def _attach(self, run_id: str) -> list[ReplicaHandle]:
+        return self._patiently(lambda: self._runs.find(run_id))
+
+    def _check_handle(self, handle: ReplicaHandle) -> None:
+        check_handle(handle)
+        region = handle.metadata["region"]
+        if region != self._client.region:
+            raise InvalidRequestError(
+                f"this handle is of the region {region}, and this executor asks {self._client.region}: "
+                f"make one with region={region!r}"
+            )
+
+    def _check_account(self, handle: ReplicaHandle) -> None:
+        """Another account knows nothing of the job, and must not be asked: its "not found" would say nothing."""
+        account = handle.metadata["account"]
+        if account != self._client.account:
+            raise InvalidRequestError(
+                f"this handle is of the account {account}, and these credentials are of {self._client.account}: use the former's"
+            )
+
+    def _patiently(self, call: Callable[[], T]) -> T:
+        """Try again for a while as long as AWS throttles or fails; everything we do so is repeatable."""
+        return retry(call, self._backoff, timeout=self._patience)
+
+
+def _raise_failed(error: FailedLaunchError, survivors: Sequence[ReplicaHandle]) -> NoReturn:
+    """Raise what has ended a launch, with the replicas that may live on."""
+    cause = error.cause
+    interrupt = error.withdrawal.interrupted
+    if not isinstance(cause, Exception) or interrupt is not None:
+        ending = interrupt if interrupt is not None else cause
+        if survivors:
+            alive = ", ".join(handle.metadata["job_name"] for handle in survivors)
+            ending.add_note(
+                f"these training jobs may be running, and cost money until they are stopped: {alive}"
+            )
+        raise ending
+    if survivors:
+        raise LaunchError(
+            f"{cause}. {len(survivors)} training jobs of this launch could not be stopped: cancel this error's survivors",
+            survivors,
+        ) from cause
+    raise cause

@@ -1,0 +1,170 @@
+"""What SageMaker tells of a job, as typed facts; https://docs.aws.amazon.com/sagemaker/latest/APIReference/API_DescribeTrainingJob.html."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from datetime import datetime
+from typing import Any
+
+from . import _names as names
+
+#: Words of SageMaker that end a job. Every other word, also one that is new, does not.
+ENDED = frozenset({"Completed", "Failed", "Stopped"})
+
+
+@dataclass(frozen=True, slots=True)
+class Summary:
+    """A job as a list has it.
+
+    Attributes:
+        name: Its name.
+        created: When it was created, in milliseconds of Unix time: a name may live again, and this tells the lives apart.
+        status: TrainingJobStatus.
+        secondary: SecondaryStatus; empty where the list leaves it out.
+        modified: When it last changed, in milliseconds; None if not told.
+    """
+
+    name: str
+    created: int
+    status: str
+    secondary: str
+    modified: int | None
+
+
+@dataclass(frozen=True, slots=True)
+class Transition:
+    """One entry of a job's history: a secondary status, its times in Unix seconds, and what SageMaker said of it."""
+
+    status: str
+    start: float | None
+    end: float | None
+    message: str
+
+
+@dataclass(frozen=True, slots=True)
+class JobFacts(Summary):
+    """A job as Describe and Search have it.
+
+    Attributes:
+        arn: Its ARN.
+        failure: FailureReason, or empty.
+        transitions: Its history, oldest first.
+        started: TrainingStartTime in Unix seconds.
+        ended: TrainingEndTime in Unix seconds.
+        strings: Its hyperparameters.
+        output: OutputDataConfig.S3OutputPath.
+        checkpoints: CheckpointConfig.S3Uri, or empty.
+        instance: The instance type that it has, or asks for.
+        billable: Billable seconds, if told.
+        metrics: Final metrics by name.
+        tags: Its tags; None where they are not told.
+        warm_pool: Status of its warm pool, or empty.
+    """
+
+    arn: str = ""
+    failure: str = ""
+    transitions: tuple[Transition, ...] = ()
+    started: float | None = None
+    ended: float | None = None
+    strings: Mapping[str, str] = field(default_factory=dict)
+    output: str = ""
+    checkpoints: str = ""
+    instance: str = ""
+    billable: int | None = None
+    metrics: Mapping[str, float] = field(default_factory=dict)
+    tags: Mapping[str, str] | None = None
+    warm_pool: str = ""
+
+    @property
+    def run_id(self) -> str:
+        """The run that it belongs to; empty if diloco did not launch it."""
+        parsed = names.parse_job_name(self.name)
+        run_id = self.strings.get(names.RUN_ID, "")
+        ours = parsed is not None and parsed[0] == run_id and names.FINGERPRINT in self.strings
+        return run_id if ours else ""
+
+    @property
+    def fingerprint(self) -> str:
+        """Digest of the launch that created it."""
+        return self.strings.get(names.FINGERPRINT, "")
+
+    @property
+    def world_size(self) -> int:
+        """Number of replicas of the whole run."""
+        text = self.strings.get(names.WORLD_SIZE, "")
+        return int(text) if text.isdecimal() else 1
+
+    @property
+    def restarts(self) -> int:
+        """How often a failed attempt is started again in place."""
+        text = self.strings.get(names.RESTARTS, "")
+        return int(text) if text.isdecimal() else 0
+
+
+def read_summary(record: Mapping[str, Any]) -> Summary:
+    """An entry of ListTrainingJobs."""
+    return Summary(
+        record["TrainingJobName"],
+        _milliseconds(record["CreationTime"]),
+        record.get("TrainingJobStatus", ""),
+        record.get("SecondaryStatus") or "",
+        _milliseconds(record["LastModifiedTime"]) if record.get("LastModifiedTime") else None,
+    )
+
+
+def read_job(record: Mapping[str, Any]) -> JobFacts:
+    """An answer of DescribeTrainingJob, or the TrainingJob of a result of Search."""
+    base = read_summary(record)
+    resources = record.get("ResourceConfig") or {}
+    preferred = [
+        each.get("InstanceType", "") for each in resources.get("InstancePreferences") or []
+    ]
+    tags = record.get("Tags")
+    return JobFacts(
+        base.name,
+        base.created,
+        base.status,
+        base.secondary,
+        base.modified,
+        arn=record.get("TrainingJobArn", ""),
+        failure=record.get("FailureReason") or "",
+        transitions=tuple(
+            Transition(
+                each.get("Status", ""),
+                _seconds(each.get("StartTime")),
+                _seconds(each.get("EndTime")),
+                each.get("StatusMessage") or "",
+            )
+            for each in record.get("SecondaryStatusTransitions") or []
+        ),
+        started=_seconds(record.get("TrainingStartTime")),
+        ended=_seconds(record.get("TrainingEndTime")),
+        strings=dict(record.get("HyperParameters") or {}),
+        output=(record.get("OutputDataConfig") or {}).get("S3OutputPath", ""),
+        checkpoints=(record.get("CheckpointConfig") or {}).get("S3Uri", ""),
+        instance=resources.get("SelectedInstanceType")
+        or resources.get("InstanceType")
+        or ", ".join(preferred),
+        billable=record.get("BillableTimeInSeconds"),
+        metrics={
+            each["MetricName"]: float(each["Value"])
+            for each in record.get("FinalMetricDataList") or []
+            if "MetricName" in each and "Value" in each
+        },
+        tags=None if tags is None else {each["Key"]: each["Value"] for each in tags},
+        warm_pool=(record.get("WarmPoolStatus") or {}).get("Status", ""),
+    )
+
+
+def same_life(one: int, other: int) -> bool:
+    """Whether two times of creation are of one job; an answer may have them in whole seconds only."""
+    return one == other or (0 in {one % 1000, other % 1000} and one // 1000 == other // 1000)
+
+
+def _milliseconds(value: datetime) -> int:
+    return round(value.timestamp() * 1000)
+
+
+def _seconds(value: datetime | None) -> float | None:
+    return None if value is None else value.timestamp()

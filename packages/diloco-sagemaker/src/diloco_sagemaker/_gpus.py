@@ -1,0 +1,137 @@
+"""GPUs by name and number: which instance type has them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from diloco_protocol import InvalidRequestError
+from diloco_protocol.backend import ANY, parse_gpu
+
+
+def _sizes(family: str, counts: Mapping[int, str]) -> dict[str, int]:
+    return {
+        f"ml.{family}.{size}": count for count, sizes in counts.items() for size in sizes.split()
+    }
+
+
+_SMALL = {1: "xlarge 2xlarge 4xlarge 8xlarge 16xlarge", 4: "12xlarge 24xlarge", 8: "48xlarge"}
+
+#: Model → instance type → GPUs of one instance, from the smallest to the largest. https://aws.amazon.com/ec2/instance-types/
+MODELS: Mapping[str, Mapping[str, int]] = {
+    "K80": {"ml.p2.xlarge": 1, "ml.p2.8xlarge": 8, "ml.p2.16xlarge": 16},
+    "V100": {"ml.p3.2xlarge": 1, "ml.p3.8xlarge": 4, "ml.p3.16xlarge": 8, "ml.p3dn.24xlarge": 8},
+    "T4": _sizes("g4dn", {1: "xlarge 2xlarge 4xlarge 8xlarge 16xlarge", 4: "12xlarge"}),
+    "A10G": _sizes("g5", _SMALL),
+    "L4": _sizes("g6", _SMALL),
+    "L40S": _sizes("g6e", _SMALL),
+    "A100": {"ml.p4d.24xlarge": 8, "ml.p4de.24xlarge": 8},
+    "A100-80GB": {"ml.p4de.24xlarge": 8},
+    "H100": {"ml.p5.4xlarge": 1, "ml.p5.48xlarge": 8},
+    "H200": {"ml.p5e.48xlarge": 8, "ml.p5en.48xlarge": 8},
+    "B200": {"ml.p6-b200.48xlarge": 8},
+    "B300": {"ml.p6-b300.48xlarge": 8},
+    "GB200": {"ml.p6e-gb200.36xlarge": 4},
+    "RTX-PRO-6000": _sizes(
+        "g7e", {1: "2xlarge 4xlarge 8xlarge", 2: "12xlarge", 4: "24xlarge", 8: "48xlarge"}
+    ),
+    "TRAINIUM": {"ml.trn1.2xlarge": 1, "ml.trn1.32xlarge": 16, "ml.trn1n.32xlarge": 16},
+    "TRAINIUM2": {"ml.trn2.48xlarge": 16},
+}
+
+# Their storage is local and of fixed size, so that a request may not ask for a volume.
+_LOCAL_STORAGE = frozenset(
+    [
+        "g4dn",
+        "g5",
+        "g6",
+        "g6e",
+        "g7",
+        "g7e",
+        "p3dn",
+        "p4d",
+        "p4de",
+        "p5",
+        "p5e",
+        "p5en",
+        "p6-b200",
+        "p6-b300",
+        "p6e-gb200",
+        "r5d",
+        "trn1",
+        "trn1n",
+        "trn2",
+    ]
+)
+
+
+def choose_instance(gpu: str | None, *, gpu_type: str, cpu_type: str) -> str:
+    """The smallest instance type that has what ``gpu=`` asks for.
+
+    Args:
+        gpu: ``"H100"``, ``"H100:8"``, ``"2"``; an instance type such as ``"ml.g5.12xlarge"``; None for no GPU.
+        gpu_type: The type for GPUs of any model, if it has enough of them.
+        cpu_type: The type where no GPU is asked for.
+
+    Raises:
+        InvalidRequestError: There is no such model, or no type with so many.
+    """
+    if gpu is None:
+        return cpu_type
+    wanted = parse_gpu(gpu)
+    if wanted.name.lower().startswith("ml."):
+        if wanted.count != 1:
+            raise InvalidRequestError(
+                f"gpu={gpu!r}: an instance type has its number of GPUs; write gpu={wanted.name!r}"
+            )
+        return wanted.name.lower()
+    if wanted.name == ANY:
+        if gpus_of(gpu_type) >= wanted.count:
+            return gpu_type
+        types = {kind: count for model in MODELS.values() for kind, count in model.items()}
+        fitting = sorted(
+            (kind for kind, count in types.items() if count >= wanted.count),
+            key=lambda kind: types[kind],
+        )
+    else:
+        model = MODELS.get(wanted.name.upper())
+        if model is None:
+            raise InvalidRequestError(
+                f"gpu={gpu!r}: there is no GPU {wanted.name!r} on SageMaker; known are {', '.join([*sorted(MODELS), ANY])}, "
+                "and every instance type, such as 'ml.g5.12xlarge'"
+            )
+        types = dict(model)
+        fitting = [kind for kind, count in model.items() if count >= wanted.count]
+    if not fitting:
+        raise InvalidRequestError(
+            f"gpu={gpu!r}: an instance has at most {max(types.values())} of these, and a replica runs on one instance"
+        )
+    return fitting[0]
+
+
+def gpus_of(instance_type: str) -> int:
+    """How many GPUs a type has; 0 if it has none, or is not known here."""
+    return max((model.get(instance_type, 0) for model in MODELS.values()), default=0)
+
+
+def model_of(instance_type: str) -> str | None:
+    """The GPU model of a type; None if it has none, or is not known here."""
+    return next((name for name, types in MODELS.items() if instance_type in types), None)
+
+
+def has_local_storage(instance_type: str) -> bool:
+    """Whether the storage of a type is fixed, so that no volume can be asked for."""
+    return instance_type.removeprefix("ml.").partition(".")[0] in _LOCAL_STORAGE
+
+
+def other_types(instance_type: str) -> tuple[str, ...]:
+    """Types that have as many GPUs, for who finds none of this one."""
+    count, model = gpus_of(instance_type), model_of(instance_type)
+    if not count:
+        return ()
+    same = [kind for kind, number in MODELS[model or ""].items() if number >= count]
+    # The next newer models first: what is older may be too small.
+    models = list(MODELS)
+    place = models.index(model or "")
+    order = [*models[place:], *reversed(models[:place])]
+    alike = [kind for name in order for kind, number in MODELS[name].items() if number == count]
+    return tuple(dict.fromkeys(kind for kind in [*same, *alike] if kind != instance_type))[:4]

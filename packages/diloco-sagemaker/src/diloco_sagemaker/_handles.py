@@ -1,0 +1,80 @@
+"""From handles to jobs and back."""
+
+from __future__ import annotations
+
+import re
+
+from diloco_protocol import InvalidRequestError, ReplicaHandle
+
+from . import _names as names
+from ._facts import JobFacts, Summary, same_life
+
+_LAUNCH = "launch-"
+_CREATED = re.compile(rf"\d+|{_LAUNCH}[0-9a-f]{{16}}", re.ASCII)
+_KEYS = frozenset({"job_name", "region", "account", "created"})
+
+
+def make_handle(
+    run_id: str, rank: int, world_size: int, created: int | str, region: str, account: str
+) -> ReplicaHandle:
+    """The handle of a replica.
+
+    Args:
+        run_id: Its run.
+        rank: Its rank.
+        world_size: Number of replicas of the whole run.
+        created: When its job was created, in milliseconds; the launch's fingerprint if nobody knows whether it was.
+        region: Where it is.
+        account: Whose it is.
+    """
+    metadata = {
+        "account": account,
+        "created": f"{_LAUNCH}{created[:16]}" if isinstance(created, str) else str(created),
+        "job_name": names.job_name(run_id, rank),
+        "region": region,
+    }
+    return ReplicaHandle(rank, "sagemaker", metadata, run_id=run_id, world_size=world_size)
+
+
+def check_handle(handle: ReplicaHandle) -> None:
+    """Refuse a handle that was not made by a launch.
+
+    Raises:
+        InvalidRequestError: It lacks what leads to its job.
+    """
+    missing = _KEYS - handle.metadata.keys()
+    if missing:
+        raise InvalidRequestError(
+            f"this handle does not lead to a training job: its metadata lacks {', '.join(sorted(missing))}"
+        )
+    name = handle.metadata["job_name"]
+    if names.parse_job_name(name) != (handle.run_id, handle.rank):
+        raise InvalidRequestError(
+            f"this handle is of rank {handle.rank} of run {handle.run_id!r}, and names the training job {name!r} of "
+            "another replica"
+        )
+    created = handle.metadata["created"]
+    if not _CREATED.fullmatch(created):
+        raise InvalidRequestError(
+            f"this handle's job was created at {created!r}, which is no time in milliseconds"
+        )
+
+
+def created_of(handle: ReplicaHandle) -> int | None:
+    """When the job of a handle was created, in milliseconds; None if that was not known when the handle was made."""
+    text = handle.metadata["created"]
+    return None if text.startswith(_LAUNCH) else int(text)
+
+
+def is_of(handle: ReplicaHandle, job: JobFacts) -> bool:
+    """Whether a job is the handle's, and not a later one of the same name."""
+    created = created_of(handle)
+    if created is None:
+        return job.fingerprint.startswith(handle.metadata["created"].removeprefix(_LAUNCH))
+    return same_life(created, job.created) and job.run_id == handle.run_id
+
+
+def may_be_of(handle: ReplicaHandle, summary: Summary) -> bool:
+    """Whether a job in a list can be the handle's; its details say more."""
+    created = created_of(handle)
+    return created is None or same_life(created, summary.created)

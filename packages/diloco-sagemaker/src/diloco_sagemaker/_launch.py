@@ -1,0 +1,231 @@
+"""Creating the jobs of a run: all of them or none, each exactly once, also if answers are lost."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from enum import Enum, auto
+from typing import Any
+
+from diloco_protocol import (
+    BackendError,
+    Backoff,
+    DilocoError,
+    QuotaExceededError,
+    RunConflictError,
+    ThrottledError,
+    UnavailableError,
+    retry,
+)
+
+from . import _names as names
+from ._client import Client
+from ._errors import MissingError, TakenError, UnreachedError
+from ._facts import JobFacts, Summary
+from ._many import AT_ONCE
+from ._sweep import Jobs
+from ._withdraw import Withdrawal, withdraw
+
+
+class Made(Enum):
+    """What is known of the job that a request is for."""
+
+    NOTHING = auto()
+    OURS = auto()
+    """It was created by this launch."""
+    UNSURE = auto()
+    """It was asked for, and the answer was lost."""
+    THERE = auto()
+    """It was there before, of the same launch."""
+
+
+@dataclass(slots=True)
+class Launch:
+    """The state of one launch.
+
+    Attributes:
+        requests: What to create, by job name, in rank order.
+        made: What became of each so far.
+    """
+
+    requests: dict[str, dict[str, Any]]
+    made: dict[str, Made] = field(default_factory=dict)
+
+    def of(self, job_name: str) -> Made:
+        """What is known of a job."""
+        return self.made.get(job_name, Made.NOTHING)
+
+    def left(self) -> list[str]:
+        """The jobs that are still to be created, in rank order."""
+        done = {Made.OURS, Made.THERE}
+        return [name for name in self.requests if self.of(name) not in done]
+
+    def fingerprint(self, job_name: str) -> str:
+        """The fingerprint that a job of this launch carries."""
+        return str(self.requests[job_name]["HyperParameters"][names.FINGERPRINT])
+
+
+class FailedLaunchError(BackendError):
+    """Raised when a launch failed and was taken back, as far as that was possible."""
+
+    def __init__(self, cause: BaseException, withdrawal: Withdrawal) -> None:
+        super().__init__(str(cause))
+        self.cause = cause
+        self.withdrawal = withdrawal
+
+
+class Launcher:
+    """Creates the jobs of runs."""
+
+    def __init__(
+        self, client: Client, jobs: Jobs, backoff: Backoff, patience: float, quota_patience: float
+    ) -> None:
+        self._client = client
+        self._jobs = jobs
+        self._backoff = backoff
+        self._patience = patience
+        self._quota_patience = quota_patience
+
+    def look(self, launch: Launch, run_id: str) -> None:
+        """Find out what an earlier try has created; creates nothing.
+
+        Raises:
+            RunConflictError: There are jobs of another launch under this name, or they are being deleted.
+            BackendError: SageMaker could not be asked.
+        """
+        there = retry(lambda: self._jobs.of_run(run_id), self._backoff, timeout=self._patience)
+        if not there:
+            return
+        for summary in there.values():
+            self._check_summary(launch, summary)
+        details = retry(
+            lambda: self._jobs.details(list(there.values()), names.job_prefix(run_id)),
+            self._backoff,
+            timeout=self._patience,
+        )
+        for name, job in details.items():
+            self._check_same(launch, job)
+            launch.made[name] = Made.THERE
+
+    def create(self, launch: Launch) -> None:
+        """Create what is missing.
+
+        The first is created alone: of two launches at once, the second one finds it and creates nothing.
+
+        Raises:
+            FailedLaunchError: Not everything could be created; what was created by this launch was ended again, as far as
+                its ``withdrawal`` says.
+        """
+        try:
+            pool = ThreadPoolExecutor(AT_ONCE, thread_name_prefix="diloco-sagemaker")
+            try:
+                self._create(launch, pool)
+            finally:
+                # Also after Ctrl-C: what is under way is known afterwards.
+                pool.shutdown(wait=True, cancel_futures=True)
+        except BaseException as error:
+            mine = [name for name in launch.requests if launch.of(name) in {Made.OURS, Made.UNSURE}]
+            if not mine and isinstance(error, DilocoError):
+                raise
+            raise FailedLaunchError(error, self._take_back(launch, mine)) from error
+
+    def _take_back(self, launch: Launch, mine: Sequence[str]) -> Withdrawal:
+        prints = {name: launch.fingerprint(name) for name in mine}
+        certain = [name for name in mine if launch.of(name) is Made.OURS]
+        return withdraw(self._client, prints, certain, self._backoff, self._patience)
+
+    def _create(self, launch: Launch, pool: ThreadPoolExecutor) -> None:
+        clock = self._backoff.clock
+        window, delays = 1, self._backoff.delays()
+        deadline = clock() + self._patience
+        quota_deadline = clock() + self._quota_patience
+        while left := launch.left():
+            batch = left[:window]
+            futures = [pool.submit(self._try, launch, name) for name in batch]
+            errors = [error for future in futures if (error := future.result()) is not None]
+            waits = self._may_wait(errors, deadline, quota_deadline)
+            went_well = len(batch) - len(errors)
+            if went_well:
+                delays = self._backoff.delays()
+                deadline = clock() + self._patience
+            if not waits:
+                window = min(AT_ONCE, window + max(1, went_well))
+                continue
+            window = max(1, went_well)
+            pause = next(delays)
+            told = [
+                error.retry_after or 0.0 for error in waits if isinstance(error, ThrottledError)
+            ]
+            self._backoff.sleep(max([pause, *told]))
+
+    def _may_wait(
+        self, errors: Sequence[BackendError], deadline: float, quota_deadline: float
+    ) -> Sequence[BackendError]:
+        """The errors after which to try again; raises the first one that is none of them."""
+        now = self._backoff.clock()
+        for error in errors:
+            until = quota_deadline if isinstance(error, QuotaExceededError) else deadline
+            may_pass = error.retryable or isinstance(error, QuotaExceededError)
+            if not may_pass or now >= until:
+                raise error
+        return errors
+
+    def _try(self, launch: Launch, name: str) -> BackendError | None:
+        """Create a job, once; returns what went wrong."""
+        before = launch.of(name)
+        # From here on it may exist, whatever happens to this thread.
+        launch.made[name] = Made.UNSURE
+        try:
+            self._client.create(launch.requests[name])
+        except TakenError:
+            return self._meet(launch, name, before)
+        except UnreachedError as error:
+            launch.made[name] = before
+            return error
+        except UnavailableError as error:
+            return error
+        except BackendError as error:
+            launch.made[name] = before
+            return error
+        launch.made[name] = Made.OURS
+        return None
+
+    def _meet(self, launch: Launch, name: str, before: Made) -> BackendError | None:
+        """There is a job of that name: of this launch, since an answer was lost, of a twin of it, or of another one."""
+        try:
+            job = self._client.describe(name)
+        except MissingError as error:
+            launch.made[name] = before
+            return UnavailableError(
+                f"{error}, although its name is taken: it is about to appear, or to go"
+            )
+        except BackendError as error:
+            return error
+        try:
+            self._check_same(launch, job)
+        except RunConflictError as error:
+            launch.made[name] = Made.NOTHING
+            return error
+        launch.made[name] = Made.OURS if before is Made.UNSURE else Made.THERE
+        return None
+
+    def _check_summary(self, launch: Launch, summary: Summary) -> None:
+        if summary.status == "Deleting":
+            raise RunConflictError(
+                f"the training job {summary.name} is being deleted: wait until it is gone, or choose another run_id"
+            )
+        if summary.name not in launch.requests:
+            run_id, _ = names.parse_job_name(summary.name) or ("", 0)
+            raise RunConflictError(
+                f"there is a training job {summary.name} already, which is not part of this launch: choose another run_id; "
+                f"attach({run_id!r}) finds a run again"
+            )
+
+    def _check_same(self, launch: Launch, job: JobFacts) -> None:
+        self._check_summary(launch, job)
+        if not job.run_id or job.fingerprint != launch.fingerprint(job.name):
+            whose = "of another launch" if job.run_id else "that was not launched by diloco"
+            raise RunConflictError(
+                f"there is a training job {job.name} already, {whose}: choose another run_id"
+            )

@@ -1,0 +1,34 @@
+"""The same call for many jobs, a few at a time."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from typing import TypeVar
+
+T = TypeVar("T")
+R = TypeVar("R")
+
+AT_ONCE = 8
+
+
+def at_once(call: Callable[[T], R], items: Sequence[T]) -> list[R]:
+    """What ``call`` returns for each item, in order; raises the first error of theirs, when all have come back."""
+    if len(items) < 2:
+        return [call(item) for item in items]
+    with ThreadPoolExecutor(
+        min(AT_ONCE, len(items)), thread_name_prefix="diloco-sagemaker"
+    ) as pool:
+        return list(pool.map(call, items))
+
+
+def outcomes(call: Callable[[T], R], items: Sequence[T]) -> list[R | BaseException]:
+    """As :func:`at_once`, with each error in place of the value."""
+
+    def one(item: T) -> R | BaseException:
+        try:
+            return call(item)
+        except Exception as error:  # noqa: BLE001 - it is what this item came to
+            return error
+
+    return at_once(one, items)

@@ -1,0 +1,256 @@
+"""The options of an executor: its arguments, checked once."""
+
+from __future__ import annotations
+
+import json
+import re
+import shlex
+from collections.abc import Mapping, Sequence
+from dataclasses import KW_ONLY, dataclass, field
+from typing import Any
+
+from diloco_protocol import Backoff, InvalidRequestError, RunJournal
+from diloco_protocol.backend import (
+    Options,
+    check_backoff,
+    check_journal,
+    check_names,
+    check_restarts,
+    check_seconds,
+    check_text,
+    check_texts,
+    check_variables,
+    check_whole,
+    details,
+    option,
+    or_none,
+)
+
+from ._model import instance_types
+from ._names import TAG_PREFIX
+
+RUNNER = ("python", "-m", "diloco_protocol.runner")
+DAY = 86_400
+LONGEST_RUN = 28 * DAY  # seconds; the service's limit of MaxRuntimeInSeconds
+LONGEST_GRACE = (
+    110.0  # SageMaker kills 120 s after SIGTERM, and the runner has to report before that
+)
+
+_ROLE = re.compile(r"arn:aws[a-z-]*:iam::\d{12}:role/\S+", re.ASCII)
+_S3 = re.compile(r"s3://[a-z0-9][a-z0-9.-]{1,61}[a-z0-9](?:/\S*)?", re.ASCII)
+_CHANNEL = re.compile(r"[A-Za-z0-9._-]{1,64}", re.ASCII)
+
+
+def _check_role(name: str, value: object) -> str:
+    if not isinstance(value, str) or not _ROLE.fullmatch(value):
+        raise InvalidRequestError(
+            f"{name} must be the ARN of an IAM role, such as 'arn:aws:iam::123456789012:role/trainer', not {value!r}"
+        )
+    return value
+
+
+def _check_image(name: str, value: object) -> str:
+    if not isinstance(value, str) or not value or any(character.isspace() for character in value):
+        raise InvalidRequestError(f"{name} must be the URI of a container image, not {value!r}")
+    return value
+
+
+def _check_s3(name: str, value: object) -> str:
+    if not isinstance(value, str) or not _S3.fullmatch(value):
+        raise InvalidRequestError(
+            f"{name} must be a place in S3, such as 's3://bucket/prefix', not {value!r}"
+        )
+    return value.rstrip("/")
+
+
+def _check_type(name: str, value: object) -> str:
+    if not isinstance(value, str) or value not in instance_types():
+        family = value.rpartition(".")[0] if isinstance(value, str) else ""
+        alike = sorted(kind for kind in instance_types() if family and kind.startswith(family))
+        known = ", ".join(alike or sorted(instance_types()))
+        raise InvalidRequestError(
+            f"{name} must be an instance type for training that this version of botocore knows, not {value!r}: {known}"
+        )
+    return value
+
+
+def _check_types(name: str, values: object) -> tuple[str, ...]:
+    types = check_names(name, values)
+    if not 1 <= len(types) <= 5:
+        raise InvalidRequestError(f"{name} must be a list of 1 to 5 instance types, not {values!r}")
+    return tuple(
+        _check_type(f"{name}[{number}]", instance_type)
+        for number, instance_type in enumerate(types)
+    )
+
+
+def _check_tags(name: str, values: object) -> dict[str, str]:
+    tags = check_texts(name, values)
+    for key in tags:
+        if key.lower().startswith((TAG_PREFIX, "aws:")):
+            raise InvalidRequestError(f"{name} may not set {key!r}: the launch or AWS sets it")
+    return tags
+
+
+def _check_channels(name: str, values: object) -> dict[str, str]:
+    channels = check_texts(name, values)
+    for channel, uri in channels.items():
+        if not _CHANNEL.fullmatch(channel):
+            raise InvalidRequestError(
+                f"{name} has the channel {channel!r}: 1 to 64 letters, digits, '.', '_' and '-' are allowed"
+            )
+        _check_s3(f"{name}[{channel!r}]", uri)
+    return channels
+
+
+def _check_command(name: str, value: object) -> tuple[str, ...]:
+    if value is None:
+        return RUNNER
+    if isinstance(value, str):
+        raise InvalidRequestError(
+            f"{name} must be a list of words, not text: write {shlex.split(value)!r}"
+        )
+    words = check_names(name, value)
+    if not words:
+        raise InvalidRequestError(f"{name} must be a list of words, not {value!r}")
+    return words
+
+
+def _check_flag(name: str, value: object) -> bool:
+    if not isinstance(value, bool):
+        raise InvalidRequestError(f"{name} must be True or False, not {value!r}")
+    return value
+
+
+def _check_overlay(name: str, value: object) -> Mapping[str, Any]:
+    if not isinstance(value, Mapping) or not all(isinstance(key, str) for key in value):
+        raise InvalidRequestError(
+            f"{name} must be a mapping with fields of CreateTrainingJob, not {value!r}"
+        )
+    try:
+        json.dumps(value)
+    except (TypeError, ValueError) as error:
+        raise InvalidRequestError(f"{name} must hold JSON values: {error}") from None
+    return value
+
+
+def _within(least: int, most: int) -> Any:
+    return lambda name, value: check_whole(name, value, least, most)
+
+
+def _seconds(most: float) -> Any:
+    return lambda name, value: check_seconds(name, value, most=most)
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class SageMakerOptions(Options):
+    """The options of a :class:`SageMakerExecutor`: what its constructor takes, checked. Immutable.
+
+    Attributes:
+        role_arn: The execution role of the jobs, with which replicas reach their bucket. Whoever launches needs
+            ``iam:PassRole`` on it.
+        image_uri: The replicas' container image, usually in ECR.
+        output_s3_path: Where jobs write their results, each below its own name.
+        instance_type: The instance type for GPUs of any model (``gpu="2"``), if it has enough of them.
+        cpu_instance_type: The instance type where no GPU is asked for.
+        volume_size_gb: Size of the volume in GB; left out for types whose storage is fixed.
+        run_id: Prefix of the names of runs that the caller does not name.
+        region: The AWS region.
+        sagemaker_client: A boto3 client to use; its own retries stay as they are.
+        logs_client: A boto3 client of CloudWatch Logs to use.
+        s3_client: A boto3 client of S3 to use.
+        sts_client: A boto3 client of STS to use.
+        session: A ``boto3.Session`` to make the clients with.
+        endpoint_url: Where all services answer instead, such as a stand-in.
+        command: What starts the runner; the runner's own arguments are put behind it. SIGTERM must reach the runner, so no shell
+            may stand between.
+        env: Environment variables for every launch; those of the launch itself win. At most 100, of 512 characters each.
+        tags: Tags of every job, for costs and policies.
+        owner: Value of the tag ``diloco:owner``.
+        spot: Managed spot capacity where the launch does not say. Replicas may then be interrupted and started again.
+        checkpoint_s3_path: Where ``/opt/ml/checkpoints`` of spot jobs is kept over interruptions, each below its own name.
+        max_restarts: Restarts of a failed replica where the launch does not say; in the same job, on the same machine.
+        platform_retries: How often SageMaker itself tries again after an internal error of its own, up to 30.
+        pending_timeout: Seconds that a job may wait for capacity before it is given up: with spot from 0; without it only on GPU
+            types, from 1800.
+        quota_timeout: Seconds for which a launch waits for quota, since a stopped job frees its own only minutes later.
+        keep_alive: Seconds for which an instance is kept warm for the next job, up to 21600. It costs money meanwhile, and its
+            job cannot be purged.
+        security_group_ids: Security groups of the jobs, together with ``subnets``.
+        subnets: Subnets of the jobs. They must lead to S3 and CloudWatch, by a NAT or endpoints.
+        volume_kms_key: KMS key of the volume.
+        output_kms_key: KMS key of what is written to S3.
+        instance_preferences: Up to 5 instance types, the most wanted first, of which SageMaker takes what there is. Not
+            with spot.
+        training_plan_arn: A training plan (reserved capacity) to run in.
+        channels: Name → place in S3, which replicas find below ``/opt/ml/input/data/NAME``.
+        image_credentials_arn: The Lambda function with the credentials of a private registry that is not ECR; needs ``subnets``.
+        request_overlay: Fields of CreateTrainingJob that are merged over the executor's own.
+        grace: Seconds between SIGTERM and SIGKILL, at most 110.
+        request_timeout: Seconds for a connection, and for an answer.
+        retry_timeout: Seconds for which calls are tried again while AWS throttles, fails or is away; ``collect`` has its own
+            timeout.
+        journal: Where launches and ends are written down, besides SageMaker's own records.
+        backoff: Pauses of ``collect`` and between tries, with their clock and sleep.
+
+    Raises:
+        InvalidRequestError: A value is not allowed; says what was given and what is allowed.
+    """
+
+    _: KW_ONLY
+    role_arn: str = field(metadata=details(check=_check_role))
+    image_uri: str = field(metadata=details(check=_check_image))
+    output_s3_path: str = field(metadata=details(check=_check_s3))
+    instance_type: str = option("ml.g5.2xlarge", check=_check_type)
+    cpu_instance_type: str = option("ml.m5.xlarge", check=_check_type)
+    volume_size_gb: int = option(100, check=_within(1, 16_384))
+    run_id: str | None = option(None, check=or_none(check_text), shown="run")
+    region: str | None = option(None, check=or_none(check_text), shown="the session's")
+    sagemaker_client: Any = option(None, type="client", shown="one of the executor's own")
+    logs_client: Any = option(None, type="client", shown="one of the executor's own")
+    s3_client: Any = option(None, type="client", shown="one of the executor's own")
+    sts_client: Any = option(None, type="client", shown="one of the executor's own")
+    session: Any = option(None, type="boto3.Session", shown="one of the executor's own")
+    endpoint_url: str | None = option(None, check=or_none(check_text), shown="AWS")
+    command: Sequence[str] | None = option(None, check=_check_command, shown=" ".join(RUNNER))
+    env: Mapping[str, str] | None = option(None, check=check_variables)
+    tags: Mapping[str, str] | None = option(None, check=_check_tags)
+    owner: str | None = option(None, check=or_none(check_text))
+    spot: bool = option(False, check=_check_flag)
+    checkpoint_s3_path: str | None = option(
+        None, check=or_none(_check_s3), shown="below `output_s3_path`"
+    )
+    max_restarts: int = option(0, check=check_restarts)
+    platform_retries: int = option(0, check=_within(0, 30))
+    pending_timeout: int | None = option(
+        None, check=or_none(_within(0, LONGEST_RUN)), shown="with spot a day, else SageMaker's own"
+    )
+    quota_timeout: float = option(0.0, check=_seconds(DAY))
+    keep_alive: int = option(0, check=_within(0, 21_600))
+    security_group_ids: Sequence[str] | None = option(None, check=or_none(check_names))
+    subnets: Sequence[str] | None = option(None, check=or_none(check_names))
+    volume_kms_key: str | None = option(None, check=or_none(check_text))
+    output_kms_key: str | None = option(None, check=or_none(check_text))
+    instance_preferences: Sequence[str] | None = option(None, check=or_none(_check_types))
+    training_plan_arn: str | None = option(None, check=or_none(check_text))
+    channels: Mapping[str, str] | None = option(None, check=_check_channels)
+    image_credentials_arn: str | None = option(None, check=or_none(check_text))
+    request_overlay: Mapping[str, Any] | None = option(
+        None, check=or_none(_check_overlay), type="part of a request"
+    )
+    grace: float = option(10.0, check=_seconds(LONGEST_GRACE))
+    request_timeout: float = option(30.0, check=_seconds(DAY))
+    retry_timeout: float = option(60.0, check=_seconds(DAY))
+    journal: RunJournal | None = option(None, check=check_journal)
+    backoff: Backoff | None = option(None, check=check_backoff, shown="1 s to 20 s")
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if (self.subnets is None) != (self.security_group_ids is None):
+            raise InvalidRequestError(
+                "subnets and security_group_ids belong together: give both or none"
+            )
+        if self.image_credentials_arn is not None and self.subnets is None:
+            raise InvalidRequestError(
+                "image_credentials_arn needs subnets and security_group_ids: SageMaker pulls from such registries only in a VPC"
+            )

@@ -1,0 +1,96 @@
+"""Merging a caller's fields of CreateTrainingJob over ours."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Mapping
+from typing import Any
+
+from diloco_protocol import InvalidRequestError
+
+#: What the launch depends on, and with what an overlay would break it.
+_OURS = {
+    ("TrainingJobName",): "it is the launch's idempotency key",
+    ("AlgorithmSpecification", "ContainerEntrypoint"): "command= sets it",
+    ("AlgorithmSpecification", "ContainerArguments"): "the runner needs them",
+    ("AlgorithmSpecification", "AlgorithmName"): "replicas need an image",
+    ("OutputDataConfig", "S3OutputPath"): "output_s3_path= sets it",
+    ("OutputDataConfig", "CompressionType"): "results are read as plain files",
+    ("ResourceConfig", "InstanceCount"): "each replica is a job of one instance",
+    ("ResourceConfig", "InstanceGroups"): "each replica is a job of one instance",
+    ("ResourceConfig", "InstanceType"): "gpu= or the options choose it",
+    ("CheckpointConfig", "LocalPath"): "attempts are counted in /opt/ml/checkpoints",
+    ("CheckpointConfig", "S3Uri"): "checkpoint_s3_path= sets it",
+    ("StoppingCondition", "MaxRuntimeInSeconds"): "it follows from timeout= and max_restarts=",
+    ("EnableManagedSpotTraining",): "spot= sets it",
+    ("EnableNetworkIsolation",): "isolated replicas could not reach their rendezvous",
+    ("RoleArn",): "role_arn= sets it",
+}
+
+
+def apply_overlay(request: dict[str, Any], overlay: Mapping[str, Any] | None) -> dict[str, Any]:
+    """A request with fields of the caller merged into it; neither is changed.
+
+    Mappings are merged, tags are added, everything else replaces ours; None removes.
+
+    Raises:
+        InvalidRequestError: It would change what the launch depends on.
+    """
+    if not overlay:
+        return request
+    for path, why in _OURS.items():
+        if _has(overlay, path):
+            raise InvalidRequestError(f"request_overlay may not set {'.'.join(path)}: {why}")
+    merged = copy.deepcopy(request)
+    _merge(merged, copy.deepcopy(dict(overlay)), "request_overlay")
+    return merged
+
+
+def _has(overlay: Mapping[str, Any], path: tuple[str, ...]) -> bool:
+    value: Any = overlay
+    for number, key in enumerate(path):
+        if not isinstance(value, Mapping):
+            # Something else in place of the mapping would take ours away.
+            return number > 0
+        if key not in value:
+            return False
+        value = value[key]
+    return True
+
+
+def _merge(base: dict[str, Any], patch: Mapping[str, Any], path: str) -> None:
+    for key, value in patch.items():
+        place = f"{path}.{key}"
+        if key in {"Tags", "HyperParameters", "Environment"} and path == "request_overlay":
+            _add(base, key, value, place)
+        elif value is None:
+            base.pop(key, None)
+        elif isinstance(value, Mapping) and isinstance(base.get(key), dict):
+            _merge(base[key], value, place)
+        else:
+            base[key] = value
+
+
+def _add(base: dict[str, Any], key: str, value: Any, place: str) -> None:
+    """Add to what says who a job is; nothing of it may be replaced."""
+    if key == "Tags":
+        if not isinstance(value, list) or not all(
+            isinstance(tag, Mapping) and tag.keys() == {"Key", "Value"} for tag in value
+        ):
+            raise InvalidRequestError(
+                f"{place} must be a list of mappings with 'Key' and 'Value', not {value!r}"
+            )
+        there = {tag["Key"] for tag in base.get("Tags", [])}
+        given = {tag["Key"] for tag in value}
+    else:
+        if not isinstance(value, Mapping):
+            raise InvalidRequestError(f"{place} must be a mapping of text to text, not {value!r}")
+        there, given = set(base.get(key, {})), set(value)
+    if twice := there & given:
+        raise InvalidRequestError(
+            f"{place} may not set {', '.join(sorted(twice))}: the launch does"
+        )
+    if key == "Tags":
+        base[key] = [*base.get(key, []), *value]
+    else:
+        base[key] = {**base.get(key, {}), **value}

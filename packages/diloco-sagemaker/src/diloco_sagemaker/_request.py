@@ -1,0 +1,235 @@
+"""What is sent for a launch: one CreateTrainingJob per rank. Pure functions."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+from diloco_protocol import InvalidRequestError, ReplicaSpec, RunRequest, spec_to_environment
+from diloco_protocol.backend import REDACTED, redact
+
+from . import _names as names
+from ._gpus import choose_instance, gpus_of, has_local_storage
+from ._model import check_request
+from ._options import DAY, LONGEST_RUN, SageMakerOptions
+from ._overlay import apply_overlay
+
+MESSAGE_BYTES = 900
+"""A FailureReason holds 1024, and SageMaker adds words of its own."""
+MAX_RESULT_BYTES = 1 << 24
+
+_MARGIN = 1800.0
+"""Seconds of a job that are no attempt: SageMaker's clock runs while it prepares the machine and uploads."""
+_SPOT_LIVES = 10
+"""How many times the time of its attempts a spot job may use: an interruption gives the next attempt the whole timeout."""
+_PIECE = 2500
+_MOST_PIECES = 94  # of 100 hyperparameters, five are the launch's record
+
+
+def longest_timeout(options: SageMakerOptions) -> float:
+    """The longest timeout of an attempt, in seconds, where nothing is started again."""
+    return float(LONGEST_RUN - _MARGIN - math.ceil(options.grace))
+
+
+def job_requests(request: RunRequest, options: SageMakerOptions) -> list[dict[str, Any]]:
+    """The requests of a launch, in rank order.
+
+    Raises:
+        InvalidRequestError: Something cannot be asked for, does not fit, or would be refused for its form.
+    """
+    specs = request.specs(grace=options.grace)
+    shared = apply_overlay(_shared(request, options), options.request_overlay)
+    first = _of_rank(shared, specs[0], request, options)
+    check_request(first)
+    return [first, *(_of_rank(shared, spec, request, options) for spec in specs[1:])]
+
+
+def redacted(job: dict[str, Any]) -> dict[str, Any]:
+    """A request as a plan may show it: without values that are named like secrets."""
+    if "Environment" not in job:
+        return job
+    shown = {name: redact(name, value) for name, value in job["Environment"].items()}
+    return {**job, "Environment": shown}
+
+
+def secret_names(job: dict[str, Any]) -> list[str]:
+    """Variables whose names are like those of secrets; whoever may describe a job can read them."""
+    return sorted(
+        name
+        for name, value in job.get("Environment", {}).items()
+        if redact(name, value) == REDACTED
+    )
+
+
+def _of_rank(
+    shared: dict[str, Any], spec: ReplicaSpec, request: RunRequest, options: SageMakerOptions
+) -> dict[str, Any]:
+    name = names.job_name(request.run_id, spec.rank)
+    own = {
+        **shared,
+        "TrainingJobName": name,
+        "HyperParameters": {**_pieces(spec), **shared["HyperParameters"]},
+        "Tags": [{"Key": names.TAG_RANK, "Value": str(spec.rank)}, *shared["Tags"]],
+    }
+    if "CheckpointConfig" in shared:
+        place = options.checkpoint_s3_path or f"{options.output_s3_path}/checkpoints"
+        own["CheckpointConfig"] = {**shared["CheckpointConfig"], "S3Uri": f"{place}/{name}"}
+    return own
+
+
+def _pieces(spec: ReplicaSpec) -> dict[str, str]:
+    pieces = spec_to_environment(spec, piece_bytes=_PIECE)
+    if len(pieces) > _MOST_PIECES:
+        raise InvalidRequestError(
+            f"what each replica is told is {len(spec.to_json())} bytes of JSON, and the hyperparameters of a job hold about "
+            f"{_MOST_PIECES * _PIECE * 3 // 4}: put what is large into a file in S3, and pass its URI in entrypoint_args"
+        )
+    return pieces
+
+
+def _shared(request: RunRequest, options: SageMakerOptions) -> dict[str, Any]:
+    """What the jobs of all ranks have in common."""
+    spot = options.spot if request.spot is None else request.spot
+    instance = choose_instance(
+        request.gpu, gpu_type=options.instance_type, cpu_type=options.cpu_instance_type
+    )
+    job: dict[str, Any] = {
+        "TrainingJobName": "",
+        "AlgorithmSpecification": _algorithm(request, options, counted=spot),
+        "RoleArn": options.role_arn,
+        "OutputDataConfig": {"S3OutputPath": options.output_s3_path, "CompressionType": "NONE"},
+        "ResourceConfig": _resources(instance, options, spot=spot),
+        "StoppingCondition": _stopping(request, options, instance, spot=spot),
+        "EnableNetworkIsolation": False,
+        "EnableManagedSpotTraining": spot,
+        "HyperParameters": {
+            names.RUN_ID: request.run_id,
+            names.RANKS: f"{request.ranks[0]}-{request.ranks[-1]}",
+            names.WORLD_SIZE: str(request.world_size),
+            names.FINGERPRINT: request.fingerprint(),
+            names.RESTARTS: str(request.max_restarts),
+        },
+        "Tags": _tags(request, options),
+    }
+    if request.env:
+        job["Environment"] = dict(request.env)
+    if options.output_kms_key is not None:
+        job["OutputDataConfig"]["KmsKeyId"] = options.output_kms_key
+    if spot:
+        job["CheckpointConfig"] = {"S3Uri": "", "LocalPath": names.CHECKPOINT_FOLDER}
+    if options.platform_retries:
+        job["RetryStrategy"] = {"MaximumRetryAttempts": options.platform_retries}
+    if options.subnets is not None:
+        job["VpcConfig"] = {
+            "SecurityGroupIds": list(options.security_group_ids or ()),
+            "Subnets": list(options.subnets),
+        }
+    if options.channels:
+        job["InputDataConfig"] = [
+            {
+                "ChannelName": name,
+                "DataSource": {
+                    "S3DataSource": {
+                        "S3DataType": "S3Prefix",
+                        "S3Uri": uri,
+                        "S3DataDistributionType": "FullyReplicated",
+                    }
+                },
+            }
+            for name, uri in options.channels.items()
+        ]
+    return job
+
+
+def _algorithm(request: RunRequest, options: SageMakerOptions, *, counted: bool) -> dict[str, Any]:
+    arguments = ["--spec-strings", names.STRINGS_FILE]
+    arguments += ["--outcome", f"{names.MODEL_FOLDER}/{names.OUTCOME_NAME}"]
+    arguments += ["--failure", names.FAILURE_FILE, "--message-bytes", str(MESSAGE_BYTES)]
+    arguments += ["--result-bytes", str(MAX_RESULT_BYTES)]
+    if request.max_restarts:
+        arguments += ["--restarts", str(request.max_restarts)]
+    if counted:
+        arguments += ["--attempts", f"{names.CHECKPOINT_FOLDER}/{names.ATTEMPTS_NAME}"]
+    algorithm: dict[str, Any] = {
+        "TrainingImage": options.image_uri,
+        "TrainingInputMode": "File",
+        "ContainerEntrypoint": list(options.command or ()),
+        "ContainerArguments": arguments,
+    }
+    if options.image_credentials_arn is not None:
+        algorithm["TrainingImageConfig"] = {
+            "TrainingRepositoryAccessMode": "Vpc",
+            "TrainingRepositoryAuthConfig": {
+                "TrainingRepositoryCredentialsProviderArn": options.image_credentials_arn
+            },
+        }
+    return algorithm
+
+
+def _resources(instance: str, options: SageMakerOptions, *, spot: bool) -> dict[str, Any]:
+    preferred = options.instance_preferences
+    if preferred is not None and spot:
+        raise InvalidRequestError(
+            "instance_preferences cannot be had on spot: leave one of them out, or give instance_type="
+        )
+    if options.keep_alive and spot:
+        raise InvalidRequestError("keep_alive cannot be had on spot: leave one of them out")
+    kinds = list(preferred) if preferred is not None else [instance]
+    resources: dict[str, Any] = {"InstanceCount": 1}
+    if preferred is not None:
+        resources = {
+            "InstancePreferences": [{"InstanceType": kind, "InstanceCount": 1} for kind in kinds]
+        }
+    else:
+        resources["InstanceType"] = instance
+    if not all(has_local_storage(kind) for kind in kinds):
+        resources["VolumeSizeInGB"] = options.volume_size_gb
+        if options.volume_kms_key is not None:
+            resources["VolumeKmsKeyId"] = options.volume_kms_key
+    if options.keep_alive:
+        resources["KeepAlivePeriodInSeconds"] = options.keep_alive
+    if options.training_plan_arn is not None:
+        resources["TrainingPlanArn"] = options.training_plan_arn
+    return resources
+
+
+def _stopping(
+    request: RunRequest, options: SageMakerOptions, instance: str, *, spot: bool
+) -> dict[str, int]:
+    """The service's own deadlines: backstops, since the runner ends what is overdue."""
+    timeout = request.timeout or 0.0
+    runtime = math.ceil((timeout + options.grace) * (1 + request.max_restarts) + _MARGIN)
+    if runtime > LONGEST_RUN:
+        raise InvalidRequestError(
+            f"timeout={request.timeout:g} and max_restarts={request.max_restarts} make {runtime} s, and a training job lives for "
+            f"{LONGEST_RUN} s (28 days) at most: give a shorter timeout or fewer restarts"
+        )
+    if spot:
+        runtime = min(LONGEST_RUN, runtime * _SPOT_LIVES)
+        wait = DAY if options.pending_timeout is None else options.pending_timeout
+        return {
+            "MaxRuntimeInSeconds": runtime,
+            "MaxWaitTimeInSeconds": min(LONGEST_RUN, runtime + wait),
+        }
+    if options.pending_timeout is None:
+        return {"MaxRuntimeInSeconds": runtime}
+    kinds = options.instance_preferences or (instance,)
+    if not all(gpus_of(kind) for kind in kinds):
+        raise InvalidRequestError(
+            f"pending_timeout={options.pending_timeout} can be had only on types with GPUs, not on {', '.join(kinds)}, or on spot"
+        )
+    return {
+        "MaxRuntimeInSeconds": runtime,
+        "MaxPendingTimeInSeconds": options.pending_timeout,
+    }
+
+
+def _tags(request: RunRequest, options: SageMakerOptions) -> list[dict[str, str]]:
+    ours = {names.TAG_RUN: request.run_id, names.TAG_COHORT: request.cohort}
+    if options.owner is not None:
+        ours[names.TAG_OWNER] = options.owner
+    for key in request.labels:
+        if key.lower().startswith((names.TAG_PREFIX, "aws:")):
+            raise InvalidRequestError(f"labels may not set {key!r}: the launch or AWS sets it")
+    tags = {**(options.tags or {}), **request.labels, **ours}
+    return [{"Key": key, "Value": value} for key, value in tags.items()]

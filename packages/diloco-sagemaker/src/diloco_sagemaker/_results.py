@@ -1,0 +1,63 @@
+"""What a replica reports of its success: a file that SageMaker uploads as it is."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from diloco_protocol import DilocoError, Outcome, ReplicaHandle, ResultLostError
+
+from . import _names as names
+from ._client import Client
+from ._errors import MissingError
+from ._facts import JobFacts
+
+_SLACK = 60.0  # seconds by which the clocks of a machine and of SageMaker may differ
+
+
+def place_of(job: JobFacts) -> tuple[str, str]:
+    """Bucket and key of a job's outcome."""
+    bucket, _, prefix = job.output.removeprefix("s3://").partition("/")
+    parts = [prefix.strip("/"), job.name, "output/model", names.OUTCOME_NAME]
+    return bucket, "/".join(part for part in parts if part)
+
+
+def counter_of(job: JobFacts) -> tuple[str, str] | None:
+    """Bucket and key of the file that counts a job's attempts; None if it has none."""
+    if not job.checkpoints:
+        return None
+    bucket, _, prefix = job.checkpoints.removeprefix("s3://").partition("/")
+    return bucket, f"{prefix.strip('/')}/{names.ATTEMPTS_NAME}"
+
+
+def read_outcome(client: Client, job: JobFacts) -> Outcome:
+    """The outcome of a job that has completed.
+
+    Raises:
+        ResultLostError: It is gone for good, or damaged.
+        BackendError: It could not be read this time, or may not be read.
+    """
+    bucket, key = place_of(job)
+    try:
+        content = client.read_object(bucket, key)
+    except MissingError as error:
+        raise ResultLostError(
+            f"{error}: it was removed, or command= is not what starts diloco_protocol.runner"
+        ) from error
+    try:
+        outcome = Outcome.from_json(content.decode())
+    except (UnicodeDecodeError, DilocoError) as error:
+        raise ResultLostError(f"s3://{bucket}/{key} is damaged: {error}") from error
+    if outcome.exit_code != 0:
+        raise ResultLostError(f"s3://{bucket}/{key} tells of exit code {outcome.exit_code}")
+    if outcome.finished_at is not None and outcome.finished_at < job.created / 1000 - _SLACK:
+        raise ResultLostError(f"s3://{bucket}/{key} is of an earlier job of this name")
+    return outcome
+
+
+def read_result(client: Client, handle: ReplicaHandle, job: JobFacts) -> Any:
+    """What the replica of a job that has completed returned; raises as :func:`read_outcome` does."""
+    try:
+        return read_outcome(client, job).result
+    except ResultLostError as error:
+        text = f"rank {handle.rank} of run {handle.run_id!r} succeeded, but its result cannot be read: {error}"
+        raise ResultLostError(text) from error

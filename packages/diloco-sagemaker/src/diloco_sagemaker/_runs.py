@@ -1,0 +1,282 @@
+"""Runs that exist: found by their handles, looked at, ended, removed."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+from typing import Any
+
+from diloco_protocol import (
+    BackendError,
+    Backoff,
+    InvalidRequestError,
+    Outcome,
+    ReplicaHandle,
+    ReplicaNotFoundError,
+    ReplicaStatus,
+    ResultLostError,
+    UnavailableError,
+    retry,
+)
+
+from . import _names as names
+from ._client import Client
+from ._errors import EndedError, MissingError, TakenError
+from ._facts import ENDED, JobFacts, Summary
+from ._handles import created_of, is_of, make_handle, may_be_of
+from ._many import at_once
+from ._results import counter_of, place_of, read_outcome, read_result
+from ._states import status_of
+from ._sweep import Jobs
+
+_FEW = 2
+"""So many replicas are described one by one; for more, the jobs of their run are listed."""
+_SECONDS_TO_GO = 120.0
+
+
+class Runs:
+    """The runs of an account and region, by their handles. Thread-safe."""
+
+    def __init__(self, client: Client, jobs: Jobs, backoff: Backoff, patience: float) -> None:
+        self._client = client
+        self._jobs = jobs
+        self._backoff = backoff
+        self._patience = patience
+        self._outcomes: dict[tuple[str, int], Outcome | None] = {}
+        self._cancelled: set[tuple[str, int]] = set()
+
+    # --- looking ---
+
+    def job(self, handle: ReplicaHandle) -> JobFacts:
+        """The job of a handle.
+
+        Raises:
+            ReplicaNotFoundError: It is gone.
+        """
+        try:
+            job = self._jobs.describe(handle.metadata["job_name"])
+        except MissingError as error:
+            raise _gone(handle) from error
+        if not is_of(handle, job):
+            raise _gone(handle)
+        return job
+
+    def observe(self, handles: Sequence[ReplicaHandle]) -> dict[ReplicaHandle, ReplicaStatus]:
+        """The statuses of replicas of one run; one without a record is left out."""
+        if len(handles) <= _FEW:
+            found = self._jobs.described([handle.metadata["job_name"] for handle in handles])
+        else:
+            found = self._listed(handles)
+        known = {
+            handle: job
+            for handle in handles
+            if (job := found.get(handle.metadata["job_name"])) is not None and is_of(handle, job)
+        }
+        statuses = at_once(self._status, list(known.values()))
+        return dict(zip(known, statuses, strict=True))
+
+    def _listed(self, handles: Sequence[ReplicaHandle]) -> dict[str, JobFacts]:
+        run_id = handles[0].run_id
+        times = [created_of(handle) for handle in handles]
+        since = None if None in times else min(time for time in times if time is not None)
+        listed = self._jobs.of_run(run_id, since)
+        wanted = [
+            summary
+            for handle in handles
+            if (summary := listed.get(handle.rank)) is not None and may_be_of(handle, summary)
+        ]
+        found = self._jobs.details(wanted, names.job_prefix(run_id))
+        # A list may lag behind what has just been created; only Describe says that something is not there.
+        missing = [
+            handle.metadata["job_name"]
+            for handle in handles
+            if handle.metadata["job_name"] not in found
+        ]
+        return {**found, **self._jobs.described(missing)}
+
+    def _status(self, job: JobFacts) -> ReplicaStatus:
+        cancelled = False
+        if job.status in {"Stopped", "Stopping"}:
+            cancelled = (job.name, job.created) in self._cancelled or self._tagged(job)
+        outcome = self._outcome(job) if job.status == "Completed" and job.restarts else None
+        return status_of(job, self._client.region, outcome, cancelled=cancelled)
+
+    def _tagged(self, job: JobFacts) -> bool:
+        return names.TAG_CANCELLED in self._jobs.with_tags(job)
+
+    def _outcome(self, job: JobFacts) -> Outcome | None:
+        """For the attempt, where the job itself has started its program again."""
+        key = (job.name, job.created)
+        if key not in self._outcomes:
+            try:
+                outcome = read_outcome(self._client, job)
+            except ResultLostError:
+                self._outcomes[key] = None
+            else:
+                self._outcomes[key] = Outcome(
+                    0, attempt=outcome.attempt, started_at=outcome.started_at
+                )
+        return self._outcomes[key]
+
+    def result(self, handle: ReplicaHandle) -> Any:
+        """What a replica that has succeeded returned."""
+        return read_result(self._client, handle, self.job(handle))
+
+    # --- ending ---
+
+    def cancel(self, handle: ReplicaHandle, *, seen: bool = False) -> None:
+        """Ask for the end of a replica; does nothing if it has ended or is gone.
+
+        Args:
+            handle: The replica.
+            seen: Whether its job has just been seen in a list, so that nobody has to look again.
+        """
+        name = handle.metadata["job_name"]
+        created, arn = created_of(handle), ""
+        if not seen or created is None:
+            try:
+                job = self.job(handle)
+            except ReplicaNotFoundError:
+                return
+            if job.status in ENDED | {"Stopping", "Deleting"}:
+                return
+            created, arn = job.created, job.arn
+        try:
+            self._client.stop(name)
+        except (EndedError, MissingError):
+            return
+        self._cancelled.add((name, created))
+        self._mark(name, arn or self._client.job_arn(name))
+
+    def _mark(self, name: str, arn: str) -> None:
+        """Leave word of who has asked for the end; the end itself has been accepted by now."""
+        try:
+            retry(
+                lambda: self._client.tag(arn, names.TAG_CANCELLED, "true"),
+                self._backoff,
+                timeout=self._patience,
+            )
+        except BackendError as error:
+            logging.getLogger("diloco_sagemaker").warning(
+                "the training job %s is being ended, and could not be tagged as cancelled: others will take it to be stopped "
+                "from outside (%s)",
+                name,
+                error,
+            )
+
+    def purge(self, handle: ReplicaHandle) -> None:
+        """Remove what is left of a handle's run: results, logs, jobs; does nothing if it is gone.
+
+        Raises:
+            InvalidRequestError: A replica has not ended.
+            UnavailableError: Not all of it is gone yet.
+        """
+        try:
+            own = self.job(handle)
+        except ReplicaNotFoundError:
+            return
+        listed = self._jobs.of_run(handle.run_id)
+        found = {
+            **self._jobs.details(list(listed.values()), names.job_prefix(handle.run_id)),
+            own.name: own,
+        }
+        run = [job for job in found.values() if job.fingerprint == own.fingerprint]
+        going = {job.name for job in run if job.status == "Deleting"}
+        alive = [job for job in run if job.status not in ENDED | {"Deleting"}]
+        if alive:
+            raise InvalidRequestError(
+                f"{len(alive)} replicas of run {handle.run_id!r} have not ended, such as {alive[0].name}: cancel it first"
+            )
+        # Its own job goes last: as long as it is there, the same purge can be repeated.
+        others = [job for job in run if job.name != own.name]
+        at_once(self._remove, [job for job in others if job.name not in going])
+        if own.name not in going:
+            self._remove(own)
+        self._wait_until_gone([*others, own])
+
+    def _remove(self, job: JobFacts) -> None:
+        for stream in list(self._client.log_streams_or_none(job.name)):
+            try:
+                self._client.delete_log_stream(stream)
+            except MissingError:
+                continue
+        for place in (place_of(job), counter_of(job)):
+            if place is not None:
+                try:
+                    self._client.delete_object(*place)
+                except MissingError:
+                    continue
+        try:
+            self._client.delete(job.name)
+        except MissingError:
+            pass
+        except TakenError as error:
+            pool = f"; its warm pool is {job.warm_pool}" if job.warm_pool else ""
+            raise UnavailableError(
+                f"{error}{pool}: SageMaker deletes a job only when its warm pool is gone. Purge again after keep_alive"
+            ) from error
+        self._jobs.forget(job)
+
+    def _wait_until_gone(self, jobs: Sequence[JobFacts]) -> None:
+        deadline = self._backoff.clock() + _SECONDS_TO_GO
+        for delay in self._backoff.delays():
+            left = self._jobs.described([job.name for job in jobs])
+            going = [
+                job for job in jobs if job.name in left and left[job.name].created == job.created
+            ]
+            if not going:
+                return
+            if self._backoff.clock() >= deadline:
+                raise UnavailableError(
+                    f"{len(going)} training jobs are being deleted, such as {going[0].name}: purge again in a moment"
+                )
+            self._backoff.sleep(delay)
+
+    # --- finding ---
+
+    def find(self, run_id: str) -> list[ReplicaHandle]:
+        """The handles of a run, in rank order.
+
+        Raises:
+            ReplicaNotFoundError: There is no such run.
+        """
+        listed = self._jobs.of_run(run_id)
+        job = self._first_of_ours(listed)
+        if job is None:
+            raise ReplicaNotFoundError(
+                f"there is no run {run_id!r} in {self._client.region} that diloco has launched"
+            )
+        region, account = self._client.region, self._client.account
+        return [
+            make_handle(run_id, rank, job.world_size, listed[rank].created, region, account)
+            for rank in sorted(listed)
+        ]
+
+    def all(self) -> list[str]:
+        """The run_ids, oldest first."""
+        runs: dict[str, dict[int, Summary]] = {}
+        for summary in self._client.list(names.PREFIX):
+            parsed = names.parse_job_name(summary.name)
+            if parsed is not None:
+                runs.setdefault(parsed[0], {})[parsed[1]] = summary
+        firsts = [jobs[min(jobs)] for jobs in runs.values()]
+        details = self._jobs.details(firsts, names.PREFIX)
+        ours = {job.run_id for job in details.values() if job.run_id}
+        times = {run_id: min(job.created for job in jobs.values()) for run_id, jobs in runs.items()}
+        return sorted(ours, key=lambda run_id: (times[run_id], run_id))
+
+    def _first_of_ours(self, listed: dict[int, Summary]) -> JobFacts | None:
+        for rank in sorted(listed):
+            try:
+                job = self._jobs.describe(listed[rank].name)
+            except MissingError:
+                continue
+            return job if job.run_id else None
+        return None
+
+
+def _gone(handle: ReplicaHandle) -> ReplicaNotFoundError:
+    return ReplicaNotFoundError(
+        f"there is no training job {handle.metadata['job_name']} of run {handle.run_id!r} any more: it was purged or deleted, "
+        "and its name may be another job's by now. How it ended is known only to a journal"
+    )

@@ -1,0 +1,181 @@
+"""From what SageMaker says of a job to the state of a replica. Pure functions."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from diloco_protocol import Outcome, Reason, ReplicaState, ReplicaStatus
+
+from . import _names as names
+from ._facts import JobFacts, Transition
+from ._failure import outcome_in, outcome_without
+from ._gpus import other_types
+
+# The last three are retired, and may still be met in old records.
+_IMAGE = frozenset({"Downloading", "DownloadingTrainingImage"})
+_BEFORE = _IMAGE | {"Starting", "Pending", "LaunchingMLInstances", "PreparingTrainingStack"}
+_BETWEEN = frozenset({"Interrupted", "Restarting"})
+_TIMEOUTS = {
+    "MaxRuntimeExceeded": "the job reached its MaxRuntimeInSeconds, a backstop behind the runner's own timeout",
+    "MaxWaitTimeExceeded": "the job reached its MaxWaitTimeInSeconds: spot capacity did not suffice in time",
+}
+
+
+def status_of(
+    job: JobFacts, region: str, outcome: Outcome | None = None, *, cancelled: bool = False
+) -> ReplicaStatus:
+    """What is true of a replica.
+
+    Args:
+        job: Its job.
+        region: For the link to the console.
+        outcome: What the runner has reported of a success, where somebody has read it.
+        cancelled: Whether an executor has asked for the end.
+    """
+    lives = _lives(job.transitions)
+    url = console(job, region)
+    native = _native(job)
+    status = job.status
+    secondary = job.secondary or (job.transitions[-1].status if job.transitions else "")
+    if status == "Deleting" and secondary in {"Completed", "Failed", "Stopped", *_TIMEOUTS}:
+        # Only what has ended can be deleted, and it stays what it was.
+        status = "Stopped" if secondary in _TIMEOUTS else secondary
+    attempt = len(lives)
+    started = _started(job, lives)
+    if status == "Completed":
+        if outcome is not None:
+            attempt, started = max(attempt, outcome.attempt), outcome.started_at or started
+        return ReplicaStatus(
+            ReplicaState.SUCCEEDED, attempt, Reason.COMPLETED, exit_code=0, started_at=started,
+            finished_at=_ended(job), url=url, native=native,
+        )  # fmt: skip
+    if status == "Failed":
+        return _failed(job, attempt, started, url, native)
+    if status == "Stopped":
+        if secondary in _TIMEOUTS:
+            return ReplicaStatus(
+                ReplicaState.FAILED, attempt, Reason.TIMEOUT, message=_TIMEOUTS[secondary],
+                started_at=started, finished_at=_ended(job), url=url, native=native,
+            )  # fmt: skip
+        reason = Reason.CANCEL_REQUESTED if cancelled else Reason.STOPPED_EXTERNALLY
+        message = "cancelled" if cancelled else "the job was stopped from outside"
+        return ReplicaStatus(
+            ReplicaState.CANCELLED, attempt, reason, message=message, started_at=started,
+            finished_at=_ended(job), url=url, native=native,
+        )  # fmt: skip
+    return _living(job, secondary, lives, started, url, native, cancelled=cancelled)
+
+
+def attempt_in(job: JobFacts) -> int:
+    """Which attempt the transitions show, from 1; restarts in place are not in them."""
+    return len(_lives(job.transitions))
+
+
+def console(job: JobFacts, region: str) -> str:
+    """The console's page of a job."""
+    return names.console_url(region, job.name)
+
+
+def _living(
+    job: JobFacts,
+    secondary: str,
+    lives: Sequence[Sequence[Transition]],
+    started: float | None,
+    url: str,
+    native: str,
+    *,
+    cancelled: bool,
+) -> ReplicaStatus:
+    attempt, stopping = len(lives), job.status == "Stopping"
+    asked = Reason.CANCEL_REQUESTED if cancelled and stopping else None
+    message = next((each.message for each in reversed(job.transitions) if each.message), "")
+    trained = any(each.status == "Training" for each in lives[-1])
+    waits = secondary in _BEFORE | _BETWEEN or not (secondary or trained)
+    if stopping:
+        waits = not trained
+    if not waits:
+        return ReplicaStatus(
+            ReplicaState.RUNNING, attempt, asked, stopping=stopping, message=message,
+            started_at=started, url=url, native=native,
+        )  # fmt: skip
+    if secondary in _BETWEEN:
+        reason = Reason.PREEMPTED
+    elif secondary in _IMAGE:
+        reason = Reason.IMAGE
+    else:
+        reason = Reason.QUEUED if secondary == "Pending" else Reason.STARTING
+    return ReplicaStatus(
+        ReplicaState.PENDING, attempt, asked or reason, stopping=stopping, message=message, url=url,
+        native=native,
+    )  # fmt: skip
+
+
+def _failed(
+    job: JobFacts, attempt: int, started: float | None, url: str, native: str
+) -> ReplicaStatus:
+    outcome = outcome_in(job.failure)
+    if outcome is None or outcome.exit_code == 0:
+        trained = any(each.status == "Training" for each in job.transitions)
+        reason, code, signal = outcome_without(job.failure, trained=trained)
+        message = _explained(job)
+    else:
+        reason, code, signal = outcome.reason, outcome.exit_code, outcome.signal
+        message = outcome.error or job.failure
+        attempt, started = max(attempt, outcome.attempt), outcome.started_at or started
+        if reason in {Reason.CANCEL_REQUESTED, Reason.COMPLETED}:
+            # The runner was told to end, and SageMaker did not say that the job was stopped.
+            reason = Reason.PLATFORM if reason is Reason.CANCEL_REQUESTED else Reason.ERROR
+    return ReplicaStatus(
+        ReplicaState.FAILED, attempt, reason, exit_code=code or None, signal=signal,
+        message=message, started_at=started, finished_at=_ended(job), url=url, native=native,
+    )  # fmt: skip
+
+
+def _explained(job: JobFacts) -> str:
+    text = job.failure or "the job failed, and SageMaker does not say why"
+    if not job.failure.startswith("CapacityError"):
+        return text
+    others = other_types(job.instance)
+    also = f"; as many GPUs are in {', '.join(others)}" if others else ""
+    return (
+        f"{text} There was no {job.instance or 'instance'} to be had in this region{also}. "
+        "Spot, a training plan or a longer pending_timeout= may help"
+    )
+
+
+def _lives(transitions: Sequence[Transition]) -> list[list[Transition]]:
+    """The history, cut where an interruption ended an attempt: what follows belongs to the next."""
+    lives: list[list[Transition]] = [[]]
+    between = False
+    for each in transitions:
+        if each.status in _BETWEEN and not between:
+            lives.append([])
+        between = each.status in _BETWEEN
+        lives[-1].append(each)
+    return lives
+
+
+def _started(job: JobFacts, lives: Sequence[Sequence[Transition]]) -> float | None:
+    for each in lives[-1]:
+        if each.status == "Training":
+            return each.start
+    return job.started if len(lives) == 1 and not job.transitions else None
+
+
+def _ended(job: JobFacts) -> float | None:
+    if job.ended is not None:
+        return job.ended
+    last = job.transitions[-1] if job.transitions else None
+    if last is not None and (last.end or last.start) is not None:
+        return last.end or last.start
+    return None if job.modified is None else job.modified / 1000
+
+
+def _native(job: JobFacts) -> str:
+    words = [f"{job.status}/{job.secondary}" if job.secondary else job.status]
+    if job.billable is not None:
+        words.append(f"billable {job.billable} s")
+    words += [f"{name}={value:g}" for name, value in job.metrics.items()]
+    if job.failure and outcome_in(job.failure) is None:
+        words.append(job.failure)
+    return "; ".join(words)

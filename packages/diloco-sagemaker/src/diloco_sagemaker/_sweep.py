@@ -1,0 +1,113 @@
+"""Looking at many jobs with few calls: one list of all, and the details of what has changed."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from datetime import UTC, datetime
+
+from . import _names as names
+from ._client import Client
+from ._errors import MissingError
+from ._facts import JobFacts, Summary, same_life
+from ._many import at_once
+
+_FEW = 3
+"""So many are described one by one; more are searched for, a hundred at a time."""
+
+
+class Jobs:
+    """What is known of jobs: details are kept until a list shows that they have changed. Thread-safe.
+
+    Nothing depends on what is kept here but the number of calls.
+    """
+
+    def __init__(self, client: Client) -> None:
+        self._client = client
+        self._known: dict[tuple[str, int], JobFacts] = {}
+
+    def of_run(self, run_id: str, since: int | None = None) -> dict[int, Summary]:
+        """The jobs of a run by rank, as the list has them.
+
+        Args:
+            run_id: The run.
+            since: Only jobs created since then, in milliseconds.
+        """
+        filters = {}
+        if since is not None:
+            filters["CreationTimeAfter"] = datetime.fromtimestamp(since / 1000 - 2, UTC)
+        found = {}
+        for summary in self._client.list(names.job_prefix(run_id), **filters):
+            parsed = names.parse_job_name(summary.name)
+            if parsed is not None and parsed[0] == run_id:
+                found[parsed[1]] = summary
+        return found
+
+    def details(self, summaries: Sequence[Summary], contains: str) -> dict[str, JobFacts]:
+        """The details of jobs by name; what has gone meanwhile is left out.
+
+        Args:
+            summaries: The jobs, as a list has just had them.
+            contains: What is in the names of all of them.
+        """
+        found = {each.name: fact for each in summaries if (fact := self._fresh(each)) is not None}
+        changed = [each for each in summaries if each.name not in found]
+        if len(changed) > _FEW:
+            wanted = {each.name: each for each in changed}
+            for job in self._client.search(contains):
+                listed = wanted.get(job.name)
+                # The index may lag behind the list: it is believed only where both are of the same moment.
+                if listed is not None and job.modified is not None and _same_moment(job, listed):
+                    found[job.name] = self._keep(job)
+            changed = [each for each in changed if each.name not in found]
+        found.update(self.described([each.name for each in changed]))
+        return found
+
+    def described(self, job_names: Iterable[str]) -> dict[str, JobFacts]:
+        """The details of jobs by name, each asked for; what is not there is left out."""
+
+        def one(name: str) -> JobFacts | None:
+            try:
+                return self.describe(name)
+            except MissingError:
+                return None
+
+        asked = list(job_names)
+        answers = at_once(one, asked)
+        return {name: job for name, job in zip(asked, answers, strict=True) if job is not None}
+
+    def describe(self, name: str) -> JobFacts:
+        """The details of a job; MissingError if there is none."""
+        return self._keep(self._client.describe(name))
+
+    def with_tags(self, job: JobFacts) -> Mapping[str, str]:
+        """The tags of a job, which Describe does not tell."""
+        return self._client.tags(job.arn) if job.tags is None else job.tags
+
+    def forget(self, job: Summary) -> None:
+        """It was deleted."""
+        self._known.pop((job.name, job.created), None)
+
+    def _keep(self, job: JobFacts) -> JobFacts:
+        before = self._known.get((job.name, job.created))
+        if before is not None and (before.modified or 0) > (job.modified or 0):
+            return before
+        self._known[job.name, job.created] = job
+        return job
+
+    def _fresh(self, listed: Summary) -> JobFacts | None:
+        """What is known of a job, unless the list has something newer."""
+        job = self._known.get((listed.name, listed.created))
+        if job is None or listed.modified is None or job.modified is None:
+            return None
+        if job.modified > listed.modified:
+            return job  # the list lags behind what was seen
+        same = (job.status, job.modified) == (listed.status, listed.modified)
+        return job if same and listed.secondary in {"", job.secondary} else None
+
+
+def _same_moment(job: JobFacts, listed: Summary) -> bool:
+    return (
+        same_life(job.created, listed.created)
+        and job.modified == listed.modified
+        and job.status == listed.status
+    )

@@ -1,0 +1,122 @@
+"""Taking back what a failed launch has created, so that nothing of it costs money or stands in the way of the next try."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, field
+
+from diloco_protocol import (
+    BackendError,
+    Backoff,
+    ForbiddenError,
+    ReplicaNotFoundError,
+    retry,
+)
+
+from ._client import Client
+from ._errors import EndedError, MissingError, TakenError
+from ._facts import ENDED
+from ._many import outcomes
+
+_SECONDS_TO_END = 600.0
+"""SageMaker gives a job 120 s after SIGTERM; then it uploads what there is."""
+
+
+@dataclass(slots=True)
+class Withdrawal:
+    """What became of the jobs of a failed launch.
+
+    Attributes:
+        alive: Jobs that live, or of which nobody can say whether they do.
+        kept: Jobs that are ended or being ended, whose records are still there.
+        interrupted: What has interrupted the withdrawal itself, such as a second Ctrl-C.
+    """
+
+    alive: list[str] = field(default_factory=list)
+    kept: list[str] = field(default_factory=list)
+    interrupted: BaseException | None = None
+
+
+def withdraw(
+    client: Client,
+    fingerprints: Mapping[str, str],
+    certain: Collection[str],
+    backoff: Backoff,
+    patience: float,
+) -> Withdrawal:
+    """End jobs and delete them; jobs of the same names that another launch has created are left alone.
+
+    Args:
+        client: To ask.
+        fingerprints: What the jobs of this launch carry, by name.
+        certain: Those that this launch has certainly created, so that nobody has to look first.
+        backoff: Pauses between tries.
+        patience: Seconds for which each call is tried again.
+    """
+    result = Withdrawal(alive=list(fingerprints))
+
+    def stop(name: str) -> bool:
+        """Whether there is such a job of ours, which is being ended now."""
+
+        def once() -> bool:
+            try:
+                if name not in certain and client.describe(name).fingerprint != fingerprints[name]:
+                    return False
+                client.stop(name)
+            except EndedError:
+                return True
+            except MissingError:
+                return False
+            return True
+
+        return retry(once, backoff, timeout=patience)
+
+    try:
+        stopped = dict(zip(fingerprints, outcomes(stop, list(fingerprints)), strict=True))
+        result.alive = [
+            name for name, answer in stopped.items() if isinstance(answer, BaseException)
+        ]
+        result.kept = [name for name, answer in stopped.items() if answer is True]
+        result.kept = _delete(client, result.kept, backoff)
+    except (KeyboardInterrupt, SystemExit) as again:
+        result.interrupted = again
+    for name in result.kept:
+        logging.getLogger("diloco_sagemaker").warning(
+            "the training job %s of a launch that failed is being ended, and was not deleted: its name is taken until it is",
+            name,
+        )
+    return result
+
+
+def _delete(client: Client, ending: list[str], backoff: Backoff) -> list[str]:
+    """Delete jobs as soon as they have ended; returns those that were not deleted."""
+    deadline = backoff.clock() + _SECONDS_TO_END
+    left, refused = list(ending), []
+    for delay in backoff.delays():
+        waiting = []
+        for name in left:
+            try:
+                client.delete(name)
+                waiting.append(name)  # until it is seen to be gone
+            except ReplicaNotFoundError:
+                continue
+            except TakenError:
+                waiting.append(name)
+            except ForbiddenError:
+                refused.append(name)
+            except BackendError as error:
+                # One that is not retryable says that it has not ended yet, or that nobody may delete it.
+                (waiting if error.retryable or _lives(client, name) else refused).append(name)
+        left = waiting
+        if not left or backoff.clock() >= deadline:
+            break
+        backoff.sleep(delay)
+    return left + refused
+
+
+def _lives(client: Client, name: str) -> bool:
+    try:
+        return client.describe(name).status not in ENDED
+    except BackendError:
+        return False

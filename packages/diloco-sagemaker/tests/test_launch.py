@@ -1,0 +1,139 @@
+"""Launches: all or nothing, each job exactly once."""
+
+import pytest
+
+from diloco_protocol import (
+    AuthError,
+    InvalidRequestError,
+    LaunchError,
+    QuotaExceededError,
+    RunConflictError,
+)
+
+QUOTA = (
+    "The account-level service limit 'ml.g5.2xlarge for training job usage' is 2 Instances, with current utilization of 2 "
+    "Instances and a request delta of 1 Instances."
+)
+
+
+def launch(executor, n=3, **options):
+    return executor.launch_replicas(n, "trainer:train", {"a": 1}, run_id="run-1", **options)
+
+
+def test_a_launch(aws, executor):
+    handles = launch(executor())
+    assert [handle.metadata["job_name"] for handle in handles] == sorted(aws.jobs)
+    assert len(aws.jobs) == 3
+    assert {handle.metadata["region"] for handle in handles} == {"eu-west-1"}
+
+
+def test_what_is_sent_is_the_plan(aws, executor):
+    first = executor()
+    planned = first.plan(2, "trainer:train", {"a": 1}, run_id="run-1").requests
+    assert aws.calls == []
+    launch(first, 2)
+    sent = {
+        body["TrainingJobName"]: body for call, body in aws.calls if call == "CreateTrainingJob"
+    }
+    assert sent == {job["TrainingJobName"]: job for job in planned}
+
+
+def test_the_same_launch_twice_gives_the_same_handles(aws, executor):
+    handles = launch(executor())
+    assert launch(executor()) == handles
+    assert aws.count("CreateTrainingJob") == 3
+
+
+def test_another_launch_of_that_name_is_a_conflict(aws, executor):
+    launch(executor())
+    with pytest.raises(RunConflictError, match="choose another run_id"):
+        launch(executor(), gpu="H100")
+    assert len(aws.jobs) == 3
+
+
+@pytest.mark.parametrize("rank", [0, 2])
+def test_a_lost_answer_creates_nothing_twice(aws, executor, rank):
+    for number in range(rank + 1):
+        done = number == rank
+        aws.faults.append(("CreateTrainingJob", "InternalFailure", "", 500, done))
+    assert len(launch(executor())) == 3
+    assert len(aws.jobs) == 3
+
+
+def test_throttling_slows_a_launch_and_does_not_end_it(aws, executor):
+    aws.faults += [("CreateTrainingJob", "ThrottlingException", "Rate exceeded", 400, False)] * 8
+    assert len(launch(executor(), 12)) == 12
+
+
+def test_quota_takes_back_what_was_created(aws, executor):
+    first = executor()
+    launch_all = launch(first, 2)
+    assert len(launch_all) == 2
+    aws.faults += [("CreateTrainingJob", "ResourceLimitExceeded", QUOTA, 400, False)]
+    with pytest.raises(QuotaExceededError, match=r"ml\.g5\.2xlarge .*is 2, of which 2 are in use"):
+        first.launch_replicas(1, "trainer:train", run_id="run-2")
+    assert sorted(aws.jobs) == ["diloco-run-1-00000", "diloco-run-1-00001"]
+
+
+def test_a_refusal_in_the_middle_leaves_nothing_alive(aws, executor):
+    taken = aws.CreateTrainingJob
+
+    def create(body):
+        if body["TrainingJobName"].endswith("-00002"):
+            aws.faults.append(("CreateTrainingJob", "AccessDeniedException", "no", 400, False))
+            return aws.answer("CreateTrainingJob", body)
+        return taken(body)
+
+    aws.CreateTrainingJob = create
+    with pytest.raises(Exception, match="launcher_policy"):
+        launch(executor(), 4)
+    assert aws.jobs == {}
+
+
+def test_what_cannot_be_stopped_is_a_survivor(aws, executor):
+    taken = aws.CreateTrainingJob
+
+    def create(body):
+        if body["TrainingJobName"].endswith("-00001"):
+            aws.faults.append(("CreateTrainingJob", "AccessDeniedException", "no", 400, False))
+            aws.faults.append(("StopTrainingJob", "AccessDeniedException", "no", 400, False))
+            return aws.answer("CreateTrainingJob", body)
+        return taken(body)
+
+    aws.CreateTrainingJob = create
+    with pytest.raises(LaunchError) as raised:
+        launch(executor(), 2)
+    (survivor,) = raised.value.survivors
+    assert survivor.rank == 0
+    assert executor().poll(survivor).value == "pending"
+
+
+def test_waiting_for_quota(aws, executor):
+    aws.faults += [("CreateTrainingJob", "ResourceLimitExceeded", QUOTA, 400, False)] * 5
+    assert len(launch(executor(quota_timeout=600))) == 3
+
+
+def test_credentials_that_are_missing_or_expired(aws, executor, monkeypatch):
+    aws.faults.append(("ListTrainingJobs", "ExpiredTokenException", "expired", 400, False))
+    with pytest.raises(AuthError, match="expired"):
+        launch(executor(retry_timeout=0))
+    assert aws.jobs == {}
+
+
+def test_no_region(executor, monkeypatch):
+    for name in ("AWS_REGION", "AWS_DEFAULT_REGION"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("AWS_CONFIG_FILE", "/nowhere")
+    with pytest.raises(InvalidRequestError, match="region="):
+        launch(executor(region=None))
+
+
+def test_check(aws, executor):
+    findings = executor().check(2)
+    assert [(each.subject, each.ok) for each in findings] == [
+        ("credentials", True),
+        ("training jobs", True),
+    ]
+    aws.faults.append(("ListTrainingJobs", "AccessDeniedException", "no", 400, False))
+    assert executor().check(2)[-1].ok is False
+    assert aws.jobs == {}

@@ -1,0 +1,212 @@
+"""What becomes of replicas, and what is said of it."""
+
+import json
+
+import pytest
+
+from diloco_protocol import (
+    InvalidRequestError,
+    Outcome,
+    Reason,
+    ReplicaHandle,
+    ReplicaNotFoundError,
+    ReplicaState,
+    outcome_to_message,
+)
+
+PENDING, RUNNING = ReplicaState.PENDING, ReplicaState.RUNNING
+SUCCEEDED, FAILED, CANCELLED = ReplicaState.SUCCEEDED, ReplicaState.FAILED, ReplicaState.CANCELLED
+
+
+@pytest.fixture
+def run(aws, executor):
+    return executor().launch_replicas(2, "trainer:train", run_id="run-1")
+
+
+def name(handle):
+    return handle.metadata["job_name"]
+
+
+@pytest.mark.parametrize(
+    ("status", "secondary", "state", "reason", "stopping"),
+    [
+        ("InProgress", "Starting", PENDING, Reason.STARTING, False),
+        ("InProgress", "Pending", PENDING, Reason.QUEUED, False),
+        ("InProgress", "Downloading", PENDING, Reason.IMAGE, False),
+        ("InProgress", "Training", RUNNING, None, False),
+        ("InProgress", "SomethingNew", PENDING, None, None),
+        ("Deleting", "SomethingNew", None, None, None),
+        ("Completed", "Completed", SUCCEEDED, Reason.COMPLETED, False),
+        ("Failed", "Failed", FAILED, None, False),
+        ("Stopped", "MaxRuntimeExceeded", FAILED, Reason.TIMEOUT, False),
+        ("Stopped", "MaxWaitTimeExceeded", FAILED, Reason.TIMEOUT, False),
+        ("Stopped", "Stopped", CANCELLED, Reason.STOPPED_EXTERNALLY, False),
+    ],
+)
+def test_states(aws, executor, run, status, secondary, state, reason, stopping):
+    aws.move(name(run[1]), status, secondary)
+    found = executor().describe(run[1])
+    if secondary == "SomethingNew":
+        assert not found.state.terminal
+        return
+    assert (found.state, found.stopping) == (state, stopping)
+    if reason is not None:
+        assert found.reason is reason
+
+
+def test_stopping_is_no_end(aws, executor, run):
+    ours = executor()
+    aws.move(name(run[0]), "InProgress", "Training")
+    ours.cancel(run[0])
+    found = ours.describe(run[0])
+    assert (found.state, found.stopping) == (RUNNING, True)
+    aws.move(name(run[0]), "Stopped", "Stopped")
+    for each in (ours, executor()):
+        found = each.describe(run[0])
+        assert (found.state, found.reason) == (CANCELLED, Reason.CANCEL_REQUESTED)
+    assert ours.poll(run[1]) is PENDING  # the other lives on
+    ours.cancel(run[0])
+    assert aws.count("StopTrainingJob") == 1
+
+
+def test_a_cancel_that_is_refused_raises_and_can_be_repeated(aws, executor, run):
+    aws.faults.append(
+        ("StopTrainingJob", "ValidationException", "1 validation error detected", 400, False)
+    )
+    ours = executor()
+    with pytest.raises(InvalidRequestError, match="validation error"):
+        ours.cancel(run[0])
+    ours.cancel(run[0])
+    assert ours.describe(run[0]).stopping
+
+
+def test_an_interruption_is_an_attempt(aws, executor, run):
+    aws.move(name(run[0]), "InProgress", "Training")
+    aws.move(name(run[0]), "InProgress", "Interrupted")
+    found = executor().describe(run[0])
+    assert (found.state, found.attempt, found.reason) == (PENDING, 2, Reason.PREEMPTED)
+    aws.move(name(run[0]), "InProgress", "Starting")
+    aws.move(name(run[0]), "InProgress", "Training")
+    found = executor().describe(run[0])
+    assert (found.state, found.attempt) == (RUNNING, 2)
+
+
+def test_a_failure_says_what_the_runner_said(aws, executor, run):
+    told = outcome_to_message(Outcome(143, reason=Reason.TIMEOUT, error="after 5 s", attempt=3))
+    reason = f"AlgorithmError: {told.decode() if isinstance(told, bytes) else told}, exit code: 143"
+    aws.move(name(run[0]), "Failed", "Failed", FailureReason=reason)
+    found = executor().describe(run[0])
+    assert (found.reason, found.exit_code, found.attempt) == (Reason.TIMEOUT, 143, 3)
+
+
+def test_a_failure_without_word_of_the_runner(aws, executor, run):
+    aws.move(name(run[0]), "InProgress", "Training")
+    aws.move(name(run[0]), "Failed", "Failed", FailureReason="AlgorithmError: , exit code: 3")
+    found = executor().describe(run[0])
+    assert (found.state, found.reason, found.exit_code) == (FAILED, Reason.ERROR, 3)
+
+
+def test_no_capacity(aws, executor):
+    (handle,) = executor().launch_replicas(1, "trainer:train", run_id="run-1", gpu="H100:8")
+    text = "CapacityError: Unable to provision requested ML compute capacity. Please retry using a different ML instance type."
+    aws.move(name(handle), "Failed", "Failed", FailureReason=text)
+    found = executor().describe(handle)
+    assert found.reason is Reason.PLATFORM
+    assert "no ml.p5.48xlarge to be had" in found.message
+    assert "ml.p5en.48xlarge" in found.message
+
+
+def test_results(aws, executor, run):
+    for handle in run:
+        outcome = Outcome(0, result={"rank": handle.rank, "big": "x" * 100_000})
+        text = outcome.to_json()
+        aws.objects[f"/bucket/runs/{name(handle)}/output/model/diloco-outcome.json"] = text.encode()
+        aws.move(name(handle), "Completed", "Completed")
+    results = executor().collect([run[1], run[0]], timeout=100)
+    assert [each["result"]["rank"] for each in results] == [1, 0]
+    assert [each["exit_code"] for each in results] == [0, 0]
+    aws.objects.clear()
+    (lost, _) = executor().collect(run, timeout=100)
+    assert lost["status"] == "succeeded"
+    assert "result cannot be read" in lost["error"]
+
+
+def test_purge_and_a_name_that_lives_again(aws, executor, run):
+    ours = executor()
+    with pytest.raises(InvalidRequestError, match="cancel it first"):
+        ours.purge(run[0])
+    for handle in run:
+        aws.move(name(handle), "Completed", "Completed")
+    ours.purge(run[0])
+    assert aws.jobs == {}
+    aws.sleep(5)
+    again = executor().launch_replicas(2, "trainer:train", run_id="run-1")
+    for each in (ours, executor()):
+        with pytest.raises(ReplicaNotFoundError):
+            each.poll(run[0])
+        each.cancel(run[0])
+        assert each.poll(again[0]) is PENDING
+    assert aws.count("StopTrainingJob") == 0
+
+
+def test_finding_runs_again(aws, executor, run):
+    aws.CreateTrainingJob({"TrainingJobName": "somebody-elses"})
+    aws.CreateTrainingJob({"TrainingJobName": "diloco-foreign-00000"})
+    assert executor().list_runs() == ["run-1"]
+    assert executor().attach("run-1") == run
+    with pytest.raises(ReplicaNotFoundError):
+        executor().attach("run")
+    assert ReplicaHandle.from_json(run[0].to_json()) == run[0]
+
+
+def test_a_handle_of_another_place(aws, executor, run):
+    with pytest.raises(InvalidRequestError, match="region='eu-west-1'"):
+        executor(region="us-east-1").poll(run[0])
+    data = json.loads(run[0].to_json())
+    data["metadata"]["account"] = "210987654321"
+    with pytest.raises(InvalidRequestError, match="account 210987654321"):
+        executor().poll(ReplicaHandle.from_dict(data))
+
+
+def test_a_look_without_change_makes_one_list_and_no_describe(aws, executor):
+    ours = executor()
+    handles = ours.launch_replicas(40, "trainer:train", run_id="run-1")
+    ours.collect(handles, timeout=0)
+    aws.calls.clear()
+    ours.collect(handles, timeout=0)
+    assert [call for call, _ in aws.calls] == ["ListTrainingJobs"]
+    for handle in handles:
+        aws.move(name(handle), "Failed", "Failed", FailureReason="AlgorithmError: , exit code: 1")
+    aws.calls.clear()
+    fresh = executor()
+    assert {each["status"] for each in fresh.collect(handles, timeout=10)} == {"failed"}
+    assert aws.count("DescribeTrainingJob") == 0
+    assert aws.count("Search") == 1
+    assert aws.count("ListTrainingJobs") == 1
+
+
+def test_a_list_that_lags_hides_no_replica(aws, executor):
+    aws.lists_lag = True
+    ours = executor()
+    handles = ours.launch_replicas(4, "trainer:train", run_id="run-1")
+    assert {each["status"] for each in ours.collect(handles, timeout=0)} == {"pending"}
+
+
+def test_logs(aws, executor, run):
+    assert executor().stream_logs(run[0]) == ""
+    begun = int(aws.now)
+    for number in (1, 2):
+        aws.logs[f"{name(run[0])}/algo-1-{begun + number}"] = [
+            (1000 * (begun + number), f"attempt {number} line {line}") for line in range(5)
+        ]
+    aws.logs[f"{name(run[1])}/algo-1-{begun}"] = [(begun * 1000, "of another")]
+    ours = executor()
+    assert len(list(ours.log_iter(run[0]))) == 10
+    assert ours.stream_logs(run[0], n_lines=3).splitlines() == [
+        f"attempt 2 line {n}" for n in (2, 3, 4)
+    ]
+    assert len(ours.stream_logs(run[0], n_lines=7).splitlines()) == 7
+    assert list(ours.log_iter(run[0], regex="2 line 4")) == ["attempt 2 line 4"]
+    assert len(list(ours.log_iter(run[0], since=float(begun + 2)))) == 5
+    aws.move(name(run[0]), "Stopped", "Stopped")
+    assert len(list(ours.log_iter(run[0], follow=True))) == 10

@@ -1,0 +1,164 @@
+"""What is sent, and what is refused before anything is."""
+
+import json
+import re
+
+import pytest
+
+from diloco_protocol import InvalidRequestError, spec_from_environment
+from diloco_sagemaker._model import _shapes, check_request, to_python
+
+
+def plan(executor, n=2, **options):
+    args = options.pop("args", None)
+    return executor.plan(n, "trainer:train", args, run_id="run-1", **options).requests
+
+
+def test_names_are_never_cut(offline):
+    long = "a" * 48
+    jobs = (
+        offline()
+        .plan(3, "trainer:train", run_id=long, rank_offset=9_990, world_size=10_000)
+        .requests
+    )
+    assert [job["TrainingJobName"] for job in jobs] == [
+        f"diloco-{long}-0{rank}" for rank in (9_990, 9_991, 9_992)
+    ]
+    for job in jobs:
+        check_request(job)
+
+
+def test_arguments_arrive_as_they_are(offline):
+    args = {"nested": {"list": [1, 2.5, None, "ü" * 3000]}}
+    job = plan(offline(), args=args)[1]
+    spec = spec_from_environment(job["HyperParameters"])
+    assert (spec.rank, spec.world_size, spec.kwargs) == (1, 2, args)
+    assert max(map(len, job["HyperParameters"].values())) <= 2500
+    assert all("\n" not in text for text in job["HyperParameters"].values())
+
+
+def test_what_is_too_large_is_refused_by_size(offline):
+    with pytest.raises(InvalidRequestError, match=r"\d{6} bytes of JSON.*URI in entrypoint_args"):
+        plan(offline(), args={"blob": "x" * 300_000})
+
+
+def test_the_runner_itself_is_the_entrypoint(offline):
+    algorithm = plan(offline(), max_restarts=2)[0]["AlgorithmSpecification"]
+    assert algorithm["ContainerEntrypoint"] == ["python", "-m", "diloco_protocol.runner"]
+    words = algorithm["ContainerArguments"]
+    assert words[words.index("--restarts") + 1] == "2"
+
+
+def test_every_pattern_that_a_request_reaches_compiles():
+    shapes, seen, todo = _shapes(), set(), ["CreateTrainingJobRequest"]
+    while todo:
+        name = todo.pop()
+        if name in seen:
+            continue
+        seen.add(name)
+        shape = shapes[name]
+        inner = [
+            *shape.get("members", {}).values(),
+            *(shape[key] for key in ("member", "key", "value") if key in shape),
+        ]
+        todo += [each["shape"] for each in inner]
+        if "pattern" in shape:
+            re.compile(to_python(shape["pattern"]))
+    assert len(seen) > 100
+
+
+@pytest.mark.parametrize(
+    ("gpu", "kind", "volume"),
+    [
+        (None, "ml.m5.xlarge", True),
+        ("H100", "ml.p5.4xlarge", False),
+        ("H100:8", "ml.p5.48xlarge", False),
+        ("H100:2", "ml.p5.48xlarge", False),
+        ("A10G:4", "ml.g5.12xlarge", False),
+        ("2", "ml.g5.12xlarge", False),
+        ("ml.g6.2xlarge", "ml.g6.2xlarge", False),
+        ("V100", "ml.p3.2xlarge", True),
+    ],
+)
+def test_instance_types(offline, gpu, kind, volume):
+    resources = plan(offline(), gpu=gpu)[0]["ResourceConfig"]
+    if gpu != "2":
+        assert resources["InstanceType"] == kind
+    assert resources["InstanceCount"] == 1
+    if gpu != "2":
+        assert ("VolumeSizeInGB" in resources) is volume
+
+
+@pytest.mark.parametrize(
+    ("options", "text"),
+    [
+        ({"gpu": "GB300"}, "known are A100"),
+        ({"gpu": "H100:9"}, "at most 8"),
+        ({"gpu": "ml.nope.xlarge"}, "does not know"),
+        ({"secrets": {"TOKEN": "x"}}, "Secrets Manager"),
+        ({"cpu": 4}, "whole instance"),
+        ({"memory": "4Gi"}, "whole instance"),
+        ({"timeout": None}, "cannot be honoured"),
+        ({"timeout": 28 * 86_400}, "cannot be honoured"),
+        ({"timeout": 20 * 86_400, "max_restarts": 1}, "28 days"),
+        ({"labels": {"diloco:x": "y"}}, "may not set"),
+        ({"labels": {"bad!": "y"}}, "must match"),
+        ({"env": {"LONG": "x" * 513}}, "at most 512"),
+    ],
+)
+def test_launches_that_are_refused(offline, options, text):
+    with pytest.raises(InvalidRequestError, match=text):
+        plan(offline(), **options)
+
+
+@pytest.mark.parametrize(
+    ("option", "value"),
+    [
+        ("role_arn", "trainer"),
+        ("image_uri", "two words"),
+        ("output_s3_path", "/tmp"),
+        ("instance_type", "ml.nope.xlarge"),
+        ("tags", {"aws:x": "y"}),
+        ("volume_size_gb", 0),
+        ("spot", "yes"),
+        ("grace", 111),
+        ("subnets", ["subnet-1"]),
+        ("command", "python -m runner"),
+        ("keep_alive", 21_601),
+        ("channels", {"bad name": "s3://bucket/x"}),
+    ],
+)
+def test_options_that_are_refused(offline, option, value):
+    with pytest.raises(InvalidRequestError, match=option):
+        offline(**{option: value})
+
+
+def test_spot(offline):
+    job = plan(offline(spot=True, pending_timeout=600), timeout=100)[1]
+    assert job["EnableManagedSpotTraining"] is True
+    stopping = job["StoppingCondition"]
+    assert stopping["MaxWaitTimeInSeconds"] == stopping["MaxRuntimeInSeconds"] + 600
+    assert job["CheckpointConfig"]["S3Uri"] == "s3://bucket/runs/checkpoints/diloco-run-1-00001"
+    assert "--attempts" in job["AlgorithmSpecification"]["ContainerArguments"]
+
+
+def test_an_overlay_is_merged_and_breaks_nothing(offline):
+    overlay = {"Tags": [{"Key": "team", "Value": "x"}], "ResourceConfig": {"VolumeSizeInGB": 7}}
+    job = plan(offline(request_overlay=overlay))[0]
+    assert {"Key": "team", "Value": "x"} in job["Tags"]
+    assert job["ResourceConfig"]["VolumeSizeInGB"] == 7
+    assert job["ResourceConfig"]["InstanceCount"] == 1
+    for bad in (
+        {"TrainingJobName": "x"},
+        {"EnableNetworkIsolation": True},
+        {"ResourceConfig": None},
+    ):
+        with pytest.raises(InvalidRequestError, match="may not set"):
+            plan(offline(request_overlay=bad))
+    assert job["EnableNetworkIsolation"] is False
+
+
+def test_a_plan_has_no_secrets(offline):
+    text = json.dumps(plan(offline(), env={"API_TOKEN": "hunter2", "MODE": "fast"}))
+    assert "fast" in text
+    assert "hunter2" not in text.replace("\\", "")
