@@ -47,11 +47,12 @@ def test_ranks_are_the_launchs_not_the_indexes(bench, report):
 @pytest.mark.parametrize(
     "handle",
     [
-        ReplicaHandle(0, "eks", {}),
+        ReplicaHandle(0, "eks", {}, run_id="a"),
         ReplicaHandle(
             0,
             "eks",
-            {"first_rank": "x", "job_name": "a", "job_uid": "", "namespace": "d", "server": "s"},
+            {"first_rank": "x", "job_name": "a", "job_uid": "u", "namespace": "d", "server": "s"},
+            run_id="a",
         ),
     ],
 )
