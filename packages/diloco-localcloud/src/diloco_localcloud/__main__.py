@@ -1,4 +1,4 @@
-"""Run a stand-in until Ctrl-C: ``python -m diloco_localcloud kubernetes``."""
+"""Run a stand-in until Ctrl-C: ``python -m diloco_localcloud kubernetes``, or ``aws``."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import threading
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from . import KubernetesProcesses, StandInError
+from . import KubernetesProcesses, SageMakerStandIn, StandInError
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -28,7 +28,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         signal.signal(number, lambda *_: over.set())
     try:
         with tempfile.TemporaryDirectory(prefix="stand-in-") as folder:
-            _kubernetes(options, Path(folder), over)
+            options.run(options, Path(folder), over)
     except StandInError as wrong:
         sys.stderr.write(f"{wrong}\n")
         return 1
@@ -52,6 +52,20 @@ def _kubernetes(options: argparse.Namespace, folder: Path, over: threading.Event
         over.wait()
 
 
+def _aws(options: argparse.Namespace, _: Path, over: threading.Event) -> None:
+    with SageMakerStandIn(port=options.port, region=options.region, real_time=True) as stand_in:
+        habits = stand_in.world.habits
+        habits.auto_start, habits.auto_succeed = options.start_seconds, options.train_seconds
+        for name, value in stand_in.environment.items():
+            sys.stdout.write(f"export {name}={value}\n")
+        sys.stdout.write(
+            f"# {stand_in.url} runs; its training jobs run no program, and succeed after {options.train_seconds:g} s; "
+            "Ctrl-C ends it\n"
+        )
+        sys.stdout.flush()
+        over.wait()
+
+
 def _resource(text: str) -> tuple[str, str]:
     name, equals, amount = text.partition("=")
     if not name or not equals or not amount:
@@ -69,6 +83,7 @@ def _parser() -> argparse.ArgumentParser:
     kube = kinds.add_parser(
         "kubernetes", help="a Kubernetes API whose pods are processes of this machine"
     )
+    kube.set_defaults(run=_kubernetes)
     kube.add_argument(
         "--port", type=int, default=0, help="port on 127.0.0.1; 0 (the default) for a free one"
     )
@@ -99,6 +114,26 @@ def _parser() -> argparse.ArgumentParser:
         type=float,
         default=10.0,
         help="first wait before a failed pod is replaced (default: 10)",
+    )
+    aws = kinds.add_parser(
+        "aws", help="SageMaker, CloudWatch Logs, S3 and STS; training jobs only take their time"
+    )
+    aws.set_defaults(run=_aws)
+    aws.add_argument(
+        "--port", type=int, default=0, help="port on 127.0.0.1; 0 (the default) for a free one"
+    )
+    aws.add_argument("--region", default="us-east-1", help="of AWS (default: us-east-1)")
+    aws.add_argument(
+        "--start-seconds",
+        type=float,
+        default=1.0,
+        help="from a create until the job trains (default: 1)",
+    )
+    aws.add_argument(
+        "--train-seconds",
+        type=float,
+        default=60.0,
+        help="how long a job trains until it succeeds (default: 60)",
     )
     return parser
 

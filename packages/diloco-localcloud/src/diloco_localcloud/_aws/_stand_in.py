@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import secrets
+import time
 from typing import TYPE_CHECKING, Any, Self
 
 from .._server._errors import StandInError
 from .._server._http import Server
+from .._server._ticker import Ticker
 from .._server._timeline import Timeline
 from ._api._api import Api
 from ._model._service import load
@@ -31,6 +33,7 @@ class SageMakerStandIn:
         region: of AWS, which clients have to name.
         account: twelve digits.
         start: where the virtual clock begins, in seconds since the epoch.
+        real_time: the clock is that of the wall instead, and nobody moves it.
 
     Attributes:
         world: the training jobs and the clock, in the hands of the test.
@@ -51,13 +54,15 @@ class SageMakerStandIn:
         region: str = "us-east-1",
         account: str = "123456789012",
         start: float = EPOCH,
+        real_time: bool = False,
     ) -> None:
         if not 0 <= port <= 65535:
             raise StandInError(f"port must be from 0 to 65535, not {port}")
         self._port = port
         self._key, self._secret = "AKIA" + secrets.token_hex(8).upper(), secrets.token_urlsafe(30)
-        self._region = Region(Timeline(start), region, account)
+        self._region = Region(Timeline(start, time.time if real_time else None), region, account)
         self._server: Server | None = None
+        self._ticker: Ticker | None = None
         self._api = Api(self._region, self._key)
         self.world = TrainingWorld(self._region)
         self.faults: Faults = self._api.faults
@@ -120,10 +125,16 @@ class SageMakerStandIn:
             message = f"port {self._port} of 127.0.0.1 cannot be used: {wrong.strerror}; choose another, or 0 for a free one"
             raise StandInError(message) from None
         self._server.start()
+        if not self._region.timeline.virtual:
+            self._ticker = Ticker(self._region.timeline, self._region.lock)
+            self._ticker.start()
         return self
 
     def stop(self) -> None:
         """Close the port and all connections; may be called twice."""
+        if self._ticker is not None:
+            self._ticker.stop()
+            self._ticker = None
         if self._server is not None:
             self._server.stop()
             self._server = None

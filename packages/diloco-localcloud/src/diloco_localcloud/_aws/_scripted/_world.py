@@ -7,11 +7,14 @@ from typing import TYPE_CHECKING
 from ._job import ScriptedTrainingJob
 
 if TYPE_CHECKING:
+    from ..._server._timeline import Timeline
     from .._training._region import Region, TrainingHabits
 
 
 class TrainingWorld:
     """What a test moves; thread-safe.
+
+    In real time nobody moves the clock: ``advance``, ``settle`` and ``step`` raise ValueError.
 
     Attributes:
         habits: how SageMaker behaves: quotas, capacity, rates, lags, delays.
@@ -29,12 +32,13 @@ class TrainingWorld:
     def advance(self, seconds: float) -> None:
         """Let ``seconds`` pass, and happen what is due in them."""
         with self._region.lock:
-            self._region.timeline.run_until(self._region.timeline.now() + seconds)
+            timeline = self._virtual()
+            timeline.run_until(timeline.now() + seconds)
 
     def settle(self, within: float = 2.0, most: float = 600.0) -> None:
         """Let time pass until nothing is due within the next ``within`` seconds, at most ``most`` seconds in all."""
         with self._region.lock:
-            timeline = self._region.timeline
+            timeline = self._virtual()
             end = timeline.now() + most
             while (due := timeline.next_due()) is not None and due <= min(
                 timeline.now() + within, end
@@ -44,7 +48,12 @@ class TrainingWorld:
     def step(self) -> bool:
         """Let the next due thing happen, whenever it is; False if nothing is due at all."""
         with self._region.lock:
-            return self._region.timeline.step()
+            return self._virtual().step()
+
+    def _virtual(self) -> Timeline:
+        if not self._region.timeline.virtual:
+            raise ValueError("the stand-in was made with real_time=True: its clock cannot be moved")
+        return self._region.timeline
 
     def jobs(self, contains: str = "") -> list[ScriptedTrainingJob]:
         """The training jobs that exist, oldest first; of those names alone that contain a text."""

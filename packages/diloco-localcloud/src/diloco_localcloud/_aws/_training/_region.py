@@ -35,6 +35,7 @@ class TrainingHabits:
 
     Attributes:
         auto_start: after so many seconds jobs begin to train by themselves; None leaves it to ``start``.
+        auto_succeed: after so many seconds of training programs exit with 0 by themselves; None leaves it to the test.
         upload_seconds: from the end of a program to the end of its job.
         quota_release_seconds: how long an ended job keeps its part of the quota.
         quotas: how many instances of a type there may be; a type that is not named has no quota.
@@ -48,6 +49,7 @@ class TrainingHabits:
 
     def __init__(self) -> None:
         self.auto_start: float | None = None
+        self.auto_succeed: float | None = None
         self.upload_seconds = 1.0
         self.quota_release_seconds = 120.0
         self.quotas: dict[str, int] = {}
@@ -63,7 +65,7 @@ class Region:
     """Training jobs and their clock.
 
     Attributes:
-        lock: guards everything.
+        lock: guards everything; notified when something is planned.
         timeline: the clock.
         habits: how it behaves.
         jobs: those that exist, by name.
@@ -72,7 +74,7 @@ class Region:
     """
 
     def __init__(self, timeline: Timeline, name: str, account: str) -> None:
-        self.lock = threading.RLock()
+        self.lock = threading.Condition()
         self.timeline = timeline
         self.name = name
         self.account = account
@@ -134,6 +136,8 @@ class Region:
         if job.secondary != "Downloading":
             job.move(now, "Downloading")
         job.move(now, "Training")
+        if self.habits.auto_succeed is not None:
+            self._unless_moved(self.habits.auto_succeed, job, lambda: self.finish(job))
         left = job.limits.get("MaxRuntimeInSeconds", _DAY) - job.trained
         self._unless_moved(left, job, lambda: self._overdue(job, "MaxRuntimeExceeded"))
 
@@ -215,12 +219,10 @@ class Region:
         """End what waits for too long; spot jobs whether or not they run."""
         pending = job.limits.get("MaxPendingTimeInSeconds")
         if pending is not None:
-            self.timeline.after(
-                pending, lambda: None if job.started else self._overdue(job, "Stopped")
-            )
+            self._after(pending, lambda: None if job.started else self._overdue(job, "Stopped"))
         wait = job.limits.get("MaxWaitTimeInSeconds") if job.spot else None
         if wait is not None:
-            self.timeline.after(wait, lambda: self._overdue(job, "MaxWaitTimeExceeded"))
+            self._after(wait, lambda: self._overdue(job, "MaxWaitTimeExceeded"))
 
     def _overdue(self, job: Job, secondary: str) -> None:
         if job.status != "InProgress":
@@ -238,7 +240,7 @@ class Region:
         keep = job.request["ResourceConfig"].get("KeepAlivePeriodInSeconds") or 0
         if keep and not failure:
             job.warm_pool = {"Status": "Available", "ResourceRetainedBillableTimeInSeconds": 0}
-            self.timeline.after(keep, lambda: self._drain(job, keep))
+            self._after(keep, lambda: self._drain(job, keep))
         end = "Failed" if failure else "Completed"
         job.move(self.timeline.now(), end, status=end)
         self._free_quota(job)
@@ -271,9 +273,13 @@ class Region:
         def free() -> None:
             job.frees_quota = True
 
-        self.timeline.after(self.habits.quota_release_seconds, free)
+        self._after(self.habits.quota_release_seconds, free)
+
+    def _after(self, seconds: float, action: Callable[[], None]) -> None:
+        self.timeline.after(seconds, action)
+        self.lock.notify_all()
 
     def _unless_moved(self, seconds: float, job: Job, action: Callable[[], None]) -> None:
         """Act after so long, unless the job has gone on to another state by then."""
         life = job.life
-        self.timeline.after(seconds, lambda: action() if job.life == life else None)
+        self._after(seconds, lambda: action() if job.life == life else None)

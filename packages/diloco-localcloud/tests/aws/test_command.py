@@ -1,0 +1,60 @@
+"""``python -m diloco_localcloud aws``, and real time."""
+
+from __future__ import annotations
+
+import signal
+import subprocess
+import sys
+import time
+
+import boto3
+import pytest
+from standin_lab import PATIENCE
+
+from diloco_localcloud import SageMakerStandIn
+
+REQUEST = {
+    "TrainingJobName": "job",
+    "RoleArn": "arn:aws:iam::123456789012:role/training",
+    "AlgorithmSpecification": {"TrainingImage": "any:1", "TrainingInputMode": "File"},
+    "OutputDataConfig": {"S3OutputPath": "s3://bucket/out"},
+    "ResourceConfig": {"InstanceType": "ml.m5.large", "InstanceCount": 1, "VolumeSizeInGB": 1},
+    "StoppingCondition": {"MaxRuntimeInSeconds": 3600},
+}
+
+
+def until_it_ends(api):
+    deadline = time.monotonic() + PATIENCE
+    while time.monotonic() < deadline:
+        told = api.describe_training_job(TrainingJobName="job")
+        if told["TrainingJobStatus"] != "InProgress":
+            return told
+        time.sleep(0.05)
+    pytest.fail(f"the job does not end: {told}")
+
+
+@pytest.mark.processes
+def test_the_command(monkeypatch):
+    command = [sys.executable, "-m", "diloco_localcloud", "aws", "--region", "eu-west-1"]
+    command += ["--start-seconds", "0", "--train-seconds", "0.1"]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as running:
+        lines = [running.stdout.readline() for _ in range(5)]
+        for line in lines[:4]:
+            name, value = line.removeprefix("export ").strip().split("=", 1)
+            monkeypatch.setenv(name, value)
+        assert "Ctrl-C ends it" in lines[4]
+        api = boto3.Session().client("sagemaker")
+        arn = api.create_training_job(**REQUEST)["TrainingJobArn"]
+        assert arn == "arn:aws:sagemaker:eu-west-1:123456789012:training-job/job"
+        assert until_it_ends(api)["TrainingJobStatus"] == "Completed"
+        api.close()
+        running.send_signal(signal.SIGINT)
+        assert running.wait(PATIENCE) == 0
+
+
+def test_in_real_time_nobody_moves_the_clock():
+    with SageMakerStandIn(real_time=True) as stand_in:
+        assert abs(stand_in.world.now() - time.time()) < PATIENCE
+        for move in (lambda: stand_in.world.advance(1), stand_in.world.settle, stand_in.world.step):
+            with pytest.raises(ValueError, match="its clock cannot be moved"):
+                move()
