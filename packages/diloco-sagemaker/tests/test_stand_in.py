@@ -1,0 +1,147 @@
+"""The executor against the stand-in of diloco-localcloud, which checks requests and answers on its own account."""
+
+import boto3
+import pytest
+
+from diloco_localcloud import SageMakerStandIn
+from diloco_protocol import Backoff, Outcome, Reason, outcome_to_message
+from diloco_sagemaker import SageMakerExecutor
+
+OPTIONS = {
+    "role_arn": "arn:aws:iam::123456789012:role/trainer",
+    "image_uri": "123456789012.dkr.ecr.us-east-1.amazonaws.com/trainer:1",
+    "output_s3_path": "s3://bucket/runs",
+}
+
+
+class Bench:
+    def __init__(self, stand_in):
+        self.stand_in, self.world = stand_in, stand_in.world
+        self.made = []
+
+    def session(self):
+        known = self.stand_in.client_options
+        return boto3.Session(
+            known["aws_access_key_id"],
+            known["aws_secret_access_key"],
+            region_name=known["region_name"],
+        )
+
+    def executor(self, **options):
+        backoff = Backoff(
+            first=1.0, factor=1.5, cap=20.0, clock=self.world.now, sleep=self.world.advance
+        )
+        self.made.append(
+            SageMakerExecutor(
+                **{
+                    **OPTIONS,
+                    "session": self.session(),
+                    "endpoint_url": self.stand_in.url,
+                    "backoff": backoff,
+                    **options,
+                }
+            )
+        )
+        return self.made[-1]
+
+    def launch(self, n=2, **options):
+        return self.executor(**options).launch_replicas(n, "trainer:train", run_id="run-1")
+
+    def job(self, handle):
+        return self.world.job(handle.metadata["job_name"])
+
+
+@pytest.fixture
+def bench():
+    with SageMakerStandIn() as stand_in:
+        made = Bench(stand_in)
+        yield made
+        for executor in made.made:
+            executor.close()
+
+
+def test_from_a_launch_to_results(bench):
+    handles = bench.launch()
+    s3 = boto3.client("s3", **bench.stand_in.client_options)
+    s3.create_bucket(Bucket="bucket")
+    for handle in handles:
+        bench.job(handle).start()
+        bench.job(handle).log(f"rank {handle.rank} works\n")
+    assert {bench.executor().poll(handle).value for handle in handles} == {"running"}
+    for handle in handles:
+        key = f"runs/{handle.metadata['job_name']}/output/model/diloco-outcome.json"
+        content = Outcome(0, result=handle.rank).to_json().encode()
+        s3.put_object(Bucket="bucket", Key=key, Body=content)
+        bench.job(handle).succeed()
+    results = bench.executor().collect(handles, timeout=600)
+    assert [(each["status"], each["result"]) for each in results] == [
+        ("succeeded", 0),
+        ("succeeded", 1),
+    ]
+    assert bench.executor().stream_logs(handles[1]) == "rank 1 works"
+    bench.executor().purge(handles[0])
+    assert bench.world.jobs() == []
+
+
+def test_a_failure_with_the_words_of_the_runner(bench):
+    (handle,) = bench.launch(1)
+    bench.job(handle).start()
+    text, _ = outcome_to_message(Outcome(143, error="the timeout passed", reason=Reason.TIMEOUT))
+    bench.job(handle).fail(143, text)
+    bench.world.settle()
+    found = bench.executor().describe(handle)
+    assert (found.state.value, found.reason, found.exit_code) == ("failed", Reason.TIMEOUT, 143)
+    assert found.message == "the timeout passed"
+
+
+def test_a_cancel_ends_one_replica(bench):
+    handles = bench.launch()
+    for handle in handles:
+        bench.job(handle).start()
+    bench.executor().cancel(handles[0])
+    assert bench.executor().describe(handles[0]).stopping
+    bench.world.settle()
+    for _ in range(2):
+        bench.executor().cancel(handles[0])
+        found = bench.executor().describe(handles[0])
+        assert (found.state.value, found.reason) == ("cancelled", Reason.CANCEL_REQUESTED)
+    assert bench.executor().poll(handles[1]).value == "running"
+
+
+def test_an_interruption_on_spot_is_an_attempt(bench):
+    (handle,) = bench.launch(1, spot=True)
+    bench.job(handle).start()
+    bench.job(handle).interrupt()
+    found = bench.executor().describe(handle)
+    assert (found.state.value, found.reason, found.attempt) == ("pending", Reason.PREEMPTED, 2)
+    bench.job(handle).start()
+    found = bench.executor().describe(handle)
+    assert (found.state.value, found.attempt) == ("running", 2)
+
+
+def test_a_job_that_ran_for_too_long_has_failed(bench):
+    (handle,) = bench.launch(1)
+    bench.job(handle).start()
+    bench.world.advance(100_000)
+    found = bench.executor().describe(handle)
+    assert (found.state.value, found.reason) == ("failed", Reason.TIMEOUT)
+
+
+def test_no_capacity(bench):
+    (handle,) = bench.launch(1)
+    bench.job(handle).capacity_error()
+    bench.world.settle()
+    found = bench.executor().describe(handle)
+    assert (found.state.value, found.reason) == ("failed", Reason.PLATFORM)
+
+
+@pytest.mark.parametrize("after", [0, 1, 2])
+def test_a_lost_answer_creates_nothing_twice(bench, after):
+    bench.stand_in.faults.add(
+        "ambiguous", verb="CreateTrainingJob", resource="sagemaker", times=1, after=after
+    )
+    handles = bench.launch(3)
+    assert sorted(job.name for job in bench.world.jobs()) == [
+        handle.metadata["job_name"] for handle in handles
+    ]
+    assert bench.launch(3) == handles
