@@ -137,3 +137,28 @@ def test_check(aws, executor):
     aws.faults.append(("ListTrainingJobs", "AccessDeniedException", "no", 400, False))
     assert executor().check(2)[-1].ok is False
     assert aws.jobs == {}
+
+
+def test_an_interrupt_leaves_nothing_alive(aws, executor):
+    aws.faults += [("CreateTrainingJob", "ThrottlingException", "Rate exceeded", 400, False)]
+    ours = executor()
+    sleep = aws.sleep
+
+    def interrupted(seconds):
+        if aws.jobs and aws.count("DeleteTrainingJob") == 0:
+            aws.faults.clear()
+            raise KeyboardInterrupt
+        sleep(seconds)
+
+    create = aws.CreateTrainingJob
+
+    def throttled_from_the_second_on(body):
+        answer = create(body)
+        aws.faults[:] = [("CreateTrainingJob", "ThrottlingException", "Rate", 400, False)] * 99
+        return answer
+
+    aws.CreateTrainingJob = throttled_from_the_second_on
+    object.__setattr__(ours._backoff, "sleep", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        launch(ours, 4)
+    assert aws.jobs == {}
