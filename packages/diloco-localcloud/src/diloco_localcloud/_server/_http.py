@@ -197,6 +197,12 @@ def _handler(
         disable_nagle_algorithm = True
         wbufsize = -1  # one packet for head and body
 
+        def handle_expect_100(self) -> bool:
+            """Say at once that a body may come, which its sender waits for."""
+            go_on = super().handle_expect_100()
+            self.wfile.flush()
+            return go_on
+
         def _answer(self) -> None:
             parts = urllib.parse.urlsplit(self.path)
             query = dict(urllib.parse.parse_qsl(parts.query, keep_blank_values=True))
