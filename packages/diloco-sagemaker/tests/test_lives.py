@@ -210,3 +210,13 @@ def test_logs(aws, executor, run):
     assert len(list(ours.log_iter(run[0], since=float(begun + 2)))) == 5
     aws.move(name(run[0]), "Stopped", "Stopped")
     assert len(list(ours.log_iter(run[0], follow=True))) == 10
+
+
+def test_an_index_that_lags_is_not_believed(aws, executor):
+    handles = executor().launch_replicas(6, "trainer:train", run_id="run-1")
+    old = [{"TrainingJob": dict(job)} for job in aws.jobs.values()]
+    aws.Search = lambda body: {"Results": old}
+    for handle in handles:
+        aws.move(name(handle), "Failed", "Failed", FailureReason="AlgorithmError: , exit code: 1")
+    assert {each["status"] for each in executor().collect(handles, timeout=0)} == {"failed"}
+    assert aws.count("DescribeTrainingJob") == 6
