@@ -46,6 +46,12 @@ SAYS = {
         (?s:.*"completions": 4,.*"nvidia.com/gpu".*)
         \}
     """,
+    "diloco-sagemaker/examples/look_at_a_launch.py": r"""
+        \{
+          "TrainingJobName": "diloco-example-00001",
+        (?s:.*"InstanceType": "ml\.g6\.xlarge".*"EnableManagedSpotTraining": true.*)
+        \}
+    """,
     "diloco-localcloud/examples/plain_http.py": r"""
         completed: 0, failed: 1
         FailureTarget: FailedIndexes
