@@ -84,6 +84,24 @@ def test_events_are_read_until_a_token_comes_again(lab, forward, empty_pages):
         assert texts(logs.get_log_events(**where, startFromHead=True, **more)) == ["later"]
 
 
+def test_logs_call_a_bad_request_an_invalid_parameter(lab):
+    logs = lab.client("logs")
+    job = lab.create()
+    job.log("one")
+    stream = f"job/algo-1-{int(lab.world.now())}"
+    for refuse, words in (
+        (
+            lambda: logs.get_log_events(logGroupName=GROUP, logStreamName=stream, limit=10001),
+            "10001",
+        ),
+        (lambda: logs.describe_log_streams(logGroupName=GROUP, orderBy="Size"), "Size"),
+        (lambda: logs.describe_log_streams(logGroupName=GROUP, nextToken="no"), "token"),
+        (lambda: logs.filter_log_events(logGroupName=GROUP, nextToken="no"), "token"),
+    ):
+        with lab.refused("InvalidParameterException", words):
+            refuse()
+
+
 def test_who_calls(lab):
     sts = lab.client("sts")
     assert sts.get_caller_identity()["Account"] == "123456789012"

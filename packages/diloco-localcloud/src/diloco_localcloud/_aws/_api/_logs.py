@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from .._model._refused import RefusedError
+from .._model._refused import RefusedError, wrong_parameter
 from .._training._logs import GROUP
 from ._paging import page
 
@@ -38,13 +38,15 @@ class CloudWatchLogs:
         prefix = request.get("logStreamNamePrefix")
         by_time = request.get("orderBy") == "LastEventTime"
         if by_time and prefix:
-            raise _wrong("Cannot order by LastEventTime with a logStreamNamePrefix.")
+            raise wrong_parameter("Cannot order by LastEventTime with a logStreamNamePrefix.")
         names = sorted(name for name in streams if name.startswith(prefix or ""))
         if by_time:
             names.sort(key=lambda name: streams[name].events[-1][0])
         if request.get("descending"):
             names.reverse()
-        part, token = page(names, request.get("limit", 50), request.get("nextToken"))
+        part, token = page(
+            names, request.get("limit", 50), request.get("nextToken"), wrong_parameter
+        )
         told = [self._told(name, streams[name]) for name in part]
         return {"logStreams": told} | ({} if token is None else {"nextToken": token})
 
@@ -84,7 +86,9 @@ class CloudWatchLogs:
             for number, (at, line) in enumerate(stream.events)
             if _in_time(at, request) and all(word in line for word in words)
         ]
-        part, token = page(sorted(found), request.get("limit", 10000), request.get("nextToken"))
+        part, token = page(
+            sorted(found), request.get("limit", 10000), request.get("nextToken"), wrong_parameter
+        )
         told = [
             {
                 "logStreamName": name,
@@ -138,9 +142,5 @@ def _read(token: str) -> tuple[bool, int, str]:
     way, _, rest = token.partition("/")
     place, waited, _ = rest.partition("-")
     if way not in {"f", "b"} or not (place.isascii() and place.isdecimal()):
-        raise _wrong("The specified nextToken is invalid.")
+        raise wrong_parameter("The specified nextToken is invalid.")
     return way == "f", int(place), waited
-
-
-def _wrong(message: str) -> RefusedError:
-    return RefusedError("InvalidParameterException", message)

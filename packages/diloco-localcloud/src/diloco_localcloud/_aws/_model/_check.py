@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
 from ._patterns import compiled
-from ._refused import RefusedError, invalid
+from ._refused import RefusedError, invalid, wrong_parameter
 
 if TYPE_CHECKING:
     from ._service import Service
@@ -33,7 +33,8 @@ def check(service: Service, operation: str, request: Json) -> None:
     Members that the model does not have are passed over, as AWS does.
 
     Raises:
-        RefusedError: a ``ValidationException`` that lists all that is wrong, or a ``SerializationException``.
+        RefusedError: a ``ValidationException`` (of CloudWatch Logs an ``InvalidParameterException``) that lists all that is
+            wrong, or a ``SerializationException``.
     """
     shape = service.input(operation)
     if shape is None:
@@ -41,7 +42,8 @@ def check(service: Service, operation: str, request: Json) -> None:
     wrong = list(_violations(service, shape, request, ""))
     if wrong:
         s = "s" if len(wrong) > 1 else ""
-        raise invalid(f"{len(wrong)} validation error{s} detected: {'; '.join(wrong)}")
+        message = f"{len(wrong)} validation error{s} detected: {'; '.join(wrong)}"
+        raise wrong_parameter(message) if service.name == "logs" else invalid(message)
 
 
 def _violations(service: Service, shape: str, value: Any, path: str) -> Iterator[str]:

@@ -24,6 +24,11 @@ def invalid(message: str) -> RefusedError:
     return RefusedError("ValidationException", message)
 
 
+def wrong_parameter(message: str) -> RefusedError:
+    """An ``InvalidParameterException``: CloudWatch Logs' word for bad requests."""
+    return RefusedError("InvalidParameterException", message)
+
+
 def throttled() -> RefusedError:
     """Too many requests."""
     return RefusedError("ThrottlingException", "Rate exceeded")
