@@ -14,6 +14,11 @@ from ._kubernetes._processes._pod import LocalPod, LocalPods
 from ._kubernetes._scripted._pod import ScriptedPod
 from ._kubernetes._scripted._world import World
 from ._kubernetes._scripted_stand_in import KubernetesStandIn
+from ._modal._scripted._call import ScriptedCall
+from ._modal._scripted._dict import ScriptedDict
+from ._modal._scripted._world import ModalWorld
+from ._modal._stand_in import ModalStandIn
+from ._modal._workspace._habits import ModalHabits
 from ._server._errors import StandInError
 from ._server._faults import Call, Calls, Faults
 
@@ -27,9 +32,14 @@ __all__ = [
     "KubernetesStandIn",
     "LocalPod",
     "LocalPods",
+    "ModalHabits",
+    "ModalStandIn",
+    "ModalWorld",
     "Node",
     "Nodes",
     "SageMakerStandIn",
+    "ScriptedCall",
+    "ScriptedDict",
     "ScriptedPod",
     "ScriptedTrainingJob",
     "StandInError",

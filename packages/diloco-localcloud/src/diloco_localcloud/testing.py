@@ -6,12 +6,12 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from . import KubernetesProcesses, KubernetesStandIn, SageMakerStandIn
+from . import KubernetesProcesses, KubernetesStandIn, ModalStandIn, SageMakerStandIn
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-__all__ = ["kubernetes_processes", "kubernetes_stand_in", "sagemaker_stand_in"]
+__all__ = ["kubernetes_processes", "kubernetes_stand_in", "modal_stand_in", "sagemaker_stand_in"]
 
 
 @pytest.fixture
@@ -32,4 +32,11 @@ def kubernetes_processes() -> Iterator[KubernetesProcesses]:
 def sagemaker_stand_in() -> Iterator[SageMakerStandIn]:
     """A scripted stand-in that is started; it ends with the test. Needs ``diloco-localcloud[aws]``."""
     with SageMakerStandIn() as stand_in:
+        yield stand_in
+
+
+@pytest.fixture
+def modal_stand_in() -> Iterator[ModalStandIn]:
+    """A scripted stand-in that is started; it ends with the test. Needs ``diloco-localcloud[modal]``."""
+    with ModalStandIn() as stand_in:
         yield stand_in

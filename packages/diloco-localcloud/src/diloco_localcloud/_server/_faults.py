@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 
@@ -17,6 +18,7 @@ KINDS = (
     "expired",
     "cut",
     "ambiguous",
+    "delay",
 )
 
 
@@ -30,6 +32,7 @@ class Fault:
     times: int | None
     seconds: int
     after: int
+    delay: float = 0.0
 
 
 @dataclass(frozen=True)
@@ -66,18 +69,21 @@ class Faults:
         times: int | None = 1,
         retry_after: int = 1,
         after: int = 0,
+        seconds: float = 1.0,
     ) -> None:
         """Have calls fail.
 
         Args:
             kind: ``throttle`` (429 with Retry-After), ``server_error`` (500), ``unavailable`` (503), ``unauthorized`` (401),
                 ``forbidden`` (403), ``expired`` (410, as for a continue token that is too old), ``cut`` (the connection is
-                reset before anything happens) or ``ambiguous`` (what was asked is done, and then the connection is reset).
+                reset before anything happens), ``ambiguous`` (what was asked is done, and then the connection is reset) or
+                ``delay`` (what was asked is done and answered, but only after ``seconds``).
             verb: such as ``create``; None for all.
             resource: such as ``jobs`` or ``pods/log``; None for all.
             times: how many calls; None for all until ``clear``.
             retry_after: seconds, for ``throttle``.
             after: how many such calls go well before.
+            seconds: of the wall's clock, for ``delay``.
 
         Raises:
             ValueError: no such kind.
@@ -85,7 +91,7 @@ class Faults:
         if kind not in KINDS:
             raise ValueError(f"there is no fault {kind!r}; there are {', '.join(KINDS)}")
         with self._lock:
-            self._faults.append(Fault(kind, verb, resource, times, retry_after, after))
+            self._faults.append(Fault(kind, verb, resource, times, retry_after, after, seconds))
 
     def clear(self) -> None:
         """Nothing more goes wrong."""
@@ -110,7 +116,7 @@ class Faults:
 
 
 def before(fault: Fault | None, refusals: Mapping[str, Callable[[Fault], Exception]]) -> None:
-    """Raise what a fault does before the call.
+    """Do what a fault does before the call; for a ``delay``, it sleeps.
 
     Args:
         fault: the one that meets the call; None if none does.
@@ -125,6 +131,8 @@ def before(fault: Fault | None, refusals: Mapping[str, Callable[[Fault], Excepti
         return
     if fault.kind == "cut":
         raise CutError
+    if fault.kind == "delay":
+        time.sleep(fault.delay)
     if fault.kind in refusals:
         raise refusals[fault.kind](fault)
 

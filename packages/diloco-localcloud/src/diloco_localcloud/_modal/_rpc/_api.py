@@ -1,0 +1,165 @@
+"""The service that the client calls: who asks, for what, and how it is answered."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import hmac
+import logging
+from typing import TYPE_CHECKING, Any
+
+from google.protobuf import message_factory
+from google.protobuf.empty_pb2 import Empty
+from grpclib.const import Cardinality, Handler, Status
+from grpclib.exceptions import GRPCError, StreamTerminatedError
+from modal_proto import api_pb2
+
+from ..._server._faults import Call, before
+from ..._server._http import CutError
+from ..._server._rates import Rates
+from .._workspace._refused import RefusedError
+from ._calls import FunctionCalls
+from ._context import Context
+from ._dicts import DictOperations
+from ._functions import Functions
+from ._logs import LogReader
+from ._objects import Objects
+from ._refusals import HTTP, REFUSALS
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator, Callable, Mapping
+
+    from grpclib.server import Stream
+
+    from ..._server._faults import Calls, Faults
+    from .._workspace._workspace import Workspace
+    from ._context import Bell
+
+_LOG = logging.getLogger("diloco_localcloud")
+_SERVICE = "ModalClient"
+_NAMES = ("function_call_id", "dict_id", "function_id", "deployment_name", "app_name", "app_id")
+
+
+class Api:
+    """Answers the RPCs of one workspace on one event loop.
+
+    Args:
+        workspace: the workspace.
+        token: the id and the secret that a client has to send.
+        faults: what goes wrong.
+        calls: where calls are noted.
+        bell: rung after every change of the workspace.
+        blob_url: from the id of a blob to where it is sent and fetched.
+    """
+
+    def __init__(
+        self,
+        workspace: Workspace,
+        token: tuple[str, str],
+        faults: Faults,
+        calls: Calls,
+        bell: Bell,
+        blob_url: Callable[[str], str],
+    ) -> None:
+        self._workspace = workspace
+        self._token = token
+        self._faults = faults
+        self._calls = calls
+        self._rates = Rates(workspace.timeline, workspace.habits.rates)
+        function_calls = FunctionCalls(workspace, bell)
+        logs, dicts = LogReader(workspace, bell), DictOperations(workspace)
+        self._at_once: Mapping[str, Callable[[Any, Context], Any]] = {
+            **Functions(workspace).operations,
+            **function_calls.operations,
+            **logs.operations,
+            **dicts.operations,
+            **Objects(workspace, blob_url).operations,
+        }
+        self._waiting = function_calls.waiting
+        self._streams = {**logs.streams, **dicts.streams}
+
+    def __mapping__(self) -> dict[str, Handler]:
+        """Every RPC of the service, as grpclib wants it; those that are not served say so."""
+        service = api_pb2.DESCRIPTOR.services_by_name[_SERVICE]
+        made = {}
+        for method in service.methods:
+            kinds = (method.client_streaming, method.server_streaming)
+            made[f"/{service.full_name}/{method.name}"] = Handler(
+                self._handler(method.name),
+                next(each for each in Cardinality if each.value == kinds),
+                message_factory.GetMessageClass(method.input_type),
+                message_factory.GetMessageClass(method.output_type),
+            )
+        return made
+
+    def _handler(self, name: str) -> Callable[[Stream[Any, Any]], Any]:
+        async def handle(stream: Stream[Any, Any]) -> None:
+            await self._handle(name, stream)
+
+        return handle
+
+    async def _handle(self, name: str, stream: Stream[Any, Any]) -> None:
+        asked = await stream.recv_message()
+        status = "OK"
+        try:
+            await self._answer(name, asked, stream)
+        except RefusedError as refused:
+            status = refused.code
+            raise GRPCError(Status[refused.code], refused.message) from None
+        except CutError:
+            status = ""
+            await stream.cancel()
+        except (asyncio.CancelledError, StreamTerminatedError):
+            status = ""  # the client has gone, or its deadline has passed
+            raise
+        except Exception:
+            _LOG.exception("%s failed", name)
+            status = "INTERNAL"
+            raise
+        finally:
+            told = (str(getattr(asked, each, "")) for each in _NAMES)
+            subject = next((each for each in told if each), "")
+            self._calls.note(Call(name, "modal", subject, HTTP.get(status, 500) if status else 0))
+
+    async def _answer(self, name: str, asked: Any, stream: Stream[Any, Any]) -> None:
+        context = self._admit(stream.metadata or {})
+        fault = self._faults.take(name, "modal")
+        if fault is not None and fault.kind == "delay":
+            await asyncio.sleep(fault.delay)
+        else:
+            before(fault, REFUSALS)
+        with self._workspace.lock:
+            if not self._rates.admit(name):
+                raise RefusedError("RESOURCE_EXHAUSTED", "Rate limit exceeded")
+        if name in self._streams:
+            await self._stream(self._streams[name](asked, context), stream)
+            return
+        if name in self._waiting:
+            answer = await self._waiting[name](asked, context)
+        elif name in self._at_once:
+            with self._workspace.lock:
+                answer = self._at_once[name](asked, context)
+        else:
+            raise RefusedError("UNIMPLEMENTED", f"the stand-in does not serve {name}")
+        if fault is not None and fault.kind == "ambiguous":
+            raise CutError
+        await stream.send_message(Empty() if answer is None else answer)
+
+    async def _stream(self, items: AsyncIterator[Any], stream: Stream[Any, Any]) -> None:
+        async with contextlib.aclosing(items) as each:  # type: ignore[type-var]
+            async for item in each:
+                await stream.send_message(item)
+
+    def _admit(self, headers: Mapping[str, Any]) -> Context:
+        """Who asks.
+
+        Raises:
+            RefusedError: nobody who may.
+        """
+        sent = (headers.get("x-modal-token-id", ""), headers.get("x-modal-token-secret", ""))
+        pairs = zip(sent, self._token, strict=True)
+        if not all(hmac.compare_digest(str(one), other) for one, other in pairs):
+            raise RefusedError(
+                "UNAUTHENTICATED", "Token validation failed. Could not authenticate client."
+            )
+        return Context(str(headers.get("x-idempotency-key", "")))

@@ -1,0 +1,159 @@
+"""RPCs about calls of functions: to make them, look at them, and cancel them."""
+
+from __future__ import annotations
+
+import time
+from typing import TYPE_CHECKING, Any
+
+from modal_proto import api_pb2
+
+from .._workspace._call import Payload, Result
+from .._workspace._refused import RefusedError
+from ._context import wait
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+
+    from .._workspace._call import Call
+    from .._workspace._workspace import Workspace
+    from ._context import Bell, Context
+
+
+class FunctionCalls:
+    """Operations on the calls of a workspace.
+
+    Attributes:
+        operations: by the name of the RPC; called under the lock of the workspace.
+        waiting: likewise, coroutines that take the lock themselves.
+    """
+
+    def __init__(self, workspace: Workspace, bell: Bell) -> None:
+        self._workspace = workspace
+        self._bell = bell
+        self.operations: Mapping[str, Callable[[Any, Context], Any]] = {
+            "FunctionCallCancel": self._cancel,
+            "FunctionCallFromId": self._from_id,
+            "FunctionCallGetInfo": self._info,
+            "FunctionGetCallGraph": self._graph,
+            "FunctionMap": self._map,
+            "FunctionPutInputs": self._put,
+        }
+        self.waiting: Mapping[str, Callable[[Any, Context], Any]] = {
+            "FunctionGetOutputs": self._outputs,
+        }
+
+    def _map(self, asked: Any, context: Context) -> Any:
+        function = self._workspace.function(asked.function_id)
+        if function.app.stopped is not None:
+            raise RefusedError("FAILED_PRECONDITION", f"App '{function.app.name}' is stopped")
+        if len(asked.pipelined_inputs) > 1:
+            raise RefusedError("UNIMPLEMENTED", "the stand-in takes one input for each call")
+        payload = _payload(asked.pipelined_inputs[0].input) if asked.pipelined_inputs else None
+        call = self._workspace.calls.spawn(function, payload, context.key)
+        answer = api_pb2.FunctionMapResponse(
+            function_call_id=call.call_id, function_call_jwt=call.call_id, max_inputs_outstanding=1
+        )
+        answer.retry_policy.retries = function.retries
+        if asked.pipelined_inputs:
+            answer.pipelined_inputs.add(idx=0, input_id=call.input_id, input_jwt=call.input_id)
+        return answer
+
+    def _put(self, asked: Any, _: Context) -> Any:
+        call = self._workspace.calls.by_id(asked.function_call_id)
+        if len(asked.inputs) != 1:
+            raise RefusedError("UNIMPLEMENTED", "the stand-in takes one input for each call")
+        self._workspace.calls.give(call, _payload(asked.inputs[0].input))
+        answer = api_pb2.FunctionPutInputsResponse()
+        answer.inputs.add(idx=0, input_id=call.input_id, input_jwt=call.input_id)
+        return answer
+
+    async def _outputs(self, asked: Any, _: Context) -> Any:
+        end = time.monotonic() + asked.timeout
+        while True:
+            event = self._bell.next
+            with self._workspace.lock:
+                call = self._workspace.calls.by_id(asked.function_call_id)
+                if call.result is not None:
+                    return self._ended(call)
+            left = end - time.monotonic()
+            if left <= 0 or not await wait(event, left):
+                return api_pb2.FunctionGetOutputsResponse(num_unfinished_inputs=1)
+
+    def _ended(self, call: Call) -> Any:
+        answer = api_pb2.FunctionGetOutputsResponse(last_entry_id="1-0")
+        if not self._workspace.calls.expired(call):
+            assert call.result is not None
+            answer.idxs.append(0)
+            answer.outputs.add(
+                result=_result(call.result),
+                idx=0,
+                input_id=call.input_id,
+                data_format=call.result.payload.form if call.result.payload else 0,
+                task_id=call.lives[-1].task_id if call.lives else "",
+                input_started_at=call.lives[-1].started if call.lives else 0.0,
+                output_created_at=call.ended,
+                retry_count=max(len(call.lives) - 1, 0),
+            )
+        return answer
+
+    def _graph(self, asked: Any, _: Context) -> Any:
+        call = self._workspace.calls.by_id(asked.function_call_id)
+        answer = api_pb2.FunctionGetCallGraphResponse()
+        life = call.life or (call.lives[-1] if call.lives and call.result is not None else None)
+        answer.inputs.add(
+            input_id=call.input_id,
+            function_call_id=call.call_id,
+            status=int(call.result.status) if call.result is not None else 0,
+            task_id="" if life is None else life.task_id,
+        )
+        definition = call.function.definition
+        answer.function_calls.add(
+            function_call_id=call.call_id,
+            function_name=call.function.name,
+            module_name="" if definition is None else definition.module_name,
+        )
+        return answer
+
+    def _from_id(self, asked: Any, _: Context) -> Any:
+        call = self._workspace.calls.by_id(asked.function_call_id)
+        answer = api_pb2.FunctionCallFromIdResponse(function_call_id=call.call_id, num_inputs=1)
+        answer.metadata.app_id = call.function.app.app_id
+        answer.metadata.function_id = call.function.function_id
+        return answer
+
+    def _info(self, asked: Any, _: Context) -> Any:
+        call = self._workspace.calls.by_id(asked.function_call_id)
+        info = api_pb2.FunctionCallInfo(
+            function_call_id=call.call_id, created_at=call.created, total_inputs=1
+        )
+        category = {
+            "pending": info.pending_inputs,
+            "running": info.pending_inputs,
+            "success": info.succeeded_inputs,
+            "timeout": info.timeout_inputs,
+            "terminated": info.cancelled_inputs,
+        }.get(call.status, info.failed_inputs)
+        category.total = 1
+        if call.lives:
+            info.scheduled_at = call.lives[0].started
+        return api_pb2.FunctionCallGetInfoResponse(info=info)
+
+    def _cancel(self, asked: Any, _: Context) -> Any:
+        call = self._workspace.calls.by_id(asked.function_call_id)
+        self._workspace.calls.cancel(call, terminate=asked.terminate_containers)
+
+
+def _payload(sent: Any) -> Payload:
+    return Payload(sent.args, sent.args_blob_id, sent.data_format)
+
+
+def _result(result: Result) -> Any:
+    told = api_pb2.GenericResult.FromString(result.more)
+    told.status, told.exception = int(result.status), result.message
+    if result.traceback:
+        told.traceback = result.traceback
+    if result.payload is not None and result.payload.blob:
+        told.data_blob_id = result.payload.blob
+    elif result.payload is not None:
+        told.data = result.payload.data
+    return told

@@ -1,0 +1,290 @@
+"""RPCs about apps and functions: to deploy them and to find them."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from modal_proto import api_pb2
+
+from .._workspace._app import Function
+from .._workspace._refused import RefusedError, not_found
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+
+    from .._workspace._app import App
+    from .._workspace._workspace import Workspace
+    from ._context import Context
+
+_FORMATS = (api_pb2.DATA_FORMAT_PICKLE, api_pb2.DATA_FORMAT_CBOR)
+
+
+class Functions:
+    """Operations on the apps and functions of a workspace.
+
+    Attributes:
+        operations: by the name of the RPC; called under the lock of the workspace.
+    """
+
+    def __init__(self, workspace: Workspace) -> None:
+        self._workspace = workspace
+        self._bound: dict[tuple[str, bytes], Function] = {}
+        self.operations: Mapping[str, Callable[[Any, Context], Any]] = {
+            "AppClientDisconnect": self._disconnect,
+            "AppCreate": self._create_app,
+            "AppGetByDeploymentName": self._app_by_name,
+            "AppGetLayout": self._layout,
+            "AppGetOrCreate": self._get_or_create_app,
+            "AppHeartbeat": self._heartbeat,
+            "AppList": self._list_apps,
+            "AppPublish": self._publish,
+            "AppStop": self._stop_app,
+            "FunctionBindParams": self._bind,
+            "FunctionCreate": self._create,
+            "FunctionGet": self._get,
+            "FunctionGetById": self._get_by_id,
+            "FunctionGetCurrentStats": self._stats,
+            "FunctionPrecreate": self._precreate,
+            "TaskList": self._containers,
+        }
+
+    # -- apps ----------------------------------------------------------------------------------------------------------
+
+    def _create_app(self, asked: Any, _: Context) -> Any:
+        environment = self._workspace.environment(asked.environment_name)
+        app = self._workspace.create_app(environment, asked.description)
+        app.state = api_pb2.AppState.Name(asked.app_state).removeprefix("APP_STATE_")
+        url = _page(app.app_id)
+        return api_pb2.AppCreateResponse(app_id=app.app_id, app_page_url=url, app_logs_url=url)
+
+    def _get_or_create_app(self, asked: Any, _: Context) -> Any:
+        environment = self._workspace.environment(asked.environment_name)
+        app = self._workspace.deployed(environment, asked.app_name)
+        if app is None:
+            if asked.object_creation_type != api_pb2.OBJECT_CREATION_TYPE_CREATE_IF_MISSING:
+                raise not_found(f"App '{asked.app_name}' not found in environment '{environment}'")
+            app = self._workspace.create_app(environment, asked.app_name, asked.app_name)
+            self._workspace.publish(app, asked.app_name, {}, "DEPLOYED")
+        return api_pb2.AppGetOrCreateResponse(app_id=app.app_id)
+
+    def _app_by_name(self, asked: Any, _: Context) -> Any:
+        environment = self._workspace.environment(asked.environment_name)
+        app = self._workspace.deployed(environment, asked.name)
+        return api_pb2.AppGetByDeploymentNameResponse(
+            app_id=app.app_id if app else "", environment_name=environment
+        )
+
+    def _layout(self, asked: Any, _: Context) -> Any:
+        app = self._workspace.app(asked.app_id)
+        layout = api_pb2.AppLayout(function_ids=app.published)
+        for function_id in app.published.values():
+            function = self._workspace.function(function_id)
+            layout.objects.add(object_id=function_id, function_handle_metadata=_metadata(function))
+        return api_pb2.AppGetLayoutResponse(app_layout=layout)
+
+    def _publish(self, asked: Any, _: Context) -> Any:
+        app = self._workspace.app(asked.app_id)
+        state = api_pb2.AppState.Name(asked.app_state).removeprefix("APP_STATE_")
+        self._workspace.publish(app, asked.name, asked.function_ids, state)
+        return api_pb2.AppPublishResponse(
+            url=_page(app.app_id), deployed_at=self._workspace.timeline.now()
+        )
+
+    def _stop_app(self, asked: Any, _: Context) -> Any:
+        self._workspace.stop_app(self._workspace.app(asked.app_id))
+
+    def _disconnect(self, asked: Any, _: Context) -> Any:
+        app = self._workspace.app(asked.app_id)
+        if app.state not in {"DEPLOYED", "DETACHED"}:
+            self._workspace.stop_app(app)
+
+    def _heartbeat(self, asked: Any, _: Context) -> Any:
+        self._workspace.app(asked.app_id)
+
+    def _list_apps(self, asked: Any, _: Context) -> Any:
+        environment = self._workspace.environment(asked.environment_name)
+        answer = api_pb2.AppListResponse()
+        for app in self._workspace.apps.values():
+            if app.environment == environment:
+                running = [call for call in self._workspace.calls.of(app) if call.life is not None]
+                answer.apps.add(
+                    app_id=app.app_id,
+                    description=app.name or app.description,
+                    name=app.name,
+                    state=api_pb2.AppState.Value(f"APP_STATE_{app.state}"),
+                    created_at=app.created,
+                    stopped_at=app.stopped or 0.0,
+                    n_running_tasks=len(running),
+                )
+        return answer
+
+    def _containers(self, asked: Any, _: Context) -> Any:
+        answer = api_pb2.TaskListResponse()
+        for call in self._workspace.calls.all():
+            app = call.function.app
+            if call.life is not None and asked.app_id in ("", app.app_id):
+                if not asked.app_id and app.environment != self._workspace.environment(
+                    asked.environment_name
+                ):
+                    continue
+                answer.tasks.add(
+                    task_id=call.life.task_id,
+                    app_id=app.app_id,
+                    app_description=app.name or app.description,
+                    started_at=call.life.started,
+                    enqueued_at=call.created,
+                )
+        return answer
+
+    # -- functions -----------------------------------------------------------------------------------------------------
+
+    def _precreate(self, asked: Any, _: Context) -> Any:
+        app = self._workspace.app(asked.app_id)
+        function = self._workspace.create_function(app, asked.function_name)
+        return api_pb2.FunctionPrecreateResponse(
+            function_id=function.function_id, handle_metadata=_metadata(function)
+        )
+
+    def _create(self, asked: Any, _: Context) -> Any:
+        data = asked.function_data
+        if asked.HasField("function"):
+            data = api_pb2.FunctionData(
+                module_name=asked.function.module_name,
+                function_name=asked.function.function_name,
+                function_type=asked.function.function_type,
+                timeout_secs=asked.function.timeout_secs,
+                ranked_functions=[
+                    api_pb2.FunctionData.RankedFunction(rank=0, function=asked.function)
+                ],
+            )
+        chosen = min(data.ranked_functions, key=lambda each: each.rank).function
+        gpu = chosen.resources.gpu_config
+        self._workspace.check_gpu(gpu.gpu_type)
+        app = self._workspace.app(asked.app_id)
+        function = self._workspace.create_function(app, data.function_name)
+        function.definition = data
+        function.definition_id = self._workspace.ids.make("de")
+        function.timeout = float(data.timeout_secs or chosen.timeout_secs or 300)
+        function.gpu, function.gpu_count = gpu.gpu_type, gpu.count
+        function.max_containers = chosen.concurrency_limit or data.concurrency_limit
+        function.retries = chosen.retry_policy.retries
+        function.retry_delay = chosen.retry_policy.initial_delay_ms / 1000
+        function.secret_ids = tuple(chosen.secret_ids)
+        return api_pb2.FunctionCreateResponse(
+            function_id=function.function_id,
+            function=chosen,
+            handle_metadata=_metadata(function),
+            function_data=data,
+        )
+
+    def _get(self, asked: Any, _: Context) -> Any:
+        environment = self._workspace.environment(asked.environment_name)
+        function = self._workspace.find_function(environment, asked.app_name, asked.object_tag)
+        return api_pb2.FunctionGetResponse(
+            function_id=function.function_id,
+            handle_metadata=_metadata(function),
+            function=_data(function),
+        )
+
+    def _get_by_id(self, asked: Any, _: Context) -> Any:
+        function = self._workspace.function(asked.function_id)
+        return api_pb2.FunctionGetByIdResponse(
+            handle_metadata=_metadata(function), function=_data(function)
+        )
+
+    def _bind(self, asked: Any, _: Context) -> Any:
+        base = self._workspace.function(asked.function_id)
+        options = asked.function_options
+        key = (base.function_id, options.SerializeToString(deterministic=True))
+        if key not in self._bound:
+            self._check(options)
+            self._bound[key] = self._with_options(base, options)
+        bound = self._bound[key]
+        return api_pb2.FunctionBindParamsResponse(
+            bound_function_id=bound.function_id, handle_metadata=_metadata(bound)
+        )
+
+    def _check(self, options: Any) -> None:
+        self._workspace.check_gpu(options.resources.gpu_config.gpu_type)
+        if options.HasField("timeout_secs") and not 1 <= options.timeout_secs <= 86400:
+            raise RefusedError(
+                "INVALID_ARGUMENT", "Function timeout must be between 1 second and 24 hours"
+            )
+        for secret_id in options.secret_ids:
+            if secret_id not in self._workspace.secrets:
+                raise not_found(f"Secret with ID '{secret_id}' not found")
+
+    def _with_options(self, base: Function, options: Any) -> Function:
+        bound = Function(
+            self._workspace.ids.make("fu"),
+            base.app,
+            base.name,
+            timeout=base.timeout,
+            gpu=base.gpu,
+            gpu_count=base.gpu_count,
+            max_containers=base.max_containers,
+            retries=base.retries,
+            retry_delay=base.retry_delay,
+            secret_ids=base.secret_ids,
+            definition=base.definition,
+            options=options,
+            definition_id=base.definition_id,
+            base=base,
+        )
+        if options.HasField("timeout_secs"):
+            bound.timeout = float(options.timeout_secs)
+        gpu = options.resources.gpu_config
+        if gpu.gpu_type:
+            bound.gpu, bound.gpu_count = gpu.gpu_type, gpu.count
+        if options.HasField("concurrency_limit"):
+            bound.max_containers = options.concurrency_limit
+        if options.HasField("retry_policy"):
+            bound.retries = options.retry_policy.retries
+            bound.retry_delay = options.retry_policy.initial_delay_ms / 1000
+        if options.replace_secret_ids:
+            bound.secret_ids = tuple(options.secret_ids)
+        else:
+            bound.secret_ids += tuple(options.secret_ids)
+        self._workspace.functions[bound.function_id] = bound
+        return bound
+
+    def _stats(self, asked: Any, _: Context) -> Any:
+        function = self._workspace.function(asked.function_id)
+        calls = [each for each in self._workspace.calls.all() if each.function is function]
+        running = sum(call.life is not None for call in calls)
+        backlog = sum(call.result is None and call.life is None for call in calls)
+        return api_pb2.FunctionStats(
+            backlog=backlog, num_total_tasks=running, num_running_inputs=running
+        )
+
+
+def _page(app_id: str) -> str:
+    return f"https://modal.com/id/{app_id}"
+
+
+def _metadata(function: Function) -> Any:
+    app: App = function.app
+    return api_pb2.FunctionHandleMetadata(
+        app_id=app.app_id,
+        function_name=function.name,
+        function_type=api_pb2.Function.FUNCTION_TYPE_FUNCTION,
+        definition_id=function.definition_id,
+        supported_input_formats=_FORMATS,
+        supported_output_formats=_FORMATS,
+    )
+
+
+def _data(function: Function) -> Any:
+    if function.definition is not None:
+        return function.definition
+    resources = api_pb2.Resources(
+        gpu_config=api_pb2.GPUConfig(gpu_type=function.gpu, count=function.gpu_count)
+    )
+    plain = api_pb2.Function(
+        function_name=function.name, timeout_secs=int(function.timeout), resources=resources
+    )
+    return api_pb2.FunctionData(
+        function_name=function.name,
+        timeout_secs=int(function.timeout),
+        ranked_functions=[api_pb2.FunctionData.RankedFunction(rank=0, function=plain)],
+    )

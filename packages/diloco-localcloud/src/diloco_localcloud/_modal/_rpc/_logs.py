@@ -1,0 +1,119 @@
+"""RPCs about logs."""
+
+from __future__ import annotations
+
+import itertools
+import time
+from typing import TYPE_CHECKING, Any
+
+from modal_proto import api_pb2
+
+from .._workspace._logs import Entry, Filter
+from ._context import wait
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator, Callable, Iterable, Mapping
+
+    from .._workspace._workspace import Workspace
+    from ._context import Bell, Context
+
+
+class LogReader:
+    """Operations on the logs of a workspace.
+
+    Attributes:
+        operations: by the name of the RPC; called under the lock of the workspace.
+        streams: likewise, iterators that take the lock themselves.
+    """
+
+    def __init__(self, workspace: Workspace, bell: Bell) -> None:
+        self._workspace = workspace
+        self._bell = bell
+        self.operations: Mapping[str, Callable[[Any, Context], Any]] = {
+            "AppCountLogs": self._count,
+            "AppFetchLogs": self._fetch,
+        }
+        self.streams: Mapping[str, Callable[[Any, Context], Any]] = {"AppGetLogs": self._follow}
+
+    def _fetch(self, asked: Any, _: Context) -> Any:
+        entries = self._read(asked)
+        if asked.limit:
+            entries = entries[-asked.limit :]
+        return api_pb2.AppFetchLogsResponse(batches=_batches(entries))
+
+    def _count(self, asked: Any, _: Context) -> Any:
+        """How many entries there are in each piece of a time, the empty pieces too: the client cuts the time at them."""
+        width = asked.bucket_secs or 1
+        first = asked.since.seconds // width
+        answer = api_pb2.AppCountLogsResponse(app_id=asked.app_id)
+        for number in range(first, asked.until.seconds // width + 1):
+            answer.buckets.add().bucket_start_at.seconds = number * width
+        for entry in self._read(asked):
+            bucket = answer.buckets[int(entry.time // width) - first]
+            if entry.source == api_pb2.FILE_DESCRIPTOR_STDOUT:
+                bucket.stdout_logs += 1
+            elif entry.source == api_pb2.FILE_DESCRIPTOR_STDERR:
+                bucket.stderr_logs += 1
+            else:
+                bucket.system_logs += 1
+        return answer
+
+    async def _follow(self, asked: Any, _: Context) -> AsyncIterator[Any]:
+        end = time.monotonic() + asked.timeout
+        after = int(asked.last_entry_id or 0)
+        filters = _filter(asked, asked.file_descriptor)
+        while True:
+            event = self._bell.next
+            with self._workspace.lock:
+                over = bool(asked.app_id) and self._workspace.app(asked.app_id).stopped is not None
+                entries = self._workspace.logs.read(filters, after=after)
+            for batch in _batches(entries):
+                yield batch
+            after = entries[-1].number if entries else after
+            if over:
+                yield api_pb2.TaskLogsBatch(app_done=True)
+                return
+            left = end - time.monotonic()
+            if left <= 0 or not await wait(event, left):
+                return
+
+    def _read(self, asked: Any) -> list[Entry]:
+        since = asked.since.seconds + asked.since.nanos / 1e9
+        until = asked.until.seconds + asked.until.nanos / 1e9
+        return self._workspace.logs.read(
+            _filter(asked, asked.source), since, until if until else float("inf")
+        )
+
+
+def _filter(asked: Any, source: int) -> Filter:
+    return Filter(
+        asked.app_id,
+        asked.function_id,
+        asked.function_call_id,
+        asked.task_id,
+        source,
+        asked.search_text,
+    )
+
+
+def _batches(entries: Iterable[Entry]) -> list[Any]:
+    """One batch for each run of entries of the same container."""
+
+    def place(entry: Entry) -> tuple[str, str, str]:
+        return entry.task_id, entry.function_id, entry.input_id
+
+    made = []
+    for (task_id, function_id, input_id), group in itertools.groupby(entries, place):
+        batch = api_pb2.TaskLogsBatch(task_id=task_id, function_id=function_id, input_id=input_id)
+        for entry in group:
+            batch.items.add(
+                data=entry.data,
+                timestamp=entry.time,
+                timestamp_ns=int(entry.time * 1e9),
+                file_descriptor=entry.source,
+                function_call_id=entry.call_id,
+                input_id=entry.input_id,
+            )
+            batch.entry_id = str(entry.number)
+        made.append(batch)
+    return made

@@ -1,0 +1,151 @@
+"""RPCs about what else a client needs: environments, secrets, images, mounts, volumes, blobs."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from modal_proto import api_pb2
+
+from .._workspace._refused import RefusedError, not_found
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+
+    from .._workspace._workspace import Workspace
+    from ._context import Context
+
+_IMAGE_BUILDER = "2025.06"
+
+
+class Objects:
+    """Operations on what a workspace holds besides apps, calls and Dicts.
+
+    Args:
+        workspace: the workspace.
+        blob_url: from the id of a blob to where it is sent and fetched.
+
+    Attributes:
+        operations: by the name of the RPC; called under the lock of the workspace.
+    """
+
+    def __init__(self, workspace: Workspace, blob_url: Callable[[str], str]) -> None:
+        self._workspace = workspace
+        self._blob_url = blob_url
+        self._volumes: dict[tuple[str, str], str] = {}
+        self._files: set[str] = set()
+        self.operations: Mapping[str, Callable[[Any, Context], Any]] = {
+            "BlobCreate": self._create_blob,
+            "BlobGet": self._get_blob,
+            "ClientHello": self._hello,
+            "EnvironmentGetOrCreate": self._environment,
+            "EnvironmentList": self._environments,
+            "ImageGetOrCreate": self._image,
+            "MountBatchedCheckExistence": self._missing_files,
+            "MountGetOrCreate": self._mount,
+            "MountPutFile": self._put_file,
+            "SecretGetOrCreate": self._secret,
+            "SecretList": self._secrets,
+            "VolumeGetOrCreate": self._volume,
+            "WorkspaceNameLookup": self._name,
+        }
+
+    def _hello(self, _: Any, __: Context) -> Any:
+        return api_pb2.ClientHelloResponse(image_builder_version=_IMAGE_BUILDER)
+
+    def _name(self, _: Any, __: Context) -> Any:
+        name = self._workspace.name
+        return api_pb2.WorkspaceNameLookupResponse(workspace_name=name, username=name)
+
+    def _environment(self, asked: Any, _: Context) -> Any:
+        name = asked.deployment_name
+        create = asked.object_creation_type == api_pb2.OBJECT_CREATION_TYPE_CREATE_IF_MISSING
+        if create and name and name not in self._workspace.environments:
+            self._workspace.environments.append(name)
+        name = self._workspace.environment(name)
+        answer = api_pb2.EnvironmentGetOrCreateResponse(environment_id=f"en-{name}")
+        answer.metadata.name = name
+        answer.metadata.settings.image_builder_version = _IMAGE_BUILDER
+        return answer
+
+    def _environments(self, _: Any, __: Context) -> Any:
+        answer = api_pb2.EnvironmentListResponse()
+        for number, name in enumerate(self._workspace.environments):
+            answer.items.add(name=name, default=number == 0, environment_id=f"en-{name}")
+        return answer
+
+    def _secret(self, asked: Any, _: Context) -> Any:
+        environment = self._workspace.environment(asked.environment_name)
+        kind, name = asked.object_creation_type, asked.deployment_name
+        held = self._workspace.find_secret(environment, name)
+        if kind == api_pb2.OBJECT_CREATION_TYPE_CREATE_FAIL_IF_EXISTS and held is not None:
+            raise RefusedError("ALREADY_EXISTS", f"Secret '{name}' already exists")
+        overwrite = kind == api_pb2.OBJECT_CREATION_TYPE_CREATE_OVERWRITE_IF_EXISTS
+        if overwrite or (held is None and kind != api_pb2.OBJECT_CREATION_TYPE_UNSPECIFIED):
+            held = self._workspace.create_secret(environment, name, asked.env_dict)
+        if held is None:
+            raise not_found(f"Secret '{name}' not found in environment '{environment}'")
+        missing = [key for key in asked.required_keys if key not in held.values]
+        if missing:
+            raise RefusedError(
+                "FAILED_PRECONDITION", f"Secret is missing key(s): {', '.join(missing)}"
+            )
+        answer = api_pb2.SecretGetOrCreateResponse(secret_id=held.secret_id)
+        answer.metadata.name = held.name
+        return answer
+
+    def _secrets(self, asked: Any, _: Context) -> Any:
+        environment = self._workspace.environment(asked.environment_name)
+        answer = api_pb2.SecretListResponse(environment_name=environment)
+        before = asked.pagination.created_before
+        kept = [each for each in self._workspace.secrets.values() if each.name]
+        for held in kept[::-1]:
+            if held.environment == environment and (not before or held.created < before):
+                item = answer.items.add(
+                    label=held.name, created_at=held.created, secret_id=held.secret_id
+                )
+                item.metadata.name = held.name
+        return answer
+
+    def _image(self, _: Any, __: Context) -> Any:
+        answer = api_pb2.ImageGetOrCreateResponse(image_id=self._workspace.ids.make("im"))
+        answer.result.status = api_pb2.GenericResult.GENERIC_STATUS_SUCCESS
+        answer.metadata.image_builder_version = _IMAGE_BUILDER
+        return answer
+
+    def _mount(self, _: Any, __: Context) -> Any:
+        answer = api_pb2.MountGetOrCreateResponse(mount_id=self._workspace.ids.make("mo"))
+        # Deployed mounts are those of the client's own libraries, which every image has already.
+        answer.handle_metadata.content_checksum_sha256_hex = "0" * 64
+        return answer
+
+    def _missing_files(self, asked: Any, _: Context) -> Any:
+        missing = [each for each in asked.sha256_hex_hashes if each not in self._files]
+        return api_pb2.MountBatchedCheckExistenceResponse(missing_sha256_hex_hashes=missing)
+
+    def _put_file(self, asked: Any, _: Context) -> Any:
+        """Whether a file is there; its content is not kept, since programs are those of this machine."""
+        if asked.WhichOneof("data_oneof"):
+            self._files.add(asked.sha256_hex)
+        return api_pb2.MountPutFileResponse(exists=asked.sha256_hex in self._files)
+
+    def _volume(self, asked: Any, _: Context) -> Any:
+        environment = self._workspace.environment(asked.environment_name)
+        key = (environment, asked.deployment_name)
+        if key not in self._volumes:
+            if asked.object_creation_type == api_pb2.OBJECT_CREATION_TYPE_UNSPECIFIED:
+                raise not_found(f"Volume '{key[1]}' not found in environment '{environment}'")
+            self._volumes[key] = self._workspace.ids.make("vo")
+        answer = api_pb2.VolumeGetOrCreateResponse(volume_id=self._volumes[key])
+        answer.metadata.name = key[1]
+        return answer
+
+    def _create_blob(self, _: Any, __: Context) -> Any:
+        blob_id = self._workspace.ids.make("bl")
+        answer = api_pb2.BlobCreateResponse(blob_id=blob_id, blob_ids=[blob_id])
+        answer.upload_urls.items.append(self._blob_url(blob_id))
+        return answer
+
+    def _get_blob(self, asked: Any, _: Context) -> Any:
+        if asked.blob_id not in self._workspace.blobs:
+            raise not_found(f"Blob with ID '{asked.blob_id}' not found")
+        return api_pb2.BlobGetResponse(download_url=self._blob_url(asked.blob_id))

@@ -1,0 +1,183 @@
+"""One call of a function in the hands of a test."""
+
+from __future__ import annotations
+
+import pickle
+from typing import TYPE_CHECKING, Any
+
+from .._workspace._call import PICKLE, Payload, Result, Status
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from .._workspace._call import Call
+    from .._workspace._workspace import Workspace
+
+
+class ScriptedCall:
+    """What a test may do with a call. What does not fit its state (a start after the end) does nothing.
+
+    Thread-safe.
+    """
+
+    def __init__(self, workspace: Workspace, call: Call) -> None:
+        self._workspace = workspace
+        self._call = call
+
+    @property
+    def call_id(self) -> str:
+        """``fc-…``; in its container, ``modal.current_function_call_id()``."""
+        return self._call.call_id
+
+    @property
+    def app(self) -> str:
+        """The name of the app; its description if it is not deployed."""
+        app = self._call.function.app
+        return app.name or app.description
+
+    @property
+    def function(self) -> str:
+        """The name of the function."""
+        return self._call.function.name
+
+    @property
+    def options(self) -> dict[str, Any]:
+        """What it runs with.
+
+        ``timeout`` (seconds), ``gpu``, ``gpu_count``, ``max_containers`` (0 for no limit), ``retries`` and ``secrets`` (names).
+        """
+        with self._workspace.lock:
+            function = self._call.function
+            held = self._workspace.secrets
+            return {
+                "timeout": function.timeout,
+                "gpu": function.gpu,
+                "gpu_count": function.gpu_count,
+                "max_containers": function.max_containers,
+                "retries": function.retries,
+                "secrets": [held[each].name for each in function.secret_ids if each in held],
+            }
+
+    @property
+    def arguments(self) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        """What was passed, positional and by name. It is unpickled here, so whoever sent it can run code in the test.
+
+        Raises:
+            ValueError: it is not pickled.
+        """
+        payload = self._call.payload
+        if payload.form != PICKLE:
+            raise ValueError(f"the arguments of {self.call_id} are not pickled")
+        with self._workspace.lock:
+            data = self._workspace.blobs[payload.blob] if payload.blob else payload.data
+        args, kwargs = pickle.loads(data)
+        return args, kwargs
+
+    @property
+    def status(self) -> str:
+        """``pending``, ``running``, or how it has ended.
+
+        The ends are ``success``, ``failure``, ``terminated``, ``timeout``, ``init_failure``, ``internal_failure`` and
+        ``kernel_oom_kill``.
+        """
+        with self._workspace.lock:
+            return self._call.status
+
+    @property
+    def attempt(self) -> int:
+        """How many containers it has had; 0 before its first start."""
+        with self._workspace.lock:
+            return len(self._call.lives)
+
+    @property
+    def has_container(self) -> bool:
+        """Whether a container runs it. It may, for a while, after the call has ended."""
+        with self._workspace.lock:
+            return self._call.life is not None
+
+    @property
+    def interrupted(self) -> bool:
+        """Whether its program has been told to end and is still there."""
+        with self._workspace.lock:
+            return self._call.life is not None and self._call.life.interrupted is not None
+
+    def start(self) -> None:
+        """It gets a container, and its function is called."""
+        with self._workspace.lock:
+            self._workspace.calls.start(self._call)
+
+    def end(self, value: Any = None) -> None:
+        """Its function returns a value, which has to be one that can be pickled."""
+        self._finish(Result(Status.SUCCESS, Payload(pickle.dumps(value, 4))))
+
+    def fail(self, exception: BaseException) -> None:
+        """Its function raises an exception."""
+        payload = Payload(pickle.dumps(exception, 4))
+        self._finish(Result(Status.FAILURE, payload, repr(exception)))
+
+    def exit(self, code: int = 1) -> None:
+        """Its function calls ``sys.exit``."""
+        self.fail(SystemExit(code))
+
+    def crash(self, message: str = "Runner failed with exit code: 137") -> None:
+        """Its container ends and leaves nothing."""
+        self._finish(Result(Status.FAILURE, message=message))
+
+    def oom(self, message: str = "Runner was terminated because it ran out of memory") -> None:
+        """Its container is killed because it has used up its memory."""
+        self._finish(Result(Status.KERNEL_OOM_KILL, message=message))
+
+    def init_failure(self, exception: BaseException) -> None:
+        """Its container starts, but the module of the function cannot be imported."""
+        self.start()
+        payload = Payload(pickle.dumps(exception, 4))
+        self._finish(Result(Status.INIT_FAILURE, payload, repr(exception)))
+
+    def break_down(self, message: str = "Internal error in the scheduler") -> None:
+        """Modal fails it with an internal failure, whether it runs or not."""
+        with self._workspace.lock:
+            result = Result(Status.INTERNAL_FAILURE, message=message)
+            self._workspace.calls.finish(self._call, result)
+
+    def preempt(self) -> None:
+        """Its container is taken away: SIGINT, a grace, and then the same input again in another one."""
+        with self._workspace.lock:
+            self._workspace.calls.interrupt(self._call)
+
+    def log(self, text: str, source: str = "stdout") -> None:
+        """Write lines to its log, now.
+
+        Args:
+            text: one or more lines.
+            source: ``stdout``, ``stderr`` or ``system``.
+        """
+        with self._workspace.lock:
+            task = self._call.lives[-1].task_id if self._call.lives else ""
+            now = self._workspace.timeline.now()
+            self._workspace.logs.write(now, self._call, task, text, source)
+            self._workspace.changed()
+
+    def on_interrupt(self, after: float = 1.0, then: Callable[[], None] | None = None) -> None:
+        """What its program does in this container when it is told to end.
+
+        Args:
+            after: seconds that it takes to end; it is killed after ``habits.grace_seconds`` if it was preempted or overdue.
+            then: what it does last, such as writing to a Dict. It is called before the container is gone, if the program is
+                not killed.
+        """
+        with self._workspace.lock:
+            self._call.interrupt_seconds, self._call.last_words = after, then
+
+    def ignore_interrupt(self) -> None:
+        """Its program does not react when it is told to end."""
+        self.on_interrupt(float("inf"))
+
+    def stop(self, *, terminate_containers: bool = True) -> None:
+        """Somebody cancels it, as with the dashboard; nothing if it has ended."""
+        with self._workspace.lock:
+            self._workspace.calls.cancel(self._call, terminate=terminate_containers)
+
+    def _finish(self, result: Result) -> None:
+        with self._workspace.lock:
+            if self._call.life is not None:
+                self._workspace.calls.finish(self._call, result)

@@ -1,0 +1,220 @@
+"""The calls of functions, and what becomes of them in time."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from ._call import Call, Life, Payload, Result, Status
+from ._refused import not_found
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from ..._server._timeline import Timeline
+    from ._app import App, Function
+    from ._habits import ModalHabits
+    from ._ids import Ids
+
+
+class Calls:
+    """Those of a workspace; its owner calls it under a lock.
+
+    A result is seen as soon as it is there; the container in which a call runs may live on for a while.
+
+    Attributes:
+        on_start: called with each call whose container starts.
+    """
+
+    def __init__(
+        self,
+        timeline: Timeline,
+        habits: ModalHabits,
+        ids: Ids,
+        changed: Callable[[], None],
+    ) -> None:
+        self._timeline = timeline
+        self._habits = habits
+        self._ids = ids
+        self._changed = changed
+        self._calls: dict[str, Call] = {}
+        self._answered: dict[str, Call] = {}
+        self.on_start: Callable[[Call], None] | None = None
+
+    def all(self) -> list[Call]:
+        """Every call, oldest first."""
+        return list(self._calls.values())
+
+    def of(self, app: App) -> list[Call]:
+        """Those of an app, oldest first."""
+        return [call for call in self._calls.values() if call.function.app is app]
+
+    def by_id(self, call_id: str) -> Call:
+        """A call by its id.
+
+        Raises:
+            RefusedError: there is none.
+        """
+        if call_id not in self._calls:
+            raise not_found(f"FunctionCall with ID '{call_id}' not found")
+        return self._calls[call_id]
+
+    def spawn(self, function: Function, payload: Payload | None, key: str = "") -> Call:
+        """A new call, which waits for a container; without a payload for its input first.
+
+        A call that was asked for with the same idempotency key is given back, and nothing is called a second time.
+        """
+        if key and key in self._answered:
+            return self._answered[key]
+        call = Call(
+            self._ids.make("fc"),
+            self._ids.make("in"),
+            function,
+            payload or Payload(),
+            self._timeline.now(),
+        )
+        self._calls[call.call_id] = call
+        if key:
+            self._answered[key] = call
+        if payload is not None:
+            self.wait(call)
+        self._changed()
+        return call
+
+    def give(self, call: Call, payload: Payload) -> None:
+        """The input of a call that was made without one."""
+        call.payload = payload
+        self.wait(call)
+        self._changed()
+
+    def wait(self, call: Call) -> None:
+        """Have it get a container by itself, if that is a habit."""
+        if self._habits.auto_start is not None:
+            wait = self._habits.gpu_waits.get(call.function.gpu, 0.0)
+            self._after(self._habits.auto_start + wait, lambda: self._start_if_room(call))
+
+    def room(self, function: Function) -> bool:
+        """Whether one more container of a function may run."""
+        if function.gpu in self._habits.no_gpus:
+            return False
+        running = sum(call.life is not None and call.function is function for call in self.all())
+        return not function.max_containers or running < function.max_containers
+
+    def start(self, call: Call) -> None:
+        """It has a container; nothing if it has one already, or has ended."""
+        if call.result is not None or call.life is not None:
+            return
+        now = self._timeline.now()
+        life = Life(self._ids.make("ta"), now)
+        call.lives.append(life)
+        call.interrupt_seconds, call.last_words = None, None
+        self._after(call.function.timeout, lambda: self._overdue(call, life))
+        if self._habits.auto_end is not None:
+            self._after(self._habits.auto_end, lambda: self._auto_end(call, life))
+        if self.on_start is not None:
+            self.on_start(call)
+        self._changed()
+
+    def finish(self, call: Call, result: Result) -> None:
+        """It ends: its container is gone, and it has this result unless it had one before."""
+        if result.status in {Status.FAILURE, Status.TIMEOUT} and self._again(call):
+            return
+        self._decide(call, result)
+        self._end_life(call)
+        self._changed()
+
+    def interrupt(self, call: Call) -> None:
+        """Its container is taken away: SIGINT, a grace, and then the same input again in another container."""
+        life = call.life
+        if life is None or life.interrupted is not None:
+            return
+        life.interrupted = self._timeline.now()
+        seconds = min(self._interrupt_seconds(call), self._habits.grace_seconds)
+        self._after(seconds, lambda: self._interrupted(call, life))
+        self._changed()
+
+    def cancel(self, call: Call, *, terminate: bool) -> None:
+        """What FunctionCallCancel does: TERMINATED at once, and the container later.
+
+        Args:
+            call: nothing happens if it has ended.
+            terminate: SIGINT, and SIGKILL after the grace; otherwise an exception in the program alone.
+        """
+        if call.result is not None:
+            return
+        self._decide(call, Result(Status.TERMINATED))
+        self._stop_program(call, kill=terminate)
+        self._changed()
+
+    def expired(self, call: Call) -> bool:
+        """Whether its output is no longer kept."""
+        kept = self._habits.retention_seconds
+        return call.ended is not None and call.ended + kept <= self._timeline.now()
+
+    # -- what comes by itself ------------------------------------------------------------------------------------------
+
+    def _start_if_room(self, call: Call) -> None:
+        if self.room(call.function):
+            self.start(call)
+        elif call.result is None and call.life is None:
+            self._after(1.0, lambda: self._start_if_room(call))
+
+    def _auto_end(self, call: Call, life: Life) -> None:
+        if call.life is life and life.interrupted is None:
+            self.finish(call, Result(Status.SUCCESS, Payload(b"N.")))  # None, pickled
+
+    def _overdue(self, call: Call, life: Life) -> None:
+        if call.life is not life:
+            return
+        if call.result is None:
+            text = f"Task's current input {call.input_id} hit its timeout of {call.function.timeout:g}s"
+            if self._again(call):
+                return
+            self._decide(call, Result(Status.TIMEOUT, message=text))
+        self._stop_program(call, kill=True)
+        self._changed()
+
+    def _again(self, call: Call) -> bool:
+        """Whether the function's own retries have it tried again; then it waits for another container."""
+        if call.result is not None or call.failures >= call.function.retries:
+            return False
+        call.failures += 1
+        self._end_life(call)
+        self._after(call.function.retry_delay, lambda: self.wait(call))
+        self._changed()
+        return True
+
+    def _stop_program(self, call: Call, *, kill: bool) -> None:
+        life = call.life
+        if life is None:
+            return
+        life.interrupted = self._timeline.now() if life.interrupted is None else life.interrupted
+        seconds = self._interrupt_seconds(call)
+        if kill:
+            seconds = min(seconds, self._habits.grace_seconds)
+        if seconds < float("inf"):
+            self._after(seconds, lambda: self._interrupted(call, life))
+
+    def _interrupted(self, call: Call, life: Life) -> None:
+        if call.life is not life:
+            return
+        if call.last_words is not None and self._interrupt_seconds(call) < float("inf"):
+            call.last_words()
+        self._end_life(call)
+        if call.result is None:
+            self.wait(call)
+        self._changed()
+
+    def _interrupt_seconds(self, call: Call) -> float:
+        own = call.interrupt_seconds
+        return self._habits.interrupt_seconds if own is None else own
+
+    def _decide(self, call: Call, result: Result) -> None:
+        if call.result is None:
+            call.result, call.ended = result, self._timeline.now()
+
+    def _end_life(self, call: Call) -> None:
+        if call.life is not None:
+            call.life.ended = self._timeline.now()
+
+    def _after(self, seconds: float, action: Callable[[], None]) -> None:
+        self._timeline.after(seconds, action)

@@ -1,0 +1,161 @@
+"""Dicts, whose entries fade when nobody uses them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from ._refused import RefusedError, not_found
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from ._habits import ModalHabits
+    from ._ids import Ids
+
+
+@dataclass
+class _Entry:
+    value: bytes
+    used: float
+
+
+@dataclass
+class Dict:
+    """One of them.
+
+    Attributes:
+        dict_id: ``di-…``.
+        name: empty for one that is not named.
+        environment: in which it is.
+        created: when, in seconds since the epoch.
+    """
+
+    dict_id: str
+    name: str
+    environment: str
+    created: float
+    entries: dict[bytes, _Entry] = field(default_factory=dict)
+
+
+class Dicts:
+    """Those of a workspace; its owner calls it under a lock.
+
+    Keys and values are what the client has pickled. They are told apart by their bytes, as in Modal itself.
+    """
+
+    def __init__(self, now: Callable[[], float], habits: ModalHabits, ids: Ids) -> None:
+        self._now = now
+        self._habits = habits
+        self._ids = ids
+        self._dicts: dict[str, Dict] = {}
+
+    def named(self, environment: str, name: str) -> Dict | None:
+        """The one of a name, if there is one."""
+        found = (each for each in self._dicts.values() if name and each.name == name)
+        return next((each for each in found if each.environment == environment), None)
+
+    def by_id(self, dict_id: str) -> Dict:
+        """The one of an id.
+
+        Raises:
+            RefusedError: there is none.
+        """
+        if dict_id not in self._dicts:
+            raise not_found(f"Dict with ID '{dict_id}' not found")
+        return self._dicts[dict_id]
+
+    def listed(self, environment: str, before: float) -> list[Dict]:
+        """The named ones of an environment, the newest first; those made before a time, if one is given."""
+        kept = [each for each in self._dicts.values() if each.name]
+        kept = [each for each in kept if each.environment == environment]
+        kept = [each for each in kept if not before or each.created < before]
+        return kept[::-1]
+
+    def create(self, environment: str, name: str) -> Dict:
+        """A new one.
+
+        Raises:
+            RefusedError: there is one of this name.
+        """
+        if self.named(environment, name) is not None:
+            raise RefusedError("ALREADY_EXISTS", f"Dict '{name}' already exists")
+        made = Dict(self._ids.make("di"), name, environment, self._now())
+        self._dicts[made.dict_id] = made
+        return made
+
+    def delete(self, dict_id: str) -> None:
+        """Delete one with all its entries.
+
+        Raises:
+            RefusedError: there is none.
+        """
+        del self._dicts[self.by_id(dict_id).dict_id]
+
+    def put(self, dict_id: str, key: bytes, value: bytes, *, if_not_exists: bool = False) -> bool:
+        """Write an entry; whether it is new, if only a new one is to be written.
+
+        Raises:
+            RefusedError: there is no such Dict.
+        """
+        held = self._fresh(dict_id)
+        if if_not_exists and key in held:
+            return False
+        held[key] = _Entry(value, self._now())
+        return True
+
+    def get(self, dict_id: str, key: bytes) -> bytes | None:
+        """The value of a key; None if there is none.
+
+        Raises:
+            RefusedError: there is no such Dict.
+        """
+        entry = self._fresh(dict_id).get(key)
+        if entry is None:
+            return None
+        entry.used = self._now()
+        return entry.value
+
+    def pop(self, dict_id: str, key: bytes) -> bytes | None:
+        """Take an entry out; None if there is none.
+
+        Raises:
+            RefusedError: there is no such Dict.
+        """
+        entry = self._fresh(dict_id).pop(key, None)
+        return None if entry is None else entry.value
+
+    def clear(self, dict_id: str) -> None:
+        """Take all entries out.
+
+        Raises:
+            RefusedError: there is no such Dict.
+        """
+        self._fresh(dict_id).clear()
+
+    def contents(self, dict_id: str) -> list[tuple[bytes, bytes]]:
+        """Keys and values, in the order in which they were written first. Reading them is a use of each.
+
+        Raises:
+            RefusedError: there is no such Dict.
+        """
+        held = self._fresh(dict_id)
+        for entry in held.values():
+            entry.used = self._now()
+        return [(key, entry.value) for key, entry in held.items()]
+
+    def count(self, dict_id: str) -> int:
+        """How many entries there are.
+
+        Raises:
+            RefusedError: there is no such Dict.
+        """
+        return len(self._fresh(dict_id))
+
+    def _fresh(self, dict_id: str) -> dict[bytes, _Entry]:
+        """The entries, without those that have faded."""
+        held = self.by_id(dict_id).entries
+        oldest = self._now() - self._habits.retention_seconds
+        for key in [key for key, entry in held.items() if entry.used <= oldest]:
+            del held[key]
+        return held

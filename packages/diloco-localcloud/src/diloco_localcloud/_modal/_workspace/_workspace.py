@@ -1,0 +1,177 @@
+"""A workspace: environments, apps, secrets, calls, Dicts, logs; and the clock that they share."""
+
+from __future__ import annotations
+
+import threading
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from ._app import App, Function
+from ._calls import Calls
+from ._dicts import Dicts
+from ._habits import ModalHabits
+from ._ids import Ids
+from ._logs import Logs
+from ._refused import RefusedError, not_found
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+
+    from ..._server._timeline import Timeline
+
+DEFAULT_ENVIRONMENT = "main"
+
+
+@dataclass(frozen=True)
+class Secret:
+    """A secret: ``st-…``, and the variables that it holds."""
+
+    secret_id: str
+    name: str
+    environment: str
+    values: Mapping[str, str]
+    created: float
+
+
+class Workspace:
+    """What there is, and its clock.
+
+    Attributes:
+        lock: guards everything; notified when something is planned or has changed.
+        timeline: the clock.
+        habits: how it behaves.
+        name: of the workspace.
+        environments: their names; the first one is the default.
+        apps: by id, oldest first.
+        functions: by id, those with bound options among them.
+        secrets: by id.
+        calls: of functions.
+        dicts: the Dicts.
+        logs: what containers have written.
+        blobs: arguments and results that are too large for a message, by id.
+        listeners: called under the lock after every change.
+    """
+
+    def __init__(self, timeline: Timeline, name: str) -> None:
+        self.lock = threading.Condition()
+        self.timeline = timeline
+        self.name = name
+        self.habits = ModalHabits()
+        self.ids = Ids()
+        self.environments = [DEFAULT_ENVIRONMENT]
+        self.apps: dict[str, App] = {}
+        self.functions: dict[str, Function] = {}
+        self.secrets: dict[str, Secret] = {}
+        self.dicts = Dicts(timeline.now, self.habits, self.ids)
+        self.logs = Logs()
+        self.blobs: dict[str, bytes] = {}
+        self.listeners: list[Callable[[], None]] = []
+        self.calls = Calls(timeline, self.habits, self.ids, self.changed)
+
+    def changed(self) -> None:
+        """Tell everybody who waits that something is different."""
+        self.lock.notify_all()
+        for listener in self.listeners:
+            listener()
+
+    def environment(self, name: str) -> str:
+        """The environment of a name; the default one for no name.
+
+        Raises:
+            RefusedError: there is none.
+        """
+        if name and name not in self.environments:
+            raise not_found(f"Environment '{name}' not found")
+        return name or self.environments[0]
+
+    def app(self, app_id: str) -> App:
+        """An app by its id.
+
+        Raises:
+            RefusedError: there is none.
+        """
+        if app_id not in self.apps:
+            raise not_found(f"App with ID '{app_id}' not found")
+        return self.apps[app_id]
+
+    def deployed(self, environment: str, name: str) -> App | None:
+        """The app that is deployed under a name, if there is one."""
+        found = (each for each in self.apps.values() if each.name == name and not each.stopped)
+        return next((each for each in found if each.environment == environment), None)
+
+    def create_app(self, environment: str, description: str, name: str = "") -> App:
+        """A new app, with nothing in it."""
+        made = App(self.ids.make("ap"), description, environment, self.timeline.now(), name=name)
+        self.apps[made.app_id] = made
+        return made
+
+    def stop_app(self, app: App) -> None:
+        """Stop an app: its calls are cancelled, and it can be found no more."""
+        if app.stopped is None:
+            app.state, app.stopped = "STOPPED", self.timeline.now()
+            for call in self.calls.of(app):
+                self.calls.cancel(call, terminate=True)
+            self.changed()
+
+    def create_function(self, app: App, name: str) -> Function:
+        """The function of a name in an app, a new one if there is none."""
+        if name not in app.functions:
+            made = Function(self.ids.make("fu"), app, name, definition_id=self.ids.make("de"))
+            app.functions[name] = self.functions[made.function_id] = made
+        return app.functions[name]
+
+    def publish(self, app: App, name: str, functions: Mapping[str, str], state: str) -> None:
+        """Have functions be found: under the name of a deployment, or within an app that runs for a while."""
+        app.name, app.state = name, state
+        app.published = dict(functions)
+        app.version += 1
+        self.changed()
+
+    def function(self, function_id: str) -> Function:
+        """A function by its id.
+
+        Raises:
+            RefusedError: there is none.
+        """
+        if function_id not in self.functions:
+            raise not_found(f"Function with ID '{function_id}' not found")
+        return self.functions[function_id]
+
+    def find_function(self, environment: str, app_name: str, name: str) -> Function:
+        """A function of a deployed app.
+
+        Raises:
+            RefusedError: there is no such app, or it has no such function.
+        """
+        app = self.deployed(environment, app_name)
+        if app is None:
+            raise not_found(f"App '{app_name}' not found in environment '{environment}'")
+        if name not in app.published:
+            raise not_found(f"App '{app_name}' has no function '{name}'")
+        return self.function(app.published[name])
+
+    def check_gpu(self, gpu: str) -> None:
+        """See whether there is such a type of GPU.
+
+        Raises:
+            RefusedError: there is not.
+        """
+        if gpu and gpu.upper() not in {"ANY", *self.habits.gpus}:
+            known = ", ".join(sorted(self.habits.gpus))
+            raise RefusedError(
+                "INVALID_ARGUMENT", f"Unknown GPU type '{gpu}', expected one of: {known}"
+            )
+
+    def create_secret(self, environment: str, name: str, values: Mapping[str, str]) -> Secret:
+        """A new secret; one of the same name goes."""
+        for held in list(self.secrets.values()):
+            if name and (held.name, held.environment) == (name, environment):
+                del self.secrets[held.secret_id]
+        made = Secret(self.ids.make("st"), name, environment, dict(values), self.timeline.now())
+        self.secrets[made.secret_id] = made
+        return made
+
+    def find_secret(self, environment: str, name: str) -> Secret | None:
+        """The secret of a name, if there is one."""
+        found = (each for each in self.secrets.values() if name and each.name == name)
+        return next((each for each in found if each.environment == environment), None)
