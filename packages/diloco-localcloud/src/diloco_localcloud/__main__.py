@@ -1,4 +1,4 @@
-"""Run a stand-in until Ctrl-C: ``python -m diloco_localcloud kubernetes``, or ``aws``."""
+"""Run a stand-in until Ctrl-C: ``python -m diloco_localcloud kubernetes``, ``aws`` or ``modal``."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import threading
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from . import KubernetesProcesses, SageMakerStandIn, StandInError
+from . import KubernetesProcesses, ModalStandIn, SageMakerStandIn, StandInError
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -60,6 +60,20 @@ def _aws(options: argparse.Namespace, _: Path, over: threading.Event) -> None:
             sys.stdout.write(f"export {name}={value}\n")
         sys.stdout.write(
             f"# {stand_in.url} runs; its training jobs run no program, and succeed after {options.train_seconds:g} s; "
+            "Ctrl-C ends it\n"
+        )
+        sys.stdout.flush()
+        over.wait()
+
+
+def _modal(options: argparse.Namespace, _: Path, over: threading.Event) -> None:
+    with ModalStandIn(port=options.port, real_time=True) as stand_in:
+        habits = stand_in.world.habits
+        habits.auto_start, habits.auto_end = options.start_seconds, options.train_seconds
+        for name, value in stand_in.environment.items():
+            sys.stdout.write(f"export {name}={value}\n")
+        sys.stdout.write(
+            f"# {stand_in.url} runs; its calls run no function, and return None after {options.train_seconds:g} s; "
             "Ctrl-C ends it\n"
         )
         sys.stdout.flush()
@@ -134,6 +148,23 @@ def _parser() -> argparse.ArgumentParser:
         type=float,
         default=60.0,
         help="how long a job trains until it succeeds (default: 60)",
+    )
+    modal = kinds.add_parser("modal", help="Modal; calls of functions only take their time")
+    modal.set_defaults(run=_modal)
+    modal.add_argument(
+        "--port", type=int, default=0, help="port on 127.0.0.1; 0 (the default) for a free one"
+    )
+    modal.add_argument(
+        "--start-seconds",
+        type=float,
+        default=1.0,
+        help="from a call until it has a container (default: 1)",
+    )
+    modal.add_argument(
+        "--train-seconds",
+        type=float,
+        default=60.0,
+        help="how long a function runs until it returns None (default: 60)",
     )
     return parser
 

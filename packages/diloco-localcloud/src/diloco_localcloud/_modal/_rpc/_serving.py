@@ -72,6 +72,7 @@ class Serving:
         port, token, faults, calls = self._asked
         api = Api(self._workspace, token, faults, calls, self._bell, self._blobs.url)
         server = grpclib.server.Server([api])
+        self._blobs.start()
         try:
             await server.start("127.0.0.1", port)
         except OSError as wrong:
@@ -79,7 +80,6 @@ class Serving:
             self._blobs.stop()
             return
         self.port = _port(server)
-        self._blobs.start()
         with self._workspace.lock:
             self._workspace.listeners.append(self._bell.ring)
         self._up.set()

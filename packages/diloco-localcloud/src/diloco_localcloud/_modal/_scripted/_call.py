@@ -13,6 +13,9 @@ if TYPE_CHECKING:
     from .._workspace._call import Call
     from .._workspace._workspace import Workspace
 
+# A container sends more than this as a blob.
+_MOST_BYTES = 2 << 20
+
 
 class ScriptedCall:
     """What a test may do with a call. What does not fit its state (a start after the end) does nothing.
@@ -108,7 +111,13 @@ class ScriptedCall:
 
     def end(self, value: Any = None) -> None:
         """Its function returns a value, which has to be one that can be pickled."""
-        self._finish(Result(Status.SUCCESS, Payload(pickle.dumps(value, 4))))
+        payload = Payload(pickle.dumps(value, 4))
+        if len(payload.data) > _MOST_BYTES:
+            with self._workspace.lock:
+                blob_id = self._workspace.ids.make("bl")
+                self._workspace.blobs[blob_id] = payload.data
+            payload = Payload(blob=blob_id)
+        self._finish(Result(Status.SUCCESS, payload))
 
     def fail(self, exception: BaseException) -> None:
         """Its function raises an exception."""

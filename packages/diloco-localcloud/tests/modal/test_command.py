@@ -1,0 +1,51 @@
+"""``python -m diloco_localcloud modal``."""
+
+from __future__ import annotations
+
+import signal
+import subprocess
+import sys
+
+import modal
+import pytest
+from standin_lab import PATIENCE
+
+NAMES = [
+    "MODAL_SERVER_URL",
+    "MODAL_TOKEN_ID",
+    "MODAL_TOKEN_SECRET",
+    "MODAL_CONFIG_PATH",
+    "NO_PROXY",
+]
+
+
+def train():
+    """Never called: the command runs no functions."""
+
+
+def call_a_function(*token):
+    client = modal.Client.from_credentials(*token)
+    app = modal.App("shipped", include_source=False)
+    function = app.function(name="train")(train)
+    app.deploy(client=client)
+    assert function.spawn().get(timeout=PATIENCE) is None
+    client.close()
+
+
+@pytest.mark.processes
+def test_the_command(monkeypatch):
+    command = [sys.executable, "-m", "diloco_localcloud", "modal"]
+    command += ["--start-seconds", "0", "--train-seconds", "0.1"]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as running:
+        try:
+            lines = [running.stdout.readline() for _ in range(6)]
+            told = dict(line.removeprefix("export ").strip().split("=", 1) for line in lines[:5])
+            assert list(told) == NAMES
+            assert "Ctrl-C ends it" in lines[5]
+            for name, value in told.items():
+                monkeypatch.setenv(name, value)
+            call_a_function(told["MODAL_TOKEN_ID"], told["MODAL_TOKEN_SECRET"])
+            running.send_signal(signal.SIGINT)
+            assert running.wait(PATIENCE) == 0
+        finally:
+            running.kill()
