@@ -9,6 +9,7 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Self
 
+from .._server._container import image_environment
 from .._server._errors import StandInError
 from .._server._ticker import Ticker
 from .._server._timeline import Timeline
@@ -21,7 +22,6 @@ from ._pods import _scheduling
 from ._processes import _pid_namespaces
 from ._processes._kubelet import ProcessKubelet
 from ._processes._pod import LocalPods
-from ._processes._sandbox import image_environment
 from ._service import Service
 
 if TYPE_CHECKING:

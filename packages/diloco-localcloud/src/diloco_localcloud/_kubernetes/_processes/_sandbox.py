@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-import os
 import shutil
-import sys
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from ..._server._container import Command, Container
 from .._objects._quantities import quantity
 from . import _environment, _volumes
-from ._container import Command, Container
 from ._expand import expand
 from ._file_log import FileLog
 
@@ -22,16 +20,7 @@ if TYPE_CHECKING:
 
 Json = dict[str, Any]
 
-# What the "image" gives every container: this machine's.
-FROM_HERE = ("PATH", "HOME", "LANG", "LC_ALL", "TZ", "TMPDIR", "LD_LIBRARY_PATH", "PYTHONPATH")
 MESSAGE_BYTES = 4096
-
-
-def image_environment() -> dict[str, str]:
-    """The default environment of every image: a few variables of this process, and its Python first on the PATH."""
-    env = {name: os.environ[name] for name in FROM_HERE if name in os.environ}
-    env["PATH"] = os.pathsep.join([str(Path(sys.executable).parent), env.get("PATH", os.defpath)])
-    return env
 
 
 @dataclass(frozen=True)

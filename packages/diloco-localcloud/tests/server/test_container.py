@@ -7,7 +7,7 @@ import threading
 import pytest
 from standin_lab import PATIENCE
 
-from diloco_localcloud._kubernetes._processes._container import Command, Container
+from diloco_localcloud._server._container import Command, Container
 
 
 @pytest.fixture

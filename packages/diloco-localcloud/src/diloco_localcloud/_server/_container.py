@@ -1,4 +1,4 @@
-"""One life of one container, or a command beside it, as the kubelet holds it."""
+"""A container that is a process: one life of it, or a command beside it, in the hands of who started it."""
 
 from __future__ import annotations
 
@@ -17,6 +17,16 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
 Json = dict[str, Any]
+
+# What the "image" gives every container: this machine's.
+FROM_HERE = ("PATH", "HOME", "LANG", "LC_ALL", "TZ", "TMPDIR", "LD_LIBRARY_PATH", "PYTHONPATH")
+
+
+def image_environment() -> dict[str, str]:
+    """The default environment of every image: a few variables of this process, and its Python first on the PATH."""
+    env = {name: os.environ[name] for name in FROM_HERE if name in os.environ}
+    env["PATH"] = os.pathsep.join([str(Path(sys.executable).parent), env.get("PATH", os.defpath)])
+    return env
 
 
 @dataclass(frozen=True)
