@@ -23,6 +23,9 @@ def test_sagemaker(sagemaker_stand_in):
 
 def test_processes(kubernetes_processes):
     assert kubernetes_processes.pods.of("none") == []
+
+def test_modal(modal_stand_in, modal_processes):
+    assert modal_stand_in.world.calls() == modal_processes.world.calls() == []
 """
 
 
@@ -56,7 +59,7 @@ def test_the_fixtures(tmp_path):
     (tmp_path / "test_fixtures.py").write_text(FIXTURES)
     done = run(tmp_path, "-m", "pytest", "-q", "-p", "no:cacheprovider", "test_fixtures.py")
     assert done.returncode == 0, done.stdout
-    assert "3 passed" in done.stdout
+    assert "4 passed" in done.stdout
 
 
 def test_it_names_every_folder_and_no_other():

@@ -6,12 +6,18 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from . import KubernetesProcesses, KubernetesStandIn, ModalStandIn, SageMakerStandIn
+from . import KubernetesProcesses, KubernetesStandIn, ModalProcesses, ModalStandIn, SageMakerStandIn
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-__all__ = ["kubernetes_processes", "kubernetes_stand_in", "modal_stand_in", "sagemaker_stand_in"]
+__all__ = [
+    "kubernetes_processes",
+    "kubernetes_stand_in",
+    "modal_processes",
+    "modal_stand_in",
+    "sagemaker_stand_in",
+]
 
 
 @pytest.fixture
@@ -39,4 +45,11 @@ def sagemaker_stand_in() -> Iterator[SageMakerStandIn]:
 def modal_stand_in() -> Iterator[ModalStandIn]:
     """A scripted stand-in that is started; it ends with the test. Needs ``diloco-localcloud[modal]``."""
     with ModalStandIn() as stand_in:
+        yield stand_in
+
+
+@pytest.fixture
+def modal_processes() -> Iterator[ModalProcesses]:
+    """A stand-in that really runs what is called; all ends with the test. Needs ``diloco-localcloud[modal]``."""
+    with ModalProcesses() as stand_in:
         yield stand_in

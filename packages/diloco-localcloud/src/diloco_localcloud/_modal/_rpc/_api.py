@@ -19,6 +19,7 @@ from ..._server._http import CutError
 from ..._server._rates import Rates
 from .._workspace._refused import RefusedError
 from ._calls import FunctionCalls
+from ._containers import Containers
 from ._context import Context
 from ._dicts import DictOperations
 from ._functions import Functions
@@ -37,6 +38,7 @@ if TYPE_CHECKING:
 
 _LOG = logging.getLogger("diloco_localcloud")
 _SERVICE = "ModalClient"
+_CONTAINER = "x-stand-in-container"  # what a container of ours shows in place of a token
 _NAMES = ("function_call_id", "dict_id", "function_id", "deployment_name", "app_name", "app_id")
 
 
@@ -66,16 +68,17 @@ class Api:
         self._faults = faults
         self._calls = calls
         self._rates = Rates(workspace.timeline, workspace.habits.rates)
-        function_calls = FunctionCalls(workspace, bell)
+        function_calls, containers = FunctionCalls(workspace, bell), Containers(workspace, bell)
         logs, dicts = LogReader(workspace, bell), DictOperations(workspace)
         self._at_once: Mapping[str, Callable[[Any, Context], Any]] = {
             **Functions(workspace).operations,
             **function_calls.operations,
+            **containers.operations,
             **logs.operations,
             **dicts.operations,
             **Objects(workspace, blob_url).operations,
         }
-        self._waiting = function_calls.waiting
+        self._waiting = {**function_calls.waiting, **containers.waiting}
         self._streams = {**logs.streams, **dicts.streams}
 
     def __mapping__(self) -> dict[str, Handler]:
@@ -156,10 +159,13 @@ class Api:
         Raises:
             RefusedError: nobody who may.
         """
+        word, key = headers.get(_CONTAINER, ""), str(headers.get("x-idempotency-key", ""))
+        if word in self._workspace.containers:
+            return Context(key, self._workspace.containers[word])
         sent = (headers.get("x-modal-token-id", ""), headers.get("x-modal-token-secret", ""))
         pairs = zip(sent, self._token, strict=True)
         if not all(hmac.compare_digest(str(one), other) for one, other in pairs):
             raise RefusedError(
                 "UNAUTHENTICATED", "Token validation failed. Could not authenticate client."
             )
-        return Context(str(headers.get("x-idempotency-key", "")))
+        return Context(key)

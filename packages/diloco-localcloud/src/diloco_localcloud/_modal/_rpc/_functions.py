@@ -8,15 +8,13 @@ from modal_proto import api_pb2
 
 from .._workspace._app import Function
 from .._workspace._refused import RefusedError, not_found
+from ._handles import layout, metadata
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
-    from .._workspace._app import App
     from .._workspace._workspace import Workspace
     from ._context import Context
-
-_FORMATS = (api_pb2.DATA_FORMAT_PICKLE, api_pb2.DATA_FORMAT_CBOR)
 
 
 class Functions:
@@ -76,11 +74,7 @@ class Functions:
 
     def _layout(self, asked: Any, _: Context) -> Any:
         app = self._workspace.app(asked.app_id)
-        layout = api_pb2.AppLayout(function_ids=app.published)
-        for function_id in app.published.values():
-            function = self._workspace.function(function_id)
-            layout.objects.add(object_id=function_id, function_handle_metadata=_metadata(function))
-        return api_pb2.AppGetLayoutResponse(app_layout=layout)
+        return api_pb2.AppGetLayoutResponse(app_layout=layout(app))
 
     def _publish(self, asked: Any, _: Context) -> Any:
         app = self._workspace.app(asked.app_id)
@@ -142,7 +136,7 @@ class Functions:
         app = self._workspace.app(asked.app_id)
         function = self._workspace.create_function(app, asked.function_name)
         return api_pb2.FunctionPrecreateResponse(
-            function_id=function.function_id, handle_metadata=_metadata(function)
+            function_id=function.function_id, handle_metadata=metadata(function)
         )
 
     def _create(self, asked: Any, _: Context) -> Any:
@@ -169,11 +163,12 @@ class Functions:
         function.max_containers = chosen.concurrency_limit or data.concurrency_limit
         function.retries = chosen.retry_policy.retries
         function.retry_delay = chosen.retry_policy.initial_delay_ms / 1000
+        function.memory_limit = chosen.resources.memory_mb_max << 20
         function.secret_ids = tuple(chosen.secret_ids)
         return api_pb2.FunctionCreateResponse(
             function_id=function.function_id,
             function=chosen,
-            handle_metadata=_metadata(function),
+            handle_metadata=metadata(function),
             function_data=data,
         )
 
@@ -182,14 +177,14 @@ class Functions:
         function = self._workspace.find_function(environment, asked.app_name, asked.object_tag)
         return api_pb2.FunctionGetResponse(
             function_id=function.function_id,
-            handle_metadata=_metadata(function),
+            handle_metadata=metadata(function),
             function=_data(function),
         )
 
     def _get_by_id(self, asked: Any, _: Context) -> Any:
         function = self._workspace.function(asked.function_id)
         return api_pb2.FunctionGetByIdResponse(
-            handle_metadata=_metadata(function), function=_data(function)
+            handle_metadata=metadata(function), function=_data(function)
         )
 
     def _bind(self, asked: Any, _: Context) -> Any:
@@ -201,7 +196,7 @@ class Functions:
             self._bound[key] = self._with_options(base, options)
         bound = self._bound[key]
         return api_pb2.FunctionBindParamsResponse(
-            bound_function_id=bound.function_id, handle_metadata=_metadata(bound)
+            bound_function_id=bound.function_id, handle_metadata=metadata(bound)
         )
 
     def _check(self, options: Any) -> None:
@@ -225,6 +220,7 @@ class Functions:
             max_containers=base.max_containers,
             retries=base.retries,
             retry_delay=base.retry_delay,
+            memory_limit=base.memory_limit,
             secret_ids=base.secret_ids,
             definition=base.definition,
             options=options,
@@ -236,6 +232,8 @@ class Functions:
         gpu = options.resources.gpu_config
         if gpu.gpu_type:
             bound.gpu, bound.gpu_count = gpu.gpu_type, gpu.count
+        if options.resources.memory_mb_max:
+            bound.memory_limit = options.resources.memory_mb_max << 20
         if options.HasField("concurrency_limit"):
             bound.max_containers = options.concurrency_limit
         if options.HasField("retry_policy"):
@@ -260,18 +258,6 @@ class Functions:
 
 def _page(app_id: str) -> str:
     return f"https://modal.com/id/{app_id}"
-
-
-def _metadata(function: Function) -> Any:
-    app: App = function.app
-    return api_pb2.FunctionHandleMetadata(
-        app_id=app.app_id,
-        function_name=function.name,
-        function_type=api_pb2.Function.FUNCTION_TYPE_FUNCTION,
-        definition_id=function.definition_id,
-        supported_input_formats=_FORMATS,
-        supported_output_formats=_FORMATS,
-    )
 
 
 def _data(function: Function) -> Any:

@@ -5,104 +5,21 @@ from __future__ import annotations
 import pickle
 from typing import TYPE_CHECKING, Any
 
-from .._workspace._call import PICKLE, Payload, Result, Status
+from .._hands._call import HeldCall
+from .._workspace._call import Payload, Result, Status
 
 if TYPE_CHECKING:
     from collections.abc import Callable
-
-    from .._workspace._call import Call
-    from .._workspace._workspace import Workspace
 
 # A container sends more than this as a blob.
 _MOST_BYTES = 2 << 20
 
 
-class ScriptedCall:
+class ScriptedCall(HeldCall):
     """What a test may do with a call. What does not fit its state (a start after the end) does nothing.
 
     Thread-safe.
     """
-
-    def __init__(self, workspace: Workspace, call: Call) -> None:
-        self._workspace = workspace
-        self._call = call
-
-    @property
-    def call_id(self) -> str:
-        """``fc-…``; in its container, ``modal.current_function_call_id()``."""
-        return self._call.call_id
-
-    @property
-    def app(self) -> str:
-        """The name of the app; its description if it is not deployed."""
-        app = self._call.function.app
-        return app.name or app.description
-
-    @property
-    def function(self) -> str:
-        """The name of the function."""
-        return self._call.function.name
-
-    @property
-    def options(self) -> dict[str, Any]:
-        """What it runs with.
-
-        ``timeout`` (seconds), ``gpu``, ``gpu_count``, ``max_containers`` (0 for no limit), ``retries`` and ``secrets`` (names).
-        """
-        with self._workspace.lock:
-            function = self._call.function
-            held = self._workspace.secrets
-            return {
-                "timeout": function.timeout,
-                "gpu": function.gpu,
-                "gpu_count": function.gpu_count,
-                "max_containers": function.max_containers,
-                "retries": function.retries,
-                "secrets": [held[each].name for each in function.secret_ids if each in held],
-            }
-
-    @property
-    def arguments(self) -> tuple[tuple[Any, ...], dict[str, Any]]:
-        """What was passed, positional and by name. It is unpickled here, so whoever sent it can run code in the test.
-
-        Raises:
-            ValueError: it is not pickled.
-        """
-        payload = self._call.payload
-        if payload.form != PICKLE:
-            raise ValueError(f"the arguments of {self.call_id} are not pickled")
-        with self._workspace.lock:
-            data = self._workspace.blobs[payload.blob] if payload.blob else payload.data
-        args, kwargs = pickle.loads(data)
-        return args, kwargs
-
-    @property
-    def status(self) -> str:
-        """``pending``, ``running``, or how it has ended.
-
-        The ends are ``success``, ``failure``, ``terminated``, ``timeout``, ``init_failure``, ``internal_failure`` and
-        ``kernel_oom_kill``.
-        """
-        with self._workspace.lock:
-            return self._call.status
-
-    @property
-    def attempt(self) -> int:
-        """How many containers it has had; 0 before its first start."""
-        with self._workspace.lock:
-            return len(self._call.lives)
-
-    @property
-    def has_container(self) -> bool:
-        """Whether a container runs it. It may, for a while, after the call has ended."""
-        with self._workspace.lock:
-            return self._call.life is not None
-
-    @property
-    def interrupted(self) -> bool:
-        """Whether its program has been told to end and is still there."""
-        with self._workspace.lock:
-            return self._call.life is not None and self._call.life.interrupted is not None
 
     def start(self) -> None:
         """It gets a container, and its function is called."""
@@ -148,11 +65,6 @@ class ScriptedCall:
             result = Result(Status.INTERNAL_FAILURE, message=message)
             self._workspace.calls.finish(self._call, result)
 
-    def preempt(self) -> None:
-        """Its container is taken away: SIGINT, a grace, and then the same input again in another one."""
-        with self._workspace.lock:
-            self._workspace.calls.interrupt(self._call)
-
     def log(self, text: str, source: str = "stdout") -> None:
         """Write lines to its log, now.
 
@@ -180,11 +92,6 @@ class ScriptedCall:
     def ignore_interrupt(self) -> None:
         """Its program does not react when it is told to end."""
         self.on_interrupt(float("inf"))
-
-    def stop(self, *, terminate_containers: bool = True) -> None:
-        """Somebody cancels it, as with the dashboard; nothing if it has ended."""
-        with self._workspace.lock:
-            self._workspace.calls.cancel(self._call, terminate=terminate_containers)
 
     def _finish(self, result: Result) -> None:
         with self._workspace.lock:

@@ -20,6 +20,7 @@ class Function:
         max_containers: how many there may be at a time; 0 for no limit.
         retries: how often an input is tried again whose function raises an exception.
         retry_delay: seconds before it is tried again.
+        memory_limit: bytes; 0 for no limit.
         secret_ids: the secrets in its environment.
         definition: the message that defined it, for those that speak the protocol.
         options: the message that bound options to it, likewise.
@@ -36,6 +37,7 @@ class Function:
     max_containers: int = 0
     retries: int = 0
     retry_delay: float = 1.0
+    memory_limit: int = 0
     secret_ids: tuple[str, ...] = ()
     definition: Any = None
     options: Any = None

@@ -69,12 +69,18 @@ class Life:
         started: when, in seconds since the epoch.
         ended: when the container was gone; None while it is there.
         interrupted: when its program was told to end; None if it was not.
+        cancelled: whether the program is to be told that its input was cancelled.
+        fetched: whether the program has its input.
+        again: whether the input waits for another container when this one is gone, although it has not been interrupted.
     """
 
     task_id: str
     started: float
     ended: float | None = None
     interrupted: float | None = None
+    cancelled: bool = False
+    fetched: bool = False
+    again: bool = False
 
 
 @dataclass

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 from ._call import Call, Life, Payload, Result, Status
 from ._refused import not_found
@@ -16,6 +16,16 @@ if TYPE_CHECKING:
     from ._ids import Ids
 
 
+class Program(Protocol):
+    """Runs calls as processes. Without one, calls do what a test says. Called under the lock of the workspace."""
+
+    def start(self, call: Call, life: Life) -> None:
+        """Run a call; ``Calls.gone`` is called when nothing of it is left."""
+
+    def interrupt(self, call: Call, life: Life) -> None:
+        """SIGINT, and SIGKILL after the grace."""
+
+
 class Calls:
     """Those of a workspace; its owner calls it under a lock.
 
@@ -23,6 +33,7 @@ class Calls:
 
     Attributes:
         on_start: called with each call whose container starts.
+        program: what runs them as processes, if something does.
     """
 
     def __init__(
@@ -39,6 +50,7 @@ class Calls:
         self._calls: dict[str, Call] = {}
         self._answered: dict[str, Call] = {}
         self.on_start: Callable[[Call], None] | None = None
+        self.program: Program | None = None
 
     def all(self) -> list[Call]:
         """Every call, oldest first."""
@@ -107,19 +119,48 @@ class Calls:
         life = Life(self._ids.make("ta"), now)
         call.lives.append(life)
         call.interrupt_seconds, call.last_words = None, None
-        self._after(call.function.timeout, lambda: self._overdue(call, life))
-        if self._habits.auto_end is not None:
+        if self.program is not None:
+            self.program.start(call, life)
+        else:
+            self.fetch(call, life)
+        if self._habits.auto_end is not None and self.program is None:
             self._after(self._habits.auto_end, lambda: self._auto_end(call, life))
         if self.on_start is not None:
             self.on_start(call)
         self._changed()
 
+    def fetch(self, call: Call, life: Life) -> None:
+        """Its program has its input; from now on the timeout of the function counts."""
+        life.fetched = True
+        self._after(call.function.timeout, lambda: self._overdue(call, life))
+        self._changed()
+
+    def by_task(self, task_id: str) -> tuple[Call, Life] | None:
+        """The call that runs in a container; None if the container is gone."""
+        running = ((call, call.life) for call in self._calls.values())
+        return next(
+            ((call, life) for call, life in running if life and life.task_id == task_id), None
+        )
+
     def finish(self, call: Call, result: Result) -> None:
-        """It ends: its container is gone, and it has this result unless it had one before."""
+        """It ends: it has this result, unless it had one before or is tried again. Without a program, its container is gone."""
         if result.status in {Status.FAILURE, Status.TIMEOUT} and self._again(call):
             return
         self._decide(call, result)
-        self._end_life(call)
+        if self.program is None:
+            self._end_life(call)
+        self._changed()
+
+    def gone(self, call: Call, life: Life, result: Result) -> None:
+        """Its container is gone; if it left no result and was not told to end, this is the result."""
+        life.ended = self._timeline.now()
+        if call.result is None:
+            if life.interrupted is not None or life.again:
+                self.wait(call)
+            else:
+                self.finish(call, result)
+                if call.result is None:  # it is tried again
+                    self.wait(call)
         self._changed()
 
     def interrupt(self, call: Call) -> None:
@@ -127,9 +168,7 @@ class Calls:
         life = call.life
         if life is None or life.interrupted is not None:
             return
-        life.interrupted = self._timeline.now()
-        seconds = min(self._interrupt_seconds(call), self._habits.grace_seconds)
-        self._after(seconds, lambda: self._interrupted(call, life))
+        self._stop_program(call, kill=True)
         self._changed()
 
     def cancel(self, call: Call, *, terminate: bool) -> None:
@@ -168,6 +207,7 @@ class Calls:
         if call.result is None:
             text = f"Task's current input {call.input_id} hit its timeout of {call.function.timeout:g}s"
             if self._again(call):
+                self._stop_program(call, kill=True)
                 return
             self._decide(call, Result(Status.TIMEOUT, message=text))
         self._stop_program(call, kill=True)
@@ -178,8 +218,11 @@ class Calls:
         if call.result is not None or call.failures >= call.function.retries:
             return False
         call.failures += 1
-        self._end_life(call)
-        self._after(call.function.retry_delay, lambda: self.wait(call))
+        if self.program is None:
+            self._end_life(call)
+            self._after(call.function.retry_delay, lambda: self.wait(call))
+        elif call.life is not None:
+            call.life.again = True
         self._changed()
         return True
 
@@ -187,7 +230,14 @@ class Calls:
         life = call.life
         if life is None:
             return
+        first = life.interrupted is None
         life.interrupted = self._timeline.now() if life.interrupted is None else life.interrupted
+        if self.program is not None:
+            if not kill:
+                life.cancelled = True
+            elif first:
+                self.program.interrupt(call, life)
+            return
         seconds = self._interrupt_seconds(call)
         if kill:
             seconds = min(seconds, self._habits.grace_seconds)

@@ -49,6 +49,7 @@ class Workspace:
         dicts: the Dicts.
         logs: what containers have written.
         blobs: arguments and results that are too large for a message, by id.
+        containers: the id of each container, by the word that it shows when it asks for something.
         listeners: called under the lock after every change.
     """
 
@@ -65,6 +66,7 @@ class Workspace:
         self.dicts = Dicts(timeline.now, self.habits, self.ids)
         self.logs = Logs()
         self.blobs: dict[str, bytes] = {}
+        self.containers: dict[str, str] = {}
         self.listeners: list[Callable[[], None]] = []
         self.calls = Calls(timeline, self.habits, self.ids, self.changed)
 

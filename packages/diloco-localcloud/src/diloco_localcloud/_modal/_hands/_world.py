@@ -1,0 +1,95 @@
+"""A workspace in the hands of a test."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Generic, TypeVar
+
+from ._call import HeldCall
+from ._dict import ScriptedDict
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from .._workspace._call import Call
+    from .._workspace._habits import ModalHabits
+    from .._workspace._workspace import Workspace
+
+HeldT = TypeVar("HeldT", bound=HeldCall)
+
+
+class HeldWorkspace(Generic[HeldT]):
+    """What a test may look at and change, whatever runs the calls; thread-safe.
+
+    Attributes:
+        habits: how Modal behaves: starts, GPUs, rates, how long things are kept.
+    """
+
+    def __init__(self, workspace: Workspace) -> None:
+        self._workspace = workspace
+        self.habits: ModalHabits = workspace.habits
+
+    def _hold(self, call: Call) -> HeldT:
+        raise NotImplementedError
+
+    def now(self) -> float:
+        """Seconds since the epoch, on the virtual clock."""
+        with self._workspace.lock:
+            return self._workspace.timeline.now()
+
+    def add_environment(self, name: str) -> None:
+        """Make an environment; nothing if there is one of this name."""
+        with self._workspace.lock:
+            if name not in self._workspace.environments:
+                self._workspace.environments.append(name)
+
+    def add_secret(self, name: str, values: Mapping[str, str], *, environment: str = "") -> None:
+        """Make a secret; one of the same name goes.
+
+        Raises:
+            ValueError: there is no such environment.
+        """
+        with self._workspace.lock:
+            self._workspace.create_secret(self._environment(environment), name, values)
+
+    def calls(self, function: str = "") -> list[HeldT]:
+        """The calls of a function, or of all, oldest first."""
+        with self._workspace.lock:
+            kept = self._workspace.calls.all()
+            kept = [call for call in kept if not function or call.function.name == function]
+            return [self._hold(call) for call in kept]
+
+    def call(self, call_id: str) -> HeldT:
+        """A call by its id.
+
+        Raises:
+            LookupError: there is none.
+        """
+        with self._workspace.lock:
+            for call in self._workspace.calls.all():
+                if call.call_id == call_id:
+                    return self._hold(call)
+            ids = ", ".join(call.call_id for call in self._workspace.calls.all()) or "none"
+            raise LookupError(f"there is no call {call_id!r}; there are: {ids}")
+
+    def dict(self, name: str, *, environment: str = "") -> ScriptedDict:
+        """A Dict by its name.
+
+        Raises:
+            ValueError: there is no such environment.
+            LookupError: there is no such Dict in it.
+        """
+        with self._workspace.lock:
+            place = self._environment(environment)
+            held = self._workspace.dicts.named(place, name)
+            if held is None:
+                names = ", ".join(each.name for each in self._workspace.dicts.listed(place, 0.0))
+                raise LookupError(f"there is no Dict {name!r}; there are: {names or 'none'}")
+            return ScriptedDict(self._workspace, held.dict_id)
+
+    def _environment(self, name: str) -> str:
+        environments = self._workspace.environments
+        if name and name not in environments:
+            raise ValueError(
+                f"there is no environment {name!r}; there are: {', '.join(environments)}"
+            )
+        return name or environments[0]

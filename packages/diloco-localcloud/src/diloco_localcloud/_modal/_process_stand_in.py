@@ -1,0 +1,90 @@
+"""The stand-in of Modal that really runs what is called."""
+
+from __future__ import annotations
+
+import secrets
+import shutil
+import tempfile
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Self
+
+from .._server._container import image_environment
+from .._server._errors import StandInError
+from .._server._timeline import Timeline
+from ._processes._runner import Runner
+from ._processes._world import LocalCalls
+from ._service import Service
+from ._workspace._workspace import Workspace
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+
+class ModalProcesses(Service):
+    """Modal's API on loopback whose containers are processes of this machine, in real time.
+
+    Each call runs in Modal's own entrypoint of containers, in a process with a session of its own, in a folder of its own, with
+    the Python of this process. Images are not built, and volumes are not mounted: modules have to be importable here. When the
+    stand-in stops, or is killed, all processes end. Needs ``diloco-localcloud[modal]``.
+
+    Args:
+        port: to listen on; 0 for a free one.
+        workspace: its name.
+        env: what the "image" gives every container; None for PATH (with this Python first), HOME, PYTHONPATH and a few more
+            variables of this process. The variables of the function's secrets come on top.
+        grace_seconds: between SIGINT and SIGKILL for a container that has to go.
+
+    Attributes:
+        world: the calls, to be preempted, killed or stopped on demand; Dicts, secrets, environments and habits.
+        faults: what goes wrong over gRPC. The verb is an RPC, such as ``FunctionMap``; the resource is ``modal``.
+        calls: what was called, named in the same way, the calls of containers among them.
+
+    Raises:
+        StandInError: no such port, or a negative grace.
+
+    ``start``, ``stop`` or a ``with`` block; it can be started once. Thread-safe.
+    """
+
+    def __init__(
+        self,
+        *,
+        port: int = 0,
+        workspace: str = "stand-in",
+        env: Mapping[str, str] | None = None,
+        grace_seconds: float = 30.0,
+    ) -> None:
+        if grace_seconds < 0:
+            raise StandInError(f"grace_seconds must be 0 or more, not {grace_seconds}")
+        super().__init__(Workspace(Timeline(0.0, time.time), workspace), port)
+        self._folder = Path(tempfile.gettempdir()) / f"stand-in-{secrets.token_hex(8)}"
+        base = image_environment() if env is None else env
+        self._runner = Runner(self._workspace, self._folder, base)
+        self._over = False
+        self._workspace.calls.program = self._runner
+        self._workspace.habits.auto_start = 0.0
+        self._workspace.habits.grace_seconds = grace_seconds
+        self.world = LocalCalls(self._workspace, self._runner)
+
+    def start(self) -> Self:
+        """Begin to listen, and to run what is called.
+
+        Raises:
+            StandInError: it runs or ran already, the port is taken, or the extra ``modal`` is not installed.
+        """
+        if self._over:
+            raise StandInError("the stand-in has been stopped; make a new one")
+        super().start()
+        from ._rpc._arguments import arguments
+
+        self._folder.mkdir(mode=0o700)
+        self._runner.arguments = arguments
+        self._runner.connect = self.environment
+        return self
+
+    def stop(self) -> None:
+        """End every process, close the port and take the files away; may be called twice."""
+        self._runner.close()
+        super().stop()
+        self._over = True
+        shutil.rmtree(self._folder, ignore_errors=True)

@@ -1,0 +1,1 @@
+"""Calls that are processes of this machine: their environment, signals, output and end."""

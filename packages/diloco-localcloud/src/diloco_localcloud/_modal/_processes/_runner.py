@@ -1,0 +1,192 @@
+"""Runs each call in a process: Modal's own entrypoint of containers, below a shim that ends all that it has started."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import secrets
+import selectors
+import signal
+import sys
+import threading
+from typing import TYPE_CHECKING, Any
+
+from ..._server._container import Command, Container
+from .._workspace._call import Result, Status
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+    from pathlib import Path
+
+    from .._workspace._call import Call, Life
+    from .._workspace._workspace import Workspace
+
+HEADER = "x-stand-in-container"
+_SOURCES = ("stdout", "stderr")
+
+
+class Runner:
+    """The containers of a workspace; called under its lock, unless it says otherwise.
+
+    Args:
+        workspace: whose calls it runs.
+        folder: for the files of the containers; it exists as long as they do.
+        base: the environment that the "image" gives every container.
+    """
+
+    def __init__(self, workspace: Workspace, folder: Path, base: Mapping[str, str]) -> None:
+        self._workspace = workspace
+        self._folder = folder
+        self._base = base
+        self._running: dict[str, Container] = {}
+        self._readers: set[threading.Thread] = set()
+        self._closed = False
+        #: The environment of clients and the maker of arguments, once there is a server.
+        self.connect: Mapping[str, str] = {}
+        self.arguments: Callable[[Call, str], bytes | None] | None = None
+
+    def start(self, call: Call, life: Life) -> None:
+        """Start the container of a call."""
+        arguments = None if self.arguments is None else self.arguments(call, life.task_id)
+        if arguments is None or self._closed:
+            name = call.function.name
+            text = (
+                f"function {name!r} was deployed without code; deploy it with the client of Modal"
+            )
+            self._workspace.calls.finish(call, Result(Status.INTERNAL_FAILURE, message=text))
+            life.ended = self._workspace.timeline.now()
+            return
+        home = self._folder / life.task_id
+        home.mkdir(parents=True)
+        (home / "arguments").write_bytes(arguments)
+        nothing = os.open(os.devnull, os.O_RDONLY)
+        readers, writers = zip(os.pipe(), os.pipe(), strict=True)
+        reader = threading.Thread(
+            target=self._read, args=(call, life, readers), name="output", daemon=True
+        )
+        self._readers.add(reader)
+        memory = call.function.memory_limit or None
+        command = Command(
+            [sys.executable, "-m", "modal._container_entrypoint"],
+            self._environment(call, life, home),
+            home,
+            None,
+            memory,
+            streams=(nothing, *writers),
+        )
+        reader.start()
+        try:
+            self._running[life.task_id] = Container(
+                command, lambda event: self._told(call, life, reader, event)
+            )
+        finally:
+            for descriptor in (nothing, *writers):
+                os.close(descriptor)
+
+    def interrupt(self, call: Call, life: Life) -> None:
+        """SIGINT to its first process, and SIGKILL to all after the grace."""
+        del call
+        self._send(life.task_id, signal.SIGINT)
+        grace = self._workspace.habits.grace_seconds
+        self._workspace.timeline.after(grace, lambda: self.kill(life.task_id))
+
+    def kill(self, task_id: str) -> None:
+        """SIGKILL to every process of a container; nothing if it is gone."""
+        container = self._running.get(task_id)
+        if container is not None:
+            container.kill()
+
+    def pid(self, task_id: str) -> int | None:
+        """The first process of a container; None before it has one and after its end."""
+        container = self._running.get(task_id)
+        return None if container is None else container.pid
+
+    def close(self) -> None:
+        """End every container, and wait until nothing is left of them; not under the lock."""
+        with self._workspace.lock:
+            self._closed = True
+            running, readers = list(self._running.values()), list(self._readers)
+        for container in running:
+            container.kill()
+        for container in running:
+            container.join()
+        for reader in readers:
+            reader.join()
+
+    def _send(self, task_id: str, number: signal.Signals) -> None:
+        container = self._running.get(task_id)
+        if container is not None:
+            container.send(number)
+
+    def _environment(self, call: Call, life: Life, home: Path) -> dict[str, str]:
+        # Modal's worker tells containers apart by their sockets, and the stand-in by a header that nobody else knows.
+        word = secrets.token_hex(16)
+        self._workspace.containers[word] = life.task_id
+        held = self._workspace.secrets
+        given = [held[each].values for each in call.function.secret_ids if each in held]
+        env = dict(self._base)
+        for values in given:
+            env.update(values)
+        return {
+            **env,
+            "MODAL_SERVER_URL": self.connect["MODAL_SERVER_URL"],
+            "MODAL_CONFIG_PATH": self.connect["MODAL_CONFIG_PATH"],
+            "NO_PROXY": self.connect["NO_PROXY"],
+            "MODAL_OVERRIDE_HEADERS": f"{HEADER}:{word}",
+            "MODAL_CONTAINER_ARGUMENTS_PATH": str(home / "arguments"),
+            "MODAL_TASK_ID": life.task_id,
+            "MODAL_IS_REMOTE": "1",
+            "MODAL_ENVIRONMENT": call.function.app.environment,
+            "PYTHONUNBUFFERED": "1",
+        }
+
+    def _told(self, call: Call, life: Life, reader: threading.Thread, event: Any) -> None:
+        """From the thread of a container: it has started, or ended."""
+        if event["event"] == "started":
+            return
+        reader.join()  # nothing that could write is left, so this is soon
+        with self._workspace.lock:
+            self._readers.discard(reader)
+            self._running.pop(life.task_id, None)
+            if not self._closed:
+                self._workspace.calls.gone(call, life, _left(event))
+            else:
+                life.ended = self._workspace.timeline.now()
+
+    def _read(self, call: Call, life: Life, readers: tuple[int, ...]) -> None:
+        """Put what a container writes into the log, line by line, until nothing can write any more."""
+        tails = dict.fromkeys(readers, b"")
+        with selectors.DefaultSelector() as ready:
+            for descriptor in readers:
+                ready.register(descriptor, selectors.EVENT_READ)
+            while ready.get_map():
+                for key, _ in ready.select():
+                    descriptor = key.fd
+                    data = os.read(descriptor, 65536)
+                    whole, feed, rest = (tails[descriptor] + data).rpartition(b"\n")
+                    tails[descriptor] = rest if data else b""
+                    text = whole + feed + (b"" if data else rest)
+                    if text:
+                        self._log(call, life, _SOURCES[readers.index(descriptor)], text)
+                    if not data:
+                        ready.unregister(descriptor)
+        for descriptor in readers:
+            with contextlib.suppress(OSError):
+                os.close(descriptor)
+
+    def _log(self, call: Call, life: Life, source: str, text: bytes) -> None:
+        with self._workspace.lock:
+            now = self._workspace.timeline.now()
+            words = text.decode(errors="replace")
+            self._workspace.logs.write(now, call, life.task_id, words, source)
+            self._workspace.changed()
+
+
+def _left(event: Mapping[str, Any]) -> Result:
+    """The result of a container that has left none itself."""
+    if event["event"] == "refused":
+        return Result(Status.INTERNAL_FAILURE, message=event["message"])
+    if event.get("oom"):
+        text = "Runner was terminated because it ran out of memory"
+        return Result(Status.KERNEL_OOM_KILL, message=text)
+    return Result(Status.FAILURE, message=f"Runner failed with exit code: {event['code']}")

@@ -1,0 +1,37 @@
+"""What Modal's worker hands to a container when it starts it."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from modal_proto import api_pb2
+
+from ._containers import definition
+from ._handles import layout
+
+if TYPE_CHECKING:
+    from .._workspace._call import Call
+
+
+def arguments(call: Call, task_id: str) -> bytes | None:
+    """The file of arguments for the entrypoint of a container; None if nobody has deployed code for the function."""
+    held = definition(call)
+    if held is None:
+        return None
+    function, app = call.function, call.function.app
+    base = function.base or function
+    made = api_pb2.ContainerArguments(
+        task_id=task_id,
+        function_id=base.function_id,
+        app_id=app.app_id,
+        function_def=held,
+        environment_name=app.environment,
+        app_layout=layout(app),
+    )
+    made.function_def.app_name = app.name
+    # One input for each container, whatever the definition says: then a container that is to go takes nothing else with it.
+    made.function_def.single_use_containers = True
+    made.function_def.max_inputs = 1
+    for dependency in made.function_def.object_dependencies:
+        made.app_layout.objects.add(object_id=dependency.object_id)
+    return bytes(made.SerializeToString())

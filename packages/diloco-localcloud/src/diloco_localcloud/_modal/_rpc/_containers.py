@@ -1,0 +1,136 @@
+"""RPCs that come from containers: their inputs, their outputs, and whether they still live."""
+
+from __future__ import annotations
+
+import time
+from typing import TYPE_CHECKING, Any
+
+from modal_proto import api_pb2
+
+from .._workspace._call import Payload, Result, Status
+from .._workspace._refused import RefusedError, not_found
+from ._context import wait
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+
+    from .._workspace._call import Call, Life
+    from .._workspace._workspace import Workspace
+    from ._context import Bell, Context
+
+# A heartbeat is answered after this long if there is nothing to say; the container gives it up after 15 s.
+_HEARTBEAT_SECONDS = 10.0
+
+
+class Containers:
+    """Operations that containers ask for. Each container has one input, and ends with it.
+
+    Attributes:
+        operations: by the name of the RPC; called under the lock of the workspace.
+        waiting: likewise, coroutines that take the lock themselves.
+    """
+
+    def __init__(self, workspace: Workspace, bell: Bell) -> None:
+        self._workspace = workspace
+        self._bell = bell
+        self.operations: Mapping[str, Callable[[Any, Context], Any]] = {
+            "ContainerHello": self._hello,
+            "FunctionGetInputs": self._inputs,
+            "FunctionGetSerialized": self._serialized,
+            "FunctionPutOutputs": self._outputs,
+            "TaskResult": self._broken,
+            "VolumeCommit": self._commit,
+        }
+        self.waiting: Mapping[str, Callable[[Any, Context], Any]] = {
+            "ContainerHeartbeat": self._heartbeat,
+        }
+
+    def _hello(self, _: Any, context: Context) -> None:
+        self._life(context)
+
+    def _commit(self, _: Any, context: Context) -> Any:
+        self._life(context)
+        return api_pb2.VolumeCommitResponse()
+
+    async def _heartbeat(self, _: Any, context: Context) -> Any:
+        end = time.monotonic() + _HEARTBEAT_SECONDS
+        while True:
+            event = self._bell.next
+            with self._workspace.lock:
+                call, life = self._life(context)
+                if life.cancelled and life.fetched:
+                    life.cancelled = False
+                    told = api_pb2.CancelInputEvent(input_ids=[call.input_id])
+                    return api_pb2.ContainerHeartbeatResponse(cancel_input_event=told)
+            left = end - time.monotonic()
+            if left <= 0 or not await wait(event, left):
+                return api_pb2.ContainerHeartbeatResponse()
+
+    def _inputs(self, _: Any, context: Context) -> Any:
+        call, life = self._life(context)
+        answer = api_pb2.FunctionGetInputsResponse()
+        if life.fetched or call.result is not None:
+            answer.inputs.add(kill_switch=True)
+            return answer
+        self._workspace.calls.fetch(call, life)
+        given = api_pb2.FunctionInput(data_format=call.payload.form)
+        if call.payload.blob:
+            given.args_blob_id = call.payload.blob
+        else:
+            given.args = call.payload.data
+        answer.inputs.add(
+            input_id=call.input_id,
+            input=given,
+            function_call_id=call.call_id,
+            function_call_invocation_type=api_pb2.FUNCTION_CALL_INVOCATION_TYPE_ASYNC,
+            retry_count=len(call.lives) - 1,
+        )
+        return answer
+
+    def _serialized(self, _: Any, context: Context) -> Any:
+        function = definition(self._life(context)[0])
+        return api_pb2.FunctionGetSerializedResponse(
+            function_serialized=function.function_serialized,
+            class_serialized=function.class_serialized,
+        )
+
+    def _outputs(self, asked: Any, context: Context) -> None:
+        call, _ = self._life(context)
+        for item in asked.outputs:
+            if item.input_id == call.input_id:
+                self._workspace.calls.finish(call, _read(item.result, item.data_format))
+
+    def _broken(self, asked: Any, context: Context) -> None:
+        """A container that could not import its function."""
+        call, _ = self._life(context)
+        told = _read(asked.result, 0)
+        failed = Result(Status.INIT_FAILURE, told.payload, told.message, told.traceback, told.more)
+        self._workspace.calls.finish(call, failed)
+
+    def _life(self, context: Context) -> tuple[Call, Life]:
+        if not context.task_id:
+            raise RefusedError("PERMISSION_DENIED", "only a container may ask for this")
+        found = self._workspace.calls.by_task(context.task_id)
+        if found is None:
+            raise not_found(f"Task with ID '{context.task_id}' not found")
+        return found
+
+
+def definition(call: Call) -> Any:
+    """The message that defines the function of a call, of those with several the first choice; None if no client deployed it."""
+    held = call.function.definition
+    if held is None:
+        return None
+    return min(held.ranked_functions, key=lambda each: each.rank).function
+
+
+def _read(sent: Any, form: int) -> Result:
+    payload = Payload(sent.data, sent.data_blob_id, form)
+    kept = api_pb2.GenericResult(serialized_tb=sent.serialized_tb, tb_line_cache=sent.tb_line_cache)
+    return Result(
+        Status(sent.status),
+        payload if sent.WhichOneof("data_oneof") else None,
+        sent.exception,
+        sent.traceback,
+        kept.SerializeToString(),
+    )

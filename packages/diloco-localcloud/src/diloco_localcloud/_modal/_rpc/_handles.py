@@ -1,0 +1,36 @@
+"""What a client is told of functions and apps, so that it can use them."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from modal_proto import api_pb2
+
+if TYPE_CHECKING:
+    from .._workspace._app import App, Function
+
+_FORMATS = (api_pb2.DATA_FORMAT_PICKLE, api_pb2.DATA_FORMAT_CBOR)
+
+
+def metadata(function: Function) -> Any:
+    """What a handle of a function holds."""
+    app: App = function.app
+    return api_pb2.FunctionHandleMetadata(
+        app_id=app.app_id,
+        function_name=function.name,
+        function_type=api_pb2.Function.FUNCTION_TYPE_FUNCTION,
+        definition_id=function.definition_id,
+        supported_input_formats=_FORMATS,
+        supported_output_formats=_FORMATS,
+    )
+
+
+def layout(app: App) -> Any:
+    """What an app consists of."""
+    made = api_pb2.AppLayout(function_ids=app.published)
+    for function in app.functions.values():
+        if function.function_id in app.published.values():
+            made.objects.add(
+                object_id=function.function_id, function_handle_metadata=metadata(function)
+            )
+    return made
