@@ -1,4 +1,4 @@
-"""RPCs that come from containers: their inputs, their outputs, and whether they still live."""
+"""RPCs of containers: what they ask for themselves, and what clients ask of them."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _HEARTBEAT_SECONDS = 10.0
 
 
 class Containers:
-    """Operations that containers ask for. Each container has one input, and ends with it.
+    """Operations of containers and on them. Each container has one input, and ends with it.
 
     Attributes:
         operations: by the name of the RPC; called under the lock of the workspace.
@@ -35,9 +35,12 @@ class Containers:
         self._bell = bell
         self.operations: Mapping[str, Callable[[Any, Context], Any]] = {
             "ContainerHello": self._hello,
+            "ContainerStop": self._stop,
             "FunctionGetInputs": self._inputs,
             "FunctionGetSerialized": self._serialized,
             "FunctionPutOutputs": self._outputs,
+            "TaskGetInfo": self._info,
+            "TaskList": self._list,
             "TaskResult": self._broken,
             "VolumeCommit": self._commit,
         }
@@ -106,6 +109,46 @@ class Containers:
         told = _read(asked.result, 0)
         failed = Result(Status.INIT_FAILURE, told.payload, told.message, told.traceback, told.more)
         self._workspace.calls.finish(call, failed)
+
+    # -- by clients ----------------------------------------------------------------------------------------------------
+
+    def _list(self, asked: Any, _: Context) -> Any:
+        answer = api_pb2.TaskListResponse()
+        for call in self._workspace.calls.all():
+            app = call.function.app
+            if call.life is not None and asked.app_id in ("", app.app_id):
+                if not asked.app_id and app.environment != self._workspace.environment(
+                    asked.environment_name
+                ):
+                    continue
+                answer.tasks.add(
+                    task_id=call.life.task_id,
+                    app_id=app.app_id,
+                    app_description=app.name or app.description,
+                    started_at=call.life.started,
+                    enqueued_at=call.created,
+                )
+        return answer
+
+    def _info(self, asked: Any, _: Context) -> Any:
+        for call in self._workspace.calls.all():
+            for life in call.lives:
+                if life.task_id == asked.task_id:
+                    answer = api_pb2.TaskGetInfoResponse(app_id=call.function.app.app_id)
+                    answer.info.id, answer.info.started_at = life.task_id, life.started
+                    answer.info.finished_at = life.ended or 0.0
+                    return answer
+        raise not_found(f"Task with ID '{asked.task_id}' not found")
+
+    def _stop(self, asked: Any, _: Context) -> Any:
+        """Take a container away; its input is given to another one."""
+        found = self._workspace.calls.by_task(asked.task_id)
+        if found is None:
+            raise not_found(f"Task with ID '{asked.task_id}' not found")
+        if asked.graceful:
+            raise RefusedError("UNIMPLEMENTED", "the stand-in does not stop containers gracefully")
+        self._workspace.calls.interrupt(found[0])
+        return api_pb2.ContainerStopResponse()
 
     def _life(self, context: Context) -> tuple[Call, Life]:
         if not context.task_id:

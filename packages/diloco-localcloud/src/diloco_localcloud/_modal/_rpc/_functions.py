@@ -43,7 +43,6 @@ class Functions:
             "FunctionGetById": self._get_by_id,
             "FunctionGetCurrentStats": self._stats,
             "FunctionPrecreate": self._precreate,
-            "TaskList": self._containers,
         }
 
     # -- apps ----------------------------------------------------------------------------------------------------------
@@ -109,24 +108,6 @@ class Functions:
                     created_at=app.created,
                     stopped_at=app.stopped or 0.0,
                     n_running_tasks=len(running),
-                )
-        return answer
-
-    def _containers(self, asked: Any, _: Context) -> Any:
-        answer = api_pb2.TaskListResponse()
-        for call in self._workspace.calls.all():
-            app = call.function.app
-            if call.life is not None and asked.app_id in ("", app.app_id):
-                if not asked.app_id and app.environment != self._workspace.environment(
-                    asked.environment_name
-                ):
-                    continue
-                answer.tasks.add(
-                    task_id=call.life.task_id,
-                    app_id=app.app_id,
-                    app_description=app.name or app.description,
-                    started_at=call.life.started,
-                    enqueued_at=call.created,
                 )
         return answer
 
