@@ -102,6 +102,27 @@ class TestPlanned:
         )
         assert disagreements(found, plan) == {}
 
+    @pytest.mark.parametrize("codec", ["bf16", "int8"])
+    @pytest.mark.parametrize("kind", ["strict", "sharded", "gather"])
+    def test_with_a_codec(self, scale, kind, codec):
+        found, plan = scale.compared(kind, 4, 8e6, codec=codec)
+        # Here, where sizes are scaled down, a block of int8 is larger than a chunk, and so cuts other ranges.
+        cut = {"GET", "all requests"} if codec == "int8" else set()
+        assert disagreements(found, plan).keys() <= cut
+        plain = plan_exchange(
+            8e6,
+            4,
+            1e9,
+            strict=kind == "strict",
+            topology="gather" if kind == "gather" else "sharded",
+        )
+        assert plan.bytes_received < 0.8 * plain.bytes_received
+        for planned, counted in (
+            (plan.bytes_sent, found.sent),
+            (plan.bytes_received, found.received),
+        ):
+            assert abs(planned - counted) < 0.02 * counted
+
     @pytest.mark.parametrize("kind", ["strict", "sharded", "gather"])
     def test_where_the_prefix_takes_few_requests(self, scale, kind):
         """Who is let through early looks for the others meanwhile, so the number of small requests is another one."""

@@ -20,6 +20,7 @@ class Halved:
 
     name = "halved"
     plain = False
+    block = 1
 
     def size(self, dtype, numel):
         return numel * 2

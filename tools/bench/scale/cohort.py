@@ -55,6 +55,7 @@ class Run:
         joins: Whether one more replica begins when the measured syncs are over (elastic runs only).
         chunks: How many chunks are handled as one. With more than one the simulation is quicker, and reads in another order.
         transfer: How the replicas read and write.
+        codec: How contributions are sent.
     """
 
     kind: str
@@ -69,6 +70,7 @@ class Run:
     joins: bool = False
     chunks: int = 1
     transfer: Transfer = field(default_factory=Transfer)
+    codec: str = "plain"
 
     @property
     def ranks(self) -> int:
@@ -195,7 +197,7 @@ class _Cohort:
             self._all.wait()
         end = _counted(network)
         exchange = self._exchange(rank, network)
-        with DiLoCo(model, inner, exchange, sync_every=1, save_inner_every=0):
+        with DiLoCo(model, inner, exchange, sync_every=1, save_inner_every=0, codec=run.codec):
             costs.append(end())
             for _ in range(0 if joins else run.warm + run.measured):
                 self._barrier.wait()

@@ -83,6 +83,7 @@ def plan_of(run: Run, parameters: int) -> ExchangePlan:
         topology="gather" if run.kind == "gather" else "sharded",
         strict=run.kind == "strict",
         publish_every=run.publish_every,
+        codec=run.codec,
         store=store,
         transfer=run.transfer,
     )

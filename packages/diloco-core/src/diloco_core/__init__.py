@@ -2,6 +2,7 @@
 
 from .__about__ import __version__ as __version__
 from ._allreduce import ObjectStoreAllReduce
+from ._codecs._codec import Codec
 from ._connect import connect
 from ._elastic._exchange import ElasticExchange
 from ._elastic._settings import Elastic
@@ -45,6 +46,7 @@ from ._torchft._exchange import ManagerExchange
 from ._torchft._manager import MockManager
 
 __all__ = [
+    "Codec",
     "ConfigurationError",
     "CoreError",
     "CorruptedObjectError",

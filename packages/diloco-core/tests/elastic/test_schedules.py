@@ -56,13 +56,15 @@ def _runs(draw):
         publish_every=draw(st.integers(1, 3)),
         retention=draw(st.integers(1, 2)),
     )
-    return schedule, elastic, draw(st.sampled_from([(40,), (40, 30)]))
+    sizes = draw(st.sampled_from([(40,), (40, 30)]))
+    return schedule, elastic, sizes, draw(st.sampled_from(["plain", "plain", "bf16", "int8"]))
 
 
 def _check(run):
-    schedule, elastic, sizes = run
+    schedule, elastic, sizes, *codecs = run
+    codec = codecs[0] if codecs else "plain"
     torch.set_num_threads(1)
-    training = SimulatedTraining(syncs=5, sizes=sizes, sync_every=2)
+    training = SimulatedTraining(syncs=5, sizes=sizes, sync_every=2, codec=codec)
     store, broken = SimulatedStore(), []
     store.after_delete = lambda keys: broken.extend(broken_promises(store, keys))
     outcome = simulate(training, schedule, elastic, store=store)

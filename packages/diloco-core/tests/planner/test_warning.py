@@ -151,6 +151,7 @@ class TestWarned:
         (((size,), named),) = asked
         assert size == 4000
         assert named.pop("outer_state")() == 1
+        assert named.pop("codec").plain
         expected = {
             "rank": 0,
             "replicas": 1,

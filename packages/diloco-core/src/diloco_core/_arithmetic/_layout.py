@@ -1,5 +1,6 @@
 """How the flat values of a sync are divided: into groups by dtype and rule, groups into shards, and shards into chunks."""
 
+import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 from enum import StrEnum
@@ -60,10 +61,12 @@ class Layout:
     Attributes:
         groups: The flat vectors, those with the widest dtype first (so that every piece of a file is aligned to its dtype).
         shards: Number of shards; shard k is reduced and published by rank ``k % world_size``.
+        block: The number of elements that the codec encodes together: shards and chunks are cut between such blocks.
     """
 
     groups: tuple[Group, ...]
     shards: int
+    block: int = 1
 
     def __post_init__(self) -> None:
         sizes = [group.dtype.itemsize for group in self.groups]
@@ -73,13 +76,20 @@ class Layout:
             )
         if self.shards < 1:
             raise ValueError(f"a layout needs at least one shard, but shards is {self.shards}")
+        if self.block < 1:
+            raise ValueError(f"a block has at least one element, but block is {self.block}")
+
+    @property
+    def _alignment(self) -> int:
+        """Shards and chunks begin at multiples of this many elements."""
+        return math.lcm(_ALIGNMENT, self.block)
 
     def bound(self, group: int, shard: int) -> int:
         """Index of the first element of ``group`` that belongs to ``shard`` (for ``shard == shards``, the end of the group)."""
         numel = self.groups[group].numel
         if shard == self.shards:
             return numel
-        return numel * shard // self.shards // _ALIGNMENT * _ALIGNMENT
+        return numel * shard // self.shards // self._alignment * self._alignment
 
     def shard(self, shard: int) -> tuple[Piece, ...]:
         """The pieces of a shard, one per group that has elements in it."""
@@ -90,15 +100,17 @@ class Layout:
         return tuple(piece for piece in pieces if piece.numel)
 
     def chunks(self, shard: int, chunk_bytes: int) -> Iterator[Piece]:
-        """The pieces of a shard, divided further so that none is larger than ``chunk_bytes``."""
+        """The pieces of a shard, divided further so that none is larger than ``chunk_bytes``, unless a block is."""
         for piece in self.shard(shard):
             step = self.chunk_elements(piece.group, chunk_bytes)
             for start in range(piece.start, piece.stop, step):
                 yield Piece(piece.group, start, min(start + step, piece.stop))
 
     def chunk_elements(self, group: int, chunk_bytes: int) -> int:
-        """The number of elements of ``group`` in a chunk of at most ``chunk_bytes`` (at least one)."""
+        """The number of elements of ``group`` in a chunk of at most ``chunk_bytes`` (at least one element, or one block)."""
         elements = max(1, chunk_bytes // self.groups[group].dtype.itemsize)
+        if self.block > 1:
+            return max(1, elements // self._alignment) * self._alignment
         # Vectorised kernels round the last elements of a tensor differently if these do not fill a vector. Chunks of whole
         # vectors give results that do not depend on the chunk size, as long as it is at least 16 elements.
         return elements if elements < _ALIGNMENT else elements // _ALIGNMENT * _ALIGNMENT

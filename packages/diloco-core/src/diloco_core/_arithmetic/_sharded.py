@@ -25,24 +25,29 @@ _WORD = 64  # bytes; parts of a buffer begin at multiples of it, so that they ar
 
 
 class Scratch:
-    """Two chunk-sized buffers, reused for every chunk. The first one grows to the size of a block if needed. Not thread-safe."""
+    """Two chunk-sized buffers, reused for every chunk. They grow to what is needed. Not thread-safe."""
 
     def __init__(self, chunk_bytes: int) -> None:
         self._buffers = [_bytes(max(chunk_bytes, _WORD)) for _ in range(2)]
 
     def tensor(self, which: int, layout: Layout, piece: Piece) -> torch.Tensor:
         """Buffer 0 or 1 as a tensor that fits ``piece``."""
-        return self._buffers[which].view(layout.groups[piece.group].dtype)[: piece.numel]
+        dtype = layout.groups[piece.group].dtype
+        return self._buffer(which, piece.numel * dtype.itemsize).view(dtype)[: piece.numel]
 
     def totals(self, layout: Layout, pieces: Sequence[Piece]) -> list[torch.Tensor]:
         """Parts of the first buffer as tensors that fit these pieces, side by side."""
         starts = [0, *accumulate(_rounded(layout.piece_bytes(piece)) for piece in pieces)]
-        if starts[-1] > len(self._buffers[0]):
-            self._buffers[0] = _bytes(starts[-1])
+        buffer = self._buffer(0, starts[-1])
         return [
-            self._buffers[0][start:stop].view(layout.groups[piece.group].dtype)[: piece.numel]
+            buffer[start:stop].view(layout.groups[piece.group].dtype)[: piece.numel]
             for (start, stop), piece in zip(pairwise(starts), pieces, strict=True)
         ]
+
+    def _buffer(self, which: int, size: int) -> torch.Tensor:
+        if size > len(self._buffers[which]):
+            self._buffers[which] = _bytes(size)
+        return self._buffers[which]
 
 
 def _bytes(size: int) -> torch.Tensor:

@@ -12,12 +12,14 @@ class Codec(Protocol):
     """Encodes the values that take an outer step. All replicas of a run use the same codec: schemas name it, and are compared.
 
     All replicas, including the sender, add up what :meth:`decode` returns, so they agree even if a codec loses precision.
-    A codec sees one chunk at a time. Each replica chooses its own chunk size (a multiple of 16 elements, except for the
-    last chunk of a shard), so the bytes of a shard must be the same however it is cut. Thread-safe.
+    A codec sees one chunk at a time. Each replica chooses its own chunk size (a multiple of 16 elements and of ``block``,
+    except for the last chunk of a shard), so the bytes of a shard must be the same however it is cut. The same bytes must
+    become the same values on every machine. Thread-safe. :class:`diloco_core.testing.CodecConformance` tests all this.
 
     Attributes:
-        name: The codec's name in schemas.
+        name: The codec's name in schemas. It has to tell apart all codecs that encode differently.
         plain: Whether the encoded bytes are those of the values in memory, so that encoding and decoding can be skipped.
+        block: The number of elements that are encoded together, such as those that share a scale; 1 if there are none.
     """
 
     @property
@@ -25,6 +27,9 @@ class Codec(Protocol):
 
     @property
     def plain(self) -> bool: ...
+
+    @property
+    def block(self) -> int: ...
 
     def size(self, dtype: torch.dtype, numel: int) -> int:
         """The number of bytes that ``numel`` values become. It is fixed, so a listing shows whether an object is complete."""
@@ -34,7 +39,7 @@ class Codec(Protocol):
         """Encode a chunk.
 
         Args:
-            values: Flat, contiguous, on the CPU. They are not changed.
+            values: Flat, contiguous, on the CPU, float32 or float64. They are finite, and must not be changed.
 
         Returns:
             uint8, flat, contiguous, on the CPU; may share memory with ``values``.
@@ -42,5 +47,5 @@ class Codec(Protocol):
         ...
 
     def decode(self, data: torch.Tensor, out: torch.Tensor) -> None:
-        """Fill ``out`` with the values of a chunk; ``data`` is what :meth:`encode` returned for the chunk."""
+        """Fill ``out`` with the values of a chunk, all finite; ``data`` is what :meth:`encode` returned for the chunk."""
         ...

@@ -10,6 +10,7 @@ class Plain:
 
     name = "plain"
     plain = True
+    block = 1
 
     def size(self, dtype: torch.dtype, numel: int) -> int:
         """The size in memory."""

@@ -79,6 +79,8 @@ class ElasticExchange(ResumableExchange):
         ConfigurationError: A setting is impossible, or the store does not create exclusively.
     """
 
+    codecs = True
+
     def __init__(
         self,
         store: Store,
@@ -167,6 +169,7 @@ class ElasticExchange(ResumableExchange):
                 sync_timeout=self._timing.sync_timeout,
                 strict=False,
                 outer_state=self._schema.outer_state,
+                codec=self._schema.codec,
                 topology=manifest.topology,
                 publish_every=manifest.publish_every,
             )

@@ -12,10 +12,13 @@ from abc import abstractmethod
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Protocol
 
+from .._codecs._plain import PLAIN
+
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
     from .._arithmetic._sync_job import SyncJob
+    from .._codecs._codec import Codec
     from .._model._unsynced import Unsynced
     from ._pending import Pending
     from ._report import SyncReport
@@ -32,6 +35,7 @@ class Schema:
             fields and is not compared.
         unsynced: The tensors of the model that are not synced; the replica that begins the run stores them. Not compared.
         outer_state: Returns how many tensors the outer optimizer keeps per parameter, for plans. Not compared.
+        codec: How contributions are sent, for plans. Not compared here: the lines in ``tensors`` name it.
     """
 
     tensors: Mapping[str, str]
@@ -39,13 +43,21 @@ class Schema:
     fragments: Sequence[Mapping[str, Any]] = ()
     unsynced: Unsynced | None = field(default=None, compare=False)
     outer_state: Callable[[], float] = field(default=lambda: 1.0, compare=False)
+    codec: Codec = field(default=PLAIN, compare=False)
 
 
 class Exchange(Protocol):
-    """One replica's connection to the others. To be used by one thread at a time."""
+    """One replica's connection to the others. To be used by one thread at a time.
+
+    Attributes:
+        rank: The rank of this replica.
+        world_size: The number of ranks.
+        codecs: Whether contributions are sent as the job's codec encodes them. If not, a codec is refused.
+    """
 
     rank: int
     world_size: int
+    codecs: bool = False
 
     @abstractmethod
     def join(self, schema: Schema) -> None:

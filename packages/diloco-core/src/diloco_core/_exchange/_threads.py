@@ -113,6 +113,8 @@ class _Missing(Exception):  # noqa: N818 - never leaves this file
 class InProcessExchange(Exchange):
     """The exchange of one thread; see :class:`._base.Exchange` and :func:`in_process`."""
 
+    codecs = True
+
     def __init__(self, hub: _Hub, rank: int, timing: Timing, chunk_bytes: int) -> None:
         self.rank = rank
         self.world_size = hub.world_size

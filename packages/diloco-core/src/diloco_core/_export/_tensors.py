@@ -46,7 +46,7 @@ def read_tensors(
     """Read and verify the tensors in some files. Each file is read again before it counts as damaged."""
     if not files:
         return {}
-    layout = Layout(tuple(map(_group, table["groups"])), table["shards"])
+    layout = Layout(tuple(map(_group, table["groups"])), table["shards"], table.get("block", 1))
     flat = [torch.empty(group.numel, dtype=group.dtype, device="cpu") for group in layout.groups]
     numbers = {file.key: number for number, file in enumerate(files)}
     listing: dict[str, int] = {}

@@ -8,11 +8,14 @@ from typing import TYPE_CHECKING
 import torch
 
 from .._checks import kind_of, whole
+from .._codecs._named import find_codec
 from .._errors import ConfigurationError
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from .._codecs._codec import Codec
+    from .._exchange._base import Exchange
     from .._inner._state import Stateful
 
 _EXCHANGE_METHODS = ("join", "begin", "shards", "leave", "abort")
@@ -57,6 +60,21 @@ def check_parties(model: object, exchange: object, on_sync: object) -> None:
         raise ConfigurationError(
             f"on_sync must be a function that takes a report, not {kind_of(on_sync)}"
         )
+
+
+def codec_over(exchange: Exchange, given: object) -> Codec:
+    """The codec with which contributions are sent over an exchange.
+
+    Raises:
+        ConfigurationError: There is no such codec, or the exchange sends values as they are.
+    """
+    codec = find_codec(given)
+    if not codec.plain and not getattr(exchange, "codecs", False):
+        raise ConfigurationError(
+            f"codec={codec.name!r} cannot be used with {type(exchange).__name__}, which sends values as they are in memory. "
+            "Leave codec out, or use an exchange that connect() or in_process() returned"
+        )
+    return codec
 
 
 def steps_per_cycle(sync_every: object, fragments: int) -> int:

@@ -16,7 +16,7 @@ from .._model._partition import Buffers, split
 from .._outer._optimizer import outer_factory
 from .._outer._trial import try_out
 from . import _notices as notices
-from ._arguments import check_parties, fragments_of, stateful_of, steps_per_cycle
+from ._arguments import check_parties, codec_over, fragments_of, stateful_of, steps_per_cycle
 from ._inner_loop import InnerLoop
 from ._membership import membership_of
 from ._outer_steps import OuterSteps
@@ -32,6 +32,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
     from types import TracebackType
 
+    from .._codecs._codec import Codec
     from .._exchange._base import Exchange, Schema
     from .._exchange._report import SyncReport
     from .._inner._state import Stateful
@@ -111,6 +112,10 @@ class DiLoCo:
             the outer step consists mostly of the momentum of earlier ones. ``"none"``: it is dropped, and the model ends in
             the last committed state, which is the same on all replicas. If a strict run over a store is resumed, each rank
             goes on with the steps that it had dropped.
+        codec: How pseudo-gradients are sent: ``"plain"`` (as they are in memory), ``"fp32"``, ``"bf16"``, ``"fp16"``, ``"int8"``,
+            ``"int8-6sigma"``, ``"e2m1"`` or ``"e3m0"`` (4 bits; see ``docs/codecs.md``), or an object with the members of
+            :class:`Codec`. All replicas need the same. It is for runs over a store and between threads. Sums, outer steps and
+            what is published keep their precision. What a codec loses of a contribution is lost: it is not sent later.
         stateful: Runs over a store only: further objects of this replica that are saved and restored with its inner optimizer
             and random generators, such as ``{"loader": loader}`` (anything with ``state_dict()`` and ``load_state_dict()``).
             Whether they can be saved is tested when the block is entered, and after the first inner step. Saves are made
@@ -145,6 +150,7 @@ class DiLoCo:
         buffers: Literal["mean", "rank0", "none"] = "mean",
         init: Literal["rank0", "check"] = "rank0",
         flush: Literal["partial", "none"] = "partial",
+        codec: str | Codec = "plain",
         stateful: Mapping[str, Stateful] | None = None,
         save_inner_every: int = 10,
         on_sync: Callable[[SyncReport], None] | None = None,
@@ -171,7 +177,9 @@ class DiLoCo:
             names,
             OwnBuffers(model) if policy is Buffers.NONE else None,
         )
-        self._model = SyncedModel(model, parts, policy, optimizers, factory, exchange)
+        self._model = SyncedModel(
+            model, parts, policy, optimizers, factory, exchange, codec_over(exchange, codec)
+        )
         self._fragments = self._model.fragments
         self._optimizers = optimizers
         self._process = TrainingProcess()

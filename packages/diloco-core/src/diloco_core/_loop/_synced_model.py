@@ -19,6 +19,7 @@ if TYPE_CHECKING:
 
     import torch
 
+    from .._codecs._codec import Codec
     from .._exchange._base import Exchange
     from .._model._partition import NamedTensor
     from .._outer._optimizer import OuterOptimizerFactory
@@ -34,6 +35,7 @@ class SyncedModel:
         optimizers: The inner optimizers.
         factory: Makes the outer optimizer of a fragment.
         exchange: The exchange over which they are synced.
+        codec: How contributions are sent.
 
     Attributes:
         fragments: The fragments, in the order in which they are synced.
@@ -53,8 +55,10 @@ class SyncedModel:
         optimizers: Sequence[torch.optim.Optimizer],
         factory: OuterOptimizerFactory,
         exchange: Exchange,
+        codec: Codec,
     ) -> None:
         self._model = model
+        self._codec = codec
         self._outers = [OuterOptimizer(factory) for _ in parts]
         self.outer_settings = self._outers[0].settings
         check_settings(self._outers, self.outer_settings)
@@ -64,6 +68,7 @@ class SyncedModel:
                 tensors,
                 outer,
                 exchange.shards(sum(tensor.wire_bytes for tensor in tensors)),
+                codec,
             )
             for number, (tensors, outer) in enumerate(zip(parts, self._outers, strict=True))
         ]
@@ -136,6 +141,7 @@ class SyncedModel:
             [fragment.table() for fragment in self.fragments],
             Unsynced(self._model, self._followed()),
             self._outer_state,
+            self._codec,
         )
 
     def _followed(self) -> list[NamedTensor]:

@@ -58,4 +58,6 @@ def tensor_table(layout: Layout, placed: Sequence[Sequence[Segment]]) -> dict[st
         for group, segments in enumerate(placed)
         for segment in segments
     ]
-    return {"groups": groups, "tensors": tensors}
+    # Absent from runs without a codec, whose manifests are older than codecs.
+    cut = {} if layout.block == 1 else {"block": layout.block}
+    return {"groups": groups, "tensors": tensors, **cut}

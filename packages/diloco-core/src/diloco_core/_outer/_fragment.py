@@ -69,7 +69,7 @@ class Fragment:
         self.steps: tuple[int, int] | None = None
         self._adopted = False
         groups, self._segments = arrange(tensors)
-        self.layout = Layout(groups, shards)
+        self.layout = Layout(groups, shards, codec.block)
         self._parts_of_pieces: dict[Piece, list[tuple[Segment, int, int]]] = {}
         self._starts = [[segment.start for segment in segments] for segments in self._segments]
         self._square_bounds = [

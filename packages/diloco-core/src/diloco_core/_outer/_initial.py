@@ -32,7 +32,7 @@ class Initial:
         self._into_model = into_model
         self.name = fragment.name
         groups = (Group(group.dtype, group.numel, Rule.FIRST) for group in fragment.layout.groups)
-        self.layout = Layout(tuple(groups), fragment.layout.shards)
+        self.layout = Layout(tuple(groups), fragment.layout.shards, fragment.layout.block)
         # The codec encodes nothing here: values that are taken from one replica are sent as they are.
         self.codec = fragment.codec
         self.fingerprint = initial_fingerprint(fragment.fingerprint)

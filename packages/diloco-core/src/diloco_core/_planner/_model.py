@@ -12,11 +12,13 @@ import torch
 from .._arithmetic._elastic_sizes import shards_of
 from .._arithmetic._layout import CHUNK_BYTES, Group, Layout, Piece, Rule
 from .._arithmetic._reduction import blocks
+from .._codecs._plain import PLAIN
 from .._wire._published import END
 from .._wire._sections import CHECKSUM_BYTES, Section, header
 from ._costs import Ranges
 
 if TYPE_CHECKING:
+    from .._codecs._codec import Codec
     from .._store._transfer import Transfer
 
 _WINDOW = 16  # how many blocks are laid out to see how chunks fill them
@@ -35,11 +37,12 @@ class Model:
     """What is synced, and by how many replicas. All sizes are in bytes.
 
     Attributes:
-        values: Size of the values of a contribution, which is that of the model's values.
+        values: Size of the model's values, and so of those of a contribution before they are encoded.
         outer_state: Size of what the outer optimizer keeps for them.
         replicas: How many replicas there are.
         shards: The number of shards into which the values are cut.
         transfer: How the replicas read and write.
+        sent: The size of a contribution's values after they are encoded, as a part of what it was before.
     """
 
     values: float
@@ -47,19 +50,41 @@ class Model:
     replicas: int
     shards: int
     transfer: Transfer
+    sent: float = 1.0
 
     @classmethod
     def of(
-        cls, values: float, outer_state: float, replicas: int, transfer: Transfer, *, strict: bool
+        cls,
+        values: float,
+        outer_state: float,
+        replicas: int,
+        transfer: Transfer,
+        codec: Codec = PLAIN,
+        *,
+        strict: bool,
     ) -> Model:
         """The model of a strict run, or of an elastic one."""
         shards = replicas if strict else shards_of(math.ceil(values), replicas)
-        return cls(values, outer_state, replicas, shards, transfer)
+        elements = max(1, round(values / shards / torch.float32.itemsize))
+        encoded = 1.0
+        if not codec.plain:
+            encoded = codec.size(torch.float32, elements) / (elements * torch.float32.itemsize)
+        return cls(values, outer_state, replicas, shards, transfer, encoded)
 
     @property
     def shard(self) -> float:
         """Size of a shard's values."""
         return self.values / self.shards
+
+    @property
+    def contribution(self) -> float:
+        """Size of the values of a contribution, as they are sent."""
+        return self.values * self.sent
+
+    @property
+    def sent_shard(self) -> float:
+        """Size of a shard's values in a contribution, as they are sent."""
+        return self.shard * self.sent
 
     @property
     def published(self) -> float:
@@ -87,14 +112,14 @@ class Model:
         """What a replica that needs a whole contribution reads from it."""
         block_bytes = self.transfer.gather_block()
         window = min(self.shards, math.ceil(_WINDOW * block_bytes / self.shard))
-        requests, largest = 0, 0
+        requests, largest = 0, 0.0
         for block in blocks(self._layout, range(window), CHUNK_BYTES, block_bytes):
-            values = sum(self._layout.piece_bytes(chunk) for _, chunk in block)
+            values = self.sent * sum(self._layout.piece_bytes(chunk) for _, chunk in block)
             ends = sum(chunk.stop == self._layout.shard(shard)[-1].stop for shard, chunk in block)
             # A block has at least one chunk, which may be larger than what one request reads.
             requests += math.ceil((values + CHECKSUM_BYTES * ends) / self.transfer.block_bytes)
             largest = max(largest, min(values, self.transfer.block_bytes))
-        size = self.values + CHECKSUM_BYTES * self.shards
+        size = self.contribution + CHECKSUM_BYTES * self.shards
         return Ranges(requests * self.shards / window, size, min(size, largest))
 
     def header(self, sections: int) -> float:

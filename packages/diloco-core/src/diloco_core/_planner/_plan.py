@@ -13,6 +13,7 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from .._checks import check_positive, check_whole, kind_of
+from .._codecs._named import find_codec
 from .._errors import ConfigurationError
 from .._store._transfer import Transfer
 from ._costs import StoreModel
@@ -23,6 +24,7 @@ from ._requests import gather_sync, sharded_sync, strict_sync
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from .._codecs._codec import Codec
     from ._costs import Costs
 
 TOPOLOGIES = ("sharded", "gather")
@@ -84,6 +86,7 @@ def plan_exchange(
     topology: str = "auto",
     strict: bool = False,
     publish_every: int = 4,
+    codec: str | Codec = "plain",
     store: StoreModel | None = None,
     transfer: Transfer | None = None,
 ) -> ExchangePlan:
@@ -97,13 +100,14 @@ def plan_exchange(
         params: Number of parameters that are synced.
         replicas: Number of replicas.
         bandwidth: Bytes per second that one replica can move, such as 12.5e9 for a network card of 100 Gb/s.
-        bytes_per_param: Bytes of a parameter on the wire: 4 for models in fp32 and narrower dtypes, 8 for float64.
+        bytes_per_param: Bytes of a parameter where it is not encoded: 4 for models in fp32 and narrower dtypes, 8 for float64.
         outer_state: The number of tensors of a parameter's size that the outer optimizer keeps for it, and that are
             published with it: 1 for SGD with momentum, 0 for SGD without, 2 for Adam.
         topology: ``"sharded"``, ``"gather"``, or ``"auto"`` for the quicker one. Strict runs are always sharded.
         strict: Whether membership is strict: then a replica does not send the part of its contribution that only it uses.
         publish_every: In the gather topology, the number of syncs from one publication of the state to the next. All
             figures are means over these syncs.
+        codec: How contributions are sent, as given to :class:`DiLoCo`. What is published is sent in full.
         store: How the store behaves; like S3 if left out.
         transfer: How the replicas read and write, as given to :func:`connect`. (That function also checks how many
             connections its process may open.)
@@ -147,7 +151,7 @@ def plan_exchange(
             f"topology must be 'auto', 'sharded' or 'gather', not {topology!r}"
         )
     size = params * bytes_per_param
-    model = Model.of(size, size * outer_state, replicas, transfer, strict=strict)
+    model = Model.of(size, size * outer_state, replicas, transfer, find_codec(codec), strict=strict)
     syncs: dict[str, Callable[[StoreModel, float], Costs]] = (
         {"sharded": partial(strict_sync, model)}
         if strict

@@ -24,14 +24,14 @@ def strict_sync(model: Model, store: StoreModel, bandwidth: float) -> Costs:
     """A sync of a strict run; see :class:`._strict._sync.StoreSync`."""
     costs, n = Costs(store, model.transfer, model.replicas, bandwidth), model.replicas
     block, budget = model.transfer.block_bytes, model.transfer.budget_bytes
-    section = model.shard + CHECKSUM_BYTES * math.ceil(model.shard / CHUNK_BYTES)
+    section = model.sent_shard + CHECKSUM_BYTES * math.ceil(model.shard / CHUNK_BYTES)
     costs.upload((n - 1) * section + model.header(n - 1), parts_at_once(model.transfer, budget))
     costs.meet()
     costs.list(n)
     costs.ask("PUT")  # the record, by every replica that sees that all contributions are there
     costs.ask("GET")
     # A section that fits into one block is read together with its checksums; otherwise the checksums are read first.
-    reads = 1 if section <= block else 1 + math.ceil(model.shard / block)
+    reads = 1 if section <= block else 1 + math.ceil(model.sent_shard / block)
     costs.read(Ranges(reads, section, min(section, block)).times(n - 1), budget)
     costs.ask("GET")  # the next claim of its rank: has the run been resumed without this replica?
     costs.ask("DELETE")
@@ -50,7 +50,7 @@ def sharded_sync(model: Model, store: StoreModel, bandwidth: float) -> Costs:
     block, budget = model.transfer.block_bytes, model.transfer.budget_bytes
     own_shards = model.shards // n
     _commit(costs, model, budget)
-    section = model.shard + CHECKSUM_BYTES
+    section = model.sent_shard + CHECKSUM_BYTES
     contributions = Ranges(math.ceil(section / block), section, min(section, block)).times(n - 1)
     costs.update(own_shards, contributions, model.published, creates_at_once(model.transfer))
     costs.meet()
@@ -86,7 +86,7 @@ def _commit(costs: Costs, model: Model, budget: int) -> None:
     # The record (the others may have gone on without this replica), the next claim of its rank, and the record again.
     costs.ask("GET", 3)
     costs.upload(
-        model.values + CHECKSUM_BYTES * model.shards + model.header(model.shards),
+        model.contribution + CHECKSUM_BYTES * model.shards + model.header(model.shards),
         parts_at_once(model.transfer, budget),
     )
     costs.meet()

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
+from .._codecs._plain import PLAIN
 from .._store._api import InBackground
 from ._plan import USUAL_BANDWIDTH, plan_exchange
 
@@ -14,6 +15,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
     from typing import Any
 
+    from .._codecs._codec import Codec
     from .._store._api import Store
 
 _BITS = 8
@@ -40,6 +42,7 @@ def warn_of_long_syncs(
     topology: str = "sharded",
     publish_every: int = 1,
     outer_state: Callable[[], float] = lambda: 1.0,
+    codec: Codec = PLAIN,
 ) -> None:
     """Log a warning if a slow replica could make the others give up a sync, with the figures and what helps.
 
@@ -49,7 +52,7 @@ def warn_of_long_syncs(
     The network is not known here, so a usual one and S3 are assumed. Folders need no plan.
 
     Args:
-        size: Bytes of a contribution to the largest sync; if it is 0, nothing is logged.
+        size: Bytes of the values in a contribution to the largest sync, before they are encoded; if it is 0, nothing is logged.
         rank: The rank of this replica.
         replicas: How many replicas there are.
         store: The store where they meet.
@@ -58,6 +61,7 @@ def warn_of_long_syncs(
         topology: The topology of an elastic run.
         publish_every: How often an elastic run publishes its state; see :func:`plan_exchange`.
         outer_state: Returns how many tensors the outer optimizer keeps for every parameter.
+        codec: How contributions are sent.
     """
     if store.near or not size:
         return
@@ -71,6 +75,7 @@ def warn_of_long_syncs(
         topology=topology,
         strict=strict,
         publish_every=publish_every,
+        codec=codec,
         transfer=store.transfer if isinstance(store, InBackground) else None,
     )
     if plan.longest_part <= sync_timeout:

@@ -70,6 +70,8 @@ class ObjectStoreExchange(RestartableExchange):
         ConfigurationError: An argument is not allowed.
     """
 
+    codecs = True
+
     def __init__(
         self,
         store: Store,
@@ -132,6 +134,7 @@ class ObjectStoreExchange(RestartableExchange):
             sync_timeout=self._timing.sync_timeout,
             strict=True,
             outer_state=schema.outer_state,
+            codec=schema.codec,
         )
         own_claim = Claim.of_this_process(
             self.rank,

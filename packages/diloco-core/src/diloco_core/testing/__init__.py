@@ -1,6 +1,7 @@
 """For tests and simulations: several replicas in one process, in real time or in virtual time with faults."""
 
 from ._checks import SimulatedTraining, broken_promises, violations
+from ._codecs import CodecConformance
 from ._faults import DAMAGES, KINDS, Fault
 from ._replicas import run_replicas
 from ._scheduler import Killed
@@ -10,6 +11,7 @@ from ._store import SimulatedStore
 __all__ = [
     "DAMAGES",
     "KINDS",
+    "CodecConformance",
     "Fault",
     "Killed",
     "Node",

@@ -7,6 +7,7 @@ import ssl
 import time
 import urllib.parse
 
+import processes_lab
 import pytest
 import websocket
 from kubernetes.stream import stream
@@ -144,6 +145,9 @@ def test_it_ends_with_its_container(clients, stand_in, run, execute):
     _, _, status = ended(connection)
     assert status["details"]["causes"][0]["message"] == "137"
     assert not alive(pid)
+    processes_lab.ended(
+        stand_in
+    )  # the kubelet sees the end of the container after that of its processes
     _, _, status = ended(execute("true"))
     assert 'container not found ("main")' in status["message"]
 

@@ -1,0 +1,120 @@
+"""What the codecs have in common that encode values block by block."""
+
+from __future__ import annotations
+
+import threading
+from abc import ABC, abstractmethod
+
+import torch
+
+_LARGEST = torch.finfo(torch.float32).max
+# Larger buffers are not kept. Chunks are smaller, unless somebody chose very large ones.
+_KEPT_BYTES = 2**22
+
+
+class BlockCodec(ABC):
+    """Encodes values in blocks, each of which becomes a row of bytes; see :class:`._codec.Codec`.
+
+    The last block of a shard may be shorter. Values of every dtype are encoded as float32: numbers in float64 that are too
+    large for it become its largest number.
+
+    A block that holds NaN or infinity does so after decoding, too, though not only in the same places.
+    """
+
+    plain = False
+
+    def __init__(self, name: str, block: int) -> None:
+        self._name = name
+        self._block = block
+
+    @property
+    def name(self) -> str:
+        """Name in options and schemas."""
+        return self._name
+
+    @property
+    def block(self) -> int:
+        """Elements in a block."""
+        return self._block
+
+    def size(self, dtype: torch.dtype, numel: int) -> int:  # noqa: ARG002
+        """The bytes of the whole blocks, and of a shorter one at the end."""
+        blocks, rest = divmod(numel, self._block)
+        return blocks * self.row_bytes(self._block) + (self.row_bytes(rest) if rest else 0)
+
+    def encode(self, values: torch.Tensor) -> torch.Tensor:
+        """Encode a chunk block by block."""
+        values = as_float32(values)
+        data = torch.empty(self.size(values.dtype, values.numel()), dtype=torch.uint8, device="cpu")
+        for rows, encoded in self._matrices(values, data):
+            self.encode_rows(rows, encoded)
+        return data
+
+    def decode(self, data: torch.Tensor, out: torch.Tensor) -> None:
+        """Decode a chunk block by block."""
+        values = out if out.dtype is torch.float32 else torch.empty_like(out, dtype=torch.float32)
+        for rows, encoded in self._matrices(values, data):
+            self.decode_rows(encoded, rows)
+        if values is not out:
+            out.copy_(values)
+
+    def _matrices(
+        self, values: torch.Tensor, data: torch.Tensor
+    ) -> list[tuple[torch.Tensor, torch.Tensor]]:
+        """The whole blocks and their bytes, as the rows of matrices, and the shorter block at the end as one row."""
+        width = self.row_bytes(self._block)
+        blocks, rest = divmod(values.numel(), self._block)
+        end = blocks * self._block
+        matrices = []
+        if blocks:
+            whole = data[: blocks * width].view(blocks, width)
+            matrices.append((values[:end].view(blocks, self._block), whole))
+        if rest:
+            matrices.append((values[end:].view(1, rest), data[blocks * width :].view(1, -1)))
+        return matrices
+
+    @abstractmethod
+    def row_bytes(self, numel: int) -> int:
+        """Bytes of a block of ``numel`` elements."""
+
+    @abstractmethod
+    def encode_rows(self, rows: torch.Tensor, out: torch.Tensor) -> None:
+        """Encode blocks of equal length: float32 ``(blocks, elements)`` to uint8 ``(blocks, bytes)``."""
+
+    @abstractmethod
+    def decode_rows(self, data: torch.Tensor, out: torch.Tensor) -> None:
+        """The reverse of :meth:`encode_rows`."""
+
+
+class _Work(threading.local):
+    """Buffers of one thread. New memory for every chunk would cost several times as much as what is done in it."""
+
+    def __init__(self) -> None:
+        self.buffers: dict[int, torch.Tensor] = {}
+
+
+_work = _Work()
+
+
+def work(which: int, rows: torch.Tensor) -> torch.Tensor:
+    """A float32 buffer in the shape of ``rows``, with anything in it; the same memory whenever this thread asks for ``which``."""
+    buffer = _work.buffers.get(which)
+    if buffer is None or buffer.numel() < rows.numel():
+        buffer = torch.empty(rows.numel(), dtype=torch.float32, device="cpu")
+        if buffer.nbytes <= _KEPT_BYTES:
+            _work.buffers[which] = buffer
+    return buffer[: rows.numel()].view(rows.shape)
+
+
+def copied(data: torch.Tensor) -> torch.Tensor:
+    """A copy in memory of its own, so that it can be viewed as another dtype, wherever in a file it begins."""
+    return data.clone(memory_format=torch.contiguous_format)
+
+
+def as_float32(values: torch.Tensor) -> torch.Tensor:
+    """Values as float32; what is too large for it becomes its largest number, and infinity stays infinity."""
+    if values.dtype is torch.float32:
+        return values
+    rounded = values.to(torch.float32)
+    too_large = rounded.isinf() & values.isfinite()
+    return torch.where(too_large, torch.full_like(rounded, _LARGEST).copysign(rounded), rounded)

@@ -1,0 +1,155 @@
+"""Four bits per value: floating-point numbers of four bits, with a power of two as the scale of each block.
+
+A block of 32 values becomes a byte for the scale and 16 bytes with two values each, the first in the lower half. A value has
+its sign in bit 3 and its magnitude in the others. The scale is 2 to the power of its byte minus 127; a byte of 0 stands for a
+block of zeros, so that no number is so small that only some processors take it for zero, and 255 for NaN.
+"""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+
+import torch
+
+from ._blocks import BlockCodec, work
+
+_SCALE_BYTES = 1
+_BLOCK = 32
+_MANTISSA_BITS = 23
+_BIAS = 127
+_LARGEST_EXPONENT = 253
+_NOT_A_NUMBER = 255
+_SIGN = 8
+
+
+class _Float4(BlockCodec):
+    def __init__(self, name: str) -> None:
+        super().__init__(name, _BLOCK)
+
+    def row_bytes(self, numel: int) -> int:
+        """A scale, and half a byte per value."""
+        return _SCALE_BYTES + (numel + 1) // 2
+
+    def encode_rows(self, rows: torch.Tensor, out: torch.Tensor) -> None:
+        """Divide by the scale, which is exact, and round to the magnitudes that there are."""
+        magnitudes = torch.abs(rows, out=work(0, rows))
+        largest = magnitudes.amax(1, keepdim=True)
+        exponent = self.exponent(largest.view(torch.int32)).clamp_(0, _LARGEST_EXPONENT)
+        # One over the scale, which is a normal number for every byte that is used.
+        inverse = (2 * _BIAS - exponent) << _MANTISSA_BITS
+        codes = self.codes(magnitudes.mul_(inverse.view(torch.float32)))
+        signs = torch.bitwise_right_shift(
+            rows.view(torch.int32), 28, out=magnitudes.view(torch.int32)
+        )
+        codes |= signs.to(torch.int8).view(torch.uint8).bitwise_and_(_SIGN)
+        exponent.masked_fill_(~largest.isfinite(), _NOT_A_NUMBER)
+        out[:, :_SCALE_BYTES].copy_(exponent)
+        out[:, _SCALE_BYTES:].copy_(_packed(codes))
+
+    def decode_rows(self, data: torch.Tensor, out: torch.Tensor) -> None:
+        """Multiply whole numbers by the scale, which is exact."""
+        exponent = data[:, :_SCALE_BYTES].to(torch.int32)
+        scale = (exponent << _MANTISSA_BITS).view(torch.float32)
+        codes = _unpacked(data[:, _SCALE_BYTES:])[:, : out.shape[1]]
+        signs = 1 - (codes >> 3).view(torch.int8).mul_(2)
+        out.copy_(self.numbers(codes.bitwise_and_(7)).view(torch.int8).mul_(signs))
+        out.mul_(scale.mul_(self.unit).masked_fill_(exponent == _NOT_A_NUMBER, torch.nan))
+
+    #: What the number 1 of :meth:`numbers` stands for. Its product with every scale that is used is a normal number.
+    unit: float
+
+    @abstractmethod
+    def exponent(self, largest: torch.Tensor) -> torch.Tensor:
+        """The byte of the scale for the bits of a block's largest magnitude; both int32. It may be negative."""
+
+    @abstractmethod
+    def codes(self, magnitudes: torch.Tensor) -> torch.Tensor:
+        """Scaled magnitudes, rounded, as uint8 from 0 to 7. May overwrite ``magnitudes``."""
+
+    @abstractmethod
+    def numbers(self, codes: torch.Tensor) -> torch.Tensor:
+        """What codes from 0 to 7 stand for, as whole multiples of ``unit``; both uint8."""
+
+
+class E2M1(_Float4):
+    """e2m1: magnitudes 0, 0.5, 1, 1.5, 2, 3, 4 and 6, by the rules of the OCP Microscaling Formats (MX), v1.0.
+
+    The scale is the power of two that brings a block's largest magnitude between 4 and 8. Values are rounded to the nearest,
+    ties to the even code, and what is above 6 becomes 6. So a decoded value differs from the original by at most a quarter of
+    the block's largest magnitude. A block whose largest magnitude is below 2**-123 becomes zeros.
+    """
+
+    unit = 0.5
+
+    def __init__(self) -> None:
+        super().__init__("e2m1")
+
+    def exponent(self, largest: torch.Tensor) -> torch.Tensor:
+        """The exponent of the largest magnitude, less that of 4; 0 if the smallest magnitude would not be a normal number."""
+        exponent = (largest >> _MANTISSA_BITS).sub_(2)
+        return exponent.masked_fill_(exponent < 2, 0)
+
+    def codes(self, magnitudes: torch.Tensor) -> torch.Tensor:
+        """Round to multiples of 0.5 up to 2, of 1 up to 4, and of 2 beyond.
+
+        Each of the three roundings is right in its own range, and gives a larger code than the right one elsewhere.
+        """
+        rounded = work(1, magnitudes)
+        codes = torch.mul(magnitudes, 2.0, out=rounded).round_().to(torch.int8)
+        by_one = torch.round(magnitudes, out=rounded).to(torch.int8).add_(2)
+        by_two = magnitudes.mul_(0.5).round_().to(torch.int8).add_(4)
+        torch.minimum(torch.minimum(codes, by_one, out=codes), by_two, out=codes)
+        return codes.view(torch.uint8).clamp_(max=7)
+
+    def numbers(self, codes: torch.Tensor) -> torch.Tensor:
+        """Twice the magnitudes: 0, 1, 2, 3, 4, 6, 8, 12."""
+        signed = codes.view(torch.int8)
+        doubled = signed.mul(2).sub_(4)
+        return torch.maximum(torch.maximum(signed, doubled), doubled.mul(2).sub_(8)).view(
+            torch.uint8
+        )
+
+
+class E3M0(_Float4):
+    """e3m0: magnitudes 0 and 1/64, 1/32 … 1, as in Streaming DiLoCo (arXiv 2501.18512), which does not say how it scales them.
+
+    The scale is a block's largest magnitude, rounded up to a power of two. Values are rounded to the nearest magnitude, ties
+    to the larger one. So a decoded value differs from the original by at most a third of it, or by 1/128 of the scale. A block
+    whose largest magnitude is below 2**-119 becomes zeros, and what is above 2**126 becomes 2**126.
+    """
+
+    unit = 1 / 64
+
+    def __init__(self) -> None:
+        super().__init__("e3m0")
+
+    def exponent(self, largest: torch.Tensor) -> torch.Tensor:
+        """The exponent of the largest magnitude, rounded up; 0 if the smallest magnitude would not be a normal number."""
+        exponent = (largest + ((1 << _MANTISSA_BITS) - 1)) >> _MANTISSA_BITS
+        return exponent.masked_fill_(exponent < 8, 0)
+
+    def codes(self, magnitudes: torch.Tensor) -> torch.Tensor:
+        """Count from the exponent, which half a unit of the mantissa raises from three quarters of the next power on."""
+        # Between a half and three quarters of the smallest magnitude, values are raised to three quarters of it.
+        raised = torch.mul(magnitudes, 1.5, out=work(1, magnitudes)).clamp_(max=0.75 / 64)
+        bits = torch.maximum(magnitudes, raised, out=magnitudes).view(torch.int32)
+        exponents = bits.add_(1 << (_MANTISSA_BITS - 1)).bitwise_right_shift_(_MANTISSA_BITS)
+        return exponents.sub_(_BIAS - 7).clamp_(0, 7).to(torch.int8).view(torch.uint8)
+
+    def numbers(self, codes: torch.Tensor) -> torch.Tensor:
+        """64 times the magnitudes: 0, 1, 2, 4 … 64."""
+        return torch.bitwise_left_shift(1, codes) >> 1
+
+
+def _packed(codes: torch.Tensor) -> torch.Tensor:
+    """Two codes in a byte, the first in the lower half; an odd one at the end has a byte of its own."""
+    if codes.shape[1] % 2:
+        codes = torch.nn.functional.pad(codes, (0, 1))
+    # Two bytes at a time, the first of which is the lower one: the same with single bytes takes several times as long.
+    pairs = codes.view(torch.int16)
+    return pairs.bitwise_or(pairs >> 4).to(torch.uint8)
+
+
+def _unpacked(data: torch.Tensor) -> torch.Tensor:
+    pairs = data.to(torch.int16)
+    return (pairs << 4).bitwise_or_(pairs).bitwise_and_(0x0F0F).view(torch.uint8)

@@ -1,0 +1,46 @@
+"""Eight bits per value, with a scale per block."""
+
+from __future__ import annotations
+
+import torch
+
+from ._blocks import BlockCodec, copied, work
+
+_SCALE_BYTES = 4
+_LEVELS = 127
+# Scales below it would make numbers that some processors take for zero, and others do not.
+_SMALLEST = torch.finfo(torch.float32).tiny
+_LARGEST_SCALE = (torch.finfo(torch.float32).max / _LEVELS) * (1 - 2**-23)
+
+
+class Int8(BlockCodec):
+    """int8: each block of 256 values as a float32 scale and a whole number from -127 to 127 per value.
+
+    The scale is the block's largest magnitude divided by 127. A decoded value differs from the original by half a scale at
+    most (plus its rounding to float32). A block whose largest magnitude is below 1.5e-36 becomes zeros.
+    """
+
+    def __init__(self) -> None:
+        super().__init__("int8", 256)
+
+    def row_bytes(self, numel: int) -> int:
+        """A scale, and a byte per value."""
+        return _SCALE_BYTES + numel
+
+    def encode_rows(self, rows: torch.Tensor, out: torch.Tensor) -> None:
+        """Divide by the scale and round."""
+        values = torch.abs(rows, out=work(0, rows))
+        largest = values.amax(1, keepdim=True)
+        scale = largest / _LEVELS
+        scale.masked_fill_(scale < _SMALLEST, 0.0)
+        # The product of a rounded scale and 127 may be infinite where the largest magnitude is not.
+        too_large = (scale * _LEVELS).isinf() & largest.isfinite()
+        scale.masked_fill_(too_large, _LARGEST_SCALE)
+        torch.div(rows, scale.masked_fill(scale == 0.0, torch.inf), out=values)
+        out[:, :_SCALE_BYTES].copy_(scale.view(torch.uint8))
+        out[:, _SCALE_BYTES:].view(torch.int8).copy_(values.round_().clamp_(-_LEVELS, _LEVELS))
+
+    def decode_rows(self, data: torch.Tensor, out: torch.Tensor) -> None:
+        """Multiply by the scale."""
+        scale = copied(data[:, :_SCALE_BYTES]).view(torch.float32)
+        out.copy_(data[:, _SCALE_BYTES:].view(torch.int8)).mul_(scale)

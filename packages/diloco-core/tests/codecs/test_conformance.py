@@ -1,0 +1,92 @@
+"""Every codec of ours does what every codec has to do, and what it states."""
+
+import torch
+
+from diloco_core._codecs._named import CODECS
+from diloco_core.testing import CodecConformance
+
+TINY = torch.finfo(torch.float32).tiny
+LARGEST = torch.finfo(torch.float32).max
+
+
+def half_a_step(values, dtype):
+    """How far rounding to a dtype may move values; those that are too large go to its largest number."""
+    of = torch.finfo(dtype)
+    relative = (values.abs() * of.eps / 2).clamp(min=of.smallest_normal * of.eps / 2)
+    return torch.maximum(relative, values.abs() - of.max)
+
+
+class TestPlain(CodecConformance):
+    def make(self):
+        return CODECS["plain"]
+
+    def error(self, values):
+        return torch.zeros_like(values)
+
+
+class TestFp32(CodecConformance):
+    def make(self):
+        return CODECS["fp32"]
+
+    def error(self, values):
+        return half_a_step(values, torch.float32)
+
+
+class TestBf16(CodecConformance):
+    def make(self):
+        return CODECS["bf16"]
+
+    def error(self, values):
+        return half_a_step(values, torch.bfloat16)
+
+
+class TestFp16(CodecConformance):
+    def make(self):
+        return CODECS["fp16"]
+
+    def error(self, values):
+        return half_a_step(values, torch.float16)
+
+
+class TestInt8(CodecConformance):
+    def make(self):
+        return CODECS["int8"]
+
+    def error(self, values):
+        largest = values.abs().max()
+        return torch.full_like(
+            values, largest / 254 * (1 + 2**-15) if largest >= 1.5e-36 else 1.5e-36
+        )
+
+
+class TestSixSigma(CodecConformance):
+    def make(self):
+        return CODECS["int8-6sigma"]
+
+    def error(self, values):
+        mean, deviation = values.mean(), values.std(correction=0)
+        inside = (values - mean).abs() < 5.9 * deviation
+        rounding = values.abs() * 2**-23 + 2.0**-149
+        width = torch.full_like(values, 3 / 64 * deviation)
+        return torch.where(inside, width, (values.max() - values.min())) * (1 + 1e-6) + rounding
+
+
+class TestE2M1(CodecConformance):
+    def make(self):
+        return CODECS["e2m1"]
+
+    def error(self, values):
+        return torch.full_like(values, max(values.abs().max() / 4, 2.0**-123))
+
+
+class TestE3M0(CodecConformance):
+    def make(self):
+        return CODECS["e3m0"]
+
+    def error(self, values):
+        largest = values.abs().max()
+        scale = 2.0 ** largest.log2().ceil() if largest > 0 else torch.tensor(0.0)
+        small = torch.clamp(values.abs() / 3, min=scale / 128)
+        if largest < 2.0**-119:
+            small = values.abs()
+        return torch.where(values.abs() > 2.0**126, values.abs() - 2.0**126, small)

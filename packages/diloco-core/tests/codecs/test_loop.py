@@ -1,0 +1,176 @@
+"""The outer loop's argument ``codec``: what it changes, and where it is refused."""
+
+import pytest
+import torch
+from safetensors.torch import load_file
+from training_lab import fill, identical, push, replica, run, train, values
+
+from diloco_core import (
+    ConfigurationError,
+    DiLoCo,
+    Exchange,
+    ManagerExchange,
+    MismatchError,
+    MockManager,
+    connect,
+    export,
+    in_process,
+    plan_exchange,
+)
+from diloco_core._codecs._named import CODECS
+
+NAMES = [name for name in CODECS if name != "plain"]
+
+
+def make(rank=0):
+    return fill(torch.nn.Linear(40, 30))
+
+
+def over_store(folder, ranks=2, **options):
+    return [connect(folder, rank=rank, world_size=ranks, **options) for rank in range(ranks)]
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_replicas_agree_and_end_near_the_plain_run(name):
+    plain = train(make, in_process(2))
+    coded = train(make, in_process(2), codec=name)
+    assert identical(coded)
+    moved = torch.cat([(plain[0][key] - start).flatten() for key, start in values(make()).items()])
+    off = torch.cat([(plain[0][key] - coded[0][key]).flatten() for key in plain[0]])
+    assert off.norm() < 0.3 * moved.norm()
+    assert bool(off.any()) == (name != "fp32")  # of an fp32 model, fp32 loses nothing
+
+
+def test_an_object_is_as_good_as_a_name():
+    by_name = train(make, in_process(2), codec="int8")
+    by_object = train(make, in_process(2), codec=CODECS["int8"])
+    assert identical([by_name[0], by_object[0]])
+
+
+@pytest.mark.parametrize("elastic", [{}, {"min_replicas": 2}], ids=["strict", "elastic"])
+def test_contributions_are_smaller_in_the_store(elastic, tmp_path):
+    sizes = {}
+    for name in ("plain", "int8"):
+        exchanges = over_store(tmp_path / name, **elastic)
+        reports = [[], []]
+
+        def one(exchange, name=name, reports=reports):
+            return replica(
+                make, exchange, steps=2, codec=name, on_sync=reports[exchange.rank].append
+            )
+
+        ends = run(one, exchanges)
+        assert identical(ends)
+        sizes[name] = sum(report.bytes_received for of_rank in reports for report in of_rank)
+    assert sizes["int8"] < 0.8 * sizes["plain"]
+
+
+@pytest.mark.parametrize("elastic", [{}, {"min_replicas": 2}], ids=["strict", "elastic"])
+@pytest.mark.parametrize("name", ["int8", "int8-6sigma"])
+def test_what_is_exported_is_the_model(elastic, name, tmp_path):
+    ends = train(make, over_store(tmp_path / "run", **elastic), codec=name)
+    export(tmp_path / "run", tmp_path / "model.safetensors")
+    exported = load_file(tmp_path / "model.safetensors")
+    assert all(torch.equal(exported[key], value) for key, value in ends[0].items())
+
+
+@pytest.mark.parametrize("elastic", [{}, {"min_replicas": 2}], ids=["strict", "elastic"])
+def test_a_run_goes_on_with_its_codec_only(elastic, tmp_path):
+    train(make, over_store(tmp_path / "run", **elastic), codec="int8")
+    again = {"resume": True} | elastic
+    with pytest.raises(BaseExceptionGroup) as caught:
+        train(make, over_store(tmp_path / "run", **again), codec="bf16")
+    assert all(isinstance(error, MismatchError) for error in caught.value.exceptions)
+    assert any("sent as int8" in str(error) for error in caught.value.exceptions)
+    assert identical(train(make, over_store(tmp_path / "run", **again), codec="int8"))
+
+
+def test_a_resumed_run_ends_as_one_that_was_not_interrupted(tmp_path):
+    undisturbed = train(make, in_process(2), steps=8, codec="e2m1")
+
+    def half(exchange, last):
+        model = make()
+        inner = torch.optim.SGD(model.parameters(), lr=1.0)
+        with DiLoCo(model, inner, exchange, sync_every=2, codec="e2m1") as outer:
+            while outer.inner_steps < last:
+                push(model, inner, exchange.rank, outer.inner_steps)
+        return values(model)
+
+    run(lambda exchange: half(exchange, 4), over_store(tmp_path / "run"))
+    ends = run(lambda exchange: half(exchange, 8), over_store(tmp_path / "run", resume=True))
+    assert identical([*ends, *undisturbed])
+
+
+def refused(pattern, codec, exchange=None):
+    model = make()
+    exchange = exchange or in_process(1)[0]
+    with pytest.raises(ConfigurationError, match=pattern):
+        DiLoCo(model, torch.optim.SGD(model.parameters()), exchange, sync_every=1, codec=codec)
+
+
+class Own:
+    name, plain, block = "own", False, 1
+
+    def size(self, dtype, numel):
+        return numel
+
+    def encode(self, values):
+        return values.to(torch.int8).view(torch.uint8)
+
+    def decode(self, data, out):
+        out.copy_(data.view(torch.int8))
+
+
+def test_what_is_no_codec_is_refused():
+    refused(r"codec must be one of plain, fp32, .*e3m0, or a codec of your own, not 'int9'", "int9")
+    refused("codec of your own, not None", None)
+    refused(r"not .*\(a class; give an object of it\)", Own)
+    without = type("Without", (), {"name": "x", "plain": False, "size": 1, "encode": 1})()
+    refused("which lacks block, decode", without)
+
+
+@pytest.mark.parametrize(
+    ("member", "value", "pattern"),
+    [
+        ("name", "", "the name of a codec must be text"),
+        ("name", 3, "the name of a codec must be text, not 3"),
+        ("name", "int8", "named 'int8', like one of diloco-core"),
+        ("plain", 0, "the plain of a codec must be True or False"),
+        ("block", 0, "the block of codec 'own' must be a number of elements, 1 or more, not 0"),
+        ("block", True, "not True"),
+        ("block", 1.5, "not 1.5"),
+    ],
+)
+def test_a_codec_of_ones_own_is_looked_at(member, value, pattern):
+    own = Own()
+    setattr(own, member, value)
+    refused(pattern, own)
+
+
+def test_a_codec_of_ones_own_is_used():
+    assert identical(train(make, in_process(2), codec=Own()))
+
+
+class Unaware(Exchange):
+    """An exchange of somebody's own that knows no codecs."""
+
+    rank, world_size = 0, 1
+
+    def join(self, schema):
+        raise AssertionError
+
+    begin = shards = leave = abort = join
+
+
+def test_an_exchange_that_sends_values_as_they_are_refuses_a_codec_by_name():
+    refused(
+        r"codec='int8' cannot be used with ManagerExchange, which sends values as they are",
+        "int8",
+        ManagerExchange(MockManager(in_process(1)[0])),
+    )
+    refused("cannot be used with Unaware", "bf16", Unaware())
+
+
+def test_planning_refuses_what_is_no_codec():
+    with pytest.raises(ConfigurationError, match="codec must be one of"):
+        plan_exchange(1e6, 4, 1e9, codec="int9")
