@@ -38,7 +38,7 @@ class Int8(BlockCodec):
         scale.masked_fill_(too_large, _LARGEST_SCALE)
         torch.div(rows, scale.masked_fill(scale == 0.0, torch.inf), out=values)
         out[:, :_SCALE_BYTES].copy_(scale.view(torch.uint8))
-        out[:, _SCALE_BYTES:].view(torch.int8).copy_(values.round_().clamp_(-_LEVELS, _LEVELS))
+        out[:, _SCALE_BYTES:].view(torch.int8).copy_(values.round_())
 
     def decode_rows(self, data: torch.Tensor, out: torch.Tensor) -> None:
         """Multiply by the scale."""

@@ -31,8 +31,8 @@ class SixSigma(BlockCodec):
         for row, encoded in zip(rows.double(), out, strict=True):
             mean, deviation = row.mean(), row.std(correction=0)
             width = deviation * (2 * _SIGMAS / _BINS)
-            # All values are equal if there is no deviation: they all go into the first bin.
-            steps = (row - (mean - _SIGMAS * deviation)) / torch.where(width > 0, width, torch.inf)
+            # Where all values are equal, they are divided by zero, and share the first bin or the last one.
+            steps = (row - (mean - _SIGMAS * deviation)) / width
             bins = steps.nan_to_num_(0.0).clamp_(0, _BINS - 1).to(torch.int64)
             members = bins.bincount(minlength=_BINS)
             codebook = bins.bincount(row, minlength=_BINS) / members.clamp_(min=1)
