@@ -42,24 +42,28 @@ def wait(first="", last=""):
         first: a file that is written once the process is there.
         last: a file without which an interruption is not over.
     """
-    with subprocess.Popen([sys.executable, "-c", SLEEP], start_new_session=True) as child:
-        sys.stdout.write(f"child {child.pid}\n")
+    child = None
+    try:  # around all of it: an interruption may come as soon as the line is out
+        child = subprocess.Popen([sys.executable, "-c", SLEEP], start_new_session=True)
         if first:
             Path(first).write_text(str(child.pid))
-        try:
-            time.sleep(600)
-        except BaseException as told:
-            sys.stdout.write(f"told {type(told).__name__}\n")
-            while last and not Path(last).exists():
-                time.sleep(0.01)
+        sys.stdout.write(f"child {child.pid}\n")
+        time.sleep(600)
+    except BaseException as told:
+        sys.stdout.write(f"told {type(told).__name__}\n")
+        while last and not Path(last).exists():
+            time.sleep(0.01)
+        raise
+    finally:
+        if child is not None:
             child.kill()
-            raise
+            child.wait()
 
 
 def ignore():
-    sys.stdout.write("ready\n")
     while True:
         with contextlib.suppress(BaseException):
+            sys.stdout.write("ready\n")
             time.sleep(600)
 
 

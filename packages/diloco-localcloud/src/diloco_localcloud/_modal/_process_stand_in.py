@@ -25,8 +25,8 @@ class ModalProcesses(Service):
     """Modal's API on loopback whose containers are processes of this machine, in real time.
 
     Each call runs in Modal's own entrypoint of containers, in a process with a session of its own, in a folder of its own, with
-    the Python of this process. Images are not built, and volumes are not mounted: modules have to be importable here. When the
-    stand-in stops, or is killed, all processes end. Needs ``diloco-localcloud[modal]``.
+    the Python of this process. Local files that are sent with a function are there; images are not built, and volumes are not
+    mounted. When the stand-in stops, or is killed, all processes end. Needs ``diloco-localcloud[modal]``.
 
     Args:
         port: to listen on; 0 for a free one.

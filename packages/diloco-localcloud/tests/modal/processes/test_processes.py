@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import importlib
 import os
 import time
 from pathlib import Path
@@ -170,6 +171,21 @@ def test_a_module_that_cannot_be_imported(lab):
     with pytest.raises(ModuleNotFoundError):
         call.get(timeout=0)
     assert held.status == "init_failure"
+
+
+def test_local_files_are_where_modal_puts_them(lab, tmp_path, monkeypatch):
+    (tmp_path / "sent_along.py").write_text(
+        "import os\n\ndef where():\n    import beside\n    return __file__, beside.TEXT, os.getcwd()\n"
+    )
+    (tmp_path / "beside.py").write_text(f"TEXT = {'x' * 5_000_000!r}\n")  # as a blob
+    monkeypatch.syspath_prepend(tmp_path)
+    module = importlib.import_module("sent_along")
+    image = modal.Image.debian_slim().add_local_python_source("sent_along", "beside")
+    path, text, folder = lab.deploy(module.where, image=image).spawn().get(timeout=PATIENCE)
+    assert path == f"{folder}/sent_along.py"
+    assert Path(folder).name == "root"
+    assert not path.startswith(str(tmp_path))
+    assert len(text) == 5_000_000
 
 
 def test_a_function_that_is_sent_along(lab):

@@ -43,12 +43,12 @@ class Runner:
         self._closed = False
         #: The environment of clients and the maker of arguments, once there is a server.
         self.connect: Mapping[str, str] = {}
-        self.arguments: Callable[[Call, str], bytes | None] | None = None
+        self.arguments: Callable[[Call, str], tuple[bytes, list[str]] | None] | None = None
 
     def start(self, call: Call, life: Life) -> None:
         """Start the container of a call."""
-        arguments = None if self.arguments is None else self.arguments(call, life.task_id)
-        if arguments is None or self._closed:
+        order = None if self.arguments is None else self.arguments(call, life.task_id)
+        if order is None or self._closed:
             name = call.function.name
             text = (
                 f"function {name!r} was deployed without code; deploy it with the client of Modal"
@@ -57,8 +57,10 @@ class Runner:
             life.ended = self._workspace.timeline.now()
             return
         home = self._folder / life.task_id
-        home.mkdir(parents=True)
+        arguments, mounts = order
+        (home / "root").mkdir(parents=True)
         (home / "arguments").write_bytes(arguments)
+        self._mount(home, mounts)
         nothing = os.open(os.devnull, os.O_RDONLY)
         readers, writers = zip(os.pipe(), os.pipe(), strict=True)
         reader = threading.Thread(
@@ -69,7 +71,7 @@ class Runner:
         command = Command(
             [sys.executable, "-m", "modal._container_entrypoint"],
             self._environment(call, life, home),
-            home,
+            home / "root",
             None,
             memory,
             streams=(nothing, *writers),
@@ -118,6 +120,14 @@ class Runner:
         if container is not None:
             container.send(number)
 
+    def _mount(self, home: Path, mounts: list[str]) -> None:
+        """Put the local files that were uploaded with a function where they are in its container."""
+        for mount_id in mounts:
+            for name, digest in self._workspace.mounts.get(mount_id, ()):
+                path = home.joinpath(*(part for part in name.split("/") if part not in ("", "..")))
+                path.parent.mkdir(parents=True, exist_ok=True)
+                path.write_bytes(self._workspace.files[digest])
+
     def _environment(self, call: Call, life: Life, home: Path) -> dict[str, str]:
         # Modal's worker tells containers apart by their sockets, and the stand-in by a header that nobody else knows.
         word = secrets.token_hex(16)
@@ -127,8 +137,10 @@ class Runner:
         env = dict(self._base)
         for values in given:
             env.update(values)
+        paths = [str(home / "root"), env.get("PYTHONPATH", "")]
         return {
             **env,
+            "PYTHONPATH": os.pathsep.join(filter(None, paths)),
             "MODAL_SERVER_URL": self.connect["MODAL_SERVER_URL"],
             "MODAL_CONFIG_PATH": self.connect["MODAL_CONFIG_PATH"],
             "NO_PROXY": self.connect["NO_PROXY"],

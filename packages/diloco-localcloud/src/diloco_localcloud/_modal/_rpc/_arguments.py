@@ -13,8 +13,11 @@ if TYPE_CHECKING:
     from .._workspace._call import Call
 
 
-def arguments(call: Call, task_id: str) -> bytes | None:
-    """The file of arguments for the entrypoint of a container; None if nobody has deployed code for the function."""
+def arguments(call: Call, task_id: str) -> tuple[bytes, list[str]] | None:
+    """The file of arguments for the entrypoint of a container, and the ids of its mounts.
+
+    None if nobody has deployed code for the function.
+    """
     held = definition(call)
     if held is None:
         return None
@@ -34,4 +37,4 @@ def arguments(call: Call, task_id: str) -> bytes | None:
     made.function_def.max_inputs = 1
     for dependency in made.function_def.object_dependencies:
         made.app_layout.objects.add(object_id=dependency.object_id)
-    return bytes(made.SerializeToString())
+    return made.SerializeToString(), list(held.mount_ids)

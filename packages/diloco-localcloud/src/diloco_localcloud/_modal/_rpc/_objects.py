@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from typing import TYPE_CHECKING, Any
 
 from modal_proto import api_pb2
@@ -32,7 +33,6 @@ class Objects:
         self._workspace = workspace
         self._blob_url = blob_url
         self._volumes: dict[tuple[str, str], str] = {}
-        self._files: set[str] = set()
         self.operations: Mapping[str, Callable[[Any, Context], Any]] = {
             "BlobCreate": self._create_blob,
             "BlobGet": self._get_blob,
@@ -112,21 +112,27 @@ class Objects:
         answer.metadata.image_builder_version = _IMAGE_BUILDER
         return answer
 
-    def _mount(self, _: Any, __: Context) -> Any:
-        answer = api_pb2.MountGetOrCreateResponse(mount_id=self._workspace.ids.make("mo"))
-        # Deployed mounts are those of the client's own libraries, which every image has already.
-        answer.handle_metadata.content_checksum_sha256_hex = "0" * 64
+    def _mount(self, asked: Any, _: Context) -> Any:
+        # Mounts without files are those of the client's own libraries, which every image has already.
+        mount_id = self._workspace.ids.make("mo")
+        files = [(each.filename, each.sha256_hex) for each in asked.files]
+        self._workspace.mounts[mount_id] = files
+        answer = api_pb2.MountGetOrCreateResponse(mount_id=mount_id)
+        answer.handle_metadata.content_checksum_sha256_hex = _checksum(files)
         return answer
 
     def _missing_files(self, asked: Any, _: Context) -> Any:
-        missing = [each for each in asked.sha256_hex_hashes if each not in self._files]
+        held = self._workspace.files
+        missing = [each for each in asked.sha256_hex_hashes if each not in held]
         return api_pb2.MountBatchedCheckExistenceResponse(missing_sha256_hex_hashes=missing)
 
     def _put_file(self, asked: Any, _: Context) -> Any:
-        """Whether a file is there; its content is not kept, since programs are those of this machine."""
-        if asked.WhichOneof("data_oneof"):
-            self._files.add(asked.sha256_hex)
-        return api_pb2.MountPutFileResponse(exists=asked.sha256_hex in self._files)
+        kind = asked.WhichOneof("data_oneof")
+        if kind == "data":
+            self._workspace.files[asked.sha256_hex] = asked.data
+        elif kind == "data_blob_id":
+            self._workspace.files[asked.sha256_hex] = self._workspace.blobs[asked.data_blob_id]
+        return api_pb2.MountPutFileResponse(exists=asked.sha256_hex in self._workspace.files)
 
     def _volume(self, asked: Any, _: Context) -> Any:
         environment = self._workspace.environment(asked.environment_name)
@@ -149,3 +155,7 @@ class Objects:
         if asked.blob_id not in self._workspace.blobs:
             raise not_found(f"Blob with ID '{asked.blob_id}' not found")
         return api_pb2.BlobGetResponse(download_url=self._blob_url(asked.blob_id))
+
+
+def _checksum(files: list[tuple[str, str]]) -> str:
+    return hashlib.sha256(repr(sorted(files)).encode()).hexdigest()

@@ -49,6 +49,8 @@ class Workspace:
         dicts: the Dicts.
         logs: what containers have written.
         blobs: arguments and results that are too large for a message, by id.
+        files: what was uploaded for mounts, by SHA-256.
+        mounts: by id, the files of a mount: their paths in a container, and their SHA-256.
         containers: the id of each container, by the word that it shows when it asks for something.
         listeners: called under the lock after every change.
     """
@@ -66,6 +68,8 @@ class Workspace:
         self.dicts = Dicts(timeline.now, self.habits, self.ids)
         self.logs = Logs()
         self.blobs: dict[str, bytes] = {}
+        self.files: dict[str, bytes] = {}
+        self.mounts: dict[str, list[tuple[str, str]]] = {}
         self.containers: dict[str, str] = {}
         self.listeners: list[Callable[[], None]] = []
         self.calls = Calls(timeline, self.habits, self.ids, self.changed)
