@@ -10,7 +10,7 @@ import threading
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from . import KubernetesProcesses, ModalStandIn, SageMakerStandIn, StandInError
+from . import KubernetesProcesses, ModalProcesses, SageMakerStandIn, StandInError
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -67,15 +67,10 @@ def _aws(options: argparse.Namespace, _: Path, over: threading.Event) -> None:
 
 
 def _modal(options: argparse.Namespace, _: Path, over: threading.Event) -> None:
-    with ModalStandIn(port=options.port, real_time=True) as stand_in:
-        habits = stand_in.world.habits
-        habits.auto_start, habits.auto_end = options.start_seconds, options.train_seconds
+    with ModalProcesses(port=options.port, grace_seconds=options.grace_seconds) as stand_in:
         for name, value in stand_in.environment.items():
             sys.stdout.write(f"export {name}={value}\n")
-        sys.stdout.write(
-            f"# {stand_in.url} runs; its calls run no function, and return None after {options.train_seconds:g} s; "
-            "Ctrl-C ends it\n"
-        )
+        sys.stdout.write(f"# {stand_in.url} runs; Ctrl-C ends it and all that it has started\n")
         sys.stdout.flush()
         over.wait()
 
@@ -149,22 +144,18 @@ def _parser() -> argparse.ArgumentParser:
         default=60.0,
         help="how long a job trains until it succeeds (default: 60)",
     )
-    modal = kinds.add_parser("modal", help="Modal; calls of functions only take their time")
+    modal = kinds.add_parser(
+        "modal", help="Modal; functions that are called run as processes of this machine"
+    )
     modal.set_defaults(run=_modal)
     modal.add_argument(
         "--port", type=int, default=0, help="port on 127.0.0.1; 0 (the default) for a free one"
     )
     modal.add_argument(
-        "--start-seconds",
+        "--grace-seconds",
         type=float,
-        default=1.0,
-        help="from a call until it has a container (default: 1)",
-    )
-    modal.add_argument(
-        "--train-seconds",
-        type=float,
-        default=60.0,
-        help="how long a function runs until it returns None (default: 60)",
+        default=30.0,
+        help="between SIGINT and SIGKILL for a container that has to go (default: 30)",
     )
     return parser
 

@@ -19,23 +19,19 @@ NAMES = [
 ]
 
 
-def train():
-    """Never called: the command runs no functions."""
-
-
 def call_a_function(*token):
     client = modal.Client.from_credentials(*token)
     app = modal.App("shipped", include_source=False)
-    function = app.function(name="train")(train)
+    function = app.function(name="train", serialized=True)(lambda rank: rank + 1)
     app.deploy(client=client)
-    assert function.spawn().get(timeout=PATIENCE) is None
+    assert function.spawn(2).get(timeout=PATIENCE) == 3
     client.close()
 
 
 @pytest.mark.processes
 def test_the_command(monkeypatch):
     command = [sys.executable, "-m", "diloco_localcloud", "modal"]
-    command += ["--start-seconds", "0", "--train-seconds", "0.1"]
+    command += ["--grace-seconds", "1"]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as running:
         try:
             lines = [running.stdout.readline() for _ in range(6)]
