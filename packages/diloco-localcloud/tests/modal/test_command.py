@@ -25,7 +25,7 @@ def call_a_function(*token):
     function = app.function(name="train", serialized=True)(lambda rank: rank + 1)
     app.deploy(client=client)
     assert function.spawn(2).get(timeout=PATIENCE) == 3
-    client.close()
+    client.__exit__(None, None, None)
 
 
 @pytest.mark.processes

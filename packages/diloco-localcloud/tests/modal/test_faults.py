@@ -115,7 +115,7 @@ def test_another_token(lab, monkeypatch):
         stranger = modal.Client.from_credentials(*pair)
         with lab.refused(exception.AuthError, "Token validation failed"):
             stranger.hello()
-        stranger.close()
+        stranger.__exit__(None, None, None)
     lab.client.hello()
 
 

@@ -79,3 +79,19 @@ def test_stream_until_the_call_has_ended(lab, written):
         if entry.message == "last\n":
             break
     assert seen == [*(f"step {number}\n" for number in range(5)), "last\n"]
+
+
+def test_a_stream_ends_with_its_call(lab, written):
+    lab.world.call(written.object_id).end()
+    assert messages(written.logs.stream()) == [f"step {number}\n" for number in range(5)]
+
+
+def test_a_stream_ends_with_its_app(lab, written):
+    inside = lab.stand_in._workspace
+    with inside.lock:
+        app = inside.deployed("main", "app")
+    stream = written.logs.stream(timeout=600)
+    seen = [next(stream).message for _ in range(5)]
+    with inside.lock:
+        inside.stop_app(app)
+    assert seen + messages(stream) == [f"step {number}\n" for number in range(5)]

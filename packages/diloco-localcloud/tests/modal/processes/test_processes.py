@@ -248,7 +248,7 @@ def test_everything_ends_with_the_stand_in(tmp_path):
         while not (first.exists() and first.read_text()) and time.monotonic() < deadline:
             time.sleep(0.01)
         root, folder = held.pid, running._folder
-        client.close()
+        client.__exit__(None, None, None)
     assert not alive(int(first.read_text()))
     assert not alive(root)
     assert not folder.exists()
