@@ -14,6 +14,7 @@ from diloco_protocol import (
     outcome_from_message,
     spec_to_environment,
 )
+from diloco_protocol.backend import variables_to_strings
 
 pytestmark = pytest.mark.processes
 
@@ -32,6 +33,9 @@ def slow_at_first(folder):
     if os.environ["DILOCO_ATTEMPT"] == "1":
         time.sleep(600)
     return "done"
+
+def variables(names):
+    return {name: os.environ.get(name) for name in names}
 
 def wordy():
     raise ValueError("é\\n" * 9000)
@@ -88,6 +92,19 @@ class TestStrings:
         assert told in outcome.error
         assert told in runner.err
         assert failure(tmp_path) == outcome
+
+    def test_long_variables_among_the_strings_are_set(self, start, tmp_path):
+        variables = {"LONG": "x" * 5000, "PLAIN": "é $HOME"}
+        spec = ReplicaSpec("entry:variables", {"names": sorted(variables)}, 1, 2, grace=0.3)
+        strings = spec_to_environment(spec) | variables_to_strings(variables, piece_bytes=2500)
+        assert end(start("variables", strings=strings), tmp_path).result == variables
+
+    def test_damaged_variables_start_nothing(self, start, tmp_path):
+        spec = ReplicaSpec("entry:returns", {}, 1, 2, grace=0.3)
+        strings = spec_to_environment(spec) | {"DILOCO_ENV_0": "%"}
+        outcome = end(start("returns", strings=strings), tmp_path)
+        assert outcome.reason is Reason.START_FAILED
+        assert "environment variables are damaged" in outcome.error
 
     def test_no_such_file(self, start, tmp_path):
         runner = start("returns", None, "--spec-strings", str(tmp_path / "none"))

@@ -6,6 +6,7 @@ import re
 import pytest
 
 from diloco_protocol import InvalidRequestError, spec_from_environment
+from diloco_protocol.backend import REDACTED, variables_from_strings
 from diloco_sagemaker._model import _shapes, check_request, to_python
 
 
@@ -103,7 +104,6 @@ def test_instance_types(offline, gpu, kind, volume):
         ({"timeout": 20 * 86_400, "max_restarts": 1}, "28 days"),
         ({"labels": {"diloco:x": "y"}}, "may not set"),
         ({"labels": {"bad!": "y"}}, "must match"),
-        ({"env": {"LONG": "x" * 513}}, "at most 512"),
     ],
 )
 def test_launches_that_are_refused(offline, options, text):
@@ -162,3 +162,25 @@ def test_a_plan_has_no_secrets(offline):
     text = json.dumps(plan(offline(), env={"API_TOKEN": "hunter2", "MODE": "fast"}))
     assert "fast" in text
     assert "hunter2" not in text.replace("\\", "")
+
+
+def test_variables_that_the_environment_does_not_take_travel_with_the_spec(offline):
+    variables = {f"V{number}": str(number) for number in range(101)} | {
+        "LONG": "x" * 513,
+        "N" * 513: "1",
+    }
+    job = plan(offline(), env=variables)[0]
+    there = variables_from_strings(job["HyperParameters"])
+    assert {**job["Environment"], **there} == variables
+    assert len(job["Environment"]) == 100
+    assert {"LONG", "N" * 513} <= there.keys()
+
+
+def test_long_secrets_are_in_no_plan(offline):
+    job = plan(offline(), env={"API_TOKEN": "t0ken" * 200})[0]
+    assert variables_from_strings(job["HyperParameters"]) == {"API_TOKEN": REDACTED}
+
+
+def test_variables_that_are_too_long_together_are_refused(offline):
+    with pytest.raises(InvalidRequestError, match="room for about"):
+        plan(offline(), env={"LONG": "x" * 250_000})

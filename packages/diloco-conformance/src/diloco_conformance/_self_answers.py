@@ -79,4 +79,5 @@ def _errors(sample: Sample, kind: Fault | None) -> list[int]:
         harness.clear()
     with contextlib.suppress(BackendError):
         sample.ask(lambda: lab.executor.cancel_run(run_id))
+    harness.settle()  # what is still ending would count as living before the next launch, and be gone after it
     return living

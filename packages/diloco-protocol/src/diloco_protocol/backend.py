@@ -3,6 +3,7 @@
 Nothing here is needed to use a backend, so it is not in the package itself.
 """
 
+from ._cancel import cancel_all
 from ._checks import (
     check_amount,
     check_callable,
@@ -32,6 +33,7 @@ from ._request import check_restarts, is_run_id
 from ._resources import ANY, GpuRequest, parse_gpu
 from ._signals import read_wait_status, signal_name
 from ._status_data import status_from_data, status_to_data
+from ._variable_strings import variables_from_strings, variables_to_strings
 from ._variables import check_variables, is_reserved
 
 __all__ = [
@@ -43,6 +45,7 @@ __all__ = [
     "Options",
     "Process",
     "adopt_orphans",
+    "cancel_all",
     "check_amount",
     "check_backoff",
     "check_callable",
@@ -77,4 +80,6 @@ __all__ = [
     "status_from_data",
     "status_to_data",
     "takes",
+    "variables_from_strings",
+    "variables_to_strings",
 ]

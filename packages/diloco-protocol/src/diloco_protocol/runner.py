@@ -47,6 +47,7 @@ from ._processes import Process, adopt_orphans, members, send
 from ._signals import read_wait_status
 from ._spec import ReplicaSpec, environment, spec_from_arguments, spec_from_environment
 from ._types import Reason
+from ._variable_strings import variables_from_strings
 from ._variables import is_reserved
 
 if TYPE_CHECKING:
@@ -326,10 +327,13 @@ def _read_spec(arguments: argparse.Namespace) -> ReplicaSpec:
 
 
 def _from_strings(path: Path) -> ReplicaSpec:
+    """The spec in a file of strings; the variables that are in it, too, are set for all that is started."""
     strings = loads(path.read_text(encoding="utf-8"), f"the file {path}")
     if type(strings) is not dict or not all(type(value) is str for value in strings.values()):
         raise InvalidRequestError(f"the file {path} is not a JSON object of text")
-    return spec_from_environment(strings)
+    spec = spec_from_environment(strings)
+    os.environ.update(variables_from_strings(strings))
+    return spec
 
 
 def _count(name: str, text: str, least: int = 0) -> int:
@@ -346,7 +350,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument(
         "--spec-strings",
         type=Path,
-        help="file with a JSON object of text that has the spec's variables; others in it are ignored",
+        help="file with a JSON object of text that has the spec's variables, and perhaps the program's; others are ignored",
     )
     parser.add_argument(
         "--spec-piece",

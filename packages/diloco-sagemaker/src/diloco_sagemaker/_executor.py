@@ -23,7 +23,7 @@ from diloco_protocol import (
     RunRequest,
     retry,
 )
-from diloco_protocol.backend import options_of, takes
+from diloco_protocol.backend import cancel_all, options_of, takes
 
 from ._check import check_account
 from ._client import Client
@@ -31,8 +31,9 @@ from ._handles import check_handle, make_handle
 from ._launch import FailedLaunchError, Launch, Launcher
 from ._logs import JobLog
 from ._options import SageMakerOptions
-from ._request import MAX_RESULT_BYTES, job_requests, longest_timeout, redacted, secret_names
+from ._request import MAX_RESULT_BYTES, job_requests, longest_timeout
 from ._runs import Runs
+from ._shown import secret_names, shown_job
 from ._sweep import Jobs
 
 T = TypeVar("T")
@@ -107,7 +108,9 @@ class SageMakerExecutor(BaseExecutor):
                 )
 
     def _plan(self, request: RunRequest) -> list[dict[str, Any]]:
-        return [redacted(job) for job in job_requests(request, self._options)]
+        specs = request.specs(grace=self._options.grace)
+        jobs = job_requests(request, self._options)
+        return [shown_job(job, spec) for job, spec in zip(jobs, specs, strict=True)]
 
     def _findings(self, request: RunRequest) -> list[Finding]:
         return check_account(self._client, request.run_id, self._patiently)
@@ -163,16 +166,12 @@ class SageMakerExecutor(BaseExecutor):
     def _observe_run(
         self, handles: Sequence[ReplicaHandle]
     ) -> Mapping[ReplicaHandle, ReplicaStatus]:
-        for handle in handles:
-            self._check_account(handle)
         return self._runs.observe(handles)
 
     def _result(self, handle: ReplicaHandle) -> Any:
-        self._check_account(handle)
         return self._runs.result(handle)
 
     def _logs(self, handle: ReplicaHandle, query: LogQuery) -> Iterator[str]:
-        self._check_account(handle)
         job = self._patiently(lambda: self._runs.job(handle))
 
         def terminal() -> bool:
@@ -181,18 +180,37 @@ class SageMakerExecutor(BaseExecutor):
             except ReplicaNotFoundError:
                 return True
 
-        log = JobLog(self._client, job.name, job.created, terminal, self._backoff, self._patience)
+        log = JobLog(
+            self._client,
+            job.name,
+            job.created,
+            terminal,
+            self._backoff,
+            self._patience,
+            self._options.clock,
+        )
         return log.lines(query)
 
     # --- ending and finding ---
 
     def _stop(self, handle: ReplicaHandle) -> None:
-        self._check_account(handle)
         self._patiently(lambda: self._runs.cancel(handle))
 
     def _purge(self, handle: ReplicaHandle) -> None:
-        self._check_account(handle)
         self._patiently(lambda: self._runs.purge(handle))
+
+    def cancel_run(self, run_id: str) -> None:
+        """End all replicas of a run; see :meth:`BaseExecutor.cancel_run`. Takes two calls per rank, and a few for the run."""
+        try:
+            handles = self._find(run_id)
+        except ReplicaNotFoundError:
+            super().cancel_run(run_id)  # a journal may know it
+            return
+        seen = self._patiently(lambda: self._runs.confirmed(handles))
+        cancel_all(
+            handles,
+            lambda handle: self._patiently(lambda: self._runs.cancel(handle, seen=handle in seen)),
+        )
 
     def _list_runs(self) -> list[str]:
         return self._patiently(self._runs.all)
@@ -208,13 +226,15 @@ class SageMakerExecutor(BaseExecutor):
                 f"this handle is of the region {region}, and this executor asks {self._client.region}: "
                 f"make one with region={region!r}"
             )
+        self._check_account(handle)
 
     def _check_account(self, handle: ReplicaHandle) -> None:
         """Another account knows nothing of the job, and must not be asked: its "not found" would say nothing."""
         account = handle.metadata["account"]
-        if account != self._client.account:
+        own = self._patiently(lambda: self._client.account)
+        if account != own:
             raise InvalidRequestError(
-                f"this handle is of the account {account}, and these credentials are of {self._client.account}: use the former's"
+                f"this handle is of the account {account}, and these credentials are of {own}: use the former's"
             )
 
     def _patiently(self, call: Callable[[], T]) -> T:

@@ -15,6 +15,7 @@ from diloco_protocol import (
     is_result_line,
     retry,
 )
+from diloco_protocol.backend import split_lines
 
 from ._client import Client
 from ._errors import MissingError
@@ -38,6 +39,7 @@ class JobLog:
         terminal: Callable[[], bool],
         backoff: Backoff,
         patience: float,
+        clock: Callable[[], float],
     ) -> None:
         self._client = client
         self._name = name
@@ -45,6 +47,7 @@ class JobLog:
         self._terminal = terminal
         self._backoff = backoff
         self._patience = patience
+        self._clock = clock
 
     def lines(self, query: LogQuery) -> Iterator[str]:
         """The lines that a query asks for."""
@@ -108,7 +111,9 @@ class JobLog:
         quiet = 0
         delays = self._backoff.delays()
         while True:
-            ended = self._terminal()
+            # Lines are dated by the machines, and arrive some seconds late.
+            late = query.until is not None and self._clock() >= query.until
+            ended = late or self._terminal()
             arrived = False
             for stream in self._streams():
                 for events in self._forward(stream, query, tokens):
@@ -158,6 +163,8 @@ def _lines(
     events: list[dict[str, Any]], keep: Callable[[dict[str, Any], str], bool]
 ) -> Iterator[str]:
     for event in events:
-        for line in event.get("message", "").removesuffix("\n").split("\n"):
-            if keep(event, line):
-                yield line
+        pieces = [event.get("message", "").removesuffix("\n").encode() + b"\n"]
+        for line in split_lines(pieces):
+            text = line.decode(errors="replace")
+            if keep(event, text):
+                yield text

@@ -5,7 +5,8 @@ from __future__ import annotations
 import json
 import re
 import shlex
-from collections.abc import Mapping, Sequence
+import time
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import KW_ONLY, dataclass, field
 from typing import Any
 
@@ -13,6 +14,7 @@ from diloco_protocol import Backoff, InvalidRequestError, RunJournal
 from diloco_protocol.backend import (
     Options,
     check_backoff,
+    check_callable,
     check_journal,
     check_names,
     check_restarts,
@@ -164,7 +166,7 @@ class SageMakerOptions(Options):
         endpoint_url: Where all services answer instead, such as a stand-in.
         command: What starts the runner; the runner's own arguments are put behind it. SIGTERM must reach the runner, so no shell
             may stand between.
-        env: Environment variables for every launch; those of the launch itself win. At most 100, of 512 characters each.
+        env: Environment variables for every launch; those of the launch itself win.
         tags: Tags of every job, for costs and policies.
         owner: Value of the tag ``diloco:owner``.
         spot: Managed spot capacity where the launch does not say. Replicas may then be interrupted and started again.
@@ -192,6 +194,7 @@ class SageMakerOptions(Options):
             timeout.
         journal: Where launches and ends are written down, besides SageMaker's own records.
         backoff: Pauses of ``collect`` and between tries, with their clock and sleep.
+        clock: Unix seconds, for tests.
 
     Raises:
         InvalidRequestError: A value is not allowed; says what was given and what is allowed.
@@ -243,6 +246,7 @@ class SageMakerOptions(Options):
     retry_timeout: float = option(60.0, check=_seconds(DAY))
     journal: RunJournal | None = option(None, check=check_journal)
     backoff: Backoff | None = option(None, check=check_backoff, shown="1 s to 20 s")
+    clock: Callable[[], float] = option(time.time, check=check_callable, hidden=True)
 
     def __post_init__(self) -> None:
         super().__post_init__()

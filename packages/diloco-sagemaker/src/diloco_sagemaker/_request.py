@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from typing import Any
 
 from diloco_protocol import InvalidRequestError, ReplicaSpec, RunRequest, spec_to_environment
-from diloco_protocol.backend import REDACTED, redact
+from diloco_protocol.backend import variables_to_strings
 
 from . import _names as names
 from ._gpus import choose_instance, gpus_of, has_local_storage
@@ -23,7 +24,9 @@ _MARGIN = 1800.0
 _SPOT_LIVES = 10
 """How many times the time of its attempts a spot job may use: an interruption gives the next attempt the whole timeout."""
 _PIECE = 2500
-_MOST_PIECES = 94  # of 100 hyperparameters, five are the launch's record
+_MOST_STRINGS = 99  # one less than are allowed
+_VARIABLE = 512  # characters of a name, and of a value
+_MOST_VARIABLES = 100
 
 
 def longest_timeout(options: SageMakerOptions) -> float:
@@ -44,23 +47,6 @@ def job_requests(request: RunRequest, options: SageMakerOptions) -> list[dict[st
     return [first, *(_of_rank(shared, spec, request, options) for spec in specs[1:])]
 
 
-def redacted(job: dict[str, Any]) -> dict[str, Any]:
-    """A request as a plan may show it: without values that are named like secrets."""
-    if "Environment" not in job:
-        return job
-    shown = {name: redact(name, value) for name, value in job["Environment"].items()}
-    return {**job, "Environment": shown}
-
-
-def secret_names(job: dict[str, Any]) -> list[str]:
-    """Variables whose names are like those of secrets; whoever may describe a job can read them."""
-    return sorted(
-        name
-        for name, value in job.get("Environment", {}).items()
-        if redact(name, value) == REDACTED
-    )
-
-
 def _of_rank(
     shared: dict[str, Any], spec: ReplicaSpec, request: RunRequest, options: SageMakerOptions
 ) -> dict[str, Any]:
@@ -68,7 +54,10 @@ def _of_rank(
     own = {
         **shared,
         "TrainingJobName": name,
-        "HyperParameters": {**_pieces(spec), **shared["HyperParameters"]},
+        "HyperParameters": {
+            **_pieces(spec, _MOST_STRINGS - len(shared["HyperParameters"])),
+            **shared["HyperParameters"],
+        },
         "Tags": [{"Key": names.TAG_RANK, "Value": str(spec.rank)}, *shared["Tags"]],
     }
     if "CheckpointConfig" in shared:
@@ -77,12 +66,13 @@ def _of_rank(
     return own
 
 
-def _pieces(spec: ReplicaSpec) -> dict[str, str]:
+def _pieces(spec: ReplicaSpec, most: int) -> dict[str, str]:
     pieces = spec_to_environment(spec, piece_bytes=_PIECE)
-    if len(pieces) > _MOST_PIECES:
+    if len(pieces) > most:
         raise InvalidRequestError(
-            f"what each replica is told is {len(spec.to_json())} bytes of JSON, and the hyperparameters of a job hold about "
-            f"{_MOST_PIECES * _PIECE * 3 // 4}: put what is large into a file in S3, and pass its URI in entrypoint_args"
+            f"what each replica is told is {len(spec.to_json())} bytes of JSON, and the hyperparameters of a job have room for "
+            f"about {max(0, most) * _PIECE * 3 // 4} of it: put what is large into a file in S3, and pass its URI in "
+            "entrypoint_args"
         )
     return pieces
 
@@ -111,8 +101,11 @@ def _shared(request: RunRequest, options: SageMakerOptions) -> dict[str, Any]:
         },
         "Tags": _tags(request, options),
     }
-    if request.env:
-        job["Environment"] = dict(request.env)
+    short = _short(request.env)
+    long = {name: value for name, value in request.env.items() if name not in short}
+    if short:
+        job["Environment"] = short
+    job["HyperParameters"].update(variables_to_strings(long, piece_bytes=_PIECE))
     if options.output_kms_key is not None:
         job["OutputDataConfig"]["KmsKeyId"] = options.output_kms_key
     if spot:
@@ -139,6 +132,19 @@ def _shared(request: RunRequest, options: SageMakerOptions) -> dict[str, Any]:
             for name, uri in options.channels.items()
         ]
     return job
+
+
+def _short(variables: Mapping[str, str]) -> dict[str, str]:
+    """The variables that a job's Environment takes; the others travel with the spec, and the runner sets them.
+
+    https://docs.aws.amazon.com/sagemaker/latest/APIReference/API_CreateTrainingJob.html#sagemaker-CreateTrainingJob-request-Environment
+    """
+    fitting = [
+        (name, value)
+        for name, value in variables.items()
+        if len(name) <= _VARIABLE and len(value) <= _VARIABLE
+    ]
+    return dict(fitting[:_MOST_VARIABLES])
 
 
 def _algorithm(request: RunRequest, options: SageMakerOptions, *, counted: bool) -> dict[str, Any]:

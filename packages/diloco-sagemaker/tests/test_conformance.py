@@ -1,0 +1,35 @@
+"""The standard suite, over HTTP with training jobs that the suite moves."""
+
+import pytest
+from scripted_aws import OnDemandHarness, SpotHarness
+
+from diloco_conformance import ExecutorConformance
+
+
+class TestSpot(ExecutorConformance):
+    """What is promised on demand, and interruptions besides."""
+
+    examples = 4
+
+    def make_harness(self):
+        return SpotHarness()
+
+
+@pytest.mark.slow
+class TestOnDemand(ExecutorConformance):
+    examples = 20
+
+    def make_harness(self):
+        return OnDemandHarness()
+
+
+@pytest.mark.slow
+class TestSpotLong(TestSpot):
+    examples = 80
+    fresh = True
+
+
+@pytest.mark.slow
+class TestOnDemandLong(TestOnDemand):
+    examples = 80
+    fresh = True
