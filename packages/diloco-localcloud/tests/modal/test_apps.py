@@ -134,6 +134,34 @@ def test_a_run_that_is_not_deployed(lab):
     assert left.status == "terminated"  # with the app
 
 
+def test_a_detached_run_goes_on(lab):
+    app = modal.App(include_source=False)
+    function = app.function(name="train")(train)
+    with app.run(client=lab.client, detach=True):
+        call = lab.world.call(function.spawn(5).object_id)
+    assert call.status == "pending"
+
+
+def test_an_app_that_was_stopped_takes_no_calls(lab):
+    app = modal.App(include_source=False)
+    function = app.function(name="train")(train)
+    with app.run(client=lab.client):
+        # Without the handle that the app keeps, as another process would call it.
+        again = modal.Function.from_id(function.object_id, client=lab.client)
+        again.hydrate()
+    with lab.refused(exception.ConflictError, "is stopped"):
+        again.spawn()
+
+
+def test_a_secret_that_was_replaced(lab):
+    lab.world.add_secret("bucket", {"KEY": "value"})
+    old = modal.Secret.from_name("bucket", client=lab.client)
+    old.hydrate()
+    lab.world.add_secret("bucket", {"KEY": "other"})
+    with lab.refused(exception.NotFoundError, "Secret with ID 'st-"):
+        lab.function.with_options(secrets=[old]).spawn()
+
+
 def test_a_redeploy_of_the_world_keeps_the_function(lab):
     before = lab.function.hydrate().object_id
     lab.world.deploy("app", ["function", "other"], timeout=60)

@@ -155,6 +155,19 @@ def test_last_words(lab):
     assert held["end"] == scripted.call_id
 
 
+def test_the_next_container_behaves_as_usual(lab):
+    said = []
+    _, scripted = lab.spawn()
+    scripted.start()
+    scripted.on_interrupt(20, lambda: said.append(scripted.attempt))
+    scripted.preempt()
+    lab.world.advance(20)
+    scripted.start()
+    scripted.preempt()
+    lab.world.advance(1)
+    assert (scripted.has_container, said) == (False, [1])
+
+
 def test_killed_programs_have_no_last_words(lab):
     said = []
     _, scripted = lab.spawn()

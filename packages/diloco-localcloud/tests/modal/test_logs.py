@@ -15,6 +15,7 @@ def messages(entries):
 @pytest.fixture
 def written(lab):
     """A call that has written five lines in five minutes."""
+    lab.world.deploy("app", ["function"], timeout=3600)
     call, scripted = lab.spawn()
     scripted.start()
     for number in range(5):
@@ -69,7 +70,7 @@ def test_each_container_is_named(lab):
     assert first.context_ids[1] != second.context_ids[1]
 
 
-def test_stream_until_the_call_has_ended(lab, written):
+def test_a_stream_goes_on_with_the_call(lab, written):
     scripted = lab.world.call(written.object_id)
     seen = []
     for entry in written.logs.stream(timeout=600):
@@ -79,6 +80,7 @@ def test_stream_until_the_call_has_ended(lab, written):
         if entry.message == "last\n":
             break
     assert seen == [*(f"step {number}\n" for number in range(5)), "last\n"]
+    assert scripted.status == "running"
 
 
 def test_a_stream_ends_with_its_call(lab, written):

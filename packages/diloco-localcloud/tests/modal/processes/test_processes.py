@@ -113,6 +113,17 @@ def test_terminated_at_once_and_the_container_later(lab, tmp_path, terminate, to
     assert held.attempt == 1
 
 
+def test_what_is_cancelled_before_it_has_its_input_never_runs(lab, tmp_path):
+    first = tmp_path / "first"
+    lab.stand_in.faults.add("delay", verb="ContainerHello", seconds=0.2)
+    call, held = lab.spawn("wait", str(first))
+    lab.until(lambda: held.has_container)
+    call.cancel()
+    lab.gone(held)
+    assert held.status == "terminated"
+    assert not first.exists()
+
+
 def test_who_ignores_sigint_is_killed_after_the_grace(lab):
     lab.world.habits.grace_seconds = 0.1
     call, held = lab.spawn("ignore")

@@ -32,9 +32,6 @@ def arguments(call: Call, task_id: str) -> tuple[bytes, list[str]] | None:
         app_layout=layout(app),
     )
     made.function_def.app_name = app.name
-    # One input for each container, whatever the definition says: then a container that is to go takes nothing else with it.
-    made.function_def.single_use_containers = True
-    made.function_def.max_inputs = 1
     for dependency in made.function_def.object_dependencies:
         made.app_layout.objects.add(object_id=dependency.object_id)
     return made.SerializeToString(), list(held.mount_ids)

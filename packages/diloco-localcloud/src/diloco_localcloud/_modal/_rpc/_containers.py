@@ -72,6 +72,7 @@ class Containers:
     def _inputs(self, _: Any, context: Context) -> Any:
         call, life = self._life(context)
         answer = api_pb2.FunctionGetInputsResponse()
+        # One input for each container, whatever the definition says: then one that has to go takes no other input with it.
         if life.fetched or call.result is not None:
             answer.inputs.add(kill_switch=True)
             return answer
