@@ -296,9 +296,19 @@ class AWSHarness(Harness):
         return sum(job.status[0] in {"InProgress", "Stopping"} for job in jobs)
 
     def sent(self):
+        """In rank order within a launch, which creates several jobs at the same time."""
         region = self.stand_in._region
         with region.lock:
-            return [dict(job.request) for job in region.lives if job.name not in self.strangers]
+            ours = [dict(job.request) for job in region.lives if job.name not in self.strangers]
+        launches = {}
+        for request in ours:
+            name = request["TrainingJobName"]
+            launches.setdefault(name.rpartition("-")[0], []).append(request)
+        return [
+            request
+            for of_launch in launches.values()
+            for request in sorted(of_launch, key=lambda request: request["TrainingJobName"])
+        ]
 
     # --- faults ---
 
