@@ -124,3 +124,13 @@ def test_what_comes_later_is_left_to_the_caller(kind):
     faults = Faults()
     faults.add(kind)
     assert met(faults).kind == kind
+
+
+def test_an_answer_that_comes_late(clients, monkeypatch):
+    clients.create(clients.indexed("run", 1))
+    slept = []
+    monkeypatch.setattr("diloco_localcloud._server._faults.time.sleep", slept.append)
+    clients.stand_in.faults.add("delay", verb="get", resource="jobs", seconds=2.5)
+    for _ in range(2):
+        assert clients.job("run")["metadata"]["name"] == "run"
+    assert slept == [2.5]
