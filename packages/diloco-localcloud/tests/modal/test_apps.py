@@ -27,6 +27,10 @@ def shipped(lab):
         secrets=[modal.Secret.from_name("bucket")],
         volumes={"/data": modal.Volume.from_name("data", create_if_missing=True)},
         max_containers=3,
+        cpu=2.0,
+        memory=(512, 1024),
+        region="eu",
+        cloud="aws",
         single_use_containers=True,
     )
     app.deploy(client=lab.client)
@@ -43,6 +47,11 @@ def test_a_deploy_by_the_client(lab, shipped):
         "timeout": 600.0,
         "gpu": "H100",
         "gpu_count": 2,
+        "cpu": 2.0,
+        "memory": 512,
+        "memory_limit": 1024,
+        "regions": ["eu"],
+        "cloud": "aws",
         "max_containers": 3,
         "retries": 0,
         "secrets": ["bucket"],
@@ -54,11 +63,17 @@ def test_a_deploy_by_the_client(lab, shipped):
 
 def test_options_of_one_launch(lab, shipped):
     bound = lab.find("shipped", "train").with_options(
-        gpu="a100", timeout=60, max_containers=8, retries=2
+        gpu="a100", timeout=60, max_containers=8, retries=2, region=["us", "ap"], cloud="gcp", cpu=4
     )
     told = options_of(lab, bound)
     assert (told["gpu"], told["gpu_count"], told["timeout"]) == ("A100", 1, 60.0)
     assert (told["max_containers"], told["retries"]) == (8, 2)
+    assert (told["regions"], told["cloud"], told["cpu"], told["memory"]) == (
+        ["us", "ap"],
+        "gcp",
+        4.0,
+        512,
+    )
     assert told["secrets"] == ["bucket"]
     assert options_of(lab, lab.find("shipped", "train"))["gpu"] == "H100"
     assert shipped.name == "shipped"
@@ -160,6 +175,18 @@ def test_a_secret_that_was_replaced(lab):
     lab.world.add_secret("bucket", {"KEY": "other"})
     with lab.refused(exception.NotFoundError, "Secret with ID 'st-"):
         lab.function.with_options(secrets=[old]).spawn()
+
+
+def test_stopping_an_app(lab):
+    _, scripted = lab.spawn()
+    lab.world.stop_app("app")
+    assert scripted.status == "terminated"
+    with lab.refused(exception.NotFoundError, "App 'app' not found"):
+        lab.find().hydrate()
+    with pytest.raises(LookupError, match="no app is deployed as 'app'"):
+        lab.world.stop_app("app")
+    lab.world.deploy("app", ["function"])
+    lab.find().hydrate()
 
 
 def test_a_redeploy_of_the_world_keeps_the_function(lab):

@@ -54,6 +54,8 @@ def test_lines_of_other_calls_are_not_among_them(lab, written):
     scripted.log("one\rtwo\x0bthree\nfour")
     scripted.log("preempted\n", "system")
     assert messages(other.logs.tail()) == ["one\rtwo\x0bthree\n", "four", "preempted\n"]
+    scripted.log(b"\xff\n")
+    assert messages(other.logs.tail(1)) == ["\ufffd\n"]
     assert messages(other.logs.tail(source="system")) == ["preempted\n"]
     assert len(messages(written.logs.tail())) == 5
 
@@ -89,11 +91,7 @@ def test_a_stream_ends_with_its_call(lab, written):
 
 
 def test_a_stream_ends_with_its_app(lab, written):
-    inside = lab.stand_in._workspace
-    with inside.lock:
-        app = inside.deployed("main", "app")
     stream = written.logs.stream(timeout=600)
     seen = [next(stream).message for _ in range(5)]
-    with inside.lock:
-        inside.stop_app(app)
+    lab.world.stop_app("app")
     assert seen + messages(stream) == [f"step {number}\n" for number in range(5)]

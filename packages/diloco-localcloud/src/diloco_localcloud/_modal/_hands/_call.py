@@ -39,7 +39,8 @@ class HeldCall:
     def options(self) -> dict[str, Any]:
         """What it runs with.
 
-        ``timeout`` (seconds), ``gpu``, ``gpu_count``, ``max_containers`` (0 for no limit), ``retries`` and ``secrets`` (names).
+        ``timeout`` (seconds), ``gpu``, ``gpu_count``, ``cpu`` (cores), ``memory`` and ``memory_limit`` (MiB), ``regions``,
+        ``cloud``, ``max_containers``, ``retries`` and ``secrets`` (names). 0 and nothing stand for what was not asked for.
         """
         with self._workspace.lock:
             function = self._call.function
@@ -48,6 +49,11 @@ class HeldCall:
                 "timeout": function.timeout,
                 "gpu": function.gpu,
                 "gpu_count": function.gpu_count,
+                "cpu": function.cpu,
+                "memory": function.memory,
+                "memory_limit": function.memory_limit,
+                "regions": list(function.regions),
+                "cloud": function.cloud,
                 "max_containers": function.max_containers,
                 "retries": function.retries,
                 "secrets": [held[each].name for each in function.secret_ids if each in held],

@@ -51,6 +51,19 @@ class HeldWorkspace(Generic[HeldT]):
         with self._workspace.lock:
             self._workspace.create_secret(self._environment(environment), name, values)
 
+    def stop_app(self, name: str, *, environment: str = "") -> None:
+        """Stop an app that is deployed: its calls are cancelled, and it is found no more.
+
+        Raises:
+            ValueError: there is no such environment.
+            LookupError: there is no such app in it.
+        """
+        with self._workspace.lock:
+            app = self._workspace.deployed(self._environment(environment), name)
+            if app is None:
+                raise LookupError(f"no app is deployed as {name!r}")
+            self._workspace.stop_app(app)
+
     def calls(self, function: str = "") -> list[HeldT]:
         """The calls of a function, or of all, oldest first."""
         with self._workspace.lock:

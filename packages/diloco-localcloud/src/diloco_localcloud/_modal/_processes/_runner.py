@@ -67,7 +67,7 @@ class Runner:
             target=self._read, args=(call, life, readers), name="output", daemon=True
         )
         self._readers.add(reader)
-        memory = call.function.memory_limit or None
+        memory = (call.function.memory_limit << 20) or None
         command = Command(
             [sys.executable, "-m", "modal._container_entrypoint"],
             self._environment(call, life, home),

@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from modal_proto import api_pb2
 
-from .._workspace._app import Function
 from .._workspace._refused import RefusedError, not_found
 from ._handles import layout, metadata
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
+    from .._workspace._app import Function
     from .._workspace._workspace import Workspace
     from ._context import Context
 
@@ -133,18 +134,20 @@ class Functions:
                 ],
             )
         chosen = min(data.ranked_functions, key=lambda each: each.rank).function
-        gpu = chosen.resources.gpu_config
-        self._workspace.check_gpu(gpu.gpu_type)
+        self._workspace.check_gpu(chosen.resources.gpu_config.gpu_type)
         app = self._workspace.app(asked.app_id)
         function = self._workspace.create_function(app, data.function_name)
         function.definition = data
         function.definition_id = self._workspace.ids.make("de")
         function.timeout = float(data.timeout_secs or chosen.timeout_secs or 300)
-        function.gpu, function.gpu_count = gpu.gpu_type, gpu.count
+        function.gpu, function.gpu_count, function.cpu = "", 0, 0.0
+        function.memory, function.memory_limit = 0, 0
+        _take_resources(function, chosen.resources)
+        function.regions = tuple(chosen.scheduler_placement.regions)
+        function.cloud = chosen.cloud_provider_str
         function.max_containers = chosen.concurrency_limit or data.concurrency_limit
         function.retries = chosen.retry_policy.retries
         function.retry_delay = chosen.retry_policy.initial_delay_ms / 1000
-        function.memory_limit = chosen.resources.memory_mb_max << 20
         function.secret_ids = tuple(chosen.secret_ids)
         return api_pb2.FunctionCreateResponse(
             function_id=function.function_id,
@@ -191,30 +194,16 @@ class Functions:
                 raise not_found(f"Secret with ID '{secret_id}' not found")
 
     def _with_options(self, base: Function, options: Any) -> Function:
-        bound = Function(
-            self._workspace.ids.make("fu"),
-            base.app,
-            base.name,
-            timeout=base.timeout,
-            gpu=base.gpu,
-            gpu_count=base.gpu_count,
-            max_containers=base.max_containers,
-            retries=base.retries,
-            retry_delay=base.retry_delay,
-            memory_limit=base.memory_limit,
-            secret_ids=base.secret_ids,
-            definition=base.definition,
-            options=options,
-            definition_id=base.definition_id,
-            base=base,
+        bound = replace(
+            base, function_id=self._workspace.ids.make("fu"), options=options, base=base
         )
         if options.HasField("timeout_secs"):
             bound.timeout = float(options.timeout_secs)
-        gpu = options.resources.gpu_config
-        if gpu.gpu_type:
-            bound.gpu, bound.gpu_count = gpu.gpu_type, gpu.count
-        if options.resources.memory_mb_max:
-            bound.memory_limit = options.resources.memory_mb_max << 20
+        _take_resources(bound, options.resources)
+        if options.HasField("scheduler_placement"):
+            bound.regions = tuple(options.scheduler_placement.regions)
+        if options.HasField("cloud_provider_str"):
+            bound.cloud = options.cloud_provider_str
         if options.HasField("concurrency_limit"):
             bound.max_containers = options.concurrency_limit
         if options.HasField("retry_policy"):
@@ -235,6 +224,15 @@ class Functions:
         return api_pb2.FunctionStats(
             backlog=backlog, num_total_tasks=running, num_running_inputs=running
         )
+
+
+def _take_resources(function: Function, asked: Any) -> None:
+    """What is asked for; the rest stays as it was."""
+    if asked.gpu_config.gpu_type:
+        function.gpu, function.gpu_count = asked.gpu_config.gpu_type, asked.gpu_config.count
+    function.cpu = asked.milli_cpu / 1000 or function.cpu
+    function.memory = asked.memory_mb or function.memory
+    function.memory_limit = asked.memory_mb_max or function.memory_limit
 
 
 def _page(app_id: str) -> str:

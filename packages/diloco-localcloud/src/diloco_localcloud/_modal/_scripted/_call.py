@@ -65,17 +65,18 @@ class ScriptedCall(HeldCall):
             result = Result(Status.INTERNAL_FAILURE, message=message)
             self._workspace.calls.finish(self._call, result)
 
-    def log(self, text: str, source: str = "stdout") -> None:
+    def log(self, text: str | bytes, source: str = "stdout") -> None:
         """Write lines to its log, now.
 
         Args:
-            text: one or more lines.
+            text: one or more lines; bytes that are no UTF-8 are replaced, as Modal's protocol has only text.
             source: ``stdout``, ``stderr`` or ``system``.
         """
         with self._workspace.lock:
             task = self._call.lives[-1].task_id if self._call.lives else ""
             now = self._workspace.timeline.now()
-            self._workspace.logs.write(now, self._call, task, text, source)
+            words = text if isinstance(text, str) else text.decode(errors="replace")
+            self._workspace.logs.write(now, self._call, task, words, source)
             self._workspace.changed()
 
     def on_interrupt(self, after: float = 1.0, then: Callable[[], None] | None = None) -> None:

@@ -17,10 +17,14 @@ class Function:
         timeout: seconds that a container may take for one input.
         gpu: its type, such as ``H100``; empty for none.
         gpu_count: how many.
+        cpu: cores that are asked for; 0 for what Modal gives by itself.
+        memory: MiB that are asked for; likewise.
+        memory_limit: MiB; 0 for no limit.
+        regions: in which it may run; none for everywhere.
+        cloud: in which it has to run; empty for any.
         max_containers: how many there may be at a time; 0 for no limit.
         retries: how often an input is tried again whose function raises an exception.
         retry_delay: seconds before it is tried again.
-        memory_limit: bytes; 0 for no limit.
         secret_ids: the secrets in its environment.
         definition: the message that defined it, for those that speak the protocol.
         options: the message that bound options to it, likewise.
@@ -34,10 +38,14 @@ class Function:
     timeout: float = 300.0
     gpu: str = ""
     gpu_count: int = 0
+    cpu: float = 0.0
+    memory: int = 0
+    memory_limit: int = 0
+    regions: tuple[str, ...] = ()
+    cloud: str = ""
     max_containers: int = 0
     retries: int = 0
     retry_delay: float = 1.0
-    memory_limit: int = 0
     secret_ids: tuple[str, ...] = ()
     definition: Any = None
     options: Any = None
