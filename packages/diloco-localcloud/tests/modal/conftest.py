@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import re
 from typing import Any
 
 import modal
 import pytest
+from grpclib.client import Channel
+from modal_proto.api_grpc import ModalClientStub
 
 from diloco_localcloud import ModalStandIn
 
@@ -32,6 +35,21 @@ class Lab:
     def dict(self, name: str = "dict", **more: Any) -> Any:
         options = {"create_if_missing": True, "client": self.client, **more}
         return modal.Dict.from_name(name, **options)
+
+    def ask(self, name: str, message: Any) -> Any:
+        """Send what the client would not send."""
+        environment = self.stand_in.environment
+        token = {
+            "x-modal-token-id": environment["MODAL_TOKEN_ID"],
+            "x-modal-token-secret": environment["MODAL_TOKEN_SECRET"],
+        }
+
+        async def ask() -> Any:
+            port = int(self.stand_in.url.rpartition(":")[2])
+            async with Channel("127.0.0.1", port) as channel:
+                return await getattr(ModalClientStub(channel), name)(message, metadata=token)
+
+        return asyncio.run(ask())
 
     def graph(self, call: Any) -> tuple[str, str]:
         """(status, task id) of a call, as its graph tells it."""

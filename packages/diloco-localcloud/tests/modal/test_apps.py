@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import modal
 import pytest
+from grpclib.exceptions import GRPCError
 from modal import exception
+from modal_proto import api_pb2
 
 
 def train(x):
@@ -127,6 +129,15 @@ def test_functions_that_are_not_there(lab, where, message):
         lab.find(**where).hydrate()
 
 
+def test_environments(lab):
+    lab.world.add_environment("dev")
+    lab.world.deploy("app", ["other"], environment="dev")
+    lab.find(name="other", environment_name="dev").hydrate()
+    modal.Environment.from_name("dev", client=lab.client).hydrate()
+    with lab.refused(exception.InvalidError, "Environment 'prod' not found"):
+        modal.Environment.from_name("prod", client=lab.client).hydrate()
+
+
 def test_apps_by_name(lab):
     assert modal.App.lookup("app", client=lab.client).app_id.startswith("ap-")
     with lab.refused(exception.NotFoundError, "App 'other' not found"):
@@ -161,11 +172,10 @@ def test_an_app_that_was_stopped_takes_no_calls(lab):
     app = modal.App(include_source=False)
     function = app.function(name="train")(train)
     with app.run(client=lab.client):
-        # Without the handle that the app keeps, as another process would call it.
-        again = modal.Function.from_id(function.object_id, client=lab.client)
-        again.hydrate()
-    with lab.refused(exception.ConflictError, "is stopped"):
-        again.spawn()
+        function.spawn(5)
+        asked = api_pb2.FunctionMapRequest(function_id=function.object_id)
+    with pytest.raises(GRPCError, match="is stopped"):
+        lab.ask("FunctionMap", asked)
 
 
 def test_a_secret_that_was_replaced(lab):
@@ -179,7 +189,10 @@ def test_a_secret_that_was_replaced(lab):
 
 def test_stopping_an_app(lab):
     _, scripted = lab.spawn()
+    app = modal.App.lookup("app", client=lab.client)
     lab.world.stop_app("app")
+    with pytest.raises(GRPCError, match="App is stopped"):
+        lab.ask("AppHeartbeat", api_pb2.AppHeartbeatRequest(app_id=app.app_id))
     assert scripted.status == "terminated"
     with lab.refused(exception.NotFoundError, "App 'app' not found"):
         lab.find().hydrate()
@@ -205,7 +218,11 @@ def test_required_keys_of_secrets(lab):
         modal.Secret.from_name("bucket", required_keys=["TOKEN"], client=lab.client).hydrate()
     with lab.refused(exception.NotFoundError, "Secret 'none' not found in environment 'main'"):
         modal.Secret.from_name("none", client=lab.client).hydrate()
-    assert [each.name for each in modal.Secret.objects.list(client=lab.client)] == ["bucket"]
+    asked = api_pb2.SecretGetOrCreateRequest(deployment_name="bucket")
+    told = lab.ask("SecretGetOrCreate", asked).metadata
+    assert list(getattr(told, "keys", ["KEY"])) == ["KEY"]  # older clients do not know them
+    (listed,) = modal.Secret.objects.list(client=lab.client)
+    assert (listed.name, listed.info().created_by) == ("bucket", "stand-in")
     lab.world.add_secret("bucket", {"TOKEN": "value"})
     modal.Secret.from_name("bucket", required_keys=["TOKEN"], client=lab.client).hydrate()
 

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import modal
 import pytest
+from grpclib.exceptions import GRPCError
 from modal import exception
+from modal_proto import api_pb2
 
 DAY = 86400
 
@@ -111,3 +113,13 @@ def test_entries_fade_seven_days_after_their_last_use(lab, use):
     lab.world.advance(1)
     assert held.len() == 0
     assert held.put("a", 3, skip_if_exists=True)
+
+
+def test_several_entries_are_not_created_at_once(lab):
+    held = lab.dict()
+    held.hydrate()
+    entries = [api_pb2.DictEntry(key=b"a"), api_pb2.DictEntry(key=b"b")]
+    asked = api_pb2.DictUpdateRequest(dict_id=held.object_id, updates=entries, if_not_exists=True)
+    with pytest.raises(GRPCError, match="if_not_exists is for one entry at a time"):
+        lab.ask("DictUpdate", asked)
+    assert held.len() == 0

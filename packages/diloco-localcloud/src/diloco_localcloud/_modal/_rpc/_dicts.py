@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 from modal_proto import api_pb2
 
-from .._workspace._refused import not_found
+from .._workspace._refused import RefusedError, not_found
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable, Mapping
@@ -83,6 +83,8 @@ class DictOperations:
         self._dicts.delete(asked.dict_id)
 
     def _update(self, asked: Any, _: Context) -> Any:
+        if asked.if_not_exists and len(asked.updates) != 1:
+            raise RefusedError("INVALID_ARGUMENT", "if_not_exists is for one entry at a time")
         written = [
             self._dicts.put(
                 asked.dict_id, entry.key, entry.value, if_not_exists=asked.if_not_exists

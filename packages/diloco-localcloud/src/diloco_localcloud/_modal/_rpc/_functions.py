@@ -93,7 +93,8 @@ class Functions:
             self._workspace.stop_app(app)
 
     def _heartbeat(self, asked: Any, _: Context) -> Any:
-        self._workspace.app(asked.app_id)
+        if self._workspace.app(asked.app_id).stopped is not None:
+            raise RefusedError("FAILED_PRECONDITION", "App is stopped")
 
     def _list_apps(self, asked: Any, _: Context) -> Any:
         environment = self._workspace.environment(asked.environment_name)

@@ -12,7 +12,7 @@ from .._workspace._refused import RefusedError, not_found
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
-    from .._workspace._workspace import Workspace
+    from .._workspace._workspace import Secret, Workspace
     from ._context import Context
 
 _IMAGE_BUILDER = "2025.06"
@@ -61,6 +61,9 @@ class Objects:
         create = asked.object_creation_type == api_pb2.OBJECT_CREATION_TYPE_CREATE_IF_MISSING
         if create and name and name not in self._workspace.environments:
             self._workspace.environments.append(name)
+        if name and name not in self._workspace.environments:
+            # Not NOT_FOUND as elsewhere: so has it the servicer of the client's own tests.
+            raise RefusedError("INVALID_ARGUMENT", f"Environment '{name}' not found")
         name = self._workspace.environment(name)
         answer = api_pb2.EnvironmentGetOrCreateResponse(environment_id=f"en-{name}")
         answer.metadata.name = name
@@ -90,8 +93,15 @@ class Objects:
                 "FAILED_PRECONDITION", f"Secret is missing key(s): {', '.join(missing)}"
             )
         answer = api_pb2.SecretGetOrCreateResponse(secret_id=held.secret_id)
-        answer.metadata.name = held.name
+        self._describe(answer.metadata, held)
         return answer
+
+    def _describe(self, metadata: Any, held: Secret) -> None:
+        metadata.name = held.name
+        metadata.creation_info.created_at = held.created
+        metadata.creation_info.created_by = self._workspace.name
+        if "keys" in metadata.DESCRIPTOR.fields_by_name:  # not in every client
+            metadata.keys.extend(sorted(held.values))
 
     def _secrets(self, asked: Any, _: Context) -> Any:
         environment = self._workspace.environment(asked.environment_name)
@@ -103,7 +113,7 @@ class Objects:
                 item = answer.items.add(
                     label=held.name, created_at=held.created, secret_id=held.secret_id
                 )
-                item.metadata.name = held.name
+                self._describe(item.metadata, held)
         return answer
 
     def _image(self, _: Any, __: Context) -> Any:
