@@ -172,6 +172,12 @@ class SmallAWS:
         del self.logs[body["logStreamName"]]
         return {}
 
+    def ListServiceQuotas(self, body):
+        return {"Quotas": [{"QuotaName": "ml.g6.xlarge for training job usage", "Value": 2.0}]}
+
+    def DescribeImages(self, body):
+        return {"imageDetails": [{"repositoryName": body["repositoryName"]}]}
+
     def _job(self, body):
         if body["TrainingJobName"] not in self.jobs:
             raise Refused(*NOT_FOUND)
@@ -204,7 +210,7 @@ def _handler(aws):
                     self._send(200, json.dumps(found).encode(), "application/x-amz-json-1.1")
                 else:
                     (operation,) = re.findall(rb"Action=(\w+)", body)
-                    self._send(200, sts(operation.decode()), "text/xml")
+                    self._send(200, form(operation.decode()), "text/xml")
             except Refused as error:
                 text = json.dumps({"__type": error.code, "message": error.message})
                 self._send(error.status, text.encode(), "application/x-amz-json-1.1")
@@ -216,6 +222,9 @@ def _handler(aws):
                 self._send(404, text, "application/xml")
             else:
                 self._send(200, content, "application/octet-stream")
+
+        def do_HEAD(self):
+            self._send(200, b"", "application/xml")
 
         def do_DELETE(self):
             aws.objects.pop(self.path.partition("?")[0], None)
@@ -231,7 +240,14 @@ def _handler(aws):
     return Handler
 
 
-def sts(operation):
+def form(operation):
+    """What STS and IAM answer."""
+    if operation == "SimulatePrincipalPolicy":
+        decision = "<EvalActionName>any</EvalActionName><EvalDecision>allowed</EvalDecision>"
+        return (
+            f'<{operation}Response xmlns="https://iam.amazonaws.com/doc/2010-05-08/"><{operation}Result>'
+            f"<EvaluationResults><member>{decision}</member></EvaluationResults></{operation}Result></{operation}Response>"
+        ).encode()
     return (
         f'<{operation}Response xmlns="https://sts.amazonaws.com/doc/2011-06-15/"><{operation}Result>'
         f"<Arn>arn:aws:iam::{ACCOUNT}:user/somebody</Arn><UserId>A</UserId><Account>{ACCOUNT}</Account>"

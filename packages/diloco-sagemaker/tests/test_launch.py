@@ -128,17 +128,6 @@ def test_no_region(executor, monkeypatch):
         launch(executor(region=None))
 
 
-def test_check(aws, executor):
-    findings = executor().check(2)
-    assert [(each.subject, each.ok) for each in findings] == [
-        ("credentials", True),
-        ("training jobs", True),
-    ]
-    aws.faults.append(("ListTrainingJobs", "AccessDeniedException", "no", 400, False))
-    assert executor().check(2)[-1].ok is False
-    assert aws.jobs == {}
-
-
 def test_an_interrupt_leaves_nothing_alive(aws, executor):
     aws.faults += [("CreateTrainingJob", "ThrottlingException", "Rate exceeded", 400, False)]
     ours = executor()

@@ -46,7 +46,8 @@ def test_the_example(aws, tmp_path, monkeypatch):
         [sys.executable, name], cwd=tmp_path, capture_output=True, text=True, check=False
     )
     wanted = (
-        "True credentials\nTrue training jobs\n0 succeeded {'rank': 0}\n1 succeeded {'rank': 1}\n"
+        "True credentials\nTrue training jobs\nTrue pass role\nTrue quota\nTrue image\nTrue bucket\n"
+        "0 succeeded {'rank': 0}\n1 succeeded {'rank': 1}\n"
     )
     assert done.stdout == wanted, done.stderr
 

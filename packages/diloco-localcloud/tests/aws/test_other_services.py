@@ -167,3 +167,39 @@ def test_a_new_stand_in_has_no_buckets(lab, s3):
     lab.stand_in.start()
     with pytest.raises(ClientError, match="NoSuchBucket"):
         lab.client("s3").list_objects_v2(Bucket="bucket")
+
+
+def test_what_a_launcher_asks_beforehand(lab):
+    habits = lab.world.habits
+    habits.quotas = {"ml.g6.xlarge": 3}
+    habits.missing_images = {"trainer:2"}
+    quotas = lab.client("service-quotas").list_service_quotas(ServiceCode="sagemaker")["Quotas"]
+    assert [(quota["QuotaName"], quota["Value"]) for quota in quotas] == [
+        ("ml.g6.xlarge for training job usage", 3.0),
+        ("ml.g6.xlarge for spot training job usage", 3.0),
+    ]
+    ecr = lab.client("ecr")
+    found = ecr.describe_images(repositoryName="trainer", imageIds=[{"imageTag": "1"}])
+    assert found["imageDetails"][0]["imageTags"] == ["1"]
+    with pytest.raises(ClientError, match="ImageNotFoundException"):
+        ecr.describe_images(repositoryName="trainer", imageIds=[{"imageTag": "2"}])
+
+
+def test_what_iam_simulates(lab):
+    iam, role = lab.client("iam"), "arn:aws:iam::123456789012:role/training"
+
+    def decision(source, action, resource):
+        answer = iam.simulate_principal_policy(
+            PolicySourceArn=source, ActionNames=[action], ResourceArns=[resource]
+        )
+        return answer["EvaluationResults"][0]["EvalDecision"]
+
+    me = "arn:aws:iam::123456789012:user/me"
+    assert decision(me, "iam:PassRole", role) == "allowed"
+    lab.world.habits.refused_roles = {role}
+    assert decision(me, "iam:PassRole", role) == "implicitDeny"
+    assert decision(role, "s3:PutObject", "arn:aws:s3:::bucket/x") == "allowed"
+    lab.world.habits.roles_without_rights = {role}
+    assert decision(role, "s3:PutObject", "arn:aws:s3:::bucket/x") == "implicitDeny"
+    with pytest.raises(ClientError, match="does not know iam ListRoles"):
+        iam.list_roles()

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Protocol, TypeVar
+import contextlib
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any, Protocol, TypeVar
 
-from diloco_protocol import BackendError, Finding
+from diloco_protocol import BackendError, BaseExecutor, Finding
 
 from . import _names as names
+from ._check_account import check_bucket, check_image, check_pass_role, check_quota
 from ._client import Client
 
 T = TypeVar("T")
@@ -20,12 +22,15 @@ class Patiently(Protocol):
         """Return what ``call`` returns."""
 
 
-def check_account(client: Client, run_id: str, patiently: Patiently) -> list[Finding]:
-    """Whether there are credentials, and training jobs may be listed. Ends at the first look if there are none.
+def check_launch(
+    client: Client, run_id: str, jobs: Sequence[Mapping[str, Any]], patiently: Patiently
+) -> list[Finding]:
+    """Everything that can be known before a launch; creates nothing. Ends at the first look if there are no credentials.
 
     Args:
         client: To ask.
         run_id: The run whose jobs are listed.
+        jobs: The requests that would be sent.
         patiently: Makes a call.
     """
     try:
@@ -33,11 +38,73 @@ def check_account(client: Client, run_id: str, patiently: Patiently) -> list[Fin
         region = client.region
     except BackendError as error:
         return [Finding("credentials", False, str(error))]
+    job = jobs[0]
+    looks = {
+        "training jobs": lambda: _jobs(client, run_id),
+        "pass role": lambda: check_pass_role(client, who, job["RoleArn"]),
+        "quota": lambda: check_quota(client, job, len(jobs)),
+        "image": lambda: check_image(client, job["AlgorithmSpecification"].get("TrainingImage")),
+        "bucket": lambda: check_bucket(
+            client, job["RoleArn"], job["OutputDataConfig"]["S3OutputPath"]
+        ),
+    }
     findings = [Finding("credentials", True, f"{who} in {region}")]
-    try:
-        patiently(lambda: list(client.list(names.job_prefix(run_id))))
-    except BackendError as error:
-        findings.append(Finding("training jobs", False, str(error)))
-    else:
-        findings.append(Finding("training jobs", True, "they may be listed"))
+    for subject, look in looks.items():
+        findings += _found(subject, look, patiently)
     return findings
+
+
+def check_rendezvous(
+    executor: BaseExecutor, uri: str, patience: float, options: Mapping[str, Any]
+) -> Finding:
+    """Have one job try the rendezvous, and remove it."""
+    try:
+        handles = executor.launch_replicas(
+            1, "diloco_core.probe:run", {"uri": uri}, timeout=patience, **options
+        )
+    except BackendError as error:
+        return Finding(
+            "rendezvous", False, f"the job that was to try {uri} could not be launched: {error}"
+        )
+    try:
+        (result,) = executor.collect(handles, timeout=patience)
+    except BackendError as error:
+        return Finding(
+            "rendezvous", None, f"what became of the job that tried {uri} is not known: {error}"
+        )
+    finally:
+        with contextlib.suppress(BackendError):
+            executor.cancel(handles[0])
+            executor.collect(handles, timeout=300)
+            executor.purge(handles[0])
+    if result["status"] in {"pending", "running"}:
+        why = f"the job that was to try {uri} was still {result['status']} after {patience:g} s ({result['reason']})"
+        return Finding("rendezvous", None, why)
+    if result["status"] != "succeeded":
+        return Finding("rendezvous", False, f"a job cannot use {uri}: {result['error']}")
+    told = f"a job wrote and read {uri} in {result['result']['seconds']} s"
+    if not result["result"]["exclusive"]:
+        return Finding(
+            "rendezvous",
+            True,
+            f"{told}; it ignores conditional writes, so only strict runs can meet there",
+        )
+    return Finding("rendezvous", True, f"{told}, conditional writes included")
+
+
+def _found(
+    subject: str, look: Callable[[], Iterator[Finding]], patiently: Patiently
+) -> list[Finding]:
+    """What a look has found; that it is not known, if AWS does not say."""
+    try:
+        return patiently(lambda: list(look()))
+    except BackendError as error:
+        # Whoever may not list jobs cannot follow them, either; the other looks only make messages better.
+        ok = False if subject == "training jobs" else None
+        return [Finding(subject, ok, str(error) if ok is False else f"this is not known: {error}")]
+
+
+def _jobs(client: Client, run_id: str) -> Iterator[Finding]:
+    for _ in client.list(names.job_prefix(run_id)):
+        pass
+    yield Finding("training jobs", True, "they may be listed")

@@ -215,6 +215,21 @@ class Client:
         """A call to any service."""
         return self._call(service, operation, what, **arguments)
 
+    def quotas(self) -> Iterator[dict[str, Any]]:
+        """SageMaker's quotas in this region, as Service Quotas tells them."""
+        token: str | None = None
+        while True:
+            more = {} if token is None else {"NextToken": token}
+            page = self._call(
+                "service-quotas", "list_service_quotas", "list the quotas of SageMaker",
+                ServiceCode="sagemaker", MaxResults=_PAGE, **more,
+            )  # fmt: skip
+            yield from page.get("Quotas") or []
+            following = page.get("NextToken")
+            if not following or following == token:
+                return
+            token = following
+
     # --- the calls themselves ---
 
     def _pages(

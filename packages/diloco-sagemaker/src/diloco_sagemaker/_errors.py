@@ -45,7 +45,15 @@ _THROTTLED = frozenset(
     ]
 )
 _MISSING = frozenset(
-    ["ResourceNotFound", "ResourceNotFoundException", "NoSuchKey", "NoSuchBucket", "404"]
+    [
+        "ResourceNotFound",
+        "ResourceNotFoundException",
+        "NoSuchKey",
+        "NoSuchBucket",
+        "404",
+        "ImageNotFoundException",
+        "RepositoryNotFoundException",
+    ]
 )
 _FORBIDDEN = frozenset(
     [

@@ -25,7 +25,7 @@ from diloco_protocol import (
 )
 from diloco_protocol.backend import cancel_all, options_of, takes
 
-from ._check import check_account
+from ._check import check_launch, check_rendezvous
 from ._client import Client
 from ._handles import check_handle, make_handle
 from ._launch import FailedLaunchError, Launch, Launcher
@@ -113,7 +113,44 @@ class SageMakerExecutor(BaseExecutor):
         return [shown_job(job, spec) for job, spec in zip(jobs, specs, strict=True)]
 
     def _findings(self, request: RunRequest) -> list[Finding]:
-        return check_account(self._client, request.run_id, self._patiently)
+        jobs = job_requests(request, self._options)
+        return check_launch(self._client, request.run_id, jobs, self._patiently)
+
+    def check(
+        self,
+        n_replicas: int = 1,
+        *,
+        rendezvous_uri: str | None = None,
+        patience: float = 1200.0,
+        **options: Any,
+    ) -> list[Finding]:
+        """What stands in the way of a launch; creates nothing, but for one job where ``rendezvous_uri`` is given.
+
+        Looks at the credentials, whether jobs may be listed and the role be passed, the instance type's quota, the image in
+        ECR, and the bucket of the results. Whether replicas can reach their rendezvous only a replica can find out: a job
+        without GPUs is started with the run's image and environment, tries it, and is removed. It costs what such a job
+        costs.
+
+        Args:
+            n_replicas: As for the launch.
+            rendezvous_uri: Have a job try this prefix; its image needs ``diloco-core``.
+            patience: Seconds that this job may take, instance and image included.
+            **options: As for the launch: ``gpu``, ``spot`` and so on.
+
+        Returns:
+            What was found, good and bad; each says what to do, and ``ok`` is None where it could not be found out. The
+            subjects are ``"credentials"``, ``"training jobs"``, ``"pass role"``, ``"quota"``, ``"image"``, ``"bucket"`` and
+            ``"rendezvous"``.
+
+        Raises:
+            InvalidRequestError: The launch itself would be refused.
+        """
+        findings = super().check(n_replicas, **options)
+        if rendezvous_uri is not None and all(finding.ok is not False for finding in findings):
+            small: dict[str, Any] = {name: options[name] for name in ("env",) if name in options}
+            small["spot"] = False
+            findings.append(check_rendezvous(self, rendezvous_uri, patience, small))
+        return findings
 
     def _submit(self, request: RunRequest) -> list[ReplicaHandle]:
         jobs = job_requests(request, self._options)

@@ -14,6 +14,7 @@ from .._model import _check
 from .._model._refused import RefusedError, throttled
 from .._model._service import load
 from . import _s3, _xml
+from ._account import Quotas, Registry
 from ._faults import REFUSALS, forbidden
 from ._logs import CloudWatchLogs
 from ._sagemaker import SageMaker
@@ -27,7 +28,13 @@ Json = dict[str, Any]
 
 _KIND = "application/x-amz-json-1.1"
 _CREDENTIAL = re.compile(r"Credential=([^/,]+)/\d+/([^/,]+)/([^/,]+)/aws4_request")
-_TARGETS = {"Logs": "logs", "SageMaker": "sagemaker"}
+_TARGETS = {
+    "Logs": "logs",
+    "SageMaker": "sagemaker",
+    "ServiceQuotasV20190624": "service-quotas",
+    "AmazonEC2ContainerRegistry": "ecr",
+}
+_GLOBAL = "iam"  # its requests are signed for another region
 
 
 _SCOPE = re.compile(r"([^/]+)/\d+/([^/]+)/([^/]+)/aws4_request")
@@ -45,7 +52,7 @@ class _Asked:
     @property
     def xml(self) -> bool:
         """Whether its errors are in XML."""
-        return self.service in {"s3", "sts"}
+        return self.service in {"s3", "sts", "iam"}
 
 
 class Api:
@@ -64,8 +71,10 @@ class Api:
         self.calls = Calls()
         self._rates = Rates(region.timeline, region.habits.rates)
         self._services: Mapping[str, Mapping[str, Callable[[Json], Json]]] = {
+            "ecr": Registry(region).operations,
             "logs": CloudWatchLogs(region).operations,
             "sagemaker": SageMaker(region).operations,
+            "service-quotas": Quotas(region).operations,
         }
         self.s3 = _s3.S3()
 
@@ -95,15 +104,15 @@ class Api:
                 "UnrecognizedClientException",
                 "The security token included in the request is invalid.",
             )
-        if region != self._region.name:
+        if region != self._region.name and call.service != _GLOBAL:
             raise RefusedError(
                 "InvalidSignatureException",
                 f"Credential should be scoped to a valid region. The stand-in is in {self._region.name}, not in {region}.",
             )
         if call.service == "s3":
             call.operation, call.name = _s3.operation(request), request.path.lstrip("/")
-        elif call.service == "sts":
-            call.operation = _xml.sts_operation(request)
+        elif call.service in {"sts", "iam"}:
+            call.operation = _xml.form_operation(request, call.service)
         else:
             word, _, operation = request.headers.get("x-amz-target", "").partition(".")
             service = _TARGETS.get(word.partition("_")[0], call.service)
@@ -114,7 +123,7 @@ class Api:
                 raise RefusedError(
                     "UnknownOperationException",
                     f"the stand-in does not know {service} {operation or request.path}; it knows {known}; sts: "
-                    "GetCallerIdentity; and s3",
+                    "GetCallerIdentity; iam: SimulatePrincipalPolicy; and s3",
                 )
             call.service, call.operation = service, operation
             call.body = _body(request)
@@ -140,6 +149,9 @@ class Api:
             answer = self.s3.answer(request)
         elif call.service == "sts":
             answer = _xml.caller_identity(self._region.caller, self._region.account)
+        elif call.service == "iam":
+            with self._region.lock:
+                answer = _xml.simulated(request, self._region.habits)
         else:
             with self._region.lock:
                 if not self._rates.admit(call.operation):

@@ -11,20 +11,45 @@ from .._model._refused import RefusedError
 
 if TYPE_CHECKING:
     from ..._server._http import Request
+    from .._training._region import TrainingHabits
 
+_IAM = "https://iam.amazonaws.com/doc/2010-05-08/"
 _NAMESPACE = "https://sts.amazonaws.com/doc/2011-06-15/"
 
 
-def sts_operation(request: Request) -> str:
-    """Which operation of STS a form asks for."""
-    form = urllib.parse.parse_qs(request.body.decode("utf-8", "replace"))
-    operation = form.get("Action", [""])[0]
-    if operation != "GetCallerIdentity":
+_KNOWN = {"sts": "GetCallerIdentity", "iam": "SimulatePrincipalPolicy"}
+
+
+def form_operation(request: Request, service: str) -> str:
+    """Which operation of STS or IAM a form asks for."""
+    operation = _form(request).get("Action", "")
+    if operation != _KNOWN[service]:
         raise RefusedError(
             "InvalidAction",
-            f"the stand-in does not know sts {operation}; it knows GetCallerIdentity",
+            f"the stand-in does not know {service} {operation}; it knows {_KNOWN[service]}",
         )
     return operation
+
+
+def simulated(request: Request, habits: TrainingHabits) -> Response:
+    """What IAM decides of one action: ``refused_roles`` may not be passed, and some roles may do nothing."""
+    form = _form(request)
+    action, resource = form.get("ActionNames.member.1", ""), form.get("ResourceArns.member.1", "*")
+    refused = resource in habits.refused_roles if action == "iam:PassRole" else False
+    refused |= form.get("PolicySourceArn", "") in habits.roles_without_rights
+    decision = "implicitDeny" if refused else "allowed"
+    body = (
+        f'<SimulatePrincipalPolicyResponse xmlns="{_IAM}"><SimulatePrincipalPolicyResult><IsTruncated>false</IsTruncated>'
+        f"<EvaluationResults><member><EvalActionName>{escape(action)}</EvalActionName>"
+        f"<EvalResourceName>{escape(resource)}</EvalResourceName><EvalDecision>{decision}</EvalDecision></member>"
+        "</EvaluationResults></SimulatePrincipalPolicyResult></SimulatePrincipalPolicyResponse>"
+    )
+    return Response(200, body.encode(), "text/xml")
+
+
+def _form(request: Request) -> dict[str, str]:
+    form = urllib.parse.parse_qs(request.body.decode("utf-8", "replace"))
+    return {key: values[0] for key, values in form.items()}
 
 
 def caller_identity(caller: str, account: str) -> Response:
@@ -38,7 +63,7 @@ def caller_identity(caller: str, account: str) -> Response:
 
 
 def refusal(service: str, refused: RefusedError) -> Response:
-    """An error of STS or S3."""
+    """An error of STS, IAM or S3."""
     code, status = refused.code.removesuffix("Exception"), refused.status
     if service == "s3":
         code = {"UnrecognizedClient": "InvalidAccessKeyId", "InternalFailure": "InternalError"}.get(
@@ -49,6 +74,8 @@ def refusal(service: str, refused: RefusedError) -> Response:
         if code in {"AccessDenied", "InvalidAccessKeyId"}:
             status = 403
     error = f"<Error><Code>{code}</Code><Message>{escape(refused.message)}</Message></Error>"
-    if service == "sts":
+    if service in {"sts", "iam"}:
         error = f'<ErrorResponse xmlns="{_NAMESPACE}">{error}</ErrorResponse>'
-    return Response(status, error.encode(), "text/xml" if service == "sts" else "application/xml")
+    return Response(
+        status, error.encode(), "text/xml" if service in {"sts", "iam"} else "application/xml"
+    )

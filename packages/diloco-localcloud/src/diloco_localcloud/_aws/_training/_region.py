@@ -44,6 +44,8 @@ class TrainingHabits:
         search_lag: the same of Search.
         rates: calls per second that are let through, by operation; those beyond are throttled.
         refused_roles: ARNs that the caller may not pass.
+        missing_images: images of ECR, as ``repository:tag``, that are not there.
+        roles_without_rights: ARNs of roles that no policy lets do anything.
         empty_log_pages: GetLogEvents gives an empty page before each that has events.
     """
 
@@ -58,6 +60,8 @@ class TrainingHabits:
         self.search_lag = 0.0
         self.rates: dict[str, float] = {}
         self.refused_roles: set[str] = set()
+        self.missing_images: set[str] = set()
+        self.roles_without_rights: set[str] = set()
         self.empty_log_pages = False
 
 

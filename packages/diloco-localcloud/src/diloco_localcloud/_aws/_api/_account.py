@@ -1,0 +1,65 @@
+"""What an account tells before a launch: its quotas, and the images of its registry."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from .._model._refused import RefusedError
+from ._paging import page
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+
+    from .._training._region import Region
+
+Json = dict[str, Any]
+
+_USES = ("training job usage", "spot training job usage")
+
+
+class Quotas:
+    """Service Quotas; called under the region's lock.
+
+    Attributes:
+        operations: by name.
+    """
+
+    def __init__(self, region: Region) -> None:
+        self._region = region
+        self.operations: Mapping[str, Callable[[Json], Json]] = {"ListServiceQuotas": self._list}
+
+    def _list(self, request: Json) -> Json:
+        quotas = self._region.habits.quotas
+        told = [
+            {"ServiceCode": "sagemaker", "QuotaName": f"{kind} for {use}", "Value": float(most)}
+            for kind, most in sorted(quotas.items())
+            for use in _USES
+            if request["ServiceCode"] == "sagemaker"
+        ]
+        part, token = page(told, request.get("MaxResults", 100), request.get("NextToken"))
+        return {"Quotas": part} | ({} if token is None else {"NextToken": token})
+
+
+class Registry:
+    """ECR; called under the region's lock.
+
+    Attributes:
+        operations: by name.
+    """
+
+    def __init__(self, region: Region) -> None:
+        self._region = region
+        self.operations: Mapping[str, Callable[[Json], Json]] = {"DescribeImages": self._describe}
+
+    def _describe(self, request: Json) -> Json:
+        repository, told = request["repositoryName"], []
+        for wanted in request.get("imageIds") or []:
+            name = wanted.get("imageTag") or wanted.get("imageDigest")
+            if f"{repository}:{name}" in self._region.habits.missing_images:
+                raise RefusedError(
+                    "ImageNotFoundException",
+                    f"The image with imageId {{imageDigest:'null', imageTag:'{name}'}} does not exist within the repository "
+                    f"with name '{repository}' in the registry with id '{self._region.account}'",
+                )
+            told.append({"repositoryName": repository, "imageTags": [name]})
+        return {"imageDetails": told}

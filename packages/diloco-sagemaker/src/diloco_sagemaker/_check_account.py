@@ -1,0 +1,152 @@
+"""What an account says of a launch: whether the role may be handed over, quota, image, bucket.
+
+What is not proof is not told as such: IAM's simulation does not know the policies of buckets and organisations, and a quota
+does not say how much of it is in use.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from diloco_protocol import BackendError, Finding
+
+from ._client import Client
+from ._errors import MissingError
+
+_ROLE_SESSION = re.compile(
+    r"arn:(?P<partition>[\w-]+):sts::(?P<account>\d{12}):assumed-role/(?P<role>[^/]+)/.+"
+)
+_ECR = re.compile(
+    r"(?P<account>\d{12})\.dkr\.ecr(?:-fips)?\.(?P<region>[a-z0-9-]+)\.amazonaws\.com(?:\.cn)?/"
+    r"(?P<repository>[^:@]+)(?::(?P<tag>[^@]+))?(?:@(?P<digest>.+))?"
+)
+
+
+def check_pass_role(client: Client, caller: str, role: str) -> Iterator[Finding]:
+    """Whether the caller may hand the role over to SageMaker."""
+    passed = {
+        "ContextKeyName": "iam:PassedToService",
+        "ContextKeyValues": ["sagemaker.amazonaws.com"],
+        "ContextKeyType": "string",
+    }
+    if caller.endswith(":root"):
+        yield Finding("pass role", True, "the account's root user may pass every role")
+        return
+    decision = _simulate(client, _policy_source(caller), "iam:PassRole", role, [passed])
+    if decision == "allowed":
+        yield Finding("pass role", True, f"iam:PassRole on {role} is allowed, as IAM simulates it")
+    else:
+        yield Finding(
+            "pass role",
+            False,
+            f"{caller} may not pass {role} (IAM simulates {decision}): allow it iam:PassRole, as in launcher_policy.json",
+        )
+
+
+def check_quota(client: Client, job: Mapping[str, Any], count: int) -> Iterator[Finding]:
+    """Whether the quota of the instance type is as large as the launch; for several types, of any of them."""
+    resources = job["ResourceConfig"]
+    preferred = [each["InstanceType"] for each in resources.get("InstancePreferences") or []]
+    kinds = preferred or [resources.get("InstanceType", "")]
+    use = (
+        "spot training job usage" if job.get("EnableManagedSpotTraining") else "training job usage"
+    )
+    wanted = {f"{kind} for {use}": kind for kind in kinds}
+    known = {
+        wanted[quota["QuotaName"]]: float(quota["Value"])
+        for quota in client.quotas()
+        if quota.get("QuotaName") in wanted and "Value" in quota
+    }
+    if not known:
+        yield Finding("quota", None, f"Service Quotas names no quota of {', '.join(wanted)}")
+        return
+    kind, most = max(known.items(), key=lambda item: item[1])
+    told = f"the quota of {kind} ({use}) is {most:g}"
+    if most >= count:
+        yield Finding("quota", True, f"{told}; how much of it is in use is not told")
+    else:
+        yield Finding(
+            "quota",
+            False,
+            f"{told}, and the launch needs {count}: ask for more in the console of Service Quotas, or choose another type",
+        )
+
+
+def check_image(client: Client, image: str | None) -> Iterator[Finding]:
+    """Whether the image is in ECR."""
+    match = None if image is None else _ECR.fullmatch(image)
+    if match is None:
+        yield Finding("image", None, f"{image} is not in ECR: whether it is there is not looked at")
+        return
+    if match["region"] != client.region:
+        yield Finding(
+            "image",
+            None,
+            f"{image} is in {match['region']}, and the jobs are in {client.region}: whether it is there is not looked at",
+        )
+        return
+    wanted = (
+        {"imageDigest": match["digest"]}
+        if match["digest"]
+        else {"imageTag": match["tag"] or "latest"}
+    )
+    try:
+        client.ask(
+            "ecr", "describe_images", f"find the image {image}", registryId=match["account"],
+            repositoryName=match["repository"], imageIds=[wanted],
+        )  # fmt: skip
+    except MissingError as error:
+        yield Finding("image", False, f"{error}. Push it, or mend image_uri=")
+    else:
+        yield Finding("image", True, f"{image} is in ECR")
+
+
+def check_bucket(client: Client, role: str, place: str) -> Iterator[Finding]:
+    """Whether the bucket of the results is there, and whether the role may write to it."""
+    bucket, _, prefix = place.removeprefix("s3://").partition("/")
+    try:
+        client.ask("s3", "head_bucket", f"find the bucket {bucket}", Bucket=bucket)
+    except MissingError:
+        yield Finding(
+            "bucket", False, f"there is no bucket {bucket}: create it, or mend output_s3_path="
+        )
+        return
+    path = f"{prefix.strip('/')}/" if prefix.strip("/") else ""
+    written = f"arn:{role.split(':')[1]}:s3:::{bucket}/{path}job/output/model/file"
+    decision = _simulate(client, role, "s3:PutObject", written, [])
+    if decision == "allowed":
+        told = f"it is there, and {role} may write below {place}, as IAM simulates it"
+        yield Finding("bucket", True, told)
+    elif decision == "explicitDeny":
+        yield Finding("bucket", False, f"a policy denies {role} to write below {place}")
+    else:
+        yield Finding(
+            "bucket",
+            None,
+            f"no policy of {role} lets it write below {place}; one of the bucket's may, which IAM does not simulate",
+        )
+
+
+def _simulate(
+    client: Client, source: str, action: str, resource: str, context: list[dict[str, Any]]
+) -> str:
+    """What IAM decides: ``allowed``, ``explicitDeny`` or ``implicitDeny``."""
+    answer = client.ask(
+        "iam", "simulate_principal_policy", f"ask IAM whether {source} may {action}",
+        PolicySourceArn=source, ActionNames=[action], ResourceArns=[resource],
+        **({"ContextEntries": context} if context else {}),
+    )  # fmt: skip
+    results = answer.get("EvaluationResults") or []
+    if not results:
+        raise BackendError(f"IAM does not say whether {source} may {action}")
+    return str(results[0]["EvalDecision"])
+
+
+def _policy_source(caller: str) -> str:
+    """Whose policies decide what a caller may: a session has those of its role."""
+    match = _ROLE_SESSION.fullmatch(caller)
+    if match is None:
+        return caller
+    return f"arn:{match['partition']}:iam::{match['account']}:role/{match['role']}"
