@@ -52,6 +52,12 @@ SAYS = {
         (?s:.*"InstanceType": "ml\.g6\.xlarge".*"EnableManagedSpotTraining": true.*)
         \}
     """,
+    "diloco-modal/examples/look_at_a_launch.py": r"""
+        \{
+          "app": "my-app",
+        (?s:.*"gpu": "H100:1".*"run_id": "example".*)
+        \}
+    """,
     "diloco-localcloud/examples/plain_http.py": r"""
         completed: 0, failed: 1
         FailureTarget: FailedIndexes

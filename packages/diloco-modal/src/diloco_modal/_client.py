@@ -1,0 +1,200 @@
+"""The calls of Modal's client that a backend needs, each with a deadline of ours and the protocol's errors."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Mapping
+from typing import Any, TypeVar
+
+from diloco_protocol import BackendError, InvalidRequestError
+
+from ._errors import MissingError, asked, bounded, import_modal, translated
+from ._options import ModalOptions
+from ._payload import deploy_command, record_name
+
+T = TypeVar("T")
+
+PREFIX = "diloco-"
+
+
+class Client:
+    """Safe to share between threads. Modal's client is made at the first call."""
+
+    def __init__(self, options: ModalOptions) -> None:
+        self._options = options
+        self._client = options.client
+        self._lock = threading.Lock()
+
+    def client(self) -> Any:
+        """Modal's client.
+
+        Raises:
+            AuthError: There is no token.
+            MissingDependencyError: The package ``modal`` is not installed.
+        """
+        import_modal()
+        import modal
+
+        with self._lock:
+            if self._client is None:
+                self._client = self._ask(modal.Client.from_env, "connecting to Modal")
+            return self._client
+
+    def _ask(self, call: Callable[[], T], what: str) -> T:
+        return asked(call, self._options.request_timeout, what)
+
+    @property
+    def _where(self) -> dict[str, Any]:
+        return {"client": self.client(), "environment_name": self._options.environment_name}
+
+    # --- functions and calls ---
+
+    def function(self, bound: Mapping[str, Any], secrets: Mapping[str, str]) -> Any:
+        """The deployed function, with the options of a launch.
+
+        Args:
+            bound: Arguments of ``with_options``.
+            secrets: Names of Secrets by the variable that each must hold.
+
+        Raises:
+            InvalidRequestError: The app is not deployed, or a Secret or its key is missing; says what to do.
+        """
+        import modal
+
+        options, where = self._options, self._where
+        name = f"the function {options.function!r} of the app {options.app!r}"
+        function = modal.Function.from_name(options.app, options.function, **where)
+        try:
+            self._ask(function.hydrate, f"looking for {name}")
+        except MissingError as error:
+            raise InvalidRequestError(
+                f"{error}. It is not deployed: {deploy_command(options)}"
+            ) from error
+        held = []
+        if secrets:
+            names: list[tuple[str, list[str]]] = [(each, []) for each in options.app_secrets or ()]
+            names += [(held_by, [key]) for key, held_by in sorted(secrets.items())]
+            for secret, keys in names:
+                found = modal.Secret.from_name(secret, required_keys=keys, **where)
+                try:
+                    self._ask(found.hydrate, f"looking for the Secret {secret!r}")
+                except BackendError as error:
+                    if error.retryable:
+                        raise
+                    raise InvalidRequestError(
+                        f"{error}. Make it: modal secret create {secret} {' '.join(f'{key}=...' for key in keys)}"
+                    ) from error
+                held.append(found)
+        chosen = {**bound, **({"secrets": held} if held else {})}
+        made = function.with_options(**chosen)
+        self._ask(made.hydrate, f"choosing options of {name}")
+        return made
+
+    def spawn(self, function: Any, payload: Mapping[str, Any]) -> str:
+        """Start a call; its id."""
+        call = self._ask(lambda: function.spawn(payload), f"starting rank {payload['rank']}")
+        return str(call.object_id)
+
+    def answer(self, call_id: str) -> Any:
+        """What a call returned.
+
+        Raises:
+            TimeoutError: It has not ended.
+            MissingError: Its result has expired, or there is no such call.
+            BackendError: Modal could not be asked.
+            BaseException: What the call ended with.
+        """
+        import modal
+
+        call = modal.FunctionCall.from_id(call_id, client=self.client())
+        what = f"looking at the call {call_id}"
+        try:
+            return bounded(lambda: call.get(timeout=0), self._options.request_timeout, what)
+        except Exception as error:
+            known = translated(error, what)
+            if known is None or known is error:
+                raise
+            raise known from error
+
+    def terminated(self, call_id: str) -> bool:
+        """Whether a call that has ended was terminated."""
+        import modal
+
+        call = modal.FunctionCall.from_id(call_id, client=self.client())
+        graph = self._ask(call.get_call_graph, f"looking at the call {call_id}")
+        return any(
+            each.function_call_id == call_id and each.status is modal.types.InputStatus.TERMINATED
+            for each in graph
+        )
+
+    def cancel(self, call_id: str) -> None:
+        """End a call and its container; one that is gone is ignored."""
+        import modal
+
+        call = modal.FunctionCall.from_id(call_id, client=self.client())
+        try:
+            self._ask(
+                lambda: call.cancel(terminate_containers=True), f"cancelling the call {call_id}"
+            )
+        except MissingError:
+            return
+
+    def log_entries(self, call_id: str, fetch: Callable[[Any], Any]) -> list[Any]:
+        """What ``fetch`` reads of a call's logs."""
+        import modal
+
+        call = modal.FunctionCall.from_id(call_id, client=self.client())
+        return self._ask(lambda: list(fetch(call.logs)), f"reading the log of {call_id}")
+
+    # --- records ---
+
+    def record(self, run_id: str, *, create: bool = False) -> Any:
+        """The Dict of a run.
+
+        Raises:
+            MissingError: There is none.
+        """
+        import modal
+
+        name = record_name(run_id)
+        record = modal.Dict.from_name(name, create_if_missing=create, **self._where)
+        self._ask(record.hydrate, f"looking for the Dict {name!r}")
+        return record
+
+    def put_once(self, record: Any, key: str, value: Any) -> bool:
+        """Create an entry; whether it was this call that did."""
+        return self._ask(
+            lambda: bool(record.put(key, value, skip_if_exists=True)),
+            f"writing {key} to the record",
+        )
+
+    def get(self, record: Any, key: str) -> Any:
+        """An entry; None if there is none."""
+        return self._ask(lambda: record.get(key), f"reading {key} from the record")
+
+    def pop(self, record: Any, key: str) -> None:
+        """Remove an entry, if it is there."""
+        self._ask(lambda: record.pop(key, None), f"removing {key} from the record")
+
+    def entries(self, record: Any) -> dict[str, Any]:
+        """All entries."""
+        return self._ask(lambda: dict(record.items()), "reading the record")
+
+    def delete_record(self, run_id: str) -> None:
+        """Remove the Dict of a run, if it is there."""
+        import modal
+
+        name = record_name(run_id)
+        self._ask(
+            lambda: modal.Dict.objects.delete(name, allow_missing=True, **self._where),
+            f"removing the Dict {name!r}",
+        )
+
+    def record_names(self) -> list[str]:
+        """Names of all Dicts that can be a run's, oldest first."""
+        import modal
+
+        where = self._where
+        where["environment_name"] = where["environment_name"] or ""
+        held = self._ask(lambda: modal.Dict.objects.list(**where), "listing Dicts")
+        return [each.name for each in reversed(held) if (each.name or "").startswith(PREFIX)]

@@ -1,0 +1,115 @@
+"""Modal's errors, as those of the protocol; and a deadline of ours for every call."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from typing import TypeVar
+
+from diloco_protocol import (
+    AuthError,
+    BackendError,
+    ForbiddenError,
+    InvalidRequestError,
+    MissingDependencyError,
+    ThrottledError,
+    UnavailableError,
+)
+
+T = TypeVar("T")
+
+
+class MissingError(BackendError):
+    """Raised when Modal does not know what it was asked about."""
+
+
+def import_modal() -> None:
+    """Import Modal's client, which takes a second or two.
+
+    Raises:
+        MissingDependencyError: It is not installed.
+    """
+    try:
+        import modal  # noqa: F401
+    except ImportError as error:
+        raise MissingDependencyError(
+            f"Modal's client cannot be imported ({error}): pip install 'modal>=1.5.5,<1.7'"
+        ) from error
+
+
+def bounded(call: Callable[[], T], seconds: float, what: str) -> T:
+    """What ``call`` returns or raises, unless it takes longer than that.
+
+    The client itself takes up to a minute to say that a server is gone. What a call would still do is left to a thread that
+    nobody waits for.
+
+    Raises:
+        UnavailableError: The time is up.
+    """
+    answer: list[T] = []
+    failure: list[BaseException] = []
+
+    def run() -> None:
+        try:
+            answer.append(call())
+        except BaseException as error:  # noqa: BLE001 - a replica's sys.exit arrives here too
+            failure.append(error)
+
+    thread = threading.Thread(target=run, daemon=True, name="diloco-modal")
+    thread.start()
+    thread.join(seconds)
+    if failure:
+        raise failure[0]
+    if answer:
+        return answer[0]
+    raise UnavailableError(f"Modal did not answer within {seconds:g} s ({what})")
+
+
+def translated(error: BaseException, what: str) -> BackendError | None:
+    """The protocol's error for one that Modal's client has raised about itself or the service; None for any other."""
+    from modal import exception as modal_errors
+
+    text = f"{what}: {error}"
+    if isinstance(error, BackendError):
+        return error
+    if isinstance(error, (modal_errors.NotFoundError, modal_errors.OutputExpiredError)):
+        return MissingError(text)
+    if isinstance(error, modal_errors.ResourceExhaustedError):
+        return ThrottledError(text)
+    if isinstance(error, modal_errors.AuthError):
+        return AuthError(
+            f"{text}. Run 'modal token new', or set MODAL_TOKEN_ID and MODAL_TOKEN_SECRET"
+        )
+    if isinstance(error, modal_errors.PermissionDeniedError):
+        return ForbiddenError(text)
+    if isinstance(
+        error,
+        (
+            modal_errors.ServiceError,
+            modal_errors.InternalError,
+            modal_errors.ConnectionError,
+            modal_errors.ClientClosed,
+            modal_errors.LogsFetchError,
+        ),
+    ):
+        return UnavailableError(text)
+    if isinstance(error, modal_errors.InvalidError):
+        return InvalidRequestError(text)
+    return None
+
+
+def asked(call: Callable[[], T], seconds: float, what: str) -> T:
+    """As :func:`bounded`, with Modal's errors as those of the protocol.
+
+    Raises:
+        BackendError: Modal could not be asked, or refused.
+    """
+    try:
+        return bounded(call, seconds, what)
+    except Exception as error:
+        known = translated(error, what)
+        if known is error:
+            raise
+        if known is None:
+            raise BackendError(f"{what}: {type(error).__name__}: {error}") from error
+        raise known from error

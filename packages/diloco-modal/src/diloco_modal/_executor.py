@@ -1,0 +1,328 @@
+"""The verbs, on calls of Modal."""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+from typing import Any, TypeVar
+
+from diloco_protocol import (
+    BackendError,
+    Backoff,
+    BaseExecutor,
+    Capabilities,
+    Finding,
+    InvalidRequestError,
+    LogQuery,
+    Option,
+    ReplicaHandle,
+    ReplicaNotFoundError,
+    ReplicaStatus,
+    ResultLostError,
+    RunRequest,
+    retry,
+)
+from diloco_protocol.backend import is_run_id, options_of, takes
+
+from . import _states as states
+from ._client import PREFIX, Client
+from ._errors import MissingError
+from ._handles import check_handle, link, make_handle
+from ._launch import AT_ONCE, Launcher, bound_options
+from ._logs import read_log
+from ._options import DAY, ModalOptions
+from ._payload import LONGEST_CALL, MARGIN, call_timeout, payloads, shown_payload
+
+T = TypeVar("T")
+
+
+class ModalSpawnExecutor(BaseExecutor):
+    """Runs replicas as calls of one function of an app that is deployed on Modal: one call per rank.
+
+    What Modal does not keep about calls is in one ``modal.Dict`` per run, ``diloco-<run_id>``, so any executor in any process
+    answers for any handle. It fades 7 days after its last use, as results do. Safe to share between threads.
+
+    ``gpu``: ``"H100"``, ``"H100:8"`` or ``"any:2"``. ``secrets`` maps a variable to the name of the Secret of Modal that has it
+    as a key. Cancel ends one replica. Its arguments are the fields of :class:`ModalOptions`.
+
+    Raises:
+        InvalidRequestError: A value is not allowed; says what was given and what is allowed.
+    """
+
+    backend_name = "modal"
+    supports_inter_replica_network = False
+    capabilities = Capabilities(
+        cancel_scope="replica",
+        result_channel="the call's return value",
+        max_result_bytes=16 * 1024 * 1024,
+        log_streams=("stdout", "stderr", "combined"),
+        preemptible=True,
+        retention=7.0 * DAY,
+        counts_attempts=False,
+        calls_per_look="rank",
+    )
+
+    @takes(ModalOptions)
+    def __init__(self, *arguments: Any, **options: Any) -> None:
+        chosen = ModalOptions(*arguments, **options)
+        super().__init__(
+            run_id=chosen.run_id,
+            journal=chosen.journal,
+            backoff=chosen.backoff or Backoff(first=1.0, factor=1.5, cap=20.0),
+            env=chosen.env,
+            max_restarts=chosen.max_restarts,
+        )
+        self._options = chosen
+        attempts = 1 + self._max_restarts
+        longest = (LONGEST_CALL - MARGIN) / attempts - chosen.grace
+        self.capabilities = replace(type(self).capabilities, max_timeout=max(1.0, longest))
+        self._client = Client(chosen)
+        self._launcher = Launcher(self._client, chosen, self._backoff)
+        self._ended: dict[ReplicaHandle, tuple[ReplicaStatus, Any]] = {}
+        self._lock = threading.Lock()
+
+    def options(self) -> list[Option]:
+        """What the constructor takes."""
+        return options_of(ModalOptions)
+
+    # --- launching ---
+
+    def _check_request(self, request: RunRequest) -> None:
+        if request.spot is False and request.gpu is not None:
+            raise InvalidRequestError(
+                "spot=False: Modal may take any container with a GPU away; leave spot out"
+            )
+        seconds = call_timeout(request, self._options.grace)
+        if seconds > LONGEST_CALL:
+            raise InvalidRequestError(
+                f"timeout={request.timeout!r} with max_restarts={request.max_restarts} needs a call of {seconds:.0f} s, and "
+                f"Modal allows {LONGEST_CALL:.0f}: give less, and launch again on the same rendezvous to go on"
+            )
+        bound_options(request, self._options)
+
+    def _plan(self, request: RunRequest) -> list[dict[str, Any]]:
+        bound = bound_options(request, self._options)
+        specs = request.specs(grace=self._options.grace)
+        sent = payloads(request, self._options, "")
+        return [
+            {
+                "app": self._options.app,
+                "function": self._options.function,
+                "options": bound,
+                "payload": shown_payload(payload, spec),
+            }
+            for payload, spec in zip(sent, specs, strict=True)
+        ]
+
+    def _findings(self, request: RunRequest) -> list[Finding]:
+        try:
+            self._patiently(self._client.client)
+        except BackendError as error:
+            return [Finding("token", False, str(error))]
+        findings = [Finding("token", True, "Modal's client has one")]
+        try:
+            bound = bound_options(request, self._options)
+            self._patiently(lambda: self._client.function(bound, request.secrets))
+        except BackendError as error:
+            return [*findings, Finding("app", False, str(error))]
+        return [
+            *findings,
+            Finding("app", True, f"{self._options.app} is deployed, and its Secrets are there"),
+        ]
+
+    def _submit(self, request: RunRequest) -> list[ReplicaHandle]:
+        payloads(request, self._options, "")  # what is too large is refused before the first call
+        return self._launcher.launch(request)
+
+    # --- watching ---
+
+    def describe(self, handle: ReplicaHandle) -> ReplicaStatus:
+        """Everything known about a replica; see :meth:`BaseExecutor.describe`. Tries again for ``retry_timeout`` seconds."""
+        ask = super().describe
+        return self._patiently(lambda: ask(handle))
+
+    def _observe_run(
+        self, handles: Sequence[ReplicaHandle]
+    ) -> Mapping[ReplicaHandle, ReplicaStatus]:
+        asked = [handle for handle in dict.fromkeys(handles) if handle not in self._ended]
+        if asked:
+            record, entries = self._read(handles[0].run_id)
+            ours = [handle for handle in asked if _is_of(handle, entries)]
+            with ThreadPoolExecutor(max(1, min(AT_ONCE, len(ours)))) as pool:
+                found = dict(
+                    zip(
+                        ours,
+                        pool.map(lambda each: self._look(each, record, entries), ours),
+                        strict=True,
+                    )
+                )
+        else:
+            found = {}
+        told = {}
+        for handle in handles:
+            if handle in self._ended:
+                told[handle] = self._ended[handle][0]
+            elif (status := found.get(handle)) is not None:
+                told[handle] = status
+        return told
+
+    def _read(self, run_id: str) -> tuple[Any, dict[str, Any]]:
+        try:
+            record = self._client.record(run_id)
+            entries = self._client.entries(record)
+        except MissingError as error:
+            raise ReplicaNotFoundError(
+                f"there is no record of the run {run_id!r} on Modal"
+            ) from error
+        if "launch" not in entries:
+            raise ReplicaNotFoundError(f"the record of the run {run_id!r} is empty")
+        return record, entries
+
+    def _look(
+        self, handle: ReplicaHandle, record: Any, entries: Mapping[str, Any]
+    ) -> ReplicaStatus | None:
+        call = handle.metadata["function_call_id"]
+        url = link(call)
+        trace = states.trace_of(entries, handle.rank)
+        try:
+            status, result = states.reported(self._client.answer(call), trace, url)
+        except TimeoutError:  # the builtin one: it has not ended
+            return states.living(trace, url)
+        except MissingError:
+            return None
+        except BackendError:
+            raise
+        except (Exception, SystemExit) as error:  # noqa: BLE001 - also what its container has raised
+            status, result = self._ended_by(error, handle, record, trace), None
+        if status.state.terminal:
+            with self._lock:
+                self._ended[handle] = (status, result)
+        return status
+
+    def _ended_by(
+        self, error: BaseException, handle: ReplicaHandle, record: Any, trace: states.Trace
+    ) -> ReplicaStatus:
+        call = handle.metadata["function_call_id"]
+        if not self._client.terminated(call):
+            return states.died(error, trace, link(call))
+        now = self._options.clock()
+        if trace.cancel is None:
+            mark = {"by": "outside", "at": now}
+            self._client.put_once(record, f"cancel-{handle.rank}", mark)
+            trace = replace(trace, cancel=self._client.get(record, f"cancel-{handle.rank}") or mark)
+        return states.stopped(trace, link(call), now, self._options.grace)
+
+    def _result(self, handle: ReplicaHandle) -> Any:
+        if handle not in self._ended:
+            self._observe_run([handle])
+        if handle not in self._ended:
+            raise ResultLostError(
+                f"rank {handle.rank} of run {handle.run_id!r} succeeded, and Modal has kept its result for 7 days only"
+            )
+        return self._ended[handle][1]
+
+    def _logs(self, handle: ReplicaHandle, query: LogQuery) -> Iterator[str]:
+        _, entries = self._patiently(lambda: self._read(handle.run_id))
+        if not _is_of(handle, entries):
+            raise ReplicaNotFoundError(
+                f"there is no record of rank {handle.rank} of run {handle.run_id!r}"
+            )
+
+        def terminal() -> bool:
+            try:
+                return self._patiently(lambda: self._observe([handle]))[handle].state.terminal
+            except (ReplicaNotFoundError, KeyError):
+                return True
+
+        call = handle.metadata["function_call_id"]
+        return read_log(self._client, call, query, terminal, self._backoff, entries["launch"]["at"])
+
+    # --- ending and finding ---
+
+    def _stop(self, handle: ReplicaHandle) -> None:
+        self._patiently(lambda: self._cancel(handle))
+
+    def _cancel(self, handle: ReplicaHandle) -> None:
+        try:
+            status = self._observe_run([handle]).get(handle)
+        except ReplicaNotFoundError:
+            return
+        if status is None or status.state.terminal:
+            return
+        record = self._client.record(handle.run_id)
+        key = f"cancel-{handle.rank}"
+        new = self._client.put_once(record, key, {"by": "executor", "at": self._options.clock()})
+        try:
+            self._client.cancel(handle.metadata["function_call_id"])
+        except BaseException:
+            if new:
+                with contextlib.suppress(BackendError):
+                    self._client.pop(record, key)
+            raise
+
+    def cancel_run(self, run_id: str) -> None:
+        """End all replicas of a run; see :meth:`BaseExecutor.cancel_run`. Ranks without a call are not started any more."""
+        with contextlib.suppress(ReplicaNotFoundError):
+            self._patiently(lambda: self._void(run_id))
+        super().cancel_run(run_id)
+
+    def _void(self, run_id: str) -> None:
+        record, entries = self._read(run_id)
+        for rank in entries["launch"]["ranks"]:
+            if f"call-{rank}" not in entries:
+                self._client.put_once(record, f"call-{rank}", {"call": ""})
+
+    def _purge(self, handle: ReplicaHandle) -> None:
+        try:
+            _, entries = self._patiently(lambda: self._read(handle.run_id))
+        except ReplicaNotFoundError:
+            return
+        if not _is_of(handle, entries):
+            return
+        handles = self._handles(handle.run_id, entries)
+        found = self._patiently(lambda: self._observe_run(handles))
+        alive = sorted(each.rank for each, status in found.items() if not status.state.terminal)
+        if alive:
+            raise InvalidRequestError(
+                f"run {handle.run_id!r} has not ended (rank {', '.join(map(str, alive))}): cancel it first"
+            )
+        self._patiently(lambda: self._client.delete_record(handle.run_id))
+        with self._lock:
+            for each in handles:
+                self._ended.pop(each, None)
+
+    def _list_runs(self) -> list[str]:
+        names = self._patiently(self._client.record_names)
+        return [run_id for name in names if is_run_id(run_id := name.removeprefix(PREFIX))]
+
+    def _attach(self, run_id: str) -> list[ReplicaHandle]:
+        _, entries = self._patiently(lambda: self._read(run_id))
+        handles = self._handles(run_id, entries)
+        if not handles:
+            raise ReplicaNotFoundError(f"no replica of the run {run_id!r} was started")
+        return handles
+
+    @staticmethod
+    def _handles(run_id: str, entries: Mapping[str, Any]) -> list[ReplicaHandle]:
+        launch = entries["launch"]
+        calls = [(rank, entries.get(f"call-{rank}", {}).get("call")) for rank in launch["ranks"]]
+        return [make_handle(launch, rank, call, run_id) for rank, call in calls if call]
+
+    def _check_handle(self, handle: ReplicaHandle) -> None:
+        check_handle(handle, self._options)
+
+    def _patiently(self, call: Callable[[], T]) -> T:
+        """Try again for a while as long as Modal throttles or fails; everything we do so is repeatable."""
+        return retry(call, self._backoff, timeout=self._options.retry_timeout)
+
+
+def _is_of(handle: ReplicaHandle, entries: Mapping[str, Any]) -> bool:
+    """Whether a record is the handle's, and not of a later launch of the same name."""
+    held = entries.get(f"call-{handle.rank}", {})
+    return bool(
+        entries["launch"]["id"] == handle.metadata["launch"]
+        and held.get("call") == handle.metadata["function_call_id"]
+    )

@@ -1,0 +1,48 @@
+"""From a call to a handle."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from diloco_protocol import InvalidRequestError, ReplicaHandle
+
+from ._options import ModalOptions
+
+_KEYS = frozenset({"app", "function", "environment", "launch", "function_call_id"})
+
+
+def make_handle(launch: Mapping[str, Any], rank: int, call_id: str, run_id: str) -> ReplicaHandle:
+    """The handle of a replica; the same in every process, since all of it is in the run's record."""
+    metadata = {
+        "app": launch["app"],
+        "function": launch["function"],
+        "environment": launch["environment"],
+        "launch": launch["id"],
+        "function_call_id": call_id,
+    }
+    return ReplicaHandle(rank, "modal", metadata, run_id=run_id, world_size=launch["world_size"])
+
+
+def check_handle(handle: ReplicaHandle, options: ModalOptions) -> None:
+    """Refuse a handle that was not made by a launch, or is of another environment.
+
+    Raises:
+        InvalidRequestError: Says what is missing, or where it belongs.
+    """
+    missing = _KEYS - handle.metadata.keys()
+    if missing:
+        raise InvalidRequestError(
+            f"this handle does not lead to a call: its metadata lacks {', '.join(sorted(missing))}"
+        )
+    environment = handle.metadata["environment"]
+    if environment != (options.environment_name or ""):
+        raise InvalidRequestError(
+            f"this handle is of Modal's environment {environment!r}, and this executor has "
+            f"environment_name={options.environment_name!r}"
+        )
+
+
+def link(call_id: str) -> str:
+    """Modal's page of a call."""
+    return f"https://modal.com/id/{call_id}"

@@ -1,0 +1,173 @@
+"""Starting the calls of a run: all or none, each rank trained by one call, also if answers are lost."""
+
+from __future__ import annotations
+
+import contextlib
+import uuid
+from collections.abc import Mapping
+from concurrent.futures import FIRST_EXCEPTION, ThreadPoolExecutor, wait
+from typing import Any
+
+from diloco_protocol import (
+    BackendError,
+    Backoff,
+    LaunchError,
+    ReplicaHandle,
+    RunConflictError,
+    RunRequest,
+    retry,
+)
+
+from ._client import Client
+from ._handles import make_handle
+from ._options import ModalOptions
+from ._payload import call_timeout, payloads
+from ._resources import cores, mebibytes, modal_gpu
+
+AT_ONCE = 32
+
+
+def bound_options(request: RunRequest, options: ModalOptions) -> dict[str, Any]:
+    """Arguments of ``with_options``: the same for every rank, or each rank would have a pool of containers of its own."""
+    chosen: dict[str, Any] = {
+        "timeout": int(call_timeout(request, options.grace)),
+        "max_containers": len(request.ranks),
+        "gpu": None if request.gpu is None else modal_gpu(request.gpu),
+        "cpu": None if request.cpu is None else cores(request.cpu),
+        "memory": None if request.memory is None else mebibytes(request.memory),
+        "region": options.region,
+        "cloud": options.cloud,
+    }
+    return {name: value for name, value in chosen.items() if value is not None}
+
+
+class Launcher:
+    """Launches runs."""
+
+    def __init__(self, client: Client, options: ModalOptions, backoff: Backoff) -> None:
+        self._client, self._options, self._backoff = client, options, backoff
+
+    def launch(self, request: RunRequest) -> list[ReplicaHandle]:
+        """Start what is missing of a run.
+
+        Raises:
+            RunConflictError: The run_id belongs to another launch.
+            LaunchError: It failed, and some calls could not be ended.
+            BackendError: It failed, and nothing is left running.
+        """
+        secrets = request.secrets
+        function = self._patiently(
+            lambda: self._client.function(bound_options(request, self._options), secrets)
+        )
+        record = self._patiently(lambda: self._client.record(request.run_id, create=True))
+        wanted = self._entry(request)
+        # The answer may be lost and the entry made: whose it is says its id.
+        self._patiently(lambda: self._client.put_once(record, "launch", wanted))
+        entries = self._patiently(lambda: self._client.entries(record))
+        launch = entries["launch"]
+        if launch["fingerprint"] != wanted["fingerprint"]:
+            raise RunConflictError(
+                f"there is another launch of the name {request.run_id!r} already: choose another run_id; "
+                f"attach({request.run_id!r}) finds a run again"
+            )
+        made: dict[int, str] = {}
+        held = {rank: entries.get(f"call-{rank}", {}).get("call") for rank in request.ranks}
+        sent = payloads(request, self._options, launch["id"])
+
+        def start(payload: Mapping[str, Any]) -> None:
+            rank = payload["rank"]
+            call = self._patiently(lambda: self._client.spawn(function, payload))
+            made[rank] = call
+            held[rank] = self._claim(record, rank, call)
+            if held[rank] != call:
+                del made[rank]  # it finds the rank taken, and returns
+                with contextlib.suppress(BackendError):
+                    self._client.cancel(call)
+
+        missing = [payload for payload in sent if held[payload["rank"]] is None]
+        pool = ThreadPoolExecutor(AT_ONCE, thread_name_prefix="diloco-modal")
+        try:
+            try:
+                futures = [pool.submit(start, payload) for payload in missing]
+                wait(futures, return_when=FIRST_EXCEPTION)
+                for future in futures:
+                    if future.done():
+                        future.result()
+            finally:
+                # Also after Ctrl-C: what is under way is known afterwards.
+                pool.shutdown(wait=True, cancel_futures=True)
+            voided = [rank for rank in request.ranks if not held[rank]]
+            if voided:
+                raise RunConflictError(
+                    f"the run {request.run_id!r} was cancelled before rank {voided[0]} was started: choose another run_id"
+                )
+        except BaseException as error:
+            mine = launch["id"] == wanted["id"]
+            survivors = self._take_back(request, launch, made, record, mine=mine)
+            if survivors:
+                ids = ", ".join(handle.metadata["function_call_id"] for handle in survivors)
+                if not isinstance(error, Exception):
+                    error.add_note(f"these calls may be running, and cost money: {ids}")
+                    raise
+                raise LaunchError(
+                    f"{error}. {len(survivors)} calls of this launch could not be ended: cancel this error's survivors ({ids})",
+                    survivors,
+                ) from error
+            raise
+        return [
+            make_handle(launch, rank, str(held[rank]), request.run_id) for rank in request.ranks
+        ]
+
+    def _entry(self, request: RunRequest) -> dict[str, Any]:
+        options = self._options
+        return {
+            "id": uuid.uuid4().hex,
+            "fingerprint": request.fingerprint(),
+            "ranks": list(request.ranks),
+            "world_size": request.world_size,
+            "app": options.app,
+            "function": options.function,
+            "environment": options.environment_name or "",
+            "labels": dict(request.labels),
+            "grace": options.grace,
+            "at": options.clock(),
+        }
+
+    def _claim(self, record: Any, rank: int, call: str) -> str:
+        """Let a call hold its rank, if none does; the call that does."""
+        key = f"call-{rank}"
+        self._patiently(lambda: self._client.put_once(record, key, {"call": call}))
+        held = self._patiently(lambda: self._client.get(record, key))
+        return str(held["call"])
+
+    def _take_back(
+        self,
+        request: RunRequest,
+        launch: Mapping[str, Any],
+        made: Mapping[int, str],
+        record: Any,
+        *,
+        mine: bool,
+    ) -> list[ReplicaHandle]:
+        """End what this launch has started; returns what may live on."""
+        survivors = []
+        # First the ranks that nobody has claimed: a call whose answer was lost trains nothing then.
+        with contextlib.suppress(BackendError):
+            for rank in request.ranks:
+                if mine and rank not in made:
+                    self._client.put_once(record, f"call-{rank}", {"call": ""})
+        for rank, call in sorted(made.items()):
+            try:
+                mark = {"by": "executor", "at": self._options.clock()}
+                self._client.put_once(record, f"cancel-{rank}", mark)
+                self._patiently(lambda call=call: self._client.cancel(call))
+            except BackendError:
+                survivors.append(make_handle(launch, rank, call, request.run_id))
+        if mine and not survivors:
+            # Without the record a call that was left over trains nothing, and the name is free again.
+            with contextlib.suppress(BackendError):
+                self._client.delete_record(request.run_id)
+        return survivors
+
+    def _patiently(self, call: Any) -> Any:
+        return retry(call, self._backoff, timeout=self._options.retry_timeout)

@@ -1,0 +1,76 @@
+"""The options of an executor: its arguments, checked once."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from diloco_protocol import Backoff, RunJournal
+from diloco_protocol.backend import (
+    Options,
+    check_backoff,
+    check_callable,
+    check_journal,
+    check_names,
+    check_restarts,
+    check_seconds,
+    check_text,
+    check_variables,
+    option,
+    or_none,
+)
+
+DAY = 86_400
+
+
+def _seconds(most: float) -> Any:
+    return lambda name, value: check_seconds(name, value, most=most)
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class ModalOptions(Options):
+    """The options of a :class:`ModalSpawnExecutor`: what its constructor takes, checked. Immutable.
+
+    Attributes:
+        app: Name of the deployed app; see :func:`build_app`.
+        function: Name of its function.
+        environment_name: The environment of Modal in which the app is.
+        client: A ``modal.Client`` to use.
+        run_id: Prefix of the names of runs that the caller does not name.
+        env: Environment variables for every launch; those of the launch itself win.
+        app_secrets: Names of the Secrets that the app declares. A launch with ``secrets=`` would replace them without this.
+        region: Where replicas run, in Modal's words.
+        cloud: The cloud in which they run, in Modal's words.
+        max_restarts: Restarts of a failed replica where the launch does not say; in the same container.
+        pending_timeout: Seconds that a replica may wait for its GPU. One that gets it later fails, since its siblings have gone.
+        grace: Seconds between SIGTERM and SIGKILL, at most 25, since Modal kills after about 30.
+        request_timeout: Seconds for every call of Modal's client.
+        retry_timeout: Seconds for which calls are tried again while Modal throttles, fails or is away; ``collect`` has its own
+            timeout.
+        journal: Where launches and ends are written down, besides Modal's own records, which fade after 7 days.
+        backoff: Pauses of ``collect`` and between tries, with their clock and sleep.
+        clock: Unix seconds, for tests.
+
+    Raises:
+        InvalidRequestError: A value is not allowed; says what was given and what is allowed.
+    """
+
+    app: str = option("diloco", check=check_text)
+    function: str = option("replica", check=check_text)
+    environment_name: str | None = option(None, check=or_none(check_text), shown="the profile's")
+    client: Any = option(None, type="modal.Client", shown="the environment's")
+    run_id: str | None = option(None, check=or_none(check_text), shown="run")
+    env: Mapping[str, str] | None = option(None, check=check_variables)
+    app_secrets: Sequence[str] | None = option(None, check=or_none(check_names))
+    region: str | None = option(None, check=or_none(check_text), shown="the app's")
+    cloud: str | None = option(None, check=or_none(check_text), shown="the app's")
+    max_restarts: int = option(0, check=check_restarts)
+    pending_timeout: float = option(3600.0, check=_seconds(7 * DAY))
+    grace: float = option(10.0, check=_seconds(25))
+    request_timeout: float = option(30.0, check=_seconds(DAY))
+    retry_timeout: float = option(60.0, check=_seconds(DAY))
+    journal: RunJournal | None = option(None, check=check_journal)
+    backoff: Backoff | None = option(None, check=check_backoff, shown="1 s to 20 s")
+    clock: Callable[[], float] = option(time.time, check=check_callable, hidden=True)

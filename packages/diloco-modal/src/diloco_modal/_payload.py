@@ -1,0 +1,81 @@
+"""What one call is told: JSON values, with a version."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+from diloco_protocol import InvalidRequestError, RunRequest
+from diloco_protocol.backend import redact, redact_spec
+
+from ._options import ModalOptions
+
+PAYLOAD_VERSION = 1
+MAX_PAYLOAD_BYTES = 4 * 1024 * 1024
+MARGIN = 120.0
+"""Seconds that a call may last longer than its replica: to start the runner, and to report."""
+LONGEST_CALL = 86_400.0
+"""Seconds; Modal's own limit."""
+
+
+def payloads(request: RunRequest, options: ModalOptions, launch: str) -> list[dict[str, Any]]:
+    """What the calls of a launch are told, in rank order.
+
+    Args:
+        request: The launch.
+        options: Of the executor.
+        launch: Which launch of this run_id it is, so that a call that was left over from another one trains nothing.
+
+    Raises:
+        InvalidRequestError: One of them is too large.
+    """
+    made = []
+    for spec in request.specs(grace=options.grace):
+        payload = {
+            "version": PAYLOAD_VERSION,
+            "spec": spec.to_json(),
+            "rank": spec.rank,
+            "record": record_name(request.run_id),
+            "launch": launch,
+            "environment_name": options.environment_name,
+            "env": dict(request.env),
+            "secrets": dict(request.secrets),
+            "restarts": request.max_restarts,
+            "grace": options.grace,
+            "pending_timeout": options.pending_timeout,
+            "deploy": deploy_command(options),
+        }
+        size = len(json.dumps(payload).encode())
+        if size > MAX_PAYLOAD_BYTES:
+            raise InvalidRequestError(
+                f"the arguments and variables of a replica have {size} bytes as JSON, and {MAX_PAYLOAD_BYTES} are allowed: put "
+                "what is large into a bucket, and pass its URI"
+            )
+        made.append(payload)
+    return made
+
+
+def shown_payload(payload: dict[str, Any], spec: Any) -> dict[str, Any]:
+    """A payload without secrets, with the spec readable."""
+    env = {name: redact(name, value) for name, value in payload["env"].items()}
+    return {**payload, "spec": redact_spec(spec).to_dict(), "env": env}
+
+
+def record_name(run_id: str) -> str:
+    """Name of the Dict of a run."""
+    return f"diloco-{run_id}"
+
+
+def deploy_command(options: ModalOptions) -> str:
+    """How the app is deployed, for messages."""
+    where = f" --env {options.environment_name}" if options.environment_name else ""
+    return (
+        f"modal deploy{where} my_app.py, where my_app.py says: "
+        f"app = diloco_modal.build_app({options.app!r}, function={options.function!r}, image=...)"
+    )
+
+
+def call_timeout(request: RunRequest, grace: float) -> float:
+    """Seconds after which Modal itself ends a call: a backstop behind the runner's timeout."""
+    attempts = 1 + request.max_restarts
+    return (request.timeout or LONGEST_CALL) * attempts + grace * attempts + MARGIN

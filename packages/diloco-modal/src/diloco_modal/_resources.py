@@ -1,0 +1,70 @@
+"""GPUs and memory in Modal's words."""
+
+from __future__ import annotations
+
+import re
+
+from diloco_protocol import InvalidRequestError
+from diloco_protocol.backend import parse_gpu
+
+# Names are not checked by the client, and a launch with a wrong one would wait for ever.
+_GPUS = {
+    name.lower(): name
+    for name in (
+        "T4", "L4", "A10", "A10G", "L40S", "A100", "A100-40GB", "A100-80GB", "RTX-PRO-6000", "H100", "H200", "B200", "B300",
+        "any",
+    )
+}  # fmt: skip
+_MOST = {"A10": 4, "A10G": 4}
+_UNITS = {"": 1 / 2**20, "M": 1e6 / 2**20, "Mi": 1.0, "G": 1e9 / 2**20, "Gi": 1024.0}
+_MEMORY = re.compile(r"(\d+(?:\.\d+)?)(|M|Mi|G|Gi)", re.ASCII)
+
+
+def modal_gpu(text: str) -> str:
+    """``gpu=`` as Modal takes it, such as ``"H100:8"``.
+
+    Raises:
+        InvalidRequestError: Modal has no such GPU, or not so many in one machine.
+    """
+    asked = parse_gpu(text)
+    name = _GPUS.get(asked.name.lower())
+    if name is None:
+        raise InvalidRequestError(
+            f"gpu={text!r} is not a GPU of Modal; known are {', '.join(_GPUS.values())}"
+        )
+    most = _MOST.get(name, 8)
+    if asked.count > most:
+        raise InvalidRequestError(
+            f"gpu={text!r}: a machine of Modal has at most {most} GPUs of the model {name}"
+        )
+    return f"{name}:{asked.count}"
+
+
+def mebibytes(text: str) -> int:
+    """``memory=`` in MiB.
+
+    Raises:
+        InvalidRequestError: It is not an amount, or less than 1 MiB.
+    """
+    match = _MEMORY.fullmatch(text.strip())
+    amount = 0 if match is None else int(float(match[1]) * _UNITS[match[2]])
+    if amount < 1:
+        raise InvalidRequestError(
+            f"memory={text!r} is not an amount of memory: give bytes, or a number with M, Mi, G or Gi ('16Gi')"
+        )
+    return amount
+
+
+def cores(text: str) -> float:
+    """``cpu=`` as a number.
+
+    Raises:
+        InvalidRequestError: It is not a positive number.
+    """
+    try:
+        number = float(text)
+    except ValueError:
+        number = 0.0
+    if not 0 < number <= 1024:
+        raise InvalidRequestError(f"cpu={text!r} is not a number of CPUs, such as 4 or '0.5'")
+    return number

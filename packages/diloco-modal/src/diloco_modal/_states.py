@@ -1,0 +1,140 @@
+"""From a call's answer and the run's record to the state of a replica. Pure functions."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from diloco_protocol import DilocoError, Outcome, Reason, ReplicaState, ReplicaStatus
+
+INTERRUPT_SECONDS = 30.0
+"""Modal's time between SIGINT and the end of a container."""
+
+
+@dataclass(frozen=True, slots=True)
+class Trace:
+    """What the record says of a rank.
+
+    Attributes:
+        attempt: From 1.
+        started_at: Start of the newest life, in Unix seconds.
+        open: Whether its newest life has no end.
+        lives: How many containers it has had.
+        ended_at: End of the newest life that has one.
+        cancel: The entry of a cancel: who, and when.
+    """
+
+    attempt: int = 1
+    started_at: float | None = None
+    open: bool = False
+    lives: int = 0
+    ended_at: float | None = None
+    cancel: Mapping[str, Any] | None = None
+
+    @property
+    def requested(self) -> bool:
+        """Whether an executor was asked for the end."""
+        return self.cancel is not None and self.cancel["by"] == "executor"
+
+
+def trace_of(entries: Mapping[str, Any], rank: int) -> Trace:
+    """What the entries of a record say of a rank."""
+    lives = 0
+    while f"life-{rank}-{lives + 1}" in entries:
+        lives += 1
+    cancel = entries.get(f"cancel-{rank}")
+    if not lives:
+        return Trace(cancel=cancel)
+    life, end = entries[f"life-{rank}-{lives}"], entries.get(f"end-{rank}-{lives}")
+    attempt = life["attempt"] if end is None else max(life["attempt"], end["started"])
+    return Trace(attempt, life["at"], end is None, lives, end and end["at"], cancel)
+
+
+def living(trace: Trace, url: str, *, stopping: bool = False) -> ReplicaStatus:
+    """The status of a call that has not ended."""
+    stopping = stopping or trace.cancel is not None
+    reason = None
+    if trace.cancel is not None:
+        reason = Reason.CANCEL_REQUESTED if trace.requested else Reason.STOPPED_EXTERNALLY
+    if trace.open:
+        return ReplicaStatus(
+            ReplicaState.RUNNING, trace.attempt, reason, stopping=stopping,
+            started_at=trace.started_at, url=url,
+        )  # fmt: skip
+    # Between two lives it is the next attempt that waits.
+    attempt = trace.attempt + (1 if trace.lives else 0)
+    waits = Reason.PREEMPTED if trace.lives else Reason.QUEUED
+    return ReplicaStatus(ReplicaState.PENDING, attempt, reason or waits, stopping=stopping, url=url)
+
+
+def reported(text: Any, trace: Trace, url: str) -> tuple[ReplicaStatus, Any]:
+    """The status of a call that has returned, and the replica's result."""
+    try:
+        if not isinstance(text, str):
+            raise TypeError(f"it returned {type(text).__name__}")
+        outcome = Outcome.from_json(text)
+    except (DilocoError, TypeError) as error:
+        message = f"the call did not return a replica's outcome: {error}; deploy the app with diloco_modal.build_app"
+        return failed(Reason.START_FAILED, message, trace, url), None
+    more: dict[str, Any] = {
+        "attempt": max(outcome.attempt, trace.attempt),
+        "started_at": outcome.started_at or trace.started_at,
+        "finished_at": outcome.finished_at or trace.ended_at,
+        "url": url,
+    }
+    if outcome.exit_code == 0:
+        status = ReplicaStatus(ReplicaState.SUCCEEDED, reason=Reason.COMPLETED, exit_code=0, **more)
+        return status, outcome.result
+    more |= {
+        "exit_code": outcome.exit_code,
+        "signal": outcome.signal,
+        "message": outcome.error or "",
+    }
+    if outcome.reason is Reason.CANCEL_REQUESTED and trace.cancel is not None:
+        return _cancelled(trace, more), None
+    reason = Reason.PLATFORM if outcome.reason is Reason.CANCEL_REQUESTED else outcome.reason
+    return ReplicaStatus(ReplicaState.FAILED, reason=reason, **more), None
+
+
+def failed(
+    reason: Reason, message: str, trace: Trace, url: str, code: int | None = None
+) -> ReplicaStatus:
+    """The status of a call that Modal has ended."""
+    return ReplicaStatus(
+        ReplicaState.FAILED, trace.attempt, reason, exit_code=code, message=message,
+        started_at=trace.started_at, finished_at=trace.ended_at, url=url, native=message,
+    )  # fmt: skip
+
+
+def stopped(trace: Trace, url: str, now: float, grace: float) -> ReplicaStatus:
+    """The status of a call that was terminated: Modal says so before its container is gone."""
+    since = now - float(trace.cancel["at"]) if trace.cancel else 0.0
+    if trace.open and since < INTERRUPT_SECONDS + grace:
+        return living(trace, url, stopping=True)
+    more = {"attempt": trace.attempt, "started_at": trace.started_at, "url": url}
+    return _cancelled(trace, {**more, "finished_at": trace.ended_at})
+
+
+def _cancelled(trace: Trace, more: Mapping[str, Any]) -> ReplicaStatus:
+    reason = Reason.CANCEL_REQUESTED if trace.requested else Reason.STOPPED_EXTERNALLY
+    said = "cancelled" if trace.requested else "the call was stopped from outside"
+    details = {**more, "message": more.get("message") or said}
+    return ReplicaStatus(ReplicaState.CANCELLED, reason=reason, **details)
+
+
+def died(error: BaseException, trace: Trace, url: str) -> ReplicaStatus:
+    """The status of a call that ended with an error of Modal or of the function itself, and was not terminated."""
+    from modal import exception as modal_errors
+
+    text = str(error) or type(error).__name__
+    if isinstance(error, modal_errors.FunctionTimeoutError):
+        return failed(Reason.TIMEOUT, text, trace, url, 124)
+    if isinstance(error, modal_errors.InternalFailure):
+        return failed(Reason.PLATFORM, text, trace, url)
+    if isinstance(error, modal_errors.RemoteError):
+        out = "out of memory" in text.lower() or "oom" in text.lower()
+        return failed(Reason.OOM if out else Reason.PLATFORM, text, trace, url)
+    # The wrapper raises nothing, so its module could not be imported, or the app is not ours.
+    message = f"{type(error).__name__}: {text}"
+    return failed(Reason.START_FAILED, message, trace, url)

@@ -1,0 +1,156 @@
+"""What a call of Modal runs: one replica, once, whatever becomes of calls and containers."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from diloco_protocol import DilocoError, Outcome, Reason
+
+from .__about__ import __version__
+
+_VERSION = 1
+_START_FAILED = 2
+
+
+def run_replica(payload: dict[str, Any]) -> str:
+    """Run one replica to its end; the function that :func:`build_app` puts into an app.
+
+    It claims its rank in the run's record. If another call holds the rank, it returns at once and trains nothing. It never
+    raises, except when Modal ends its container: then the runner gets SIGTERM and its grace, the end is written down, and the
+    exception goes on.
+
+    Args:
+        payload: What a :class:`ModalSpawnExecutor` has sent.
+
+    Returns:
+        The JSON text of an :class:`diloco_protocol.Outcome`.
+    """
+    try:
+        return _run(payload)
+    except Exception as error:  # noqa: BLE001 - a TimeoutError of ours would look like Modal's own
+        return _refusal(f"the replica could not be started: {type(error).__name__}: {error}")
+
+
+def _run(payload: dict[str, Any]) -> str:
+    version = payload.get("version") if isinstance(payload, dict) else None
+    if version != _VERSION:
+        how = payload.get("deploy", "modal deploy") if isinstance(payload, dict) else "modal deploy"
+        return _refusal(
+            f"the launcher sent a payload of version {version!r}, and the deployed app (diloco-modal {__version__}) reads "
+            f"version {_VERSION}: deploy the app again with the launcher's diloco-modal ({how})"
+        )
+    import modal
+
+    rank = payload["rank"]
+    record = modal.Dict.from_name(payload["record"], environment_name=payload["environment_name"])
+    launch = record.get("launch")
+    if launch is None or launch["id"] != payload["launch"]:
+        return _refusal("this call is left over from a launch that is gone: it trained nothing")
+    own = modal.current_function_call_id()
+    if not record.put(f"call-{rank}", {"call": own}, skip_if_exists=True):
+        held = record.get(f"call-{rank}")
+        if held is None or held["call"] != own:
+            return _refusal(f"another call holds rank {rank}: this one trained nothing")
+    missing = [name for name in payload["secrets"] if name not in os.environ]
+    if missing:
+        names = ", ".join(f"{payload['secrets'][name]!r} has no key {name}" for name in missing)
+        return _refusal(f"a Secret of Modal lacks what the launch asked for: {names}")
+    return _live(payload, record, rank, launch["at"])
+
+
+def _live(payload: dict[str, Any], record: Any, rank: int, launched: float) -> str:
+    life, before = _new_life(record, rank)
+    limit = payload["pending_timeout"]
+    waited = time.time() - launched
+    if life == 1 and waited > limit:
+        return _ended(
+            record, rank, life, before,
+            _refusal(f"it got its container {waited:.0f} s after the launch, and pending_timeout={limit:g} allows fewer"),
+        )  # fmt: skip
+    with tempfile.TemporaryDirectory(prefix="diloco-") as folder:
+        spec, outcome, counter = (Path(folder) / name for name in ("spec", "outcome", "attempts"))
+        spec.write_text(payload["spec"], encoding="utf-8")
+        counter.write_text(json.dumps(before))
+        # A session of its own: Modal's SIGINT is for us, and the runner is told by SIGTERM.
+        runner = subprocess.Popen(
+            [
+                sys.executable, "-m", "diloco_protocol.runner", "--spec", str(spec), "--outcome", str(outcome),
+                "--attempts", str(counter), "--restarts", str(payload["restarts"]),
+            ],
+            env={**os.environ, **payload["env"]},
+            start_new_session=True,
+        )  # fmt: skip
+        try:
+            code = runner.wait()
+        except BaseException:
+            _end(runner, payload["grace"])
+            with contextlib.suppress(Exception):
+                _ended(record, rank, life, _counted(counter, before))
+            raise
+        return _ended(record, rank, life, _counted(counter, before), _report(outcome, code))
+
+
+def _new_life(record: Any, rank: int) -> tuple[int, dict[str, int]]:
+    """The number of this life, and the attempts before it: a container may be taken away, and the same call run again."""
+    life, before = 1, {"started": 0, "failed": 0}
+    while True:
+        value = {"attempt": before["started"] + 1, "at": time.time()}
+        if record.put(f"life-{rank}-{life}", value, skip_if_exists=True):
+            return life, before
+        # A life that was killed has written no end; it had one attempt at least.
+        end = record.get(f"end-{rank}-{life}")
+        before = (
+            {"started": before["started"] + 1, "failed": before["failed"]}
+            if end is None
+            else {"started": end["started"], "failed": end["failed"]}
+        )
+        life += 1
+
+
+def _end(runner: subprocess.Popen[bytes], grace: float) -> None:
+    with contextlib.suppress(ProcessLookupError):
+        runner.send_signal(signal.SIGTERM)
+    try:
+        runner.wait(grace + 2.0)
+    except BaseException:  # noqa: BLE001 - also a second signal: nothing may be left running
+        runner.kill()
+        runner.wait()
+
+
+def _counted(counter: Path, before: Mapping[str, int]) -> dict[str, int]:
+    try:
+        data = json.loads(counter.read_text())
+        return {"started": int(data["started"]), "failed": int(data["failed"])}
+    except (OSError, ValueError, KeyError, TypeError):
+        return dict(before)
+
+
+def _ended(record: Any, rank: int, life: int, counted: Mapping[str, int], report: str = "") -> str:
+    # The result counts even if its end cannot be written down.
+    with contextlib.suppress(Exception):
+        record.put(f"end-{rank}-{life}", {**counted, "at": time.time()}, skip_if_exists=True)
+    return report
+
+
+def _report(path: Path, code: int) -> str:
+    try:
+        return Outcome.from_json(path.read_text(encoding="utf-8")).to_json()
+    except (OSError, UnicodeDecodeError, DilocoError) as error:
+        status = 128 - code if code < 0 else code or 1
+        return Outcome(
+            min(status, 255), error=f"the runner ended with {code} and left no report: {error}"
+        ).to_json()
+
+
+def _refusal(message: str) -> str:
+    return Outcome(_START_FAILED, error=message, reason=Reason.START_FAILED).to_json()

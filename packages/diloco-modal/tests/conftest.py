@@ -1,0 +1,60 @@
+"""A stand-in of Modal, executors of it, and a virtual clock."""
+
+from __future__ import annotations
+
+import pytest
+
+from diloco_localcloud import ModalStandIn
+from diloco_modal import ModalSpawnExecutor
+from diloco_protocol import Backoff, Outcome, Reason
+
+
+class Lab:
+    """The stand-in with a deployed app, and the containers in the test's hands."""
+
+    def __init__(self, stand_in):
+        self.stand_in, self.world = stand_in, stand_in.world
+        self.client = stand_in.client()
+        self.world.deploy("diloco", ["replica"])
+
+    def executor(self, **options):
+        backoff = Backoff(first=0.1, clock=self.world.now, sleep=self.world.advance)
+        chosen = {
+            "client": self.client,
+            "backoff": backoff,
+            "clock": self.world.now,
+            "retry_timeout": 5,
+            **options,
+        }
+        return ModalSpawnExecutor(**chosen)
+
+    def launch(self, n=2, executor=None, **options):
+        chosen = {"run_id": "run", "timeout": 600, **options}
+        return (executor or self.executor()).launch_replicas(
+            n, "trainer:train", {"steps": 1}, **chosen
+        )
+
+    def call(self, handle):
+        return self.world.call(handle.metadata["function_call_id"])
+
+    def record(self, run_id="run"):
+        return self.world.dict(f"diloco-{run_id}")
+
+    def begin(self, handle, life=1):
+        """The container starts, and says so."""
+        self.call(handle).start()
+        value = {"attempt": life, "at": self.world.now()}
+        self.record(handle.run_id).put(f"life-{handle.rank}-{life}", value)
+
+    def finish(self, handle, result=None, *, code=0, reason=Reason.COMPLETED, error=None):
+        """The wrapper returns."""
+        outcome = Outcome(code, result=result, reason=reason, error=error)
+        self.call(handle).end(outcome.to_json())
+
+
+@pytest.fixture
+def lab():
+    with ModalStandIn() as running:
+        made = Lab(running)
+        yield made
+        made.client.__exit__(None, None, None)  # older clients have no close

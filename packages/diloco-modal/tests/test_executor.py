@@ -1,0 +1,258 @@
+"""The verbs, over the scripted stand-in."""
+
+import pytest
+
+from diloco_protocol import (
+    BackendError,
+    InvalidRequestError,
+    Reason,
+    ReplicaNotFoundError,
+    RunConflictError,
+    UnavailableError,
+)
+
+
+def told(status):
+    return status.state.value, status.reason, status.attempt, status.stopping
+
+
+def test_a_run_from_its_launch_to_its_results(lab):
+    executor = lab.executor()
+    handles = lab.launch(2, executor)
+    assert [told(executor.describe(each)) for each in handles] == [
+        ("pending", Reason.QUEUED, 1, False)
+    ] * 2
+    for handle in handles:
+        lab.begin(handle)
+    assert executor.poll(handles[0]) == "running"
+    lab.finish(handles[0], {"loss": 0.5})
+    lab.finish(handles[1], code=3, reason=Reason.ERROR, error="no data")
+    first, second = lab.executor().collect(handles, timeout=5)
+    assert (first["status"], first["exit_code"], first["result"]) == ("succeeded", 0, {"loss": 0.5})
+    assert (second["status"], second["exit_code"], second["error"]) == ("failed", 3, "no data")
+    assert executor.collect(handles, timeout=5) == [first, second]
+
+
+def test_every_call_is_told_its_rank_and_all_have_the_same_options(lab):
+    handles = lab.launch(3, gpu="H100:2", cpu=4, memory="16Gi", env={"A": "1"})
+    calls = [lab.call(each) for each in handles]
+    payloads = [call.arguments[0][0] for call in calls]
+    assert [payload["rank"] for payload in payloads] == [0, 1, 2]
+    assert payloads[0]["env"] == {"A": "1"}
+    assert calls[0].options == calls[2].options
+    assert calls[0].options["timeout"] == 600 + 10 + 120
+
+
+def test_the_same_launch_gives_the_same_handles_and_another_one_is_refused(lab):
+    handles = lab.launch()
+    assert lab.launch() == handles
+    assert len(lab.world.calls()) == 2
+    with pytest.raises(RunConflictError, match="another launch of the name 'run'"):
+        lab.launch(3)
+    assert lab.executor().attach("run") == handles
+    assert lab.executor().list_runs() == ["run"]
+
+
+def test_a_lost_answer_to_a_spawn_leaves_one_holder_of_each_rank(lab):
+    lab.stand_in.faults.add("ambiguous", verb="FunctionMap", resource="modal", times=1)
+    handles = lab.launch()
+    held = {lab.record().get(f"call-{rank}")["call"] for rank in range(2)}
+    assert held == {each.metadata["function_call_id"] for each in handles}
+
+
+def test_who_came_first_holds_the_rank(lab):
+    executor = lab.executor()
+    handles = lab.launch(1, executor)
+    lab.record().pop("call-0")
+    lab.record().put("call-0", {"call": "fc-other"})
+    with pytest.raises(ReplicaNotFoundError):
+        executor.describe(handles[0])
+    assert executor.attach("run")[0].metadata["function_call_id"] == "fc-other"
+
+
+def test_cancelled_only_when_the_container_is_gone(lab):
+    executor = lab.executor()
+    handles = lab.launch(2, executor)
+    lab.begin(handles[0])
+    executor.cancel(handles[0])
+    assert told(executor.describe(handles[0])) == ("running", Reason.CANCEL_REQUESTED, 1, True)
+    lab.world.advance(60)
+    assert told(executor.describe(handles[0]))[:2] == ("cancelled", Reason.CANCEL_REQUESTED)
+    executor.cancel_run("run")
+    assert told(executor.describe(handles[1]))[:2] == ("cancelled", Reason.CANCEL_REQUESTED)
+    assert executor.collect(handles, timeout=1)[0]["exit_code"] is None
+
+
+def test_a_stop_from_outside(lab):
+    executor = lab.executor()
+    (handle,) = lab.launch(1, executor)
+    lab.begin(handle)
+    lab.call(handle).stop()
+    assert told(executor.describe(handle)) == ("running", Reason.STOPPED_EXTERNALLY, 1, True)
+    lab.world.advance(60)
+    # Another executor knows since when it was stopped: the first one has written it down.
+    assert told(lab.executor().describe(handle))[:2] == ("cancelled", Reason.STOPPED_EXTERNALLY)
+
+
+def test_what_has_ended_stays_as_it_is(lab):
+    executor = lab.executor()
+    (handle,) = lab.launch(1, executor)
+    lab.begin(handle)
+    lab.finish(handle, 7)
+    executor.cancel(handle)
+    assert executor.poll(handle) == "succeeded"
+    assert lab.record().get("cancel-0") is None
+
+
+def test_a_refused_cancel_changes_nothing(lab):
+    executor = lab.executor()
+    (handle,) = lab.launch(1, executor)
+    lab.begin(handle)
+    lab.stand_in.faults.add("forbidden", verb="FunctionCallCancel", resource="modal", times=1)
+    with pytest.raises(BackendError):
+        executor.cancel(handle)
+    assert told(executor.describe(handle)) == ("running", None, 1, False)
+    executor.cancel(handle)
+    assert executor.describe(handle).stopping
+
+
+@pytest.mark.parametrize(
+    ("end", "reason"),
+    [
+        ("oom", Reason.OOM),
+        ("crash", Reason.PLATFORM),
+        ("break_down", Reason.PLATFORM),
+        ("timeout", Reason.TIMEOUT),
+        ("exit", Reason.START_FAILED),
+        ("fail", Reason.START_FAILED),
+        ("other", Reason.START_FAILED),
+    ],
+)
+def test_other_ends(lab, end, reason):
+    executor = lab.executor()
+    (handle,) = lab.launch(1, executor)
+    lab.begin(handle)
+    call = lab.call(handle)
+    if end == "timeout":
+        lab.world.advance(800)
+    elif end == "exit":
+        call.exit(3)
+    elif end == "fail":
+        call.fail(ValueError("not ours"))
+    elif end == "other":
+        call.end({"not": "an outcome"})
+    else:
+        getattr(call, end)()
+    assert told(executor.describe(handle))[:2] == ("failed", reason)
+
+
+def test_a_new_life_is_the_next_attempt(lab):
+    executor = lab.executor()
+    (handle,) = lab.launch(1, executor)
+    lab.begin(handle)
+    lab.record().put("end-0-1", {"started": 1, "failed": 0, "at": lab.world.now()})
+    assert told(executor.describe(handle)) == ("pending", Reason.PREEMPTED, 2, False)
+    lab.record().put("life-0-2", {"attempt": 2, "at": lab.world.now()})
+    assert told(executor.describe(handle)) == ("running", None, 2, False)
+
+
+def test_purge(lab):
+    executor = lab.executor()
+    handles = lab.launch(2, executor)
+    with pytest.raises(InvalidRequestError, match="has not ended"):
+        executor.purge(handles[0])
+    for handle in handles:
+        lab.begin(handle)
+        lab.finish(handle)
+    executor.purge(handles[0])
+    executor.purge(handles[0])
+    with pytest.raises(ReplicaNotFoundError):
+        executor.describe(handles[0])
+    assert executor.list_runs() == []
+
+
+def test_a_launch_that_fails_leaves_nothing(lab):
+    lab.stand_in.faults.add("forbidden", verb="FunctionMap", resource="modal", after=2, times=None)
+    with pytest.raises(BackendError):
+        lab.launch(4)
+    assert {call.status for call in lab.world.calls()} <= {"terminated"}
+    assert lab.executor().list_runs() == []
+    lab.stand_in.faults.clear()
+    assert len(lab.launch(4)) == 4
+
+
+def test_logs(lab):
+    executor = lab.executor()
+    (handle,) = lab.launch(1, executor)
+    assert executor.stream_logs(handle) == ""
+    lab.begin(handle)
+    call = lab.call(handle)
+    call.log("one\n")
+    lab.world.advance(1)
+    call.log("tw")
+    lab.world.advance(1)
+    call.log("o\n")
+    call.log("wrong\n", "stderr")
+    assert executor.stream_logs(handle, n_lines=2) == "two\nwrong"
+    assert list(executor.log_iter(handle, streams="stdout")) == ["one", "two"]
+    assert list(executor.log_iter(handle, regex="w")) == ["two", "wrong"]
+    lab.finish(handle)
+    assert list(executor.log_iter(handle, follow=True)) == ["one", "two", "wrong"]
+
+
+# --- bad input ---
+
+
+def test_what_is_not_deployed_is_named_with_the_command(lab):
+    executor = lab.executor(app="other")
+    with pytest.raises(InvalidRequestError, match=r"modal deploy my_app\.py.*build_app\('other'"):
+        lab.launch(1, executor)
+    assert [finding.ok for finding in executor.check(1)] == [True, False]
+    assert lab.executor().list_runs() == []
+
+
+def test_a_secret_without_the_key_is_named(lab):
+    lab.world.add_secret("tokens", {"OTHER": "1"})
+    with pytest.raises(InvalidRequestError, match="tokens"):
+        lab.launch(1, secrets={"HF_TOKEN": "tokens"})
+    lab.world.add_secret("huggingface", {"HF_TOKEN": "1"})
+    assert lab.launch(1, secrets={"HF_TOKEN": "huggingface"})
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"gpu": "GB300"}, "known are T4, L4"),
+        ({"gpu": "H100:9"}, "at most 8"),
+        ({"gpu": "A10:5"}, "at most 4"),
+        ({"timeout": None}, "timeout"),
+        ({"timeout": 86_400}, "timeout"),
+        ({"timeout": 40_000, "max_restarts": 2}, "needs a call of"),
+        ({"cpu": "many"}, "number of CPUs"),
+        ({"memory": "16 GiB"}, "amount of memory"),
+        ({"gpu": "T4", "spot": False}, "spot=False"),
+        ({"env": {"A": "x" * 5_000_000}}, "4194304 are allowed"),
+    ],
+)
+def test_refused_before_the_first_call(lab, options, message):
+    with pytest.raises(InvalidRequestError, match=message):
+        lab.launch(1, **options)
+    assert not lab.world.calls()
+
+
+def test_a_server_that_does_not_answer(lab):
+    executor = lab.executor(request_timeout=0.2, retry_timeout=0)
+    (handle,) = lab.launch(1)
+    lab.stand_in.faults.add("delay", verb="FunctionGetOutputs", resource="modal", seconds=3)
+    with pytest.raises(UnavailableError, match=r"did not answer within 0\.2 s"):
+        executor.describe(handle)
+
+
+def test_the_plan_shows_no_secret(lab):
+    plan = lab.executor().plan(
+        1, "trainer:train", {"api_key": "abc"}, env={"HF_TOKEN": "def"}, run_id="run"
+    )
+    (request,) = plan.requests
+    assert request["payload"]["env"] == {"HF_TOKEN": "<redacted>"}
+    assert request["payload"]["spec"]["kwargs"] == {"api_key": "<redacted>"}
+    assert not lab.world.calls()

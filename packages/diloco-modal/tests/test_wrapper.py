@@ -1,0 +1,152 @@
+"""The wrapper, with a real runner and a Dict in memory."""
+
+import os
+import signal
+import subprocess
+import sys
+import textwrap
+import threading
+import time
+
+import modal
+import pytest
+
+from diloco_modal import ModalOptions, run_replica
+from diloco_modal._payload import payloads
+from diloco_protocol import Outcome, Reason, make_request
+
+PROGRAM = """
+    import os, time, pathlib
+
+    def train(what, folder=None):
+        if what == "attempt":
+            return int(os.environ["DILOCO_ATTEMPT"])
+        if what == "fail":
+            raise TimeoutError("a barrier")
+        if what == "wait":
+            pathlib.Path(folder, "begun").write_text("")
+            time.sleep(600)
+        return [os.environ["REPLICA_RANK"], os.environ.get("COLOUR")]
+"""
+
+
+class Record(dict):
+    """What the wrapper uses of a ``modal.Dict``."""
+
+    def put(self, key, value, *, skip_if_exists=False):
+        if skip_if_exists and key in self:
+            return False
+        self[key] = value
+        return True
+
+
+@pytest.fixture
+def record(monkeypatch, tmp_path):
+    held = Record(launch={"id": "one", "at": time.time()})
+    monkeypatch.setattr(modal.Dict, "from_name", lambda *_, **__: held)
+    monkeypatch.setattr(modal, "current_function_call_id", lambda: "fc-own")
+    (tmp_path / "program.py").write_text(textwrap.dedent(PROGRAM))
+    path = os.pathsep.join([str(tmp_path), os.environ.get("PYTHONPATH", "")])
+    monkeypatch.setenv("PYTHONPATH", path)
+    return held
+
+
+def payload(what="rank", **options):
+    own = {name: options.pop(name) for name in ("pending_timeout",) if name in options}
+    kwargs = {"what": what, "folder": options.pop("folder", None)}
+    request = make_request(1, "program:train", kwargs, run_id="run", **options)
+    return payloads(request, ModalOptions(grace=2.0, **own), "one")[0]
+
+
+def outcome(told):
+    return Outcome.from_json(run_replica(told))
+
+
+@pytest.mark.processes
+def test_a_replica_is_run_and_written_down(record):
+    done = outcome(payload(env={"COLOUR": "red"}))
+    assert (done.exit_code, done.result, done.reason) == (0, ["0", "red"], Reason.COMPLETED)
+    assert record["call-0"] == {"call": "fc-own"}
+    assert record["life-0-1"]["attempt"] == 1
+    assert (record["end-0-1"]["started"], record["end-0-1"]["failed"]) == (1, 0)
+
+
+@pytest.mark.processes
+def test_restarts_and_lives_are_counted_as_attempts(record):
+    done = outcome(payload("fail", max_restarts=1))
+    assert (done.exit_code, done.error_type, done.attempt) == (1, "TimeoutError", 2)
+    assert (record["end-0-1"]["started"], record["end-0-1"]["failed"]) == (2, 2)
+    assert outcome(payload("attempt")).result == 3
+    assert record["life-0-2"]["attempt"] == 3
+
+
+@pytest.mark.processes
+def test_a_life_without_an_end_was_an_attempt(record):
+    record["call-0"] = {"call": "fc-own"}
+    record["life-0-1"] = {"attempt": 1, "at": 0.0}
+    assert outcome(payload("attempt")).result == 2
+
+
+def test_another_call_holds_the_rank(record):
+    record["call-0"] = {"call": "fc-other"}
+    done = outcome(payload())
+    assert (done.reason, done.exit_code) == (Reason.START_FAILED, 2)
+    assert "another call holds rank 0" in done.error
+    assert "life-0-1" not in record
+
+
+def test_the_launch_is_gone(record):
+    record["launch"] = {"id": "two", "at": time.time()}
+    assert "left over from a launch that is gone" in outcome(payload()).error
+    assert "call-0" not in record
+
+
+def test_a_container_that_comes_too_late(record):
+    record["launch"]["at"] = time.time() - 100
+    assert "pending_timeout=50 allows fewer" in outcome(payload(pending_timeout=50)).error
+
+
+def test_a_payload_of_another_version():
+    done = outcome({"version": 99, "deploy": "modal deploy my_app.py"})
+    assert done.reason is Reason.START_FAILED
+    assert "version 99" in done.error
+    assert "reads version 1" in done.error
+    assert "modal deploy my_app.py" in done.error
+
+
+def test_a_secret_without_the_key(record):
+    told = payload(secrets={"NOT_THERE": "tokens"})
+    assert "'tokens' has no key NOT_THERE" in outcome(told).error
+
+
+def test_it_never_raises(record, monkeypatch):
+    def unreachable(*_, **__):
+        raise TimeoutError("away")
+
+    monkeypatch.setattr(modal.Dict, "from_name", unreachable)
+    assert "TimeoutError: away" in outcome(payload()).error
+
+
+@pytest.mark.processes
+def test_an_interrupt_ends_the_runner_and_goes_on(record, tmp_path):
+    def interrupt():
+        while not (tmp_path / "begun").exists():
+            time.sleep(0.01)
+        os.kill(os.getpid(), signal.SIGINT)
+
+    threading.Thread(target=interrupt).start()
+    with pytest.raises(KeyboardInterrupt):
+        run_replica(payload("wait", folder=str(tmp_path)))
+    assert record["end-0-1"]["started"] == 1
+    left = subprocess.run(["ps", "-eo", "args"], capture_output=True, text=True, check=True).stdout
+    assert not [
+        line
+        for line in left.splitlines()
+        if "diloco_protocol.runner" in line and str(tmp_path) in line
+    ]
+
+
+def test_modal_is_not_imported_before_it_is_needed():
+    code = "import sys, diloco_modal; print('modal' in sys.modules)"
+    found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert found.stdout.strip() == "False"
