@@ -1,6 +1,7 @@
 """Stand-ins of clouds on this machine, to rehearse launches and to test launchers against."""
 
 from .__about__ import __version__
+from ._aws._process_stand_in import SageMakerProcesses
 from ._aws._scripted._job import ScriptedTrainingJob
 from ._aws._scripted._world import TrainingWorld
 from ._aws._stand_in import SageMakerStandIn
@@ -42,6 +43,7 @@ __all__ = [
     "ModalWorld",
     "Node",
     "Nodes",
+    "SageMakerProcesses",
     "SageMakerStandIn",
     "ScriptedCall",
     "ScriptedDict",

@@ -10,7 +10,13 @@ import threading
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from . import KubernetesProcesses, ModalProcesses, SageMakerStandIn, StandInError
+from . import (
+    KubernetesProcesses,
+    ModalProcesses,
+    SageMakerProcesses,
+    SageMakerStandIn,
+    StandInError,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -53,17 +59,29 @@ def _kubernetes(options: argparse.Namespace, folder: Path, over: threading.Event
 
 
 def _aws(options: argparse.Namespace, _: Path, over: threading.Event) -> None:
-    with SageMakerStandIn(port=options.port, region=options.region, real_time=True) as stand_in:
-        habits = stand_in.world.habits
-        habits.auto_start, habits.auto_succeed = options.start_seconds, options.train_seconds
+    seconds = options.train_seconds
+    with _training(options) as stand_in:
+        if seconds is not None:
+            stand_in.world.habits.auto_start = options.start_seconds
+            stand_in.world.habits.auto_succeed = seconds
         for name, value in stand_in.environment.items():
             sys.stdout.write(f"export {name}={value}\n")
-        sys.stdout.write(
-            f"# {stand_in.url} runs; its training jobs run no program, and succeed after {options.train_seconds:g} s; "
-            "Ctrl-C ends it\n"
+        what = (
+            "Ctrl-C ends it and all that it has started"
+            if seconds is None
+            else f"its training jobs run no program, and succeed after {seconds:g} s; Ctrl-C ends it"
         )
+        sys.stdout.write(f"# {stand_in.url} runs; {what}\n")
         sys.stdout.flush()
         over.wait()
+
+
+def _training(options: argparse.Namespace) -> SageMakerStandIn:
+    if options.train_seconds is not None:
+        return SageMakerStandIn(port=options.port, region=options.region, real_time=True)
+    return SageMakerProcesses(
+        port=options.port, region=options.region, start_seconds=options.start_seconds
+    )
 
 
 def _modal(options: argparse.Namespace, _: Path, over: threading.Event) -> None:
@@ -125,7 +143,8 @@ def _parser() -> argparse.ArgumentParser:
         help="first wait before a failed pod is replaced (default: 10)",
     )
     aws = kinds.add_parser(
-        "aws", help="SageMaker, CloudWatch Logs, S3 and STS; training jobs only take their time"
+        "aws",
+        help="SageMaker, CloudWatch Logs, S3 and STS; training jobs are processes of this machine",
     )
     aws.set_defaults(run=_aws)
     aws.add_argument(
@@ -141,8 +160,8 @@ def _parser() -> argparse.ArgumentParser:
     aws.add_argument(
         "--train-seconds",
         type=float,
-        default=60.0,
-        help="how long a job trains until it succeeds (default: 60)",
+        default=None,
+        help="run no programs: jobs succeed after so long",
     )
     modal = kinds.add_parser(
         "modal", help="Modal; functions that are called run as processes of this machine"

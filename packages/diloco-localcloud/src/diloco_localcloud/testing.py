@@ -6,7 +6,14 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from . import KubernetesProcesses, KubernetesStandIn, ModalProcesses, ModalStandIn, SageMakerStandIn
+from . import (
+    KubernetesProcesses,
+    KubernetesStandIn,
+    ModalProcesses,
+    ModalStandIn,
+    SageMakerProcesses,
+    SageMakerStandIn,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -16,6 +23,7 @@ __all__ = [
     "kubernetes_stand_in",
     "modal_processes",
     "modal_stand_in",
+    "sagemaker_processes",
     "sagemaker_stand_in",
 ]
 
@@ -38,6 +46,13 @@ def kubernetes_processes() -> Iterator[KubernetesProcesses]:
 def sagemaker_stand_in() -> Iterator[SageMakerStandIn]:
     """A scripted stand-in that is started; it ends with the test. Needs ``diloco-localcloud[aws]``."""
     with SageMakerStandIn() as stand_in:
+        yield stand_in
+
+
+@pytest.fixture
+def sagemaker_processes() -> Iterator[SageMakerProcesses]:
+    """A stand-in that really runs training jobs; all ends with the test. Needs ``diloco-localcloud[aws]``."""
+    with SageMakerProcesses() as stand_in:
         yield stand_in
 
 

@@ -34,9 +34,16 @@ def until_it_ends(api):
 
 
 @pytest.mark.processes
-def test_the_command(monkeypatch):
+@pytest.mark.parametrize("runs", [True, False])
+def test_the_command(monkeypatch, runs):
     command = [sys.executable, "-m", "diloco_localcloud", "aws", "--region", "eu-west-1"]
-    command += ["--start-seconds", "0", "--train-seconds", "0.1"]
+    command += ["--start-seconds", "0"] + ([] if runs else ["--train-seconds", "0.1"])
+    request = {**REQUEST}
+    if runs:
+        request["AlgorithmSpecification"] = {
+            **REQUEST["AlgorithmSpecification"],
+            "ContainerEntrypoint": [sys.executable, "-c", "import sys; sys.exit(7)"],
+        }
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as running:
         lines = [running.stdout.readline() for _ in range(5)]
         for line in lines[:4]:
@@ -44,9 +51,11 @@ def test_the_command(monkeypatch):
             monkeypatch.setenv(name, value)
         assert "Ctrl-C ends it" in lines[4]
         api = boto3.Session().client("sagemaker")
-        arn = api.create_training_job(**REQUEST)["TrainingJobArn"]
+        arn = api.create_training_job(**request)["TrainingJobArn"]
         assert arn == "arn:aws:sagemaker:eu-west-1:123456789012:training-job/job"
-        assert until_it_ends(api)["TrainingJobStatus"] == "Completed"
+        told = until_it_ends(api)
+        assert told["TrainingJobStatus"] == ("Failed" if runs else "Completed")
+        assert told.get("FailureReason", "exit code: 7").endswith("exit code: 7")
         api.close()
         running.send_signal(signal.SIGINT)
         assert running.wait(PATIENCE) == 0

@@ -82,6 +82,30 @@ class S3:
         code = int(status.split(" ", 1)[0])
         return Response(code, body, headers.get("Content-Type", "application/xml"), kept)
 
+    def write(self, bucket: str, key: str, data: bytes) -> bool:
+        """Put an object, as SageMaker does for a job; False if there is no such bucket."""
+        with self._lock:
+            backend = self._backend()
+            if bucket not in backend.buckets:
+                return False
+            backend.put_object(bucket, key, data)
+            return True
+
+    def read(self, bucket: str, prefix: str) -> dict[str, bytes]:
+        """The objects below a prefix by their keys; none if there is no such bucket."""
+        with self._lock:
+            found = self._backend().buckets.get(bucket)
+            if found is None:
+                return {}
+            return {key: found.keys[key].value for key in found.keys if key.startswith(prefix)}
+
+    @staticmethod
+    def _backend() -> Any:
+        from moto.core import DEFAULT_ACCOUNT_ID
+        from moto.s3.models import s3_backends
+
+        return s3_backends[DEFAULT_ACCOUNT_ID]["aws"]
+
     def forget(self) -> None:
         """Drop all buckets."""
         with self._lock:

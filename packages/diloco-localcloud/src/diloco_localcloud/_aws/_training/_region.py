@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 from .._model._refused import RefusedError, invalid
 from ._job import ENDED, Job
@@ -65,6 +65,16 @@ class TrainingHabits:
         self.empty_log_pages = False
 
 
+class Machines(Protocol):
+    """What really runs jobs; called under the region's lock, and calls the region under it."""
+
+    def start(self, job: Job) -> None:
+        """Run a job's program; its end is told by ``Region.finish``, unless it is being ended."""
+
+    def end(self, job: Job, gone: Callable[[], None]) -> None:
+        """SIGTERM, and SIGKILL after a while; ``gone`` is called when nothing of it is left, at once if nothing runs."""
+
+
 class Region:
     """Training jobs and their clock.
 
@@ -75,6 +85,7 @@ class Region:
         jobs: those that exist, by name.
         lives: all jobs that there ever were, oldest first.
         logs: what they have written.
+        machines: what runs them; None if nobody does.
     """
 
     def __init__(self, timeline: Timeline, name: str, account: str) -> None:
@@ -86,6 +97,7 @@ class Region:
         self.jobs: dict[str, Job] = {}
         self.lives: list[Job] = []
         self.logs = Logs()
+        self.machines: Machines | None = None
 
     @property
     def caller(self) -> str:
@@ -140,7 +152,9 @@ class Region:
         if job.secondary != "Downloading":
             job.move(now, "Downloading")
         job.move(now, "Training")
-        if self.habits.auto_succeed is not None:
+        if self.machines is not None:
+            self.machines.start(job)
+        elif self.habits.auto_succeed is not None:
             self._unless_moved(self.habits.auto_succeed, job, lambda: self.finish(job))
         left = job.limits.get("MaxRuntimeInSeconds", _DAY) - job.trained
         self._unless_moved(left, job, lambda: self._overdue(job, "MaxRuntimeExceeded"))
@@ -168,13 +182,13 @@ class Region:
             )
         if job.status == "InProgress" and job.secondary not in {"Interrupted", "Uploading"}:
             job.move(self.timeline.now(), "Interrupted")
-            self._await_instances(job)
+            self._leave_machine(job, lambda: self._await_instances(job))
 
     def restart(self, job: Job) -> None:
         """An internal error of SageMaker, after which it begins again."""
         if job.status == "InProgress":
             job.move(self.timeline.now(), "Restarting")
-            self._await_instances(job)
+            self._leave_machine(job, lambda: self._await_instances(job))
 
     def stop(self, job: Job) -> None:
         """What StopTrainingJob does.
@@ -188,7 +202,7 @@ class Region:
             )
         seconds = min(job.term_seconds, KILL_SECONDS) if job.secondary == "Training" else 0.1
         job.move(self.timeline.now(), "Stopping", status="Stopping")
-        self._unless_moved(seconds, job, lambda: self._stopped(job, "Stopped"))
+        self._end_by(seconds, job, "Stopped")
 
     def delete(self, job: Job) -> None:
         """What DeleteTrainingJob does.
@@ -233,7 +247,22 @@ class Region:
             return
         seconds = min(job.term_seconds, KILL_SECONDS) if job.secondary == "Training" else 0.0
         job.move(self.timeline.now(), "Stopping", status="Stopping")
-        self._unless_moved(seconds, job, lambda: self._stopped(job, secondary))
+        self._end_by(seconds, job, secondary)
+
+    def _end_by(self, seconds: float, job: Job, secondary: str) -> None:
+        """It has been told to end: after so long it has, or when its machine says so."""
+        if self.machines is None:
+            self._unless_moved(seconds, job, lambda: self._stopped(job, secondary))
+        else:
+            self.machines.end(job, lambda: self._stopped(job, secondary))
+
+    def _leave_machine(self, job: Job, then: Callable[[], None]) -> None:
+        """Go on when nothing of it runs any more, unless it has been stopped by then."""
+        if self.machines is None:
+            then()
+            return
+        life = job.life
+        self.machines.end(job, lambda: then() if job.life == life else None)
 
     def _stopped(self, job: Job, secondary: str) -> None:
         job.move(self.timeline.now(), secondary, status="Stopped")

@@ -1,0 +1,103 @@
+"""The stand-in of SageMaker that really runs training jobs."""
+
+from __future__ import annotations
+
+import secrets
+import shutil
+import tempfile
+from pathlib import Path
+from typing import TYPE_CHECKING, Self
+
+from .._server._container import image_environment
+from .._server._errors import StandInError
+from ._processes._machines import LocalMachines
+from ._stand_in import SageMakerStandIn
+from ._training._region import KILL_SECONDS
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+
+class SageMakerProcesses(SageMakerStandIn):
+    """AWS's API on loopback whose training jobs are processes of this machine, in real time.
+
+    A job runs its ContainerEntrypoint with its ContainerArguments, in a folder of its own, with the Python of this process first
+    on the PATH; images are not pulled. ``/opt/ml`` in them and in its Environment is replaced by where that folder is: there are
+    the hyperparameters, the channels, the model (uploaded at the end if CompressionType is NONE), ``output/failure`` and the
+    checkpoints, which are copied to S3 once a second and brought back after an interruption. Programs find the stand-in by
+    AWS's usual variables. When it stops, or is killed, all processes end. Needs ``diloco-localcloud[aws]``.
+
+    Args:
+        port: to listen on; 0 for a free one.
+        region: of AWS, which clients have to name.
+        account: twelve digits.
+        env: what the "image" gives every container; None for PATH (with this Python first), HOME, PYTHONPATH and a few more
+            variables of this process.
+        start_seconds: from a create, or an interruption, until a job trains.
+        kill_seconds: between SIGTERM and SIGKILL; SageMaker's are 120.
+
+    Attributes:
+        world: the jobs, to be interrupted or stopped on demand, and the habits of the region. What programs do is theirs.
+        faults: what goes wrong over HTTP; see :class:`SageMakerStandIn`.
+        calls: what was called, named in the same way, the calls of programs among them.
+
+    Raises:
+        StandInError: no such port, or negative seconds.
+
+    ``start``, ``stop`` or a ``with`` block; it can be started once. Thread-safe.
+    """
+
+    def __init__(
+        self,
+        *,
+        port: int = 0,
+        region: str = "us-east-1",
+        account: str = "123456789012",
+        env: Mapping[str, str] | None = None,
+        start_seconds: float = 0.0,
+        kill_seconds: float = KILL_SECONDS,
+    ) -> None:
+        for name, seconds in (("start_seconds", start_seconds), ("kill_seconds", kill_seconds)):
+            if seconds < 0:
+                raise StandInError(f"{name} must be 0 or more, not {seconds}")
+        super().__init__(port=port, region=region, account=account, real_time=True)
+        self._folder = Path(tempfile.gettempdir()) / f"stand-in-{secrets.token_hex(8)}"
+        self._base = image_environment() if env is None else dict(env)
+        self._kill_seconds = kill_seconds
+        self._machines: LocalMachines | None = None
+        self.world.habits.auto_start = start_seconds
+        self.world.habits.upload_seconds = 0.0
+
+    def start(self) -> Self:
+        """Begin to listen, and to run jobs.
+
+        Raises:
+            StandInError: it runs or ran already, the port is taken, or the extra ``aws`` is not installed.
+        """
+        if self._machines is not None:
+            raise StandInError("the stand-in is running or has been stopped; make a new one")
+        super().start()
+        self._folder.mkdir(mode=0o700)
+        self._machines = LocalMachines(
+            self._region,
+            self._api.s3,
+            self._folder,
+            self._base,
+            self.environment,
+            self._kill_seconds,
+        )
+        with self._region.lock:
+            self._region.machines = self._machines
+        return self
+
+    def stop(self) -> None:
+        """End every process, close the port and take the files away; may be called twice."""
+        if self._machines is not None:
+            self._machines.close()
+        super().stop()
+        shutil.rmtree(self._folder, ignore_errors=True)
+
+    def pid(self, name: str) -> int | None:
+        """The first process of a job that runs; None otherwise."""
+        with self._region.lock:
+            return None if self._machines is None else self._machines.pid(name)

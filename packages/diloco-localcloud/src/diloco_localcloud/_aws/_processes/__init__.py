@@ -1,0 +1,1 @@
+"""Training jobs that are processes of this machine."""

@@ -1,0 +1,198 @@
+"""Runs each training job as a process, below a shim that ends all that it has started."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import selectors
+import threading
+from typing import TYPE_CHECKING, Any
+
+from ..._server._container import Command, Container
+from ._folder import JobFolder
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+    from pathlib import Path
+
+    from .._api._s3 import S3
+    from .._training._job import Job
+    from .._training._region import Region
+
+_SYNC_SECONDS = 1.0
+
+
+class _Life:
+    """One life of a job on a machine."""
+
+    def __init__(self, folder: JobFolder) -> None:
+        self.folder = folder
+        self.over = threading.Event()
+        self.container: Container | None = None
+        self.gone: Callable[[], None] | None = None
+
+
+class LocalMachines:
+    """The machines of a region; called under its lock, unless it says otherwise.
+
+    Args:
+        region: whose jobs they run.
+        s3: where the jobs' data are.
+        folder: for the files of the jobs; it exists as long as they do.
+        base: the environment that the "image" gives every container.
+        connect: the variables with which a program finds the stand-in.
+        kill_seconds: between SIGTERM and SIGKILL.
+    """
+
+    def __init__(
+        self,
+        region: Region,
+        s3: S3,
+        folder: Path,
+        base: Mapping[str, str],
+        connect: Mapping[str, str],
+        kill_seconds: float,
+    ) -> None:
+        self._region = region
+        self._s3 = s3
+        self._folder = folder
+        self._base = base
+        self._connect = connect
+        self._kill_seconds = kill_seconds
+        self._lives: dict[str, _Life] = {}
+        self._threads: set[threading.Thread] = set()
+        self._closed = False
+
+    def start(self, job: Job) -> None:
+        """Start a job's program."""
+        if self._closed:
+            return
+        home = self._folder / f"{job.name}-{job.life}"
+        home.mkdir(parents=True)
+        life = self._lives[job.name] = _Life(JobFolder(job, home, self._s3))
+        life.folder.fill()
+        algorithm = job.request["AlgorithmSpecification"]
+        words = [
+            *(algorithm.get("ContainerEntrypoint") or ()),
+            *(algorithm.get("ContainerArguments") or ()),
+        ]
+        if not words:
+            self._ended(
+                job, life, {"event": "refused", "message": "the image has no entrypoint here"}
+            )
+            return
+        given = {
+            key: life.folder.rewritten(text)
+            for key, text in (job.request.get("Environment") or {}).items()
+        }
+        env = {
+            **self._base,
+            **self._connect,
+            "TRAINING_JOB_NAME": job.name,
+            "TRAINING_JOB_ARN": job.arn,
+            **given,
+        }
+        nothing = os.open(os.devnull, os.O_RDONLY)
+        reader, writer = os.pipe()
+        streams = (nothing, writer, os.dup(writer))  # one log for both; the shim closes each
+        stream = f"{job.name}/algo-1-{int(self._region.timeline.now())}"
+        argv = [life.folder.rewritten(word) for word in words]
+        command = Command(argv, env, life.folder.work, None, streams=streams)
+        output = self._thread(lambda: self._read(stream, reader))
+        self._thread(lambda: self._sync(life))
+        try:
+            life.container = Container(command, lambda event: self._told(job, life, output, event))
+        finally:
+            for descriptor in streams:
+                os.close(descriptor)
+
+    def end(self, job: Job, gone: Callable[[], None]) -> None:
+        """SIGTERM to its first process, and SIGKILL to all after a while."""
+        life = self._lives.get(job.name)
+        if life is None or life.container is None:
+            gone()
+            return
+        before, life.gone = life.gone, gone
+        if before is None:
+            container = life.container
+            container.term()
+            self._region.timeline.after(self._kill_seconds, container.kill)
+            self._region.lock.notify_all()
+
+    def pid(self, name: str) -> int | None:
+        """The first process of a job; None before it has one and after its end."""
+        life = self._lives.get(name)
+        return None if life is None or life.container is None else life.container.pid
+
+    def close(self) -> None:
+        """End every job's processes, and wait until nothing is left of them; not under the lock."""
+        with self._region.lock:
+            self._closed = True
+            lives = list(self._lives.values())
+        for life in lives:
+            if life.container is not None:
+                life.container.kill()
+        for life in lives:
+            if life.container is not None:
+                life.container.join()
+            life.over.set()
+        for thread in list(self._threads):
+            thread.join()
+
+    def _thread(self, work: Callable[[], None]) -> threading.Thread:
+        thread = threading.Thread(target=work, name="training-job", daemon=True)
+        self._threads.add(thread)
+        thread.start()
+        return thread
+
+    def _told(
+        self, job: Job, life: _Life, output: threading.Thread, event: Mapping[str, Any]
+    ) -> None:
+        """From the thread of a container: it has started, or ended."""
+        if event["event"] == "started":
+            return
+        output.join()  # nothing that could write is left, so this is soon
+        life.over.set()
+        life.folder.sync()
+        with self._region.lock:
+            self._ended(job, life, event)
+
+    def _ended(self, job: Job, life: _Life, event: Mapping[str, Any]) -> None:
+        if self._lives.get(job.name) is life:
+            del self._lives[job.name]
+        if self._closed:
+            return
+        if event["event"] == "refused":
+            failure = f"ClientError: the container could not be started: {event['message']}"
+        else:
+            failure = life.folder.reason(event["code"]) if event["code"] else ""
+        if life.gone is not None:
+            life.folder.upload()  # what a job that is stopped has written is kept, too
+            life.gone()
+            self._region.lock.notify_all()
+            return
+        self._region.finish(job, failure or life.folder.upload())
+
+    def _sync(self, life: _Life) -> None:
+        while not life.over.wait(_SYNC_SECONDS):
+            with contextlib.suppress(FileNotFoundError):  # a file that was just there
+                life.folder.sync()
+
+    def _read(self, stream: str, reader: int) -> None:
+        """Put what a program writes into its log, line by line, until nothing can write any more."""
+        tail = b""
+        with selectors.DefaultSelector() as ready:
+            ready.register(reader, selectors.EVENT_READ)
+            while True:
+                ready.select()
+                data = os.read(reader, 65536)
+                whole, feed, rest = (tail + data).rpartition(b"\n")
+                tail = rest if data else b""
+                text = whole + feed + (b"" if data else rest)
+                if text:
+                    with self._region.lock:
+                        now = self._region.timeline.now()
+                        self._region.logs.write(stream, now, text.decode(errors="replace"))
+                if not data:
+                    break
+        os.close(reader)
