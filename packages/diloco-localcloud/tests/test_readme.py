@@ -18,8 +18,8 @@ def test_scripted(kubernetes_stand_in):
     assert kubernetes_stand_in.url.endswith(kubernetes_stand_in.url.rpartition(":")[2])
     assert kubernetes_stand_in.world.pods() == []
 
-def test_sagemaker(sagemaker_stand_in):
-    assert sagemaker_stand_in.world.jobs() == []
+def test_sagemaker(sagemaker_stand_in, sagemaker_processes):
+    assert sagemaker_stand_in.world.jobs() == sagemaker_processes.world.jobs() == []
 
 def test_processes(kubernetes_processes):
     assert kubernetes_processes.pods.of("none") == []
