@@ -216,15 +216,15 @@ def _handler(aws):
                 self._send(error.status, text.encode(), "application/x-amz-json-1.1")
 
         def do_GET(self):
+            if "list-type=2" in self.path:
+                self._send(200, b"<ListBucketResult></ListBucketResult>", "application/xml")
+                return
             content = aws.objects.get(self.path.partition("?")[0])
             if content is None:
                 text = b"<Error><Code>NoSuchKey</Code><Message>no such key</Message></Error>"
                 self._send(404, text, "application/xml")
             else:
                 self._send(200, content, "application/octet-stream")
-
-        def do_HEAD(self):
-            self._send(200, b"", "application/xml")
 
         def do_DELETE(self):
             aws.objects.pop(self.path.partition("?")[0], None)

@@ -40,7 +40,7 @@ def test_what_cannot_be_found_out_is_not_well(world):
         "SimulatePrincipalPolicy",
         "ListServiceQuotas",
         "DescribeImages",
-        "HeadBucket",
+        "ListObjects",
     ):
         world.stand_in.faults.add("forbidden", verb=operation, times=None)
     findings = world.make_executor().check()

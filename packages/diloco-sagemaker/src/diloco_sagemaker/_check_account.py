@@ -107,7 +107,9 @@ def check_bucket(client: Client, role: str, place: str) -> Iterator[Finding]:
     """Whether the bucket of the results is there, and whether the role may write to it."""
     bucket, _, prefix = place.removeprefix("s3://").partition("/")
     try:
-        client.ask("s3", "head_bucket", f"find the bucket {bucket}", Bucket=bucket)
+        # Not HeadBucket: an error without a body could be anybody's.
+        what = f"look into the bucket {bucket}"
+        client.ask("s3", "list_objects_v2", what, Bucket=bucket, MaxKeys=1)
     except MissingError:
         yield Finding(
             "bucket", False, f"there is no bucket {bucket}: create it, or mend output_s3_path="

@@ -14,6 +14,7 @@ from ._errors import MissingError, missing_boto3, to_error
 from ._facts import JobFacts, Summary, read_job, read_summary
 from ._options import SageMakerOptions
 from ._pace import wait_for_turn
+from ._whole import refuse_cut_answers
 
 T = TypeVar("T")
 _PAGE = 100
@@ -35,6 +36,8 @@ class Client:
             "sts": options.sts_client,
         }
         self._clients = {name: client for name, client in given.items() if client is not None}
+        for client in self._clients.values():
+            refuse_cut_answers(client)
         self._ours: list[Any] = []
 
     # --- where ---
@@ -262,6 +265,7 @@ class Client:
         if client is not None:
             return client
         made = self._make(service)
+        refuse_cut_answers(made)
         with self._lock:
             client = self._clients.setdefault(service, made)
             if client is made:

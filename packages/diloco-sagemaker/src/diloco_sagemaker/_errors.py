@@ -50,7 +50,6 @@ _MISSING = frozenset(
         "ResourceNotFoundException",
         "NoSuchKey",
         "NoSuchBucket",
-        "404",
         "ImageNotFoundException",
         "RepositoryNotFoundException",
     ]
@@ -62,7 +61,6 @@ _FORBIDDEN = frozenset(
         "UnauthorizedOperation",
         "AuthorizationError",
         "OptInRequired",
-        "403",
     ]
 )
 _EXPIRED = frozenset(
@@ -140,8 +138,9 @@ def to_error(error: Exception, what: str) -> DilocoError:
         return UnreachedError(text)
     if isinstance(error, (of_botocore.HTTPClientError, of_botocore.ConnectionError, OSError)):
         return UnavailableError(text)
+    # What is streamed is read from urllib3 itself, which has errors of its own.
     if isinstance(error, of_botocore.BotoCoreError) or type(error).__module__.startswith(
-        "botocore."
+        ("botocore.", "urllib3.")
     ):
         # An answer that cannot be read, for one: it was cut, or a proxy gave it.
         return UnavailableError(text)
@@ -165,6 +164,10 @@ def _answered(response: Any, failed: str) -> BackendError:
     metadata = response.get("ResponseMetadata", {})
     status = metadata.get("HTTPStatusCode", 0)
     text = f"{failed}: {code}: {message}" if message else f"{failed}: {code or status}"
+    if code in {"", str(status)} and status not in {0, 429}:
+        # botocore found no words of AWS in it: it was cut on its way, or somebody between answered. It says nothing of what
+        # was asked for, so that no result is lost and no job is gone because of it.
+        return UnavailableError(f"{text} (this answer is not AWS's own, or was cut)")
     if code in _THROTTLED or status == 429:
         return ThrottledError(text, retry_after=_seconds(metadata.get("HTTPHeaders", {})))
     if code == "ResourceLimitExceeded":
