@@ -1,8 +1,11 @@
 """The verbs, over the scripted stand-in."""
 
+import modal
 import pytest
 
+from diloco_modal import ModalSpawnExecutor
 from diloco_protocol import (
+    AuthError,
     BackendError,
     InvalidRequestError,
     Reason,
@@ -238,6 +241,17 @@ def test_refused_before_the_first_call(lab, options, message):
     with pytest.raises(InvalidRequestError, match=message):
         lab.launch(1, **options)
     assert not lab.world.calls()
+
+
+def test_no_token(monkeypatch):
+    def refuse():
+        raise modal.exception.AuthError("Token missing.")
+
+    monkeypatch.setattr(modal.Client, "from_env", refuse)
+    executor = ModalSpawnExecutor()
+    with pytest.raises(AuthError, match=r"Token missing\. Run 'modal token new'"):
+        executor.launch_replicas(1, "trainer:train")
+    assert [finding.ok for finding in executor.check(1)] == [False]
 
 
 def test_a_server_that_does_not_answer(lab):

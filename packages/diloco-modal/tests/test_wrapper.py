@@ -87,6 +87,13 @@ def test_a_life_without_an_end_was_an_attempt(record):
     assert outcome(payload("attempt")).result == 2
 
 
+@pytest.mark.processes
+def test_a_result_that_is_too_large(record):
+    done = outcome({**payload(), "result_bytes": 3})
+    assert done.exit_code == 1
+    assert "3" in done.error
+
+
 def test_another_call_holds_the_rank(record):
     record["call-0"] = {"call": "fc-other"}
     done = outcome(payload())

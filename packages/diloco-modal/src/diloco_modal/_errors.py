@@ -78,7 +78,7 @@ def translated(error: BaseException, what: str) -> BackendError | None:
         return ThrottledError(text)
     if isinstance(error, modal_errors.AuthError):
         return AuthError(
-            f"{text}. Run 'modal token new', or set MODAL_TOKEN_ID and MODAL_TOKEN_SECRET"
+            f"{text.rstrip('.')}. Run 'modal token new', or set MODAL_TOKEN_ID and MODAL_TOKEN_SECRET"
         )
     if isinstance(error, modal_errors.PermissionDeniedError):
         return ForbiddenError(text)

@@ -34,7 +34,7 @@ from ._handles import check_handle, link, make_handle
 from ._launch import AT_ONCE, Launcher, bound_options
 from ._logs import read_log
 from ._options import DAY, ModalOptions
-from ._payload import LONGEST_CALL, MARGIN, call_timeout, payloads, shown_payload
+from ._payload import LONGEST_CALL, MARGIN, MAX_RESULT_BYTES, call_timeout, payloads, shown_payload
 
 T = TypeVar("T")
 
@@ -57,7 +57,7 @@ class ModalSpawnExecutor(BaseExecutor):
     capabilities = Capabilities(
         cancel_scope="replica",
         result_channel="the call's return value",
-        max_result_bytes=16 * 1024 * 1024,
+        max_result_bytes=MAX_RESULT_BYTES,
         log_streams=("stdout", "stderr", "combined"),
         preemptible=True,
         retention=7.0 * DAY,

@@ -12,6 +12,7 @@ from ._options import ModalOptions
 
 PAYLOAD_VERSION = 1
 MAX_PAYLOAD_BYTES = 4 * 1024 * 1024
+MAX_RESULT_BYTES = 16 * 1024 * 1024
 MARGIN = 120.0
 """Seconds that a call may last longer than its replica: to start the runner, and to report."""
 LONGEST_CALL = 86_400.0
@@ -41,6 +42,7 @@ def payloads(request: RunRequest, options: ModalOptions, launch: str) -> list[di
             "env": dict(request.env),
             "secrets": dict(request.secrets),
             "restarts": request.max_restarts,
+            "result_bytes": MAX_RESULT_BYTES,
             "grace": options.grace,
             "pending_timeout": options.pending_timeout,
             "deploy": deploy_command(options),

@@ -86,6 +86,7 @@ def _live(payload: dict[str, Any], record: Any, rank: int, launched: float) -> s
             [
                 sys.executable, "-m", "diloco_protocol.runner", "--spec", str(spec), "--outcome", str(outcome),
                 "--attempts", str(counter), "--restarts", str(payload["restarts"]),
+                "--result-bytes", str(payload["result_bytes"]),
             ],
             env={**os.environ, **payload["env"]},
             start_new_session=True,
