@@ -35,6 +35,8 @@ def truth_of(job):
     if job is None:
         return Truth(None, alive=False)
     attempt, status, secondary = attempt_of(job), job["TrainingJobStatus"], job["SecondaryStatus"]
+    if status == "Deleting":  # it is what it was
+        status = secondary if secondary in ENDS else "Stopped"
     if status in ENDS:
         if status == "Stopped" and secondary != "Stopped":
             return Truth("failed", alive=False, attempt=attempt)

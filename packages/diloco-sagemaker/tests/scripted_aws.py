@@ -67,7 +67,6 @@ class AWSHarness(Harness):
         Ability.SECRETS: "SageMaker hands no secrets to training jobs",
         Ability.RESTART: "a restart in the same job is in its records only when it has ended; test_lives.py has these",
         Ability.RACE: "whatever the program of a job does that is being stopped, the job ends as stopped",
-        Ability.REMOVE: "the stand-in deletes a job at once",
     }
 
     def __init__(self, **options):
@@ -243,6 +242,14 @@ class AWSHarness(Harness):
     def expire(self, handles):
         for handle in handles:
             self.api.delete_training_job(TrainingJobName=handle.metadata["job_name"])
+
+    def remove(self, handle):
+        """As somebody does with the console, which shows the jobs as Deleting for a while."""
+        run = handle.metadata["job_name"][:-5]
+        self.world.habits.delete_seconds = 5.0
+        for job in self.world.jobs(run):
+            self.api.delete_training_job(TrainingJobName=job.name)
+        self.world.habits.delete_seconds = 0.0
 
     def foreign(self, name):
         self.strangers.add(f"diloco-{name}-00000")

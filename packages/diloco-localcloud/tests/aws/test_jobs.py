@@ -119,6 +119,18 @@ def test_a_name_is_free_only_after_the_delete(lab):
     assert lab.describe()["TrainingJobStatus"] == "InProgress"
 
 
+def test_a_delete_may_take_a_while(lab):
+    lab.create().stop()
+    lab.world.settle()
+    lab.world.habits.delete_seconds = 5.0
+    lab.api.delete_training_job(TrainingJobName="job")
+    assert lab.describe()["TrainingJobStatus"] == "Deleting"
+    with lab.refused("ResourceInUse", "must be unique"):
+        lab.create()
+    lab.world.advance(5)
+    assert lab.listed() == []
+
+
 def test_a_warm_pool_keeps_a_job_from_its_delete(lab):
     resources = {**lab.request()["ResourceConfig"], "KeepAlivePeriodInSeconds": 600}
     job = lab.create(ResourceConfig=resources)

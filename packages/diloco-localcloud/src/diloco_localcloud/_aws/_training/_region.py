@@ -38,6 +38,7 @@ class TrainingHabits:
         auto_succeed: after so many seconds of training programs exit with 0 by themselves; None leaves it to the test.
         upload_seconds: from the end of a program to the end of its job.
         quota_release_seconds: how long an ended job keeps its part of the quota.
+        delete_seconds: how long a job that is deleted is there with status Deleting.
         quotas: how many instances of a type there may be; a type that is not named has no quota.
         no_capacity: types of which there are no instances: jobs on demand fail, jobs on spot wait.
         list_lag: how far ListTrainingJobs is behind, in seconds.
@@ -54,6 +55,7 @@ class TrainingHabits:
         self.auto_succeed: float | None = None
         self.upload_seconds = 1.0
         self.quota_release_seconds = 120.0
+        self.delete_seconds = 0.0
         self.quotas: dict[str, int] = {}
         self.no_capacity: set[str] = set()
         self.list_lag = 0.0
@@ -220,6 +222,14 @@ class Region:
                 "ResourceInUse",
                 f"Training job {job.arn} cannot be deleted because it has a warm pool in status Available.",
             )
+        if not self.habits.delete_seconds:
+            self._gone(job)
+            return
+        job.status, job.modified = "Deleting", self.timeline.now()
+        job.note(job.modified)
+        self._after(self.habits.delete_seconds, lambda: self._gone(job))
+
+    def _gone(self, job: Job) -> None:
         job.deleted = self.timeline.now()
         del self.jobs[job.name]
 

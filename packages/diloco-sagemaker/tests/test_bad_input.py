@@ -1,0 +1,76 @@
+"""What is wrong is named before the first call that creates anything."""
+
+import boto3
+import pytest
+
+from diloco_protocol import AuthError, InvalidRequestError
+
+
+def launch(executor, **options):
+    return executor.launch_replicas(2, "trainer:train", run_id="run-1", **options)
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ({"image_uri": "x" * 300}, "TrainingImage has 300 characters.*at most 255"),
+        ({"role_arn": f"arn:aws:iam::123456789012:role/{'x' * 2100}"}, "RoleArn.*at most 2048"),
+        ({"output_s3_path": f"s3://bucket/{'x' * 1100}"}, "S3OutputPath.*at most 1024"),
+        ({"output_s3_path": f"s3://bucket/{'x' * 1010}", "spot": True}, "S3Uri.*at most 1024"),
+        ({"tags": {str(number): "x" for number in range(60)}}, "Tags has 63 items.*at most 50"),
+        ({"tags": {"team": "x" * 300}}, "Value has 300 characters.*at most 256"),
+        ({"security_group_ids": ["sg-1"] * 6, "subnets": ["subnet-1"]}, "6 items.*at most 5"),
+        ({"security_group_ids": ["bad id!"], "subnets": ["subnet-1"]}, "'bad id!'.*must match"),
+        ({"training_plan_arn": "x"}, "TrainingPlanArn.*at least 50"),
+        ({"command": ["x" * 300]}, "ContainerEntrypoint.*at most 256"),
+        ({"owner": "two\nlines"}, "must match"),
+        ({"pending_timeout": 2000}, "only on types with GPUs"),
+    ],
+)
+def test_options_that_only_a_launch_shows_to_be_wrong(aws, executor, options, words):
+    with pytest.raises(InvalidRequestError, match=words):
+        launch(executor(**options))
+    assert aws.calls == []
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ({"timeout": 0}, "positive number of seconds"),
+        ({"timeout": float("nan")}, "positive number of seconds"),
+        ({"timeout": "1h"}, "positive number of seconds"),
+        ({"env": {"1A": "x"}}, "no digit at the beginning"),
+        ({"env": {"A": "\0"}}, "NUL"),
+        ({"labels": {str(number): "x" for number in range(49)}}, "Tags has 52 items"),
+    ],
+)
+def test_launches_that_are_wrong(aws, executor, options, words):
+    with pytest.raises(InvalidRequestError, match=words):
+        launch(executor(), **options)
+    assert aws.calls == []
+
+
+@pytest.fixture
+def no_credentials(monkeypatch):
+    """Nobody has logged in here."""
+    for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY", "AWS_SESSION_TOKEN", "AWS_PROFILE"):
+        monkeypatch.delenv(name, raising=False)
+    for name in ("AWS_CONFIG_FILE", "AWS_SHARED_CREDENTIALS_FILE"):
+        monkeypatch.setenv(name, "/nowhere")
+    monkeypatch.setenv("AWS_EC2_METADATA_DISABLED", "true")
+
+
+def test_no_credentials(aws, executor, no_credentials):
+    ours = executor(session=boto3.Session(region_name="eu-west-1"))
+    with pytest.raises(AuthError, match="Log in"):
+        launch(ours)
+    (finding,) = ours.check()
+    assert (finding.subject, finding.ok) == ("credentials", False)
+    assert aws.calls == []
+
+
+def test_a_profile_that_is_not_there(aws, offline, no_credentials, monkeypatch):
+    monkeypatch.setenv("AWS_PROFILE", "nobodys")
+    with pytest.raises(AuthError, match="nobodys"):
+        launch(offline(endpoint_url=aws.url, region="eu-west-1"))
+    assert aws.calls == []
