@@ -1,0 +1,255 @@
+"""The whole launch on one machine: a real client of AWS, training jobs that are processes, and replicas that meet in S3."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+import uuid
+from pathlib import Path
+
+import boto3
+import pytest
+import torch
+from integration_lab import PATIENCE
+from safetensors.torch import load_file
+
+from diloco_core import export
+from diloco_local import LocalProcessExecutor
+from diloco_localcloud import SageMakerProcesses
+from diloco_protocol import Backoff
+from diloco_sagemaker import SageMakerExecutor
+
+pytestmark = pytest.mark.processes
+
+CHAOS = Path(__file__).parents[1] / "tools" / "chaos"
+MARK = "DILOCO_REHEARSAL"
+RUN = "diloco_core.replica_entrypoint:run"
+TRAINER = """
+import os
+import time
+from pathlib import Path
+
+import torch
+from diloco_core import DiLoCo, connect
+from training import CLASSES, FEATURES, examples
+
+
+def waits(folder):
+    Path(folder, "up-" + os.environ["REPLICA_RANK"]).touch()
+    while not Path(folder, "go").exists():
+        time.sleep(0.02)
+    return int(os.environ["REPLICA_RANK"])
+
+
+def make_model():
+    torch.manual_seed(0)
+    return torch.nn.Sequential(torch.nn.Linear(FEATURES, 64), torch.nn.ReLU(), torch.nn.Linear(64, CLASSES))
+
+
+class Batches:
+    def __init__(self, rank):
+        self.rank, self.position = rank, 0
+
+    def __next__(self):
+        self.position += 1
+        return examples(1_000_003 * (self.rank + 1) + self.position, 16)
+
+    def state_dict(self):
+        return {"position": self.position}
+
+    def load_state_dict(self, state):
+        self.position = state["position"]
+
+
+def train(syncs, step_seconds):
+    torch.set_num_threads(1)
+    exchange = connect()
+    model = make_model()
+    inner = torch.optim.AdamW(model.parameters(), lr=1e-3)
+    batches = Batches(exchange.rank)
+    report = lambda sync: print(sync.to_json(), flush=True)
+    outer = DiLoCo(model, inner, exchange, sync_every=10, stateful={"batches": batches}, on_sync=report)
+    with outer:
+        for _ in range(outer.batches_to_skip):
+            next(batches)
+        while outer.committed < syncs:
+            images, labels = next(batches)
+            torch.nn.functional.cross_entropy(model(images), labels).backward()
+            inner.step()
+            inner.zero_grad()
+            time.sleep(step_seconds)
+    return outer.committed
+"""
+LAUNCHER = """
+import json
+import sys
+
+from diloco_sagemaker import SageMakerExecutor
+
+options, folder, count = json.loads(sys.argv[1]), sys.argv[2], int(sys.argv[3])
+executor = SageMakerExecutor(**options)
+executor.launch_replicas(count, "jobs_trainer:waits", {"folder": folder}, run_id="killed")
+"""
+
+
+def wait_for(condition, what):
+    deadline = time.monotonic() + PATIENCE
+    while not (found := condition()):
+        assert time.monotonic() < deadline, f"waited {PATIENCE:g} s for {what}"
+        time.sleep(0.02)
+    return found
+
+
+class Rehearsal:
+    """An account whose jobs are processes, and executors that use it."""
+
+    def __init__(self, folder, monkeypatch):
+        self.folder = folder
+        self.mark = uuid.uuid4().hex
+        (folder / "jobs_trainer.py").write_text(TRAINER)
+        folders = [str(CHAOS), str(folder), *(entry for entry in sys.path if entry)]
+        self.variables = {
+            "PYTHONPATH": os.pathsep.join(folders),
+            "OMP_NUM_THREADS": "1",
+            MARK: self.mark,
+        }
+        self.stand_in = SageMakerProcesses(kill_seconds=10.0).start()
+        self.world = self.stand_in.world
+        for name, value in self.stand_in.environment.items():
+            monkeypatch.setenv(name, value)
+        client = boto3.Session().client("s3")
+        client.create_bucket(Bucket="runs")
+        client.close()
+        self.options = {
+            "role_arn": "arn:aws:iam::123456789012:role/trainer",
+            "image_uri": "123456789012.dkr.ecr.us-east-1.amazonaws.com/trainer:1",
+            "output_s3_path": "s3://runs/output",
+            "command": [sys.executable, "-m", "diloco_protocol.runner"],
+            "env": self.variables,
+            "grace": 2.0,
+        }
+
+    def executor(self):
+        return SageMakerExecutor(**self.options, backoff=Backoff(first=0.1, factor=1.2, cap=0.5))
+
+    def processes(self):
+        """Every process that a job has started, by the mark in its environment."""
+        wanted, found = f"{MARK}={self.mark}".encode(), []
+        for entry in Path("/proc").iterdir():
+            if entry.name.isdigit():
+                try:
+                    if wanted in (entry / "environ").read_bytes().split(b"\0"):
+                        found.append(int(entry.name))
+                except OSError:
+                    continue
+        return found
+
+
+@pytest.fixture
+def rehearsal(tmp_path, monkeypatch):
+    found = Rehearsal(tmp_path, monkeypatch)
+    yield found
+    found.stand_in.stop()
+    wait_for(lambda: not found.processes(), "every process to be gone")
+
+
+def test_a_run_that_is_cancelled_half_way_leaves_nothing_running(rehearsal, tmp_path):
+    with rehearsal.executor() as executor:
+        handles = executor.launch_replicas(
+            3, "jobs_trainer:waits", {"folder": str(tmp_path)}, run_id="cancelled"
+        )
+        for rank in range(3):
+            wait_for((tmp_path / f"up-{rank}").exists, "a program to run")
+        executor.cancel_run("cancelled")
+        results = executor.collect(handles, timeout=PATIENCE)
+        assert [result["status"] for result in results] == ["cancelled"] * 3
+        assert [job.status[0] for job in rehearsal.world.jobs()] == ["Stopped"] * 3
+        wait_for(lambda: not rehearsal.processes(), "every process to be gone")
+
+
+@pytest.mark.parametrize("created", [2, *(pytest.param(n, marks=pytest.mark.slow) for n in (1, 3))])
+def test_a_launcher_that_is_killed_while_it_creates_jobs(rehearsal, tmp_path, created):
+    """Whoever launches the same run again has each job once."""
+    # Each answer comes late, so that the launcher can be killed between a job and the next.
+    rehearsal.stand_in.faults.add(
+        "delay", verb="CreateTrainingJob", resource="sagemaker", times=None, seconds=1.0
+    )
+    (tmp_path / "launcher.py").write_text(LAUNCHER)
+    options = {**rehearsal.options, "endpoint_url": rehearsal.stand_in.url}
+    launcher = subprocess.Popen(
+        [sys.executable, "launcher.py", json.dumps(options), str(tmp_path), "3"],
+        cwd=tmp_path,
+        env={**os.environ, "PYTHONPATH": rehearsal.variables["PYTHONPATH"]},
+    )
+    try:
+        wait_for(lambda: len(rehearsal.world.jobs()) >= created, "the jobs to be created")
+    finally:
+        launcher.send_signal(signal.SIGKILL)
+        launcher.wait()
+    rehearsal.stand_in.faults.clear()
+    with rehearsal.executor() as executor:
+        handles = executor.launch_replicas(
+            3, "jobs_trainer:waits", {"folder": str(tmp_path)}, run_id="killed"
+        )
+        names = [handle.metadata["job_name"] for handle in handles]
+        assert sorted(job.name for job in rehearsal.world.jobs()) == sorted(names)
+        assert len(names) == 3
+        (tmp_path / "go").touch()
+        results = executor.collect(handles, timeout=PATIENCE)
+        assert [(result["status"], result["result"]) for result in results] == [
+            ("succeeded", rank) for rank in range(3)
+        ]
+
+
+def loss_of(path):
+    """The loss of an exported model on images that no replica has seen."""
+    sys.path.insert(0, str(CHAOS))
+    try:
+        from training import examples
+    finally:
+        sys.path.remove(str(CHAOS))
+    values = load_file(path)
+    images, labels = examples(7, 1000)
+    hidden = torch.relu(images @ values["0.weight"].T + values["0.bias"])
+    logits = hidden @ values["2.weight"].T + values["2.bias"]
+    return float(torch.nn.functional.cross_entropy(logits, labels))
+
+
+@pytest.mark.slow
+def test_an_elastic_run_on_spot_over_s3_survives_an_interruption(rehearsal, tmp_path):
+    syncs = 12
+
+    def arguments(uri, step_seconds):
+        return {
+            "trainer_module": "jobs_trainer",
+            "trainer_kwargs": {"syncs": syncs, "step_seconds": step_seconds},
+            "connect_options": {"min_replicas": 2, "grace": 3.0, "topology": "sharded"},
+            "rendezvous_uri": uri,
+        }
+
+    with rehearsal.executor() as executor:
+        handles = executor.launch_replicas(
+            4, RUN, arguments("s3://runs/one", 0.05), run_id="elastic", spot=True
+        )
+
+        def synced(rank, count):
+            return lambda: executor.poll(handles[rank]) == "running" and count <= len(
+                [line for line in executor.log_iter(handles[rank]) if line.startswith("{")]
+            )
+
+        wait_for(synced(1, 3), "three syncs")
+        rehearsal.world.job(handles[1].metadata["job_name"]).interrupt()
+        results = executor.collect(handles, timeout=PATIENCE)
+        assert [result["status"] for result in results] == ["succeeded"] * 4, results
+        assert [result["attempt"] for result in results] == [1, 2, 1, 1]
+        assert {result["result"] for result in results} == {syncs}
+    export("s3://runs/one", tmp_path / "one.safetensors")
+    local = LocalProcessExecutor(root=tmp_path / "local", env=rehearsal.variables)
+    undisturbed = str(tmp_path / "undisturbed")
+    again = local.launch_replicas(4, RUN, arguments(undisturbed, 0.0), run_id="undisturbed")
+    assert {result["result"] for result in local.collect(again, timeout=PATIENCE)} == {syncs}
+    export(undisturbed, tmp_path / "two.safetensors")
+    losses = [loss_of(tmp_path / f"{name}.safetensors") for name in ("one", "two")]
+    assert abs(losses[0] - losses[1]) < 0.2, losses
