@@ -8,6 +8,7 @@ from diloco_protocol import (
     AuthError,
     BackendError,
     InvalidRequestError,
+    LaunchError,
     Reason,
     ReplicaNotFoundError,
     RunConflictError,
@@ -182,6 +183,29 @@ def test_a_launch_that_fails_leaves_nothing(lab):
     assert lab.executor().list_runs() == []
     lab.stand_in.faults.clear()
     assert len(lab.launch(4)) == 4
+
+
+def test_what_could_not_be_ended_is_listed_and_the_rest_cannot_start(lab):
+    lab.stand_in.faults.add("forbidden", verb="FunctionMap", resource="modal", after=2, times=None)
+    lab.stand_in.faults.add("forbidden", verb="FunctionCallCancel", resource="modal", times=None)
+    with pytest.raises(LaunchError, match="2 calls of this launch could not be ended") as caught:
+        lab.launch(4)
+    ranks = {each.rank for each in caught.value.survivors}
+    assert len(ranks) == 2
+    void = {rank for rank in range(4) if lab.record().get(f"call-{rank}") == {"call": ""}}
+    assert void == set(range(4)) - ranks
+    lab.stand_in.faults.clear()
+    for handle in caught.value.survivors:
+        lab.executor().cancel(handle)
+    with pytest.raises(RunConflictError, match="was cancelled before rank"):
+        lab.launch(4)
+
+
+def test_cancelled_before_every_rank_was_started(lab):
+    lab.launch(2)
+    lab.record().pop("call-1")
+    lab.executor().cancel_run("run")
+    assert lab.record().get("call-1") == {"call": ""}
 
 
 def test_logs(lab):
