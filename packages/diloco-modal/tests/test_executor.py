@@ -227,6 +227,16 @@ def test_logs(lab):
     assert list(executor.log_iter(handle, follow=True)) == ["one", "two", "wrong"]
 
 
+def test_the_last_line_of_many_pieces(lab):
+    executor = lab.executor()
+    (handle,) = lab.launch(1, executor)
+    lab.begin(handle)
+    for piece in ("first\n", "a", "b", "c", "d", "e\n"):
+        lab.call(handle).log(piece)
+        lab.world.advance(1)
+    assert executor.stream_logs(handle, n_lines=1) == "abcde"
+
+
 # --- bad input ---
 
 
