@@ -8,13 +8,15 @@ from typing import Any
 import numpy as np
 import torch
 
+from .._generators import TURNS
+
 
 def random_state() -> dict[str, Any]:
     """The states of all generators."""
     python = random.getstate()
     kind, keys, position, has_gauss, gauss = np.random.get_state()
     state = {
-        "torch": torch.get_rng_state(),
+        "torch": _torch_state(),
         "python": [python[0], list(python[1]), python[2]],
         "numpy": [
             str(kind),
@@ -31,10 +33,16 @@ def random_state() -> dict[str, Any]:
 
 def set_random_state(state: dict[str, Any]) -> None:
     """Go on from saved states. Those of GPUs are left out if there is another number of them now."""
-    torch.set_rng_state(state["torch"])
+    with TURNS:
+        torch.set_rng_state(state["torch"])
     version, internal, gauss = state["python"]
     random.setstate((version, tuple(internal), gauss))
     kind, keys, position, has_gauss, cached = state["numpy"]
     np.random.set_state((kind, np.array(keys, dtype=np.uint32), position, has_gauss, cached))
     if torch.cuda.is_available() and len(state.get("cuda", ())) == torch.cuda.device_count():
         torch.cuda.set_rng_state_all(state["cuda"])
+
+
+def _torch_state() -> torch.Tensor:
+    with TURNS:
+        return torch.get_rng_state()

@@ -13,6 +13,7 @@ import torch
 from .._arithmetic._layout import Piece
 from .._checks import kind_of, number, yes_or_no
 from .._errors import ConfigurationError
+from .._generators import undisturbed
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -114,7 +115,7 @@ class OuterOptimizer:
         """How many tensors of the size of the values it keeps: 1 for SGD with momentum, 2 for Adam. Takes one step to see."""
         piece, outer = Piece(0, 0, 1), OuterOptimizer(self._factory)
         # Some optimizers draw random numbers, which must not change those of the training.
-        with torch.random.fork_rng(devices=[]), torch.device("cpu"):
+        with undisturbed(), torch.device("cpu"):
             outer.step(piece, torch.zeros(1), torch.zeros(1))
         return len(outer.tensors(piece))
 

@@ -17,6 +17,7 @@ import torch
 from .._arithmetic._layout import Piece
 from .._checks import kind_of
 from .._errors import ConfigurationError
+from .._generators import undisturbed
 from ._optimizer import OuterOptimizer, make
 
 if TYPE_CHECKING:
@@ -46,7 +47,7 @@ def try_out(factory: OuterOptimizerFactory) -> None:
             published.
     """
     # On the CPU, whatever torch's default device is, since outer steps are taken on the CPU.
-    with torch.random.fork_rng(devices=[]), torch.device("cpu"):
+    with undisturbed(), torch.device("cpu"):
         generator = torch.Generator("cpu").manual_seed(_SEED)
         start = torch.randn(_NUMEL, generator=generator, dtype=torch.float32)
         gradients = [
