@@ -7,5 +7,5 @@ from diloco_localcloud._server._faults import KINDS
 
 
 def test_no_kind_of_fault_is_without_words():
-    needs_the_call, only_cuts = {"forbidden"}, {"cut", "ambiguous"}
-    assert set(REFUSALS) == set(KINDS) - needs_the_call - only_cuts
+    needs_the_call, only_cuts, is_answered = {"forbidden"}, {"cut", "ambiguous"}, {"delay"}
+    assert set(REFUSALS) == set(KINDS) - needs_the_call - only_cuts - is_answered
