@@ -47,17 +47,21 @@ class Schema:
 
 
 class Exchange(Protocol):
-    """One replica's connection to the others. To be used by one thread at a time.
+    """One replica's connection to the others. To be used by one thread at a time, apart from :meth:`give_up`.
 
     Attributes:
         rank: The rank of this replica.
         world_size: The number of ranks.
         codecs: Whether contributions are sent as the job's codec encodes them. If not, a codec is refused.
+        delays: Whether a sync may be carried out by another thread while the replica trains. If not, a delay is refused.
+        begins_behind: Whether that thread may also call :meth:`begin`. If not, the thread that trains does.
     """
 
     rank: int
     world_size: int
     codecs: bool = False
+    delays: bool = False
+    begins_behind: bool = True
 
     @abstractmethod
     def join(self, schema: Schema) -> None:
@@ -107,6 +111,14 @@ class Exchange(Protocol):
             ConfigurationError: The values are too large for one object.
         """
         ...
+
+    def give_up(self) -> None:
+        """Make a sync that another thread carries out end soon, with a :class:`._pending.GivenUpError`, instead of waiting.
+
+        The exchange still works afterwards, but no other sync can be begun. The only method that may be called while a sync
+        is carried out. An exchange that cannot do this does nothing.
+        """
+        return  # not abstract: most exchanges do not carry out syncs in another thread
 
     @abstractmethod
     def leave(self) -> None:

@@ -6,6 +6,7 @@ sync is begun, and the second half when it is finished.
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Generator
 from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING, Protocol, TypeVar
@@ -41,6 +42,10 @@ def check_usable(*, joined: bool, ended: bool) -> None:
         )
 
 
+class GivenUpError(SyncError):
+    """The replica does not want the result of the sync any more. It is raised where the sync would have waited."""
+
+
 class Pending(Protocol):
     """A sync that has been begun. To be used once, by the thread that has begun it.
 
@@ -69,6 +74,7 @@ class Syncs:
 
     def __init__(self) -> None:
         self._under_way: _Halves | None = None
+        self._interrupted: _Halves | None = None
 
     def begin(self, name: str, steps: Steps, guard: Guard) -> Pending:
         """Run the first half of a sync.
@@ -98,6 +104,24 @@ class Syncs:
                 "object that begin() returned, or give the sync up with abort()."
             )
 
+    def interrupt(self) -> None:
+        """Make :meth:`interrupted` true for the thread that carries out the sync under way. Any thread may call this."""
+        self._interrupted = self._under_way
+
+    def interrupted(self) -> bool:
+        """Whether the calling thread carries out a sync whose result is not wanted any more."""
+        halves = self._interrupted
+        return halves is not None and halves.thread == threading.get_ident()
+
+    def check_interrupted(self) -> None:
+        """End the sync that the calling thread carries out, if its result is not wanted any more.
+
+        Raises:
+            GivenUpError: It is not wanted.
+        """
+        if self.interrupted():
+            raise GivenUpError("the sync was given up by the replica itself")
+
     def give_up(self) -> None:
         """End the sync that is under way, if there is one: it cannot be finished any more."""
         if self._under_way is not None:
@@ -111,6 +135,7 @@ class _Halves:
     def __init__(self, name: str, steps: Steps, guard: Guard, ended: Callable[[], None]) -> None:
         self.name = name
         self.over = False
+        self.thread = 0  # the one that is at work on it, if there is one
         self._steps = steps
         self._guard = guard
         self._ended = ended
@@ -140,12 +165,15 @@ class _Halves:
         )
 
     def _run(self, act: Callable[[], T]) -> T:
+        self.thread = threading.get_ident()
         try:
             with self._guard():
                 return act()
         except BaseException:
             self._ended()
             raise
+        finally:
+            self.thread = 0
 
     def _check(self) -> None:
         if self.over:

@@ -6,6 +6,7 @@ them. The arithmetic is the same as that of the exchange over a store, and the r
 
 from __future__ import annotations
 
+import threading
 from contextlib import contextmanager
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -51,6 +52,9 @@ class ProcessGroupExchange(Exchange):
     collectives of the others fail after the group's own timeout. With a backend for a device (NCCL), chunks pass through the
     memory of that device. To be used by one thread at a time.
 
+    With ``delay``, collectives are called in a thread of their own while the replica trains: give the exchange a group that the
+    training loop does not use (``torch.distributed.new_group()``).
+
     Args:
         group: The process group; the default one if None.
         device: The device that holds messages; by default the one that the group's backend needs.
@@ -61,6 +65,8 @@ class ProcessGroupExchange(Exchange):
         ConfigurationError: There is no process group, this process is not a member of it, or ``chunk_bytes`` is not a whole
             number of at least 1.
     """
+
+    delays = True
 
     def __init__(
         self,
@@ -93,6 +99,8 @@ class ProcessGroupExchange(Exchange):
         self._in_collectives = False  # whether the others are in the collectives of the same sync
         self._refused: NonFiniteUpdateError | None = None
         self._ended = False
+        # Held while collectives are called. With a delay, two threads use the exchange, and all replicas need the same order.
+        self._turn = threading.RLock()
 
     def join(self, schema: Schema) -> None:
         """Compare schemas with all others; see :meth:`._base.Exchange.join`."""
@@ -126,7 +134,15 @@ class ProcessGroupExchange(Exchange):
             self._gather_objects(("", Ending(self.rank, "left", self._progress)))
 
     def abort(self, error: BaseException) -> None:
-        """Tell the others, at their next sync, that this replica has failed; repeatable, never raises."""
+        """Tell the others, at their next sync, that this replica has failed; repeatable, never raises.
+
+        A sync that another thread carries out cannot be interrupted: this waits until it ends, at the latest after the process
+        group's timeout.
+        """
+        with self._turn:
+            self._abort(error)
+
+    def _abort(self, error: BaseException) -> None:
         self._syncs.give_up()
         if not self._ended and self._schema is not None:
             self._ended = True
@@ -139,7 +155,8 @@ class ProcessGroupExchange(Exchange):
     def _guarded(self, job: SyncJob) -> Iterator[None]:
         """If a sync fails, the exchange cannot be used any more: the others wait in collectives that this replica has left."""
         try:
-            yield
+            with self._turn:
+                yield
         except BaseException as error:
             if not self._in_collectives:
                 self.abort(error)  # the others are waiting to learn what comes next

@@ -22,6 +22,12 @@ class SyncReport:
         bytes_received: Bytes of contributions and published state that this replica read; headers may be left out.
         wait_seconds: Time spent waiting for others.
         exchange_seconds: Time spent in the sync, not counting the time spent waiting.
+        compute_seconds: Time in which this replica trained since the sync before this one; 0 without an inner loop, as are the
+            following two.
+        hidden_seconds: The part of the sync's time in which this replica trained on (``delay``).
+        exposed_seconds: Time in which this replica did not train because of the sync: while it took what it sends, waited for
+            the result, and adopted it. The share of a replica's time that goes into training is
+            ``compute_seconds / (compute_seconds + exposed_seconds)``.
         inner_steps: Inner steps that this replica's contribution covers. It is 0 without an inner loop, and if the
             contribution was carried or is open: then the report of the fragment's next sync counts these steps.
         total_inner_steps: Inner steps since the start of the run.
@@ -44,6 +50,9 @@ class SyncReport:
     bytes_received: int
     wait_seconds: float
     exchange_seconds: float
+    compute_seconds: float = 0.0
+    hidden_seconds: float = 0.0
+    exposed_seconds: float = 0.0
     inner_steps: int = 0
     total_inner_steps: int = 0
     contribution: str = "counted"

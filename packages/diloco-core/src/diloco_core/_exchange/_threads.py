@@ -23,12 +23,12 @@ from .._errors import (
 from .._timing import Timing
 from ._base import Exchange, Schema
 from ._endings import Ending, Progress, conclude, describe, failure, named_ranks
-from ._pending import Syncs, check_usable
+from ._pending import GivenUpError, Syncs, check_usable
 from ._report import SyncReport
 from ._schemas import compare_schemas
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
 
     import torch
 
@@ -81,14 +81,28 @@ class _Hub:
                 other not in arrived for other in self.endings
             )
 
+    def wake(self) -> None:
+        """Let all threads that wait look again whether they still have to."""
+        with self.changed:
+            self.changed.notify_all()
+
     def meet(
-        self, rank: int, round_name: str, progress: Progress, value: object, timeout: float
+        self,
+        rank: int,
+        round_name: str,
+        progress: Progress,
+        value: object,
+        timeout: float,
+        unwanted: Callable[[], bool] = bool,
     ) -> list[Any]:
-        """Leave a value, and return the values of all in rank order. Raises ``_Missing`` after ``timeout`` seconds."""
+        """Leave a value, and return the values of all in rank order.
+
+        Raises ``_Missing`` after ``timeout`` seconds, and as soon as ``unwanted`` is true when :meth:`wake` is called.
+        """
         self.arrive(rank, round_name, progress, value)
         with self.changed:
             arrived = self.rounds[round_name, progress.number]
-            self.changed.wait_for(partial(self.settled, round_name, progress), timeout)
+            self.changed.wait_for(lambda: self.settled(round_name, progress) or unwanted(), timeout)
             missing = [other for other in range(self.world_size) if other not in arrived]
             if not missing:
                 # A round is kept until the next one of the same name is complete, since slower threads still read it.
@@ -114,6 +128,7 @@ class InProcessExchange(Exchange):
     """The exchange of one thread; see :class:`._base.Exchange` and :func:`in_process`."""
 
     codecs = True
+    delays = True
 
     def __init__(self, hub: _Hub, rank: int, timing: Timing, chunk_bytes: int) -> None:
         self.rank = rank
@@ -158,6 +173,11 @@ class InProcessExchange(Exchange):
         """The number of shards: one per replica."""
         return self.world_size
 
+    def give_up(self) -> None:
+        """Make a sync that another thread carries out end soon; see :meth:`._base.Exchange.give_up`."""
+        self._syncs.interrupt()
+        self._hub.wake()
+
     def leave(self) -> None:
         """Tell the others that this replica is done; repeatable."""
         if not self._ended:
@@ -178,7 +198,9 @@ class InProcessExchange(Exchange):
         try:
             yield
         except BaseException as error:
-            if not (last and isinstance(error, UnequalSyncsError)):
+            if not (
+                (last and isinstance(error, UnequalSyncsError)) or isinstance(error, GivenUpError)
+            ):
                 self.abort(error)
             raise
 
@@ -234,9 +256,15 @@ class InProcessExchange(Exchange):
     def _meet(self, round_name: str, job: SyncJob) -> list[SyncJob]:
         try:
             jobs: list[SyncJob] = self._hub.meet(
-                self.rank, round_name, self._progress, job, self._timing.sync_timeout
+                self.rank,
+                round_name,
+                self._progress,
+                job,
+                self._timing.sync_timeout,
+                self._syncs.interrupted,
             )
         except _Missing as missing:
+            self._syncs.check_interrupted()
             raise SyncTimeoutError(
                 f"{self._describe(job)} was not completed within {self._timing.sync_timeout:g} s; it was still waiting for "
                 f"{named_ranks(missing.ranks)}. If their threads are only slow, raise sync_timeout.",

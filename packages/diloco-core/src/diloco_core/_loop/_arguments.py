@@ -10,6 +10,7 @@ import torch
 from .._checks import kind_of, whole
 from .._codecs._named import find_codec
 from .._errors import ConfigurationError
+from ._schedule import Schedule
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -75,6 +76,36 @@ def codec_over(exchange: Exchange, given: object) -> Codec:
             "Leave codec out, or use an exchange that connect() or in_process() returned"
         )
     return codec
+
+
+def schedule_over(
+    exchange: Exchange, sync_every: object, fragments: int, delay: object, alpha: object
+) -> Schedule:
+    """When fragments are sent and adopted.
+
+    Raises:
+        ConfigurationError: The numbers do not fit together, or the exchange cannot sync while the replica trains.
+    """
+    steps = steps_per_cycle(sync_every, fragments)
+    period = steps // fragments
+    late = whole("delay", delay, 0)
+    if late >= period:
+        raise ConfigurationError(
+            f"delay is {late}, but it must be less than {period}, the number of inner steps between two syncs (sync_every = "
+            f"{steps} in {fragments} fragment{'s' * (fragments > 1)}): a sync is adopted before the next one is sent"
+        )
+    if isinstance(alpha, bool) or not isinstance(alpha, (int, float)) or not 0 <= alpha <= 1:
+        raise ConfigurationError(
+            f"alpha is {alpha!r}, but it must be a number from 0 (adopt what was synced) to 1 (keep the replica's own values)"
+        )
+    if (late or alpha) and not getattr(exchange, "delays", False):
+        name = "delay" if late else "alpha"
+        raise ConfigurationError(
+            f"{name}={late or alpha} cannot be used with {type(exchange).__name__}. It works between threads (in_process()), in "
+            "strict runs over a store (connect() without min_replicas), over a process group and over a manager. Leave it out, "
+            "or use one of these"
+        )
+    return Schedule(steps, fragments, late, float(alpha))
 
 
 def steps_per_cycle(sync_every: object, fragments: int) -> int:

@@ -16,7 +16,7 @@ from .._model._partition import Buffers, split
 from .._outer._optimizer import outer_factory
 from .._outer._trial import try_out
 from . import _notices as notices
-from ._arguments import check_parties, codec_over, fragments_of, stateful_of, steps_per_cycle
+from ._arguments import check_parties, codec_over, fragments_of, schedule_over, stateful_of
 from ._inner_loop import InnerLoop
 from ._membership import membership_of
 from ._outer_steps import OuterSteps
@@ -24,7 +24,6 @@ from ._own_buffers import OwnBuffers
 from ._place import Place
 from ._process import TrainingProcess
 from ._saved import SavedState
-from ._schedule import Schedule
 from ._synced_model import SyncedModel
 from ._told_to_end import ToldToEnd
 
@@ -112,6 +111,14 @@ class DiLoCo:
             the outer step consists mostly of the momentum of earlier ones. ``"none"``: it is dropped, and the model ends in
             the last committed state, which is the same on all replicas. If a strict run over a store is resumed, each rank
             goes on with the steps that it had dropped.
+        delay: How many inner steps before the end of its period a fragment is sent; the result is adopted at the end, and the
+            replica trains meanwhile (Streaming DiLoCo, where it is called tau). Less than ``sync_every / fragments``. If the
+            result is there in time, a sync costs no training time. The steps taken meanwhile are replaced by the result, except
+            for what ``alpha`` keeps. For syncs between threads, in strict runs over a store, over a process group of its own
+            and over a manager. It needs memory for one more copy of a fragment.
+        alpha: How much of its own parameters a replica keeps when it adopts a sync: each becomes ``(1 - alpha)`` times the
+            synced value plus ``alpha`` times its own, also without a delay. 0.5 in the paper. The block is left with the synced
+            values in any case.
         codec: How pseudo-gradients are sent: ``"plain"`` (as they are in memory), ``"fp32"``, ``"bf16"``, ``"fp16"``, ``"int8"``,
             ``"int8-6sigma"``, ``"e2m1"`` or ``"e3m0"`` (4 bits; see ``docs/codecs.md``), or an object with the members of
             :class:`Codec`. All replicas need the same. It is for runs over a store and between threads. Sums, outer steps and
@@ -150,6 +157,8 @@ class DiLoCo:
         buffers: Literal["mean", "rank0", "none"] = "mean",
         init: Literal["rank0", "check"] = "rank0",
         flush: Literal["partial", "none"] = "partial",
+        delay: int = 0,
+        alpha: float = 0.0,
         codec: str | Codec = "plain",
         stateful: Mapping[str, Stateful] | None = None,
         save_inner_every: int = 10,
@@ -162,7 +171,7 @@ class DiLoCo:
             try_out(factory)
         policy = Buffers(one_of("buffers", buffers, Buffers))
         parts = split(model, fragments_of(fragments), policy)
-        self._schedule = Schedule(steps_per_cycle(sync_every, len(parts)), len(parts))
+        self._schedule = schedule_over(exchange, sync_every, len(parts), delay, alpha)
         self._exchange = exchange
         self._init = one_of("init", init, ("rank0", "check"))
         self._flush = one_of("flush", flush, ("partial", "none"))
@@ -178,7 +187,14 @@ class DiLoCo:
             OwnBuffers(model) if policy is Buffers.NONE else None,
         )
         self._model = SyncedModel(
-            model, parts, policy, optimizers, factory, exchange, codec_over(exchange, codec)
+            model,
+            parts,
+            policy,
+            optimizers,
+            factory,
+            exchange,
+            codec_over(exchange, codec),
+            self._schedule,
         )
         self._fragments = self._model.fragments
         self._optimizers = optimizers
@@ -204,6 +220,7 @@ class DiLoCo:
             "buffers": str(policy),
             "init": self._init,
             "flush": self._flush,
+            **self._schedule.settings,
             **self._model.outer_settings,
         }
         self._saved = SavedState(self._model, optimizers, exchange, self._settings, self._count)
@@ -245,6 +262,11 @@ class DiLoCo:
     def inner_steps(self) -> int:
         """Inner steps taken so far."""
         return self._count.inner_steps
+
+    @property
+    def syncing(self) -> bool:
+        """Whether a sync is under way while this replica trains (``delay``)."""
+        return self._outer_steps.under_way
 
     @property
     def batches_to_skip(self) -> int:
@@ -320,6 +342,7 @@ class DiLoCo:
     def _leave(self, error: BaseException | None) -> None:
         self._stop()
         if error is not None:
+            self._outer_steps.give_up()
             self._exchange.abort(error)
             return
         try:
@@ -332,6 +355,7 @@ class DiLoCo:
                 self._check_whole()
                 self._inner.end_step()
                 self._model.check()
+                self._adopt_under_way()
                 self._outer_steps.catch_up()
                 self._say_nothing_was_synced()
                 # Before the steps are dropped: if a strict run is resumed, this replica goes on with them.
@@ -339,6 +363,7 @@ class DiLoCo:
                 self._outer_steps.drop_open_steps()
             self._settle()
         except BaseException as late:
+            self._outer_steps.give_up()
             self._exchange.abort(late)
             raise
         if self.inner_steps == self._inner_steps_before:
@@ -359,7 +384,7 @@ class DiLoCo:
         self._check_whole()
         self._inner.end_step()
         self._model.check()
-        reports = []
+        reports = self._adopt_under_way()
         # In turn, including a fragment without unsynced steps (its last sync was refused): the others come after it.
         for _ in self._fragments:
             if not any(self._count.since_sync):
@@ -374,6 +399,16 @@ class DiLoCo:
                 break
         return reports
 
+    def _adopt_under_way(self) -> list[SyncReport]:
+        """Adopt the sync under way, if there is one. Returns its report."""
+        if not self._outer_steps.under_way:
+            return []
+        try:
+            return [self._outer_steps.sync(last=True)]
+        except UnequalSyncsError as error:
+            self._outer_steps.part(error)
+            return []
+
     def state_dict(self) -> dict[str, Any]:
         """The outer loop's state on this replica: counters, the global copy, and the outer state of its own shards.
 
@@ -386,8 +421,8 @@ class DiLoCo:
         this is not needed: the store holds the state (``resume=True`` in :func:`connect`; elastic runs always use it).
 
         Raises:
-            SyncError: There is no state yet, because the block has not been entered; or the state is undefined, because a
-                sync has failed.
+            SyncError: There is no state yet, because the block has not been entered; the state is undefined, because a sync
+                has failed; or a sync is under way (:attr:`syncing`), so that the state is not complete.
             ModelChangedError: The model no longer holds the tensors that are synced.
         """
         if not self._has_values:
@@ -395,6 +430,11 @@ class DiLoCo:
                 "the outer loop has no state yet: call state_dict() after its block has been entered"
             )
         self._check_whole()
+        if self._outer_steps.under_way:
+            raise SyncError(
+                f"a sync is under way (delay={self._schedule.delay}), and the state is not complete until it is adopted. Call "
+                "state_dict() in on_sync, or after a step at which `outer.syncing` is False."
+            )
         self._model.check()
         return self._saved.of(self._inner.stepped)
 

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from .._inner._unseen_changes import UnseenChanges
     from ._membership import Membership
     from ._outer_steps import OuterSteps
-    from ._schedule import Schedule
+    from ._schedule import Due, Schedule
     from ._told_to_end import ToldToEnd
 
 
@@ -129,25 +129,37 @@ class InnerLoop:
         # Do not sync in the middle of an inner step: that would drop the gradients of the optimizers that have not stepped
         # yet. But an optimizer may never step again, so wait for one period only.
         half_taken = bool(self._step.stepped)
-        due = self._schedule.due(self._count.since_event, half_taken=half_taken).adopt
+        due = self._schedule.due(
+            self._count.since_event, sent=self._outer_steps.under_way, half_taken=half_taken
+        )
         # The sync holds what was learned in the step under way, so it has to count it: a later life begins after it.
-        if due and self._step.count_early():
+        if (due.send or due.adopt) and self._step.count_early():
             self._count.count()
-        if self._told_to_end.asked and (due or not half_taken):
+        if self._told_to_end.asked and (due.adopt or not half_taken):
             self._end()
-        if due:
-            self._tell_of_idle()
+        if due.send or due.adopt:
             with self._told_to_end.between_steps():
-                try:
-                    self._outer_steps.sync()
-                except UnequalSyncsError as error:
-                    self._outer_steps.part(error)
+                self._exchange(due)
+        else:
+            self._outer_steps.check_under_way()
+
+    def _exchange(self, due: Due) -> None:
+        """Send the fragment whose turn it is, or adopt a sync, or both."""
+        try:
+            if due.adopt:
+                self._tell_of_idle()
+                self._outer_steps.sync()
+            else:
+                self._outer_steps.send()
+        except UnequalSyncsError as error:
+            self._outer_steps.part(error)
 
     def _end(self) -> None:
         """Save what can be saved, and leave as a process that SIGTERM has ended: the block tells the others."""
         notices.told_to_end(self._rank, self._count.inner_steps)
         try:
-            self._membership.save_last(self._count.inner_steps)
+            if self._outer_steps.give_up(adopt=True):
+                self._membership.save_last(self._count.inner_steps)
         except CoreError as error:
             notices.not_saved_at_the_end(self._rank, error)
         raise SystemExit(EXIT_CODE)

@@ -31,10 +31,12 @@ class Membership(Protocol):
     Attributes:
         resumable: Whether the run's store keeps the state, so that it is not saved and loaded by hand.
         resumes: Whether the state comes out of the run's store, and not out of this replica's model.
+        begins_behind: Whether a sync may also be begun by another thread than the one that trains.
     """
 
     resumable: bool
     resumes: bool
+    begins_behind: bool
 
     @property
     def saves_open_steps(self) -> bool:
@@ -86,24 +88,30 @@ class Membership(Protocol):
         """Whether there is a sync that this replica can adopt without contributing."""
         ...
 
-    def begin_sync(self, fragment: Fragment, *, last: bool) -> Pending:
+    def begin_sync(self, fragment: Fragment, sent_at: int, *, last: bool) -> Pending:
         """Begin the sync of a fragment.
 
         Args:
             fragment: The fragment whose turn it is.
+            sent_at: How many inner steps this replica had taken when the contribution was taken from the model.
             last: Whether this replica leaves afterwards, so that the sync may be left out.
         """
+        ...
+
+    def give_up(self) -> None:
+        """Make a sync that another thread carries out end soon; see :meth:`._base.Exchange.give_up`."""
         ...
 
     def overtaken(self) -> None:
         """Note that the run has counted steps of this rank that this life never took."""
         ...
 
-    def save_own_state(self, inner_steps: int) -> None:
+    def save_own_state(self, inner_steps: int, overlap: int) -> None:
         """Save what belongs to this replica alone, if a save is due.
 
         Args:
             inner_steps: How many inner steps this replica has taken.
+            overlap: How many of them it took while the sync was under way that it has just adopted. No sync counts these.
         """
         ...
 
@@ -165,6 +173,7 @@ class FixedMembership:
 
     def __init__(self, exchange: Exchange) -> None:
         self._exchange = exchange
+        self.begins_behind = getattr(exchange, "begins_behind", True)
 
     @property
     def batches_to_skip(self) -> int:
@@ -209,14 +218,18 @@ class FixedMembership:
         """Always false: no sync is decided without this replica."""
         return False
 
-    def begin_sync(self, fragment: Fragment, *, last: bool) -> Pending:  # noqa: ARG002
+    def begin_sync(self, fragment: Fragment, sent_at: int, *, last: bool) -> Pending:  # noqa: ARG002
         """Begin a sync. Any sync may be the last one, since another replica may have left before it."""
         return self._exchange.begin(fragment, last=True)
+
+    def give_up(self) -> None:
+        """Make a sync that another thread carries out end soon."""
+        self._exchange.give_up()
 
     def overtaken(self) -> None:
         """Do nothing: nobody but this process takes steps for its rank while the run goes on."""
 
-    def save_own_state(self, inner_steps: int) -> None:
+    def save_own_state(self, inner_steps: int, overlap: int) -> None:
         """Do nothing: nothing is saved."""
 
     def save_loaded_state(self, inner_steps: int) -> None:
@@ -241,9 +254,9 @@ class _SavesOwnState:
         """Check that this replica's own state can be saved."""
         self._own_state.try_out()
 
-    def save_own_state(self, inner_steps: int) -> None:
+    def save_own_state(self, inner_steps: int, overlap: int) -> None:
         """Save what belongs to this replica alone, if a save is due."""
-        self._own_state.save(inner_steps)
+        self._own_state.save(inner_steps, overlap)
 
     def save_loaded_state(self, inner_steps: int) -> None:
         """Save what belongs to this replica alone when it begins a run with a loaded outer loop."""
@@ -268,7 +281,6 @@ class RestartableMembership(_SavesOwnState, FixedMembership):
         self.resumes = exchange.resumes
         self._store_exchange = exchange
         self._open_steps = open_steps
-        self._count: Counters | None = None
 
     def begin(
         self,
@@ -279,7 +291,7 @@ class RestartableMembership(_SavesOwnState, FixedMembership):
         catch_up: Callable[[], None],
     ) -> None:
         """Begin as in any strict run; or take the state of the run that is resumed, and this rank's inner state."""
-        exchange, self._count = self._store_exchange, count
+        exchange = self._store_exchange
         self._open_steps.watch(fragments, count)
         if not self.resumes:
             super().begin(fragments, count, restored=restored, catch_up=catch_up)
@@ -312,11 +324,10 @@ class RestartableMembership(_SavesOwnState, FixedMembership):
         """Say how many inner steps the next sync counts."""
         self._store_exchange.count(inner_steps)
 
-    def begin_sync(self, fragment: Fragment, *, last: bool) -> Pending:
+    def begin_sync(self, fragment: Fragment, sent_at: int, *, last: bool) -> Pending:
         """Begin a sync, and say how many inner steps it counts."""
-        if self._count is not None:
-            self._say_counted(self._count.inner_steps)
-        return super().begin_sync(fragment, last=last)
+        self._say_counted(sent_at)
+        return super().begin_sync(fragment, sent_at, last=last)
 
 
 class ResumableMembership(_SavesOwnState):
@@ -325,6 +336,7 @@ class ResumableMembership(_SavesOwnState):
     resumable = True
     resumes = True
     saves_open_steps = False
+    begins_behind = True
 
     def __init__(self, exchange: ResumableExchange, own_state: OwnState) -> None:
         super().__init__(own_state)
@@ -366,9 +378,13 @@ class ResumableMembership(_SavesOwnState):
         """Whether a sync was committed without this replica."""
         return self._exchange.behind()
 
-    def begin_sync(self, fragment: Fragment, *, last: bool) -> Pending:
+    def begin_sync(self, fragment: Fragment, sent_at: int, *, last: bool) -> Pending:  # noqa: ARG002
         """Begin the sync of a fragment."""
         return self._exchange.begin(fragment, last=last)
+
+    def give_up(self) -> None:
+        """Make a sync that another thread carries out end soon."""
+        self._exchange.give_up()
 
     def overtaken(self) -> None:
         """Save nothing from now on, because the data loader's position does not match the steps that the run has counted."""

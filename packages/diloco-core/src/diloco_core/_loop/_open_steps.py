@@ -38,12 +38,12 @@ class OpenSteps:
         self._fragments, self._count = fragments, count
 
     def state_dict(self) -> dict[str, Any]:
-        """For every fragment, its inner steps since its last sync; and the values of those that have any, as bytes."""
+        """For every fragment, its inner steps since its last sync; and as bytes the values of those that are not as synced."""
         steps = [] if self._count is None else list(self._count.since_sync)
         values = {
             named.name: as_bytes(named.tensor)
             for fragment, since_sync in zip(self._fragments, steps, strict=True)
-            if since_sync
+            if since_sync or fragment.alpha
             for named in fragment.followed()
         }
         since_event = 0 if self._count is None else self._count.since_event
@@ -64,7 +64,7 @@ class OpenSteps:
             return
         with torch.no_grad():
             for fragment, since_sync in zip(self._fragments, steps, strict=True):
-                if since_sync:
+                if since_sync or fragment.alpha:
                     for named in fragment.followed():
                         saved = values[named.name].view(named.tensor.dtype)
                         named.tensor.copy_(saved.view(named.tensor.shape))

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import dataclasses
 import logging
+import time
 from contextlib import nullcontext
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -12,17 +14,42 @@ import torch
 from .._errors import SyncError, UnequalSyncsError
 from . import _notices as notices
 from ._counters import Counters
+from ._flight import Flight
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
     from contextlib import AbstractContextManager
 
+    from .._exchange._pending import Pending
     from .._exchange._report import SyncReport
     from .._outer._fragment import Fragment
     from ._membership import Membership
     from ._schedule import Schedule
 
 _log = logging.getLogger("diloco_core")
+
+
+@dataclasses.dataclass(slots=True)
+class _Sent:
+    """A sync that was sent and is not adopted yet.
+
+    Attributes:
+        number: The fragment.
+        inner_steps: How many inner steps the contribution covers.
+        sent_at: How many inner steps this replica had taken then.
+        counted: How many inner steps of this rank the run had counted before.
+        flight: The sync.
+        behind: Whether the replica trains meanwhile.
+        parted: Says that another replica has left after fewer syncs, if that is known already.
+    """
+
+    number: int
+    inner_steps: int
+    sent_at: int
+    counted: int
+    flight: Flight
+    behind: bool
+    parted: UnequalSyncsError | None = None
 
 
 class OuterSteps:
@@ -36,6 +63,7 @@ class OuterSteps:
         before: Called before every sync; raises an error if the model must not be synced.
         adopted: Called when values were adopted, before anything is counted.
         on_sync: Called with the report of every sync while this replica trains, or None.
+        clock: A clock in seconds, for the reports.
 
     Attributes:
         count: The inner and outer steps of this replica.
@@ -52,6 +80,7 @@ class OuterSteps:
         before: Callable[[], None],
         adopted: Callable[[], None],
         on_sync: Callable[[SyncReport], None] | None,
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.count = Counters([0] * len(fragments))
         self.training = False
@@ -62,18 +91,49 @@ class OuterSteps:
         self._before = before
         self._adopted = adopted
         self._on_sync = on_sync
+        self._clock = clock
         self._failure = ""
         self._parted: UnequalSyncsError | None = None
         self._dropped_steps = 0
+        self._sent: _Sent | None = None
+        self._stood = 0.0  # seconds in which this replica did not train, for the sync under way
+        self._mark = 0.0  # when the last sync was adopted
+        self._overlap = 0
 
     def begin(self, *, restored: bool) -> None:
         """Take the same values as the other replicas; see :meth:`.Membership.begin`."""
         self._membership.begin(
             self._fragments, self.count, restored=restored, catch_up=self.catch_up
         )
+        self._mark = self._clock()
+
+    @property
+    def under_way(self) -> bool:
+        """Whether a sync was sent that is not adopted yet."""
+        return self._sent is not None
+
+    def send(self) -> None:
+        """Send the fragment whose turn it is, and go on training while it is synced. :meth:`sync` adopts the result."""
+        self._send(last=False, behind=True)
+
+    def check_under_way(self) -> None:
+        """Raise the error of the sync under way if it has failed by now. Does not wait.
+
+        Raises:
+            SyncError: It has failed. A replica that has left too early is no failure as yet; :meth:`sync` says so.
+        """
+        if self._sent is None:
+            return
+        try:
+            self._sent.flight.check()
+        except UnequalSyncsError as error:
+            self._sent.parted = error
+        except BaseException as error:
+            self._fail(error)
+            raise
 
     def sync(self, *, last: bool = False) -> SyncReport:
-        """Sync the fragment whose turn it is, and adopt the syncs that were committed meanwhile.
+        """Sync the fragment whose turn it is, or adopt the sync under way. Then adopt those that were committed meanwhile.
 
         Args:
             last: Whether this replica leaves afterwards.
@@ -84,8 +144,29 @@ class OuterSteps:
         """
         report = self._next(last)
         self.catch_up()
-        self._membership.save_own_state(self.count.inner_steps)
+        self._membership.save_own_state(self.count.inner_steps, self._overlap)
         return report
+
+    def give_up(self, *, adopt: bool = False) -> bool:
+        """End the sync under way, if there is one, without waiting for the others.
+
+        Args:
+            adopt: Whether to adopt its result if it is there already.
+
+        Returns:
+            Whether the exchange can still be used. It cannot if the sync is in a request that takes long.
+        """
+        sent = self._sent
+        if sent is None:
+            return True
+        sent.flight.stop(self._membership.give_up)
+        if adopt and sent.flight.succeeded:
+            self._adopt()
+            return True
+        self._sent = None
+        self._fragments[sent.number].give_up()
+        self._failure = self._failure or "SyncError: the sync under way was given up"
+        return sent.flight.over
 
     def catch_up(self) -> None:
         """Adopt the syncs that were committed without this replica."""
@@ -102,7 +183,11 @@ class OuterSteps:
     def settle(self) -> list[str]:
         """Restore values that were changed after the last sync without a step. Returns the names of the parameters among them."""
         open_steps = zip(self._fragments, self.count.since_sync, strict=True)
-        return [name for fragment, steps in open_steps if not steps for name in fragment.settle()]
+        settled = [fragment for fragment, steps in open_steps if not steps]
+        for fragment in settled:
+            if fragment.alpha:
+                fragment.start_over()  # it holds values of its own without any change
+        return [name for fragment in settled for name in fragment.settle()]
 
     def part(self, error: UnequalSyncsError) -> None:
         """End with the values that all replicas have: another replica has left, so there can be no more syncs."""
@@ -145,27 +230,63 @@ class OuterSteps:
             )
 
     def _next(self, last: bool) -> SyncReport:
+        if self._sent is None:
+            self._send(last=last, behind=False)
+        return self._adopt()
+
+    def _send(self, *, last: bool, behind: bool) -> None:
         self.check_whole()
         if self._parted is not None:
             raise UnequalSyncsError(str(self._parted), self._parted.rank)
+        start = self._clock()
         self._before()
         count = self.count
         number = self._schedule.turn(count.decisions)
         fragment = self._fragments[number]
         previous = count.published[number]
         fragment.supersedes = [] if previous is None else [previous]
-        fragment.steps, inner_steps = count.steps(number), count.since_sync[number]
-        fragment.begin()
-        counted = self._membership.counted
+        fragment.steps = count.steps(number)
+        membership, sent_at, counted = self._membership, count.inner_steps, self._membership.counted
         try:
             with _ordinary_mode():
-                report = self._membership.begin_sync(fragment, last=last).finish()
-                fragment.finish()
-            report = self._complete(report, number, inner_steps, counted)
+                fragment.depart()
+                begin = partial(membership.begin_sync, fragment, sent_at, last=last)
+                run: Callable[[], SyncReport] = partial(_whole_sync, begin)
+                if behind and not membership.begins_behind:
+                    run = begin().finish
         except BaseException as error:
-            if not isinstance(error, UnequalSyncsError):
-                # Keep only its text: the error itself would keep many frames in memory.
-                self._failure = f"{type(error).__name__}: {error}"
+            self._fail(error)
+            raise
+        flight = Flight(run, self._clock)
+        self._sent = _Sent(number, count.since_sync[number], sent_at, counted, flight, behind)
+        if behind:
+            flight.start_behind()
+        self._stood = self._clock() - start
+
+    def _adopt(self) -> SyncReport:
+        """Wait for the sync under way, and adopt its result."""
+        sent = self._sent
+        assert sent is not None
+        fragment = self._fragments[sent.number]
+        start = self._clock()
+        try:
+            report = self._result(sent)
+            waited = self._clock() - start
+            if sent.behind:
+                self._before()  # the model may have changed since it was sent
+            with _ordinary_mode():
+                fragment.arrive(keep=report.contribution != "dropped")
+            end = self._clock()
+            exposed = self._stood + end - start
+            report = dataclasses.replace(
+                self._complete(report, sent),
+                compute_seconds=max(0.0, end - self._mark - exposed),
+                hidden_seconds=max(0.0, sent.flight.seconds - waited) if sent.behind else 0.0,
+                exposed_seconds=exposed,
+            )
+            self._mark = end
+        except BaseException as error:
+            self._fail(error)
             raise
         _log.debug("rank %d: %s", self._rank, report)
         # What was decided before this replica trains belongs to the state that it begins with. The caller does not have the
@@ -174,18 +295,26 @@ class OuterSteps:
             self._on_sync(report)
         return report
 
-    def _complete(
-        self, report: SyncReport, number: int, inner_steps: int, counted: int
-    ) -> SyncReport:
-        """Count a sync. Returns its report, completed with what the exchange cannot know.
+    def _result(self, sent: _Sent) -> SyncReport:
+        if sent.parted is not None:
+            raise UnequalSyncsError(str(sent.parted), sent.parted.rank)
+        with _ordinary_mode():
+            return sent.flight.result()
 
-        Args:
-            report: The report of the exchange.
-            number: The fragment that was synced.
-            inner_steps: How many inner steps this replica had taken for the sync.
-            counted: How many inner steps of this rank the run had counted before it.
-        """
-        count = self.count
+    def _fail(self, error: BaseException) -> None:
+        """Remember that a sync has failed, unless only another replica has left."""
+        if self._sent is not None and self._sent.flight.over:
+            self._fragments[self._sent.number].give_up()
+            self._sent = None
+        if not isinstance(error, UnequalSyncsError):
+            # Keep only its text: the error itself would keep many frames in memory.
+            self._failure = f"{type(error).__name__}: {error}"
+
+    def _complete(self, report: SyncReport, sent: _Sent) -> SyncReport:
+        """Count a sync. Returns its report, completed with what the exchange cannot know."""
+        count, number, inner_steps = self.count, sent.number, sent.inner_steps
+        self._sent = None
+        self._overlap = count.inner_steps - sent.sent_at
         self._adopted()
         if report.contribution in {"carried", "open"}:
             inner_steps = 0  # the fragment's next sync covers them, and its report counts them
@@ -199,7 +328,7 @@ class OuterSteps:
             count.stand_at(self._membership.position)
             self._say_what_is_lost(number, inner_steps if report.contribution == "dropped" else 0)
             count.close_all()
-            if self._membership.counted < counted and self.training:
+            if self._membership.counted < sent.counted and self.training:
                 notices.went_back(self._rank, self._membership.counted, count.inner_steps)
         return dataclasses.replace(
             report,
@@ -244,6 +373,10 @@ class OuterSteps:
         self._membership.overtaken()
         notices.overtaken(self._rank, skipped)
         return skipped
+
+
+def _whole_sync(begin: Callable[[], Pending]) -> SyncReport:
+    return begin().finish()
 
 
 def _ordinary_mode() -> AbstractContextManager[Any]:

@@ -172,10 +172,16 @@ class OwnState:
         buffers = "the buffers (buffers='none'), " if self._buffers else ""
         return f"The optimizers, {buffers}the random generators and the objects in stateful"
 
-    def save(self, inner_steps: int) -> None:
-        """Save the state if a save is due, but not while some inner steps are not counted yet: they may never be."""
+    def save(self, inner_steps: int, overlap: int = 0) -> None:
+        """Save the state if a save is due, but not while some inner steps are not counted yet: they may never be.
+
+        Args:
+            inner_steps: How many inner steps this replica has taken.
+            overlap: How many of them no sync will ever count; see :meth:`.Membership.save_own_state`.
+        """
         position = self._exchange.position
-        if position.sync - self._saved_at >= self._every and position.inner_steps >= inner_steps:
+        counted = position.inner_steps >= inner_steps - overlap
+        if position.sync - self._saved_at >= self._every and counted:
             self._save(inner_steps)
 
     def save_last(self, inner_steps: int) -> None:

@@ -30,7 +30,7 @@ class Schedule:
     Attributes:
         sync_every: H, inner steps between two syncs of the same fragment.
         fragments: F, the number of fragments; divides H.
-        delay: tau, inner steps between sending and adopting; less than P. The outer loop always uses 0 as yet.
+        delay: tau, inner steps between sending and adopting; less than P.
         alpha: How much of its own values a replica keeps when it adopts a sync, from 0 (nothing) to 1 (everything).
 
     Raises:
@@ -54,6 +54,12 @@ class Schedule:
             )
         if not 0.0 <= self.alpha <= 1.0:
             raise ValueError(f"alpha is {self.alpha}, but must be from 0 to 1")
+
+    @property
+    def settings(self) -> dict[str, str]:
+        """Delay and alpha by name, where they are not 0: settings that all replicas must have in common."""
+        given = {"delay": self.delay, "alpha": self.alpha}
+        return {name: repr(value) for name, value in given.items() if value}
 
     @property
     def period(self) -> int:

@@ -11,6 +11,7 @@ from .._model._partition import Buffers
 from .._model._unsynced import Unsynced
 from .._model._values import compared_tensors
 from .._model._watch import ModelWatch
+from .._outer._delayed import DelayedFragment
 from .._outer._fragment import Fragment
 from .._outer._optimizer import OuterOptimizer, check_settings
 
@@ -23,6 +24,7 @@ if TYPE_CHECKING:
     from .._exchange._base import Exchange
     from .._model._partition import NamedTensor
     from .._outer._optimizer import OuterOptimizerFactory
+    from ._schedule import Schedule
 
 
 class SyncedModel:
@@ -36,6 +38,7 @@ class SyncedModel:
         factory: Makes the outer optimizer of a fragment.
         exchange: The exchange over which they are synced.
         codec: How contributions are sent.
+        schedule: Says whether replicas train while a sync is under way.
 
     Attributes:
         fragments: The fragments, in the order in which they are synced.
@@ -56,14 +59,16 @@ class SyncedModel:
         factory: OuterOptimizerFactory,
         exchange: Exchange,
         codec: Codec,
+        schedule: Schedule,
     ) -> None:
         self._model = model
         self._codec = codec
         self._outers = [OuterOptimizer(factory) for _ in parts]
         self.outer_settings = self._outers[0].settings
         check_settings(self._outers, self.outer_settings)
+        kind = DelayedFragment if schedule.delay or schedule.alpha else Fragment
         self.fragments = [
-            Fragment(
+            kind(
                 str(number),
                 tensors,
                 outer,
@@ -72,6 +77,8 @@ class SyncedModel:
             )
             for number, (tensors, outer) in enumerate(zip(parts, self._outers, strict=True))
         ]
+        for fragment in self.fragments:
+            fragment.alpha = schedule.alpha
         # Made only to raise now what would otherwise be raised when the block is entered.
         Unsynced(model, [named for part in parts for named in part])
         self.trained = [named for part in parts for named in part if named.rule is Rule.OUTER]

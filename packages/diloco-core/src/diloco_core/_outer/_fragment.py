@@ -18,7 +18,7 @@ from .._model._segments import arrange, tensor_table
 from .._wire._sections import fingerprint, view
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Mapping, Sequence
+    from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 
     from .._codecs._codec import Codec
     from .._model._partition import NamedTensor
@@ -46,10 +46,13 @@ class Fragment:
         codec: How its contributions are encoded.
 
     Attributes:
+        alpha: How much of its own values the replica keeps when it adopts a sync, from 0 (nothing) to 1 (everything).
         elastic: Whether it belongs to an elastic run, so that errors can say what to do there.
         steps: The inner steps of this replica that the contribution covers: first, and first one after; None if there is no
             contribution.
     """
+
+    alpha = 0.0
 
     def __init__(
         self,
@@ -145,6 +148,17 @@ class Fragment:
         for segment in self._all_segments():
             segment.values = segment.named.tensor.detach().reshape(-1)
 
+    def depart(self) -> None:
+        """Prepare for a sync, which uses the model's values until :meth:`arrive` is called."""
+        self.begin()
+
+    def arrive(self, *, keep: bool) -> None:  # noqa: ARG002 - this fragment keeps nothing of its own
+        """End a sync: its values are in the model already."""
+        self.finish()
+
+    def give_up(self) -> None:
+        """Forget a sync that has failed."""
+
     def finish(self) -> None:
         """Write copied tensors back. If new values were adopted, delete the gradients, which belong to the old values."""
         with torch.no_grad():
@@ -193,7 +207,7 @@ class Fragment:
             for local, _, _ in self._overlaps(piece)
         )
 
-    def unchanged(self) -> list[int]:
+    def unchanged(self) -> Collection[int]:
         """The groups of buffers that are still as in the global copy."""
         return [
             index

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import secrets
+from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Literal
 
@@ -18,7 +19,7 @@ from .._errors import (
     UnequalSyncsError,
 )
 from .._exchange._endings import Progress, failure
-from .._exchange._pending import Syncs
+from .._exchange._pending import GivenUpError, Syncs
 from .._exchange._resumable import Position, RestartableExchange
 from .._planner._warning import fragment_bytes, warn_of_long_syncs
 from .._store._api import check_size
@@ -71,6 +72,7 @@ class ObjectStoreExchange(RestartableExchange):
     """
 
     codecs = True
+    delays = True
 
     def __init__(
         self,
@@ -94,7 +96,9 @@ class ObjectStoreExchange(RestartableExchange):
         self.world_size = world_size
         self.run_id = run_id
         self.store = store
-        self._timing = timing or Timing()
+        self._syncs = Syncs()
+        given = timing or Timing()
+        self._timing = replace(given, sleep=partial(_sleep, given.sleep, self._syncs))
         self._store = Patient(store, self._timing)
         self._store.patience = self._timing.sync_timeout
         self._chunk_bytes = int(chunk_bytes)
@@ -104,7 +108,6 @@ class ObjectStoreExchange(RestartableExchange):
         self._participant: Participant | None = None
         self._schema: Schema | None = None
         self._progress = Progress()
-        self._syncs = Syncs()
         self.resumes = bool(resume)
         self._may_go_back = resume == "newest-whole"
         self._steps = self._steps_counted = 0
@@ -257,7 +260,9 @@ class ObjectStoreExchange(RestartableExchange):
                     sync.check_not_resumed(error)
                 raise
         except BaseException as error:
-            if last and isinstance(error, UnequalSyncsError):
+            if isinstance(error, GivenUpError):
+                pass  # the replica itself says what becomes of it
+            elif last and isinstance(error, UnequalSyncsError):
                 # This sync can never be committed, since a replica has left without contributing to it.
                 self._store.delete(sync.contributed)
             else:
@@ -285,6 +290,10 @@ class ObjectStoreExchange(RestartableExchange):
     def ended(self) -> bool:
         """Whether this replica has left its run or failed."""
         return bool(self._ended)
+
+    def give_up(self) -> None:
+        """Make a sync that another thread carries out end soon; see :meth:`._base.Exchange.give_up`."""
+        self._syncs.interrupt()
 
     def leave(self) -> None:
         """Tell the others that this replica is done; repeatable."""
@@ -335,3 +344,13 @@ class ObjectStoreExchange(RestartableExchange):
             raise SyncError(
                 f"this exchange has ended: it has {self._ended}. Start a new run on a new prefix."
             )
+
+
+def _sleep(sleep: Callable[[float], None], syncs: Syncs, seconds: float) -> None:
+    """Sleep, but not in a sync whose result is not wanted any more.
+
+    Raises:
+        GivenUpError: The replica has given the sync up.
+    """
+    syncs.check_interrupted()
+    sleep(seconds)

@@ -73,6 +73,11 @@ class ManagerExchange(Exchange):
         ConfigurationError: ``manager`` lacks a member or uses asynchronous quorums, or a number is not allowed.
     """
 
+    delays = True
+    begins_behind = (
+        False  # a manager may heal the replica when a step begins, which changes the model
+    )
+
     def __init__(self, manager: Manager, *, rank: int = 0, world_size: int = 1) -> None:
         missing = [name for name in _MEMBERS if not callable(getattr(manager, name, None))]
         if missing:
@@ -117,7 +122,7 @@ class ManagerExchange(Exchange):
         self._schema, self._items = schema, compared(schema)
 
     def begin(self, job: SyncJob, *, last: bool = False) -> Pending:  # noqa: ARG002 - the manager knows who takes part
-        """Do nothing yet: ``finish()`` compares, averages, votes and updates, and ``ready()`` returns True at once.
+        """Meet the replicas that take part. ``finish()`` compares, averages, votes and updates; ``ready()`` is always true.
 
         Raises:
             MismatchError: By ``finish()``: the replicas differ in what must be equal, or the others are further than this one.
@@ -125,13 +130,16 @@ class ManagerExchange(Exchange):
         return self._syncs.begin(job.name, self._sync(job), nullcontext)
 
     def _sync(self, job: SyncJob) -> Steps:
-        yield lambda: True
         start = time.monotonic()
+        sums = [] if job.kind == "initial" else self._start_step(job)
+        begun = time.monotonic() - start
+        yield lambda: True
+        start = time.monotonic() - begun
         committed, contribution = True, "counted"
         if job.kind == "initial":
             self._begin(job)
         else:
-            committed = self._average_and_apply(job)
+            committed = self._average_and_apply(job, sums)
             contribution = "counted" if committed and not self._healed else "dropped"
         number = self._progress.number
         self._progress = self._progress.plus(job.kind)
@@ -165,18 +173,8 @@ class ManagerExchange(Exchange):
         if isinstance(self._manager, MockManager):
             self._manager.share(job)
 
-    def _average_and_apply(self, job: SyncJob) -> bool:
+    def _average_and_apply(self, job: SyncJob, sums: Sequence[torch.Tensor]) -> bool:
         layout = job.layout
-        _check_rules(layout)
-        sums = [
-            torch.empty(group.numel, dtype=group.dtype, device="cpu") for group in layout.groups
-        ]
-        for shard in range(layout.shards):
-            chunks = layout.chunks(shard, CHUNK_BYTES)
-            values = contributions(job, shard, self.rank, CHUNK_BYTES, self._scratch)
-            for chunk, value in zip(chunks, values, strict=True):
-                sums[chunk.group][chunk.start : chunk.stop].copy_(value)
-        self._start_step(job, sums)
         copies = compared_copy(job, self._committed) if job.kind == "outer" else []
         self._manager.disallow_state_dict_read()
         try:
@@ -221,8 +219,18 @@ class ManagerExchange(Exchange):
             )
         return committed
 
-    def _start_step(self, job: SyncJob, sums: Sequence[torch.Tensor]) -> None:
-        """Meet the replicas that take part. Meanwhile the manager may heal this replica."""
+    def _start_step(self, job: SyncJob) -> list[torch.Tensor]:
+        """Meet the replicas that take part. Meanwhile the manager may heal this replica. Returns what it contributes."""
+        layout = job.layout
+        _check_rules(layout)
+        sums = [
+            torch.empty(group.numel, dtype=group.dtype, device="cpu") for group in layout.groups
+        ]
+        for shard in range(layout.shards):
+            chunks = layout.chunks(shard, CHUNK_BYTES)
+            values = contributions(job, shard, self.rank, CHUNK_BYTES, self._scratch)
+            for chunk, value in zip(chunks, values, strict=True):
+                sums[chunk.group][chunk.start : chunk.stop].copy_(value)
         self._job, self._healed = job, False
         step = self._manager.current_step()
         self._manager.start_quorum()
@@ -242,6 +250,12 @@ class ManagerExchange(Exchange):
                 "learned before is dropped.",
                 self.rank,
             )
+        return sums
+
+    def give_up(self) -> None:
+        """Make a sync that another thread carries out end soon, over a :class:`MockManager`. Other managers cannot do this."""
+        if isinstance(self._manager, MockManager):
+            self._manager.exchange.give_up()
 
     def _state(self) -> list[list[torch.Tensor]]:
         return [list(fragment.copy) for fragment in self._fragments]
