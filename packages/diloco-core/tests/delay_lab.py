@@ -5,7 +5,15 @@ import itertools
 import torch
 from torch import nn
 
-from diloco_core import DiLoCo, ManagerExchange, MockManager, ObjectStoreExchange, in_process
+from diloco_core import (
+    DiLoCo,
+    Elastic,
+    ElasticExchange,
+    ManagerExchange,
+    MockManager,
+    ObjectStoreExchange,
+    in_process,
+)
 from diloco_core._store._open import open_store
 
 SIZE = 6  # values in a fragment
@@ -141,6 +149,10 @@ def exchanges(kind, replicas, refused=()):
     if kind == "store":
         store = open_store(f"memory://delay/{next(_prefixes)}")
         return [ObjectStoreExchange(store, rank, replicas) for rank in range(replicas)]
+    if kind in ("sharded", "gather"):
+        store = open_store(f"memory://delay/{next(_prefixes)}")
+        settings = Elastic(replicas, topology=kind)
+        return [ElasticExchange(store, rank, replicas, settings) for rank in range(replicas)]
     threads = in_process(replicas)
     if kind == "manager":
         return [

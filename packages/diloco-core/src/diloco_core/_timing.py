@@ -46,6 +46,24 @@ def repeat_in_thread(seconds: float, act: Callable[[], object]) -> Callable[[], 
     return stop
 
 
+def in_thread(act: Callable[[], object]) -> Callable[[float | None], bool]:
+    """Call ``act`` in a thread of its own.
+
+    Returns:
+        A function that waits for its end, for so many seconds at most (None: as long as it takes), and returns whether it has
+        ended.
+    """
+    # A daemon: a process whose user gives up must not hang at its end because a store does not answer.
+    thread = threading.Thread(target=act, name="diloco-sync", daemon=True)
+    thread.start()
+
+    def ended(seconds: float | None) -> bool:
+        thread.join(seconds)
+        return not thread.is_alive()
+
+    return ended
+
+
 @dataclass(frozen=True, slots=True)
 class Timing:
     """Limits of an exchange, in seconds.
@@ -61,6 +79,8 @@ class Timing:
         sleep: Waits for a number of seconds; replaced in tests.
         repeat: Calls a function every so many seconds in the background, and returns a function that ends this; replaced in
             tests.
+        in_background: Calls a function in the background, and returns a function that waits for its end; see :func:`in_thread`.
+            Replaced in tests.
     """
 
     join_timeout: float = 1800.0
@@ -71,6 +91,9 @@ class Timing:
     sleep: Callable[[float], None] = field(default=time.sleep, repr=False)
     repeat: Callable[[float, Callable[[], object]], Callable[[], None]] = field(
         default=repeat_in_thread, repr=False
+    )
+    in_background: Callable[[Callable[[], object]], Callable[[float | None], bool]] = field(
+        default=in_thread, repr=False
     )
 
     def __post_init__(self) -> None:

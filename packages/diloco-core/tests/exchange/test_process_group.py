@@ -26,14 +26,15 @@ class Model(torch.nn.Module):
         self.register_buffer("mask", torch.ones(5, dtype=torch.bool))
 
 
-def replica(exchange, *, steps, raise_at=None, nan_at=None, huge=False):
+def replica(exchange, *, steps, raise_at=None, nan_at=None, huge=False, delay=0):
     model = Model()
     generator = torch.Generator().manual_seed(0)
     with torch.no_grad():
         for parameter in model.parameters():
             parameter.copy_(torch.randn(parameter.shape, generator=generator) + exchange.rank)
     inner = torch.optim.SGD(model.parameters(), lr=1.0)
-    with DiLoCo(model, inner, exchange, sync_every=2, fragments=2):
+    period = {"sync_every": 4 if delay else 2, "fragments": 2, "delay": delay}
+    with DiLoCo(model, inner, exchange, **period, alpha=delay / 2):
         for step in range(steps):
             if step == raise_at:
                 raise ValueError("no more data")
@@ -69,11 +70,16 @@ def take_part(meet, rank, n, how):
     )
     exchange = ProcessGroupExchange(chunk_bytes=64)
     try:
-        raise_at = 2 if how == "fails" and rank == 1 else None
+        raise_at = 2 if how.endswith("fails") and rank == 1 else None
         nan_at = 2 if how == "nan" and rank == 1 else None
         steps = {"unequal": 2, "skips": 5}.get(how, 6) if rank == 1 else 6
         model = replica(
-            exchange, steps=steps, raise_at=raise_at, nan_at=nan_at, huge=how == "overflows"
+            exchange,
+            steps=steps,
+            raise_at=raise_at,
+            nan_at=nan_at,
+            huge=how == "overflows",
+            delay=int(how.startswith("delayed")),
         )
         print("digest", digest(model))  # noqa: T201 - the parent process reads it
     except Exception as error:
@@ -101,8 +107,15 @@ def test_the_same_bytes_as_between_threads(n, tmp_path, lab):
     assert start(tmp_path, n) == [f"digest {digest(models[0])}"] * n
 
 
-def test_a_replica_that_fails_is_named(tmp_path):
-    first, second = start(tmp_path, 2, "fails")
+def test_a_delay_gives_the_same_bytes_as_between_threads(tmp_path, lab):
+    models = lab.run(lambda exchange: replica(exchange, steps=6, delay=1), in_process(2))
+    assert start(tmp_path, 2, "delayed") == [f"digest {digest(models[0])}"] * 2
+
+
+@pytest.mark.parametrize("how", ["fails", "delayed-fails"])
+def test_a_replica_that_fails_is_named(tmp_path, how):
+    """With a delay, it fails after two steps, one before the first sync is adopted by anybody."""
+    first, second = start(tmp_path, 2, how)
     assert second == "error ValueError no more data"
     assert first.startswith("error ReplicaLostError rank 1 failed after ")
     assert first.endswith("ValueError: no more data")

@@ -13,8 +13,6 @@ from diloco_core import (
     ConfigurationError,
     CoreError,
     DiLoCo,
-    Elastic,
-    ElasticExchange,
     MismatchError,
     ModelChangedError,
     NonFiniteDeltaError,
@@ -52,7 +50,7 @@ def grid(draw):
 
 @given(
     grid(),
-    st.sampled_from(["threads", "store", "manager"]),
+    st.sampled_from(["threads", "store", "sharded", "gather", "manager"]),
     st.sets(st.integers(0, 4), max_size=2),
 )
 def test_every_step_is_that_of_the_formulas(lab, case, kind, refused):
@@ -141,7 +139,7 @@ class TestTrouble:
         assert isinstance(lost, ReplicaLostError)
         assert "rank 1 failed" in str(lost)
 
-    @pytest.mark.parametrize("kind", ["threads", "store"])
+    @pytest.mark.parametrize("kind", ["threads", "store", "sharded"])
     def test_nothing_runs_on_when_the_block_is_left_by_an_error(self, lab, kind):
         """Rank 0 waits for the others behind its training, and its own training ends."""
         met = threading.Barrier(2)
@@ -277,15 +275,19 @@ class TestRefusals:
                 DiLoCo(model, inner, exchange, **{"sync_every": 4, **wrong})
 
     @pytest.mark.parametrize("given", [{"delay": 1}, {"alpha": 0.5}])
-    def test_elastic_runs(self, lab, given):
+    def test_an_exchange_that_cannot_sync_while_its_replica_trains(self, lab, given):
+        class Plain(type(in_process(1)[0])):
+            delays = False
+
+        (exchange,) = in_process(1)
+        exchange.__class__ = Plain
         model = lab.small_model()
         inner = torch.optim.SGD(model.parameters(), lr=0.1)
-        exchange = ElasticExchange(open_store("memory://delay/elastic"), 0, 1, Elastic(1))
-        with pytest.raises(ConfigurationError, match="cannot be used with ElasticExchange"):
+        with pytest.raises(ConfigurationError, match="cannot be used with Plain"):
             DiLoCo(model, inner, exchange, sync_every=4, **given)
 
     @pytest.mark.parametrize("name", ["delay", "alpha"])
-    @pytest.mark.parametrize("kind", ["threads", "store"])
+    @pytest.mark.parametrize("kind", ["threads", "store", "sharded"])
     def test_replicas_that_differ(self, lab, name, kind):
         def replica(exchange):
             model = lab.small_model()

@@ -26,7 +26,7 @@ def tell():
     os.kill(os.getpid(), signal.SIGTERM)
 
 
-def train(exchange, steps, at=None, *, act=tell, sync_every=2, **options):
+def train(exchange, steps, at=None, *, act=tell, taken=bool, sync_every=2, **options):
     """Train alone until ``steps`` inner steps are taken; returns the model's values and the loop."""
     torch.manual_seed(3)
     model = nn.Linear(3, 2)
@@ -35,6 +35,7 @@ def train(exchange, steps, at=None, *, act=tell, sync_every=2, **options):
     with outer:
         while outer.inner_steps < steps:
             number = outer.inner_steps
+            taken(number)
             inner.zero_grad()
             model(torch.arange(3.0) + number).square().sum().backward()
             if number == at:
@@ -45,6 +46,23 @@ def train(exchange, steps, at=None, *, act=tell, sync_every=2, **options):
 
 def strict(path, **options):
     return connect(f"file://{path}", rank=0, world_size=1, run_id="r", **options)
+
+
+@pytest.mark.parametrize("at", range(STEPS))
+def test_with_a_sync_under_way_nothing_that_it_counts_is_learned_twice(tmp_path, at):
+    """The sync may have been adopted when the replica ended, or not: the steps are those of the whole run in any case."""
+    steps = []
+
+    def note(number):
+        steps.append(number)
+
+    options = {"sync_every": 4, "delay": 2, "alpha": 0.5}
+    with pytest.raises(SystemExit):
+        train(strict(tmp_path / "run"), STEPS, at, taken=note, **options)
+    assert steps == list(range(at + 1))
+    _, outer = train(strict(tmp_path / "run", resume=True), STEPS, taken=note, **options)
+    assert steps == list(range(STEPS))
+    assert outer.inner_steps == STEPS
 
 
 @pytest.mark.parametrize("at", [0, 2, 4])

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import logging
 from contextlib import contextmanager
+from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING
 
@@ -23,7 +24,7 @@ from .._errors import (
 )
 from .._exchange._base import Schema
 from .._exchange._endings import as_text
-from .._exchange._pending import Syncs
+from .._exchange._pending import GivenUpError, Syncs
 from .._exchange._report import SyncReport
 from .._exchange._resumable import Position, ResumableExchange
 from .._model._unsynced_watch import UnsyncedWatch
@@ -80,6 +81,7 @@ class ElasticExchange(ResumableExchange):
     """
 
     codecs = True
+    delays = True
 
     def __init__(
         self,
@@ -94,7 +96,11 @@ class ElasticExchange(ResumableExchange):
     ) -> None:
         check_identity(rank, world_size)
         check_whole("chunk_bytes", chunk_bytes)
-        self._timing = timing or Timing()
+        self._syncs = Syncs()
+        self._hurried = False
+        given = timing or Timing()
+        self.in_background, self.clock = given.in_background, given.clock
+        self._timing = replace(given, sleep=self._syncs.sleeping(given.sleep))
         settings.check(world_size, self._timing.sync_timeout)
         if not Patient(store, self._timing).creates_once():
             raise ConfigurationError(
@@ -113,7 +119,6 @@ class ElasticExchange(ResumableExchange):
         self.when_ended: Callable[[], object] = bool  # called when this replica has left or failed
         self._ended = ""
         self._first = True
-        self._syncs = Syncs()
         self._hinted = 0
         self._unsynced: UnsyncedWatch | None = None
 
@@ -254,9 +259,19 @@ class ElasticExchange(ResumableExchange):
         """Tell the other replicas if this one fails."""
         try:
             yield
+        except GivenUpError:
+            raise  # the replica itself says what becomes of it
         except BaseException as error:
             self.abort(error)
             raise
+
+    def give_up(self) -> None:
+        """Make a sync that another thread carries out end soon; see :meth:`._base.Exchange.give_up`."""
+        self._syncs.interrupt()
+
+    def hurry(self, hurried: bool) -> None:
+        """Say that a sync that another thread carries out need not be decided; see :meth:`._base.Exchange.hurry`."""
+        self._hurried = hurried
 
     def _sync(self, life: Life, job: SyncJob, last: bool) -> Steps:
         with saying_what_to_do(life, going_back=False):
@@ -268,7 +283,8 @@ class ElasticExchange(ResumableExchange):
                     "the fragments in the order in which restore() received them"
                 )
             self._first = False
-            sync = ElasticSync(life, fragment, 2 * self.settings.grace if last else None)
+            patience = 2 * self.settings.grace if last else None
+            sync = ElasticSync(life, fragment, patience, hurried=lambda: self._hurried)
             reload = sync.contribute()  # reloading is left to the second half of the sync
         yield sync.ready if reload is None else lambda: True
         with saying_what_to_do(life, going_back=False):

@@ -8,11 +8,13 @@ need memory of the size of the model.
 
 from __future__ import annotations
 
+import time
 from abc import abstractmethod
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Protocol
 
 from .._codecs._plain import PLAIN
+from .._timing import in_thread
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -55,6 +57,8 @@ class Exchange(Protocol):
         codecs: Whether contributions are sent as the job's codec encodes them. If not, a codec is refused.
         delays: Whether a sync may be carried out by another thread while the replica trains. If not, a delay is refused.
         begins_behind: Whether that thread may also call :meth:`begin`. If not, the thread that trains does.
+        in_background: How that thread is started; see :class:`.Timing`.
+        clock: A clock in seconds.
     """
 
     rank: int
@@ -62,6 +66,10 @@ class Exchange(Protocol):
     codecs: bool = False
     delays: bool = False
     begins_behind: bool = True
+    in_background: Callable[[Callable[[], object]], Callable[[float | None], bool]] = staticmethod(
+        in_thread
+    )
+    clock: Callable[[], float] = staticmethod(time.monotonic)
 
     @abstractmethod
     def join(self, schema: Schema) -> None:
@@ -119,6 +127,14 @@ class Exchange(Protocol):
         is carried out. An exchange that cannot do this does nothing.
         """
         return  # not abstract: most exchanges do not carry out syncs in another thread
+
+    def hurry(self, hurried: bool) -> None:  # noqa: ARG002 - for exchanges that can
+        """Say that this replica leaves (or not, after all): a sync that another thread carries out need not be decided.
+
+        It then ends as one that was begun with ``last``, at once, and can be begun again. An exchange in which every sync is
+        decided does nothing. May be called while a sync is carried out.
+        """
+        return
 
     @abstractmethod
     def leave(self) -> None:

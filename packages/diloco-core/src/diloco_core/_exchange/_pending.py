@@ -74,7 +74,7 @@ class Syncs:
 
     def __init__(self) -> None:
         self._under_way: _Halves | None = None
-        self._interrupted: _Halves | None = None
+        self._interrupted = False
 
     def begin(self, name: str, steps: Steps, guard: Guard) -> Pending:
         """Run the first half of a sync.
@@ -105,13 +105,13 @@ class Syncs:
             )
 
     def interrupt(self) -> None:
-        """Make :meth:`interrupted` true for the thread that carries out the sync under way. Any thread may call this."""
-        self._interrupted = self._under_way
+        """Make :meth:`interrupted` true for a thread that carries out a sync, now or later. Any thread may call this."""
+        self._interrupted = True
 
     def interrupted(self) -> bool:
         """Whether the calling thread carries out a sync whose result is not wanted any more."""
-        halves = self._interrupted
-        return halves is not None and halves.thread == threading.get_ident()
+        halves = self._under_way
+        return self._interrupted and halves is not None and halves.thread == threading.get_ident()
 
     def check_interrupted(self) -> None:
         """End the sync that the calling thread carries out, if its result is not wanted any more.
@@ -121,6 +121,15 @@ class Syncs:
         """
         if self.interrupted():
             raise GivenUpError("the sync was given up by the replica itself")
+
+    def sleeping(self, sleep: Callable[[float], None]) -> Callable[[float], None]:
+        """A function that sleeps, but ends a sync whose result is not wanted any more."""
+
+        def sleep_or_end(seconds: float) -> None:
+            self.check_interrupted()
+            sleep(seconds)
+
+        return sleep_or_end
 
     def give_up(self) -> None:
         """End the sync that is under way, if there is one: it cannot be finished any more."""

@@ -91,6 +91,7 @@ class ProcessGroupExchange(Exchange):
         self.world_size = dist.get_world_size(self._group)
         self._device = torch.device(device) if device is not None else _device_of(self._group)
         self._timing = timing or Timing()
+        self.in_background, self.clock = self._timing.in_background, self._timing.clock
         self._chunk_bytes = chunk_bytes
         self._scratch = Scratch(chunk_bytes)
         self._schema: Schema | None = None

@@ -135,6 +135,7 @@ class InProcessExchange(Exchange):
         self.world_size = hub.world_size
         self._hub = hub
         self._timing = timing
+        self.in_background, self.clock = self._timing.in_background, self._timing.clock
         self._chunk_bytes = chunk_bytes
         self._scratch = Scratch(chunk_bytes)
         self._schema: Schema | None = None

@@ -101,9 +101,8 @@ def schedule_over(
     if (late or alpha) and not getattr(exchange, "delays", False):
         name = "delay" if late else "alpha"
         raise ConfigurationError(
-            f"{name}={late or alpha} cannot be used with {type(exchange).__name__}. It works between threads (in_process()), in "
-            "strict runs over a store (connect() without min_replicas), over a process group and over a manager. Leave it out, "
-            "or use one of these"
+            f"{name}={late or alpha} cannot be used with {type(exchange).__name__}, which cannot sync while its replica trains. "
+            "Leave it out, or use an exchange that connect() or in_process() returned"
         )
     return Schedule(steps, fragments, late, float(alpha))
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from typing import TYPE_CHECKING, Any, Literal, Self
 
 import torch
@@ -114,8 +115,8 @@ class DiLoCo:
         delay: How many inner steps before the end of its period a fragment is sent; the result is adopted at the end, and the
             replica trains meanwhile (Streaming DiLoCo, where it is called tau). Less than ``sync_every / fragments``. If the
             result is there in time, a sync costs no training time. The steps taken meanwhile are replaced by the result, except
-            for what ``alpha`` keeps. For syncs between threads, in strict runs over a store, over a process group of its own
-            and over a manager. It needs memory for one more copy of a fragment.
+            for what ``alpha`` keeps. It needs memory for one more copy of a fragment (two if a sync leaves this replica out), and
+            over a process group it needs a group of its own.
         alpha: How much of its own parameters a replica keeps when it adopts a sync: each becomes ``(1 - alpha)`` times the
             synced value plus ``alpha`` times its own, also without a delay. 0.5 in the paper. The block is left with the synced
             values in any case.
@@ -212,6 +213,7 @@ class DiLoCo:
             before=self._check_before_sync,
             adopted=self._note_sync,
             on_sync=on_sync,
+            clock=getattr(exchange, "clock", time.monotonic),
         )
         self._count = self._outer_steps.count
         self._settings = {  # those that must be the same on all replicas

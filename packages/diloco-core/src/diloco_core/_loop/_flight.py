@@ -1,8 +1,7 @@
-"""A sync under way: in a thread of its own while its replica trains, or at once while the replica waits for it."""
+"""A sync under way: in the background while its replica trains, or at once while the replica waits for it."""
 
 from __future__ import annotations
 
-import threading
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -30,23 +29,22 @@ class Flight:
         self._clock = clock
         self._report: SyncReport | None = None
         self._error: BaseException | None = None
-        self._over = threading.Event()
-        self._thread: threading.Thread | None = None
+        self._ended: Callable[[float | None], bool] | None = None
 
-    def start_behind(self) -> None:
-        """Carry the sync out in a thread of its own."""
-        # A daemon: a process whose user gives up must not hang at its end because a store does not answer.
-        self._thread = threading.Thread(target=self._act, name="diloco-sync", daemon=True)
-        self._thread.start()
+    def start(
+        self, in_background: Callable[[Callable[[], object]], Callable[[float | None], bool]]
+    ) -> None:
+        """Carry the sync out in the background; see :func:`.._timing.in_thread`."""
+        self._ended = in_background(self._act)
 
     def result(self) -> SyncReport:
-        """Wait for the result; carry the sync out now if :meth:`start_behind` was not called. Repeatable.
+        """Wait for the result; carry the sync out now if :meth:`start` was not called. Repeatable.
 
         Raises:
             SyncError: The sync has failed.
         """
-        if self._thread is not None:
-            self._over.wait()
+        if self._ended is not None:
+            self._ended(None)
             self._raise()
         elif self._report is None:
             self._report = self._timed()
@@ -55,20 +53,20 @@ class Flight:
 
     def check(self) -> None:
         """Raise the error of a sync that has failed by now. Does not wait."""
-        if self._over.is_set():
-            self._raise()
+        self._raise()
 
     def stop(self, give_up: Callable[[], None]) -> None:
         """End a sync whose result is not wanted any more.
 
-        Returns when its thread has ended, but after five seconds at most: it may be in a request that takes long.
+        Returns when it has ended, but after five seconds at most: it may be in a request that takes long.
 
         Args:
             give_up: Makes the waits of the sync end with an error.
         """
-        if self._thread is not None and not self._over.is_set():
+        if not self.over:
             give_up()
-            self._thread.join(_STOP_SECONDS)
+            if self._ended is not None:
+                self._ended(_STOP_SECONDS)
 
     @property
     def succeeded(self) -> bool:
@@ -77,15 +75,14 @@ class Flight:
 
     @property
     def over(self) -> bool:
-        """Whether no thread works on the sync any more."""
-        return self._thread is None or self._over.is_set()
+        """Whether nothing goes on in the background any more."""
+        return self._ended is None or self._ended(0)
 
     def _act(self) -> None:
         try:
             self._report = self._timed()
         except BaseException as error:  # noqa: BLE001 - it is raised in the thread that trains
             self._error = error
-        self._over.set()
 
     def _timed(self) -> SyncReport:
         start = self._clock()

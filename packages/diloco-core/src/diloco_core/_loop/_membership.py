@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Protocol
 from .._errors import ConfigurationError, SyncError
 from .._exchange._resumable import RestartableExchange, ResumableExchange
 from .._outer._initial import Initial
+from .._timing import in_thread
 from . import _notices as notices
 from ._open_steps import OpenSteps
 from ._own_state import OwnState
@@ -32,11 +33,13 @@ class Membership(Protocol):
         resumable: Whether the run's store keeps the state, so that it is not saved and loaded by hand.
         resumes: Whether the state comes out of the run's store, and not out of this replica's model.
         begins_behind: Whether a sync may also be begun by another thread than the one that trains.
+        in_background: How that thread is started; see :class:`.Timing`.
     """
 
     resumable: bool
     resumes: bool
     begins_behind: bool
+    in_background: Callable[[Callable[[], object]], Callable[[float | None], bool]]
 
     @property
     def saves_open_steps(self) -> bool:
@@ -100,6 +103,10 @@ class Membership(Protocol):
 
     def give_up(self) -> None:
         """Make a sync that another thread carries out end soon; see :meth:`._base.Exchange.give_up`."""
+        ...
+
+    def hurry(self, hurried: bool) -> None:
+        """Say that a sync that another thread carries out need not be decided; see :meth:`._base.Exchange.hurry`."""
         ...
 
     def overtaken(self) -> None:
@@ -174,6 +181,7 @@ class FixedMembership:
     def __init__(self, exchange: Exchange) -> None:
         self._exchange = exchange
         self.begins_behind = getattr(exchange, "begins_behind", True)
+        self.in_background = getattr(exchange, "in_background", in_thread)
 
     @property
     def batches_to_skip(self) -> int:
@@ -225,6 +233,9 @@ class FixedMembership:
     def give_up(self) -> None:
         """Make a sync that another thread carries out end soon."""
         self._exchange.give_up()
+
+    def hurry(self, hurried: bool) -> None:
+        """Do nothing: every sync is decided."""
 
     def overtaken(self) -> None:
         """Do nothing: nobody but this process takes steps for its rank while the run goes on."""
@@ -341,6 +352,7 @@ class ResumableMembership(_SavesOwnState):
     def __init__(self, exchange: ResumableExchange, own_state: OwnState) -> None:
         super().__init__(own_state)
         self._exchange = exchange
+        self.in_background = exchange.in_background
 
     @property
     def position(self) -> Position:
@@ -372,6 +384,8 @@ class ResumableMembership(_SavesOwnState):
         self._own_state.restore(count.inner_steps)
         counted = zip(fragments, self._exchange.position.counted, strict=False)
         lost = [(f.name, count.inner_steps - steps) for f, steps in counted]
+        # It may hold steps that were taken while a sync was under way, which no sync counts.
+        count.inner_steps = max(count.inner_steps, self._own_state.restored_steps)
         notices.lost_between_fragments(self._exchange.rank, [few for few in lost if few[1] > 0])
 
     def behind(self) -> bool:
@@ -385,6 +399,10 @@ class ResumableMembership(_SavesOwnState):
     def give_up(self) -> None:
         """Make a sync that another thread carries out end soon."""
         self._exchange.give_up()
+
+    def hurry(self, hurried: bool) -> None:
+        """Say that a sync that another thread carries out need not be decided."""
+        self._exchange.hurry(hurried)
 
     def overtaken(self) -> None:
         """Save nothing from now on, because the data loader's position does not match the steps that the run has counted."""

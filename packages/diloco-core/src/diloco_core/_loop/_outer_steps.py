@@ -97,6 +97,7 @@ class OuterSteps:
         self._dropped_steps = 0
         self._sent: _Sent | None = None
         self._stood = 0.0  # seconds in which this replica did not train, for the sync under way
+        self._delayed = bool(schedule.delay or schedule.alpha)
         self._mark = 0.0  # when the last sync was adopted
         self._overlap = 0
 
@@ -161,10 +162,9 @@ class OuterSteps:
             return True
         sent.flight.stop(self._membership.give_up)
         if adopt and sent.flight.succeeded:
-            self._adopt()
+            self._adopt(last=False)
             return True
-        self._sent = None
-        self._fragments[sent.number].give_up()
+        self._forget_sent()
         self._failure = self._failure or "SyncError: the sync under way was given up"
         return sent.flight.over
 
@@ -176,7 +176,7 @@ class OuterSteps:
     def drop_open_steps(self) -> None:
         """Set the fragments with inner steps since their last sync back to the values of that sync."""
         for fragment, steps in zip(self._fragments, self.count.since_sync, strict=True):
-            if steps:
+            if steps or fragment.alpha:
                 fragment.start_over()
         self.count.close_all()
 
@@ -232,7 +232,7 @@ class OuterSteps:
     def _next(self, last: bool) -> SyncReport:
         if self._sent is None:
             self._send(last=last, behind=False)
-        return self._adopt()
+        return self._adopt(last)
 
     def _send(self, *, last: bool, behind: bool) -> None:
         self.check_whole()
@@ -249,6 +249,8 @@ class OuterSteps:
         membership, sent_at, counted = self._membership, count.inner_steps, self._membership.counted
         try:
             with _ordinary_mode():
+                for other in self._fragments:
+                    other.detach()
                 fragment.depart()
                 begin = partial(membership.begin_sync, fragment, sent_at, last=last)
                 run: Callable[[], SyncReport] = partial(_whole_sync, begin)
@@ -260,22 +262,29 @@ class OuterSteps:
         flight = Flight(run, self._clock)
         self._sent = _Sent(number, count.since_sync[number], sent_at, counted, flight, behind)
         if behind:
-            flight.start_behind()
+            flight.start(membership.in_background)
         self._stood = self._clock() - start
 
-    def _adopt(self) -> SyncReport:
+    def _adopt(self, last: bool) -> SyncReport:
         """Wait for the sync under way, and adopt its result."""
         sent = self._sent
         assert sent is not None
         fragment = self._fragments[sent.number]
         start = self._clock()
         try:
-            report = self._result(sent)
+            report = self._result(sent, hurried=last)
+            if sent.behind and last and _undecided(report):
+                # Once more, with all the patience that a replica has that leaves.
+                self._forget_sent()
+                return self._next(last)
             waited = self._clock() - start
             if sent.behind:
                 self._before()  # the model may have changed since it was sent
             with _ordinary_mode():
-                fragment.arrive(keep=report.contribution != "dropped")
+                for other in self._fragments:
+                    if other is not fragment:
+                        other.attach()
+                self._arrive(fragment, report)
             end = self._clock()
             exposed = self._stood + end - start
             report = dataclasses.replace(
@@ -295,17 +304,38 @@ class OuterSteps:
             self._on_sync(report)
         return report
 
-    def _result(self, sent: _Sent) -> SyncReport:
+    def _result(self, sent: _Sent, *, hurried: bool) -> SyncReport:
         if sent.parted is not None:
             raise UnequalSyncsError(str(sent.parted), sent.parted.rank)
-        with _ordinary_mode():
-            return sent.flight.result()
+        try:
+            if sent.behind and hurried:
+                self._membership.hurry(True)
+            with _ordinary_mode():
+                return sent.flight.result()
+        finally:
+            if sent.behind and hurried:
+                self._membership.hurry(False)
+
+    def _arrive(self, fragment: Fragment, report: SyncReport) -> None:
+        """Give the model the result of a sync."""
+        if self._delayed and report.reloaded:
+            fragment.attach()
+            for each in self._fragments:
+                each.start_over()
+        elif self._delayed and _undecided(report):
+            fragment.attach()
+        else:
+            fragment.arrive(report.contribution)
+
+    def _forget_sent(self) -> None:
+        self._sent = None
+        for fragment in self._fragments:
+            fragment.attach()
 
     def _fail(self, error: BaseException) -> None:
         """Remember that a sync has failed, unless only another replica has left."""
-        if self._sent is not None and self._sent.flight.over:
-            self._fragments[self._sent.number].give_up()
-            self._sent = None
+        if self._sent is None or self._sent.flight.over:
+            self._forget_sent()
         if not isinstance(error, UnequalSyncsError):
             # Keep only its text: the error itself would keep many frames in memory.
             self._failure = f"{type(error).__name__}: {error}"
@@ -373,6 +403,11 @@ class OuterSteps:
         self._membership.overtaken()
         notices.overtaken(self._rank, skipped)
         return skipped
+
+
+def _undecided(report: SyncReport) -> bool:
+    """Whether the sync has ended without a decision, so that the replica holds what it held before."""
+    return not (report.committed or report.reloaded or report.contribution == "dropped")
 
 
 def _whole_sync(begin: Callable[[], Pending]) -> SyncReport:

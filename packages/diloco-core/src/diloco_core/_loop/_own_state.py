@@ -39,6 +39,7 @@ class OwnState:
 
     Attributes:
         restored: Whether a saved state was restored.
+        restored_steps: How many inner steps the rank had taken when it was saved; 0 if none was restored.
         behind: Inner steps that the run has counted after the restored state was saved (all of them if none was restored).
         overtaken: Whether the run has counted steps of this rank that this life never took, so that the position of its data
             loader does not match the counted steps. Nothing is saved from then on: the next life of the rank restores what
@@ -62,6 +63,7 @@ class OwnState:
         self._open_steps = open_steps
         self._buffers = buffers
         self.restored = False
+        self.restored_steps = 0
         self.behind = 0
         self.overtaken = False
         self._knows_data = any(not isinstance(holder, _NO_DATA) for holder in stateful.values())
@@ -125,6 +127,7 @@ class OwnState:
                 passed_over = True
                 continue
             self.restored = True
+            self.restored_steps = steps
             self.behind = max(0, inner_steps - steps)
             self._untold = 0 if self._knows_data else steps
             if self._open_steps is not None and saved.sync == exchange.position.sync:

@@ -10,21 +10,34 @@ from .._arithmetic._layout import Piece, Rule
 from ._fragment import Fragment
 
 if TYPE_CHECKING:
-    from collections.abc import Collection
+    from collections.abc import Collection, Sequence
 
 
 class DelayedFragment(Fragment):
     """A :class:`Fragment` that is sent at one inner step and adopted at a later one. Not thread-safe.
 
-    Between :meth:`depart` and :meth:`arrive` the exchange uses only a snapshot of the contribution, the global copy and the
-    outer state, none of which the training loop touches. So the exchange may run in another thread, and the model is free.
+    While it is detached (from :meth:`detach` to :meth:`arrive` or :meth:`attach`), the exchange uses only the global copy, the
+    outer state and, of the fragment that is sent, a snapshot of the contribution (:meth:`depart`). The training loop touches
+    none of them. So the exchange may run in another thread, and the model is free.
     """
 
+    _detached = False
     _sent: list[torch.Tensor] | None = None
     _unchanged: Collection[int] = ()
+    _before: list[torch.Tensor] | None = None
+
+    def detach(self) -> None:
+        """Keep the exchange away from the model from now on."""
+        self._detached = True
+
+    def attach(self) -> None:
+        """Let the exchange use the model again, and forget what was sent."""
+        self._detached = False
+        self._sent = self._before = None
 
     def depart(self) -> None:
-        """Take the snapshot that is sent. The model may change from now on."""
+        """Take the snapshot that is sent, and detach. The model may change from now on."""
+        self.attach()
         self.begin()
         self._unchanged = super().unchanged()
         sent = []
@@ -37,34 +50,54 @@ class DelayedFragment(Fragment):
         for segment in self._all_segments():
             segment.values = None
         self._sent = sent
+        self.detach()
 
-    def arrive(self, *, keep: bool) -> None:
-        """Set the model to the global copy, or mix the two, and delete the gradients, which belong to the old values.
+    def arrive(self, fate: str) -> None:
+        """Give the model the result, mixed with its own values, and delete the gradients, which belong to the old values.
 
-        Only parameters are mixed: buffers take what was synced.
+        A contribution that was counted is in the new global copy G; of the own values L, ``alpha`` is kept: the model becomes
+        ``lerp(G, L, alpha)``. One that was carried is not in it: with the old global copy G', the model becomes
+        ``lerp(G, G', alpha) + (L - G')``, so that its own progress stays whole. What was dropped keeps nothing. Only parameters
+        are mixed: buffers take what was synced.
 
         Args:
-            keep: Whether ``alpha`` of the replica's own values is kept. A contribution that was dropped keeps nothing.
+            fate: What became of the contribution; see :attr:`.SyncReport.contribution`.
         """
-        self._sent = None
-        self._unchanged = ()
-        alpha = self.alpha if keep else 0.0
+        before = self._before if fate == "carried" else None
+        alpha = self.alpha if fate in {"counted", "carried"} else 0.0
+        self.attach()
         self.begin()
         with torch.no_grad():
             for index, group in enumerate(self.layout.groups):
                 whole = Piece(index, 0, group.numel)
-                if group.rule is not Rule.OUTER or not alpha:
+                if group.rule is not Rule.OUTER or not (alpha or before):
                     self.adopt(whole, self.destination(whole))
-                    continue
-                for local, start, stop in self._overlaps(whole):
-                    adopted = self.copy[index][start:stop].to(local.device, local.dtype)
-                    local.copy_(torch.lerp(adopted, local, alpha))
+                elif alpha < 1:
+                    self._mix(whole, alpha, before[index] if before else None)
         self._adopted = True
         self.finish()
 
-    def give_up(self) -> None:
-        """Forget the snapshot: the sync will not be adopted."""
-        self._sent = None
+    def _mix(self, whole: Piece, alpha: float, before: torch.Tensor | None) -> None:
+        for local, start, stop in self._overlaps(whole):
+            new = self.copy[whole.group][start:stop].to(local.device, local.dtype)
+            if before is None:
+                local.copy_(torch.lerp(new, local, alpha))
+                continue
+            # As with contributions, the rounding of a global copy to the model's dtype is not progress of the replica.
+            old = before[start:stop].to(local.device, local.dtype)
+            wide = before.dtype
+            progress = local.to(wide).sub_(old.to(wide)).to(local.dtype)
+            local.copy_(torch.lerp(new, old, alpha).add_(progress))
+
+    def begin(self) -> None:
+        """Make flat views of the model's tensors, unless the fragment is detached."""
+        if not self._detached:
+            super().begin()
+
+    def finish(self) -> None:
+        """Write copied tensors back, unless the fragment is detached."""
+        if not self._detached:
+            super().finish()
 
     def contribution(self, piece: Piece, out: torch.Tensor) -> torch.Tensor:
         """The snapshot; without one, what the model holds now."""
@@ -81,6 +114,21 @@ class DelayedFragment(Fragment):
         return super().unchanged() if self._sent is None else self._unchanged
 
     def adopt(self, piece: Piece, values: torch.Tensor) -> None:
-        """Set the model to ``values``, but not while a snapshot is under way: :meth:`arrive` does it then."""
-        if self._sent is None:
+        """Set the model to ``values``, unless the fragment is detached: :meth:`arrive` does it then."""
+        if not self._detached:
             super().adopt(piece, values)
+
+    def progress(self) -> list[torch.Tensor]:
+        """What the replica has learned since the last sync.
+
+        A detached fragment returns nothing, and keeps its global copy for :meth:`arrive`.
+        """
+        if not self._detached:
+            return super().progress()
+        self._before = [values.clone() for values in self.copy]
+        return []
+
+    def reapply(self, progress: Sequence[torch.Tensor]) -> None:
+        """Add progress to the model again, unless the fragment is detached: :meth:`arrive` does it then."""
+        if not self._detached:
+            super().reapply(progress)

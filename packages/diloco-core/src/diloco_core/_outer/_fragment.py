@@ -148,16 +148,19 @@ class Fragment:
         for segment in self._all_segments():
             segment.values = segment.named.tensor.detach().reshape(-1)
 
+    def detach(self) -> None:
+        """Do nothing: while another fragment is synced, the replica waits."""
+
+    def attach(self) -> None:
+        """Do nothing, as for :meth:`detach`."""
+
     def depart(self) -> None:
         """Prepare for a sync, which uses the model's values until :meth:`arrive` is called."""
         self.begin()
 
-    def arrive(self, *, keep: bool) -> None:  # noqa: ARG002 - this fragment keeps nothing of its own
+    def arrive(self, fate: str) -> None:  # noqa: ARG002 - the exchange has done what there is to do
         """End a sync: its values are in the model already."""
         self.finish()
-
-    def give_up(self) -> None:
-        """Forget a sync that has failed."""
 
     def finish(self) -> None:
         """Write copied tensors back. If new values were adopted, delete the gradients, which belong to the old values."""

@@ -98,7 +98,8 @@ class ObjectStoreExchange(RestartableExchange):
         self.store = store
         self._syncs = Syncs()
         given = timing or Timing()
-        self._timing = replace(given, sleep=partial(_sleep, given.sleep, self._syncs))
+        self._timing = replace(given, sleep=self._syncs.sleeping(given.sleep))
+        self.in_background, self.clock = given.in_background, given.clock
         self._store = Patient(store, self._timing)
         self._store.patience = self._timing.sync_timeout
         self._chunk_bytes = int(chunk_bytes)
@@ -344,13 +345,3 @@ class ObjectStoreExchange(RestartableExchange):
             raise SyncError(
                 f"this exchange has ended: it has {self._ended}. Start a new run on a new prefix."
             )
-
-
-def _sleep(sleep: Callable[[float], None], syncs: Syncs, seconds: float) -> None:
-    """Sleep, but not in a sync whose result is not wanted any more.
-
-    Raises:
-        GivenUpError: The replica has given the sync up.
-    """
-    syncs.check_interrupted()
-    sleep(seconds)

@@ -38,7 +38,7 @@ from ._messages import notice, say_what_is_lost, say_who_is_missing, timed_out
 from ._reports import completed, left, reloaded
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Callable, Iterable
 
     from ..._exchange._report import SyncReport
     from ..._exchange._resumable import ResumableJob
@@ -55,12 +55,20 @@ class ElasticSync:
         job: The fragment that is synced.
         patience: Seconds after which this life leaves without the sync (sooner if no rank is left to wait for); None if the
             sync must be completed in time.
+        hurried: Whether this life shall leave without the sync, as long as the sync is not decided. It may change at any time.
     """
 
-    def __init__(self, life: Life, job: ResumableJob, patience: float | None = None) -> None:
+    def __init__(
+        self,
+        life: Life,
+        job: ResumableJob,
+        patience: float | None = None,
+        hurried: Callable[[], bool] = bool,
+    ) -> None:
         self._life = life
         self._job = job
         self._patience = patience
+        self._hurried = hurried
         self._sync = life.sync + 1
         self._index = life.index(self._sync)
         self._progress = life.fragments[self._index]
@@ -221,7 +229,7 @@ class ElasticSync:
             leaves = self._leaves(decision)
             if isinstance(leaves, Reload):
                 return leaves
-            if leaves:
+            if leaves or self._hurried():
                 return None
             if moment is not None:
                 wait.sleep(moment)
