@@ -57,14 +57,18 @@ def _runs(draw):
         retention=draw(st.integers(1, 2)),
     )
     sizes = draw(st.sampled_from([(40,), (40, 30)]))
-    return schedule, elastic, sizes, draw(st.sampled_from(["plain", "plain", "bf16", "int8"]))
+    codec = draw(st.sampled_from(["plain", "plain", "bf16", "int8"]))
+    delay, alpha = draw(
+        st.sampled_from([(0, 0.0), (0, 0.0), (0, 0.5), (1, 0.0), (2, 0.5), (1, 1.0)])
+    )
+    return schedule, elastic, sizes, codec, delay, alpha
 
 
 def _check(run):
-    schedule, elastic, sizes, *codecs = run
-    codec = codecs[0] if codecs else "plain"
+    schedule, elastic, sizes, codec, delay, alpha = (*run, *("plain", 0, 0.0)[len(run) - 3 :])
     torch.set_num_threads(1)
-    training = SimulatedTraining(syncs=5, sizes=sizes, sync_every=2, codec=codec)
+    sync_every = 3 * len(sizes) if delay else 2
+    training = SimulatedTraining(5, sizes, sync_every, codec=codec, delay=delay, alpha=alpha)
     store, broken = SimulatedStore(), []
     store.after_delete = lambda keys: broken.extend(broken_promises(store, keys))
     outcome = simulate(training, schedule, elastic, store=store)

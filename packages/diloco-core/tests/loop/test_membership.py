@@ -62,6 +62,7 @@ class GoesBackWhileCatchingUp:
     """What a replica sees of a run in which others go back to older states after it has restored the newest ones."""
 
     rank = 0
+    in_background = None
     position = Position(sync=4, outer_steps=4, inner_steps=8)
 
     def restore(self, jobs):
@@ -74,7 +75,7 @@ class GoesBackWhileCatchingUp:
 
 def test_a_run_that_goes_back_while_a_life_begins_counts_fewer_inner_steps():
     exchange, asked_for = GoesBackWhileCatchingUp(), []
-    own_state = SimpleNamespace(restore=asked_for.append)
+    own_state = SimpleNamespace(restore=asked_for.append, restored_steps=0)
     count = Counters([0])
 
     def catch_up():

@@ -14,10 +14,12 @@ from .._elastic._records._records import Commit, Rollback, digest, read_record
 from .._elastic._records._rules import done_states
 from .._errors import FencedError
 from .._loop._diloco import DiLoCo
+from ._mixing import Mixing
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
 
+    from .._elastic._records._keys import Delta
     from .._exchange._report import SyncReport
     from ._simulation import Node, Outcome
     from ._store import SimulatedStore
@@ -57,6 +59,8 @@ class SimulatedTraining:
         pauses: More seconds for a rank's first life at an inner step.
         save_every: Every how many syncs a replica saves its inner state.
         codec: How contributions are sent.
+        delay: Inner steps from sending a fragment to adopting the result.
+        alpha: How much of its own values a replica keeps when it adopts a sync.
 
     Attributes:
         states: For every sync, by its number in the log, what replicas held after it: (rank, life, global copies).
@@ -66,6 +70,8 @@ class SimulatedTraining:
         salts: Which life of a rank an epoch was.
         agreed: Whether a life had agreed to go back to older states, by rank and epoch.
         batches: Which batch was learned in an inner step, by (rank, life, step).
+        held: What a replica's fragment held when it could be sent, by (rank, life, fragment, step, newest sync adopted then).
+        mixed: What was wrong with models after syncs, by (rank, life).
         longest: The longest that a replica spent in one inner step, its syncs included but not its own faults, in virtual
             seconds.
     """
@@ -85,6 +91,10 @@ class SimulatedTraining:
     batches: dict[tuple[int, int, int], int] = field(default_factory=dict)
     longest: float = 0.0
     codec: str = "plain"
+    delay: int = 0
+    alpha: float = 0.0
+    held: dict[tuple[int, int, int, int, int], torch.Tensor] = field(default_factory=dict)
+    mixed: dict[tuple[int, int], list[str]] = field(default_factory=dict)
 
     def __call__(self, node: Node) -> int:
         """Train; returns the number of syncs."""
@@ -92,17 +102,28 @@ class SimulatedTraining:
         inner = torch.optim.SGD(model.parameters(), lr=1.0)
         reports = self.reports.setdefault((node.rank, node.life), [])
         ledger = Ledger()
+        mixing = Mixing(list(model), self.alpha)
+        self.mixed[node.rank, node.life] = mixing.wrong
 
         def seen(report: SyncReport) -> None:
             reports.append(report)
             ledger.position += report.batches_to_skip
+            mixing.synced(report, copies_now(), node.exchange.position.sync)
+            note_own(outer.inner_steps)
             if report.committed:
                 note_state(self.states)
 
-        def note_state(held: dict[int, list[tuple[int, int, list[torch.Tensor]]]]) -> None:
-            copies = [
+        def note_own(step: int) -> None:
+            for fragment, values in enumerate(mixing.own):
+                self.held[node.rank, node.life, fragment, step, mixing.adopted] = values
+
+        def copies_now() -> list[torch.Tensor]:
+            return [
                 copy.clone() for part in outer.state_dict()["fragments"] for copy in part["copy"]
             ]
+
+        def note_state(held: dict[int, list[tuple[int, int, list[torch.Tensor]]]]) -> None:
+            copies = copies_now()
             number = node.exchange.position.sync
             self.steps.setdefault(number, set()).add(outer.committed)
             states = held.setdefault(number, [])
@@ -122,6 +143,8 @@ class SimulatedTraining:
             stateful={"ledger": ledger},
             save_inner_every=self.save_every,
             codec=self.codec,
+            delay=self.delay,
+            alpha=self.alpha,
         )
         with outer:
             self.salts.setdefault((node.rank, node.exchange.epoch), node.life)
@@ -130,6 +153,7 @@ class SimulatedTraining:
             )
             ledger.position += outer.batches_to_skip
             note_state(self.entered)
+            mixing.begin(copies_now(), node.exchange.position.sync)
             while outer.committed < self.syncs:
                 start = self._spent(node)
                 step = outer.inner_steps
@@ -142,6 +166,8 @@ class SimulatedTraining:
                         node.rank, node.life, outer.inner_steps, tensor.numel()
                     )
                 self.batches[node.rank, node.life, step] = ledger.position
+                mixing.step()
+                note_own(step + 1)
                 ledger.position += 1
                 inner.step()
                 self.longest = max(self.longest, self._spent(node) - start)
@@ -175,15 +201,26 @@ class SimulatedTraining:
                 mean = torch.zeros_like(values)
                 for member in record.members:
                     life = self.salts.get((member.rank, member.epoch), 0)
-                    delta = torch.zeros(self.sizes[index])
-                    for step in range(member.start, member.stop):
-                        delta += self.gradient(member.rank, life, step, self.sizes[index])
+                    delta = self._learned(values, record, member, life)
                     mean += self._as_sent(delta) / len(record.members)
                 momentum = _OUTER_MOMENTUM * momentum + mean
                 now[index] = values - _OUTER_LR * (mean + _OUTER_MOMENTUM * momentum), momentum
                 states[record.sync, index] = now[index]
             values_by_sync[record.sync] = [values for values, _ in now]
         return values_by_sync
+
+    def _learned(
+        self, values: torch.Tensor, commit: Commit, member: Delta, life: int
+    ) -> torch.Tensor:
+        """What a member contributed to a sync that started from these values of the fragment."""
+        fragment = commit.fragment
+        held = self.held.get((member.rank, life, fragment, member.stop, commit.sync - 1))
+        if self.alpha and held is not None:
+            return (values - held).float()  # and so also what it kept of its own before
+        delta = torch.zeros(self.sizes[fragment])
+        for step in range(member.start, member.stop):
+            delta += self.gradient(member.rank, life, step, self.sizes[fragment])
+        return delta
 
     def _as_sent(self, delta: torch.Tensor) -> torch.Tensor:
         codec, decoded = find_codec(self.codec), torch.empty_like(delta)
@@ -212,7 +249,8 @@ def violations(
     """What a simulated run has done wrong; empty where nothing.
 
     Replicas at the same sync hold the same bytes, which are those that the log says: no contribution counted twice, half
-    or not at all, and no batch learned twice by a rank. The log is a chain, with a quorum in every record. A life that has not
+    or not at all, and no batch learned twice by a rank. Their models hold what the
+    rules of delay and mixing say. The log is a chain, with a quorum in every record. A life that has not
     agreed to go back does not go on after a rollback, and one that has a successor saves nothing. No replica waits
     past the deadline. Every rank gets to the end, and no life ends by an error unless a newer one took its place.
 
@@ -228,6 +266,7 @@ def violations(
     ]
     if not outcome.finished:
         problems.append(f"not every rank came to the end (virtual time {outcome.seconds:.0f} s)")
+    problems += [f"life {key}: {what}" for key, wrong in training.mixed.items() for what in wrong]
     if training.longest > deadline:
         problems.append(f"a replica waited for {training.longest:.0f} s")
     if MANIFEST not in outcome.store.decided:

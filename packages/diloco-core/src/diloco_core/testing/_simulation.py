@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import random
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -146,6 +147,7 @@ def simulate(
             clock=connection.clock,
             sleep=connection.sleep,
             repeat=partial(_repeat, scheduler, connection),
+            in_background=partial(_in_background, scheduler, connection),
         )
         try:
             exchange = ElasticExchange(
@@ -173,6 +175,29 @@ def simulate(
     outcome.finished = in_time and done == set(lives)
     outcome.seconds = scheduler.now
     return outcome
+
+
+def _in_background(
+    scheduler: Scheduler, connection: Connection, act: Callable[[], object]
+) -> Callable[[float | None], bool]:
+    """What a process does beside its training; see :func:`._timing.in_thread`."""
+    over = False
+
+    def body() -> None:
+        nonlocal over
+        try:
+            act()
+        finally:
+            over = True
+
+    def ended(seconds: float | None) -> bool:
+        limit = math.inf if seconds is None else scheduler.now + seconds
+        while not over and scheduler.now < limit:
+            connection.sleep(0.05)
+        return over
+
+    scheduler.start_at(scheduler.now, body)
+    return ended
 
 
 def _repeat(
