@@ -46,10 +46,14 @@ class Lab:
         value = {"attempt": life, "at": self.world.now()}
         self.record(handle.run_id).put(f"life-{handle.rank}-{life}", value)
 
-    def finish(self, handle, result=None, *, code=0, reason=Reason.COMPLETED, error=None):
+    @staticmethod
+    def outcome(result=None, *, code=0, reason=Reason.COMPLETED, error=None):
+        """What the wrapper returns."""
+        return Outcome(code, result=result, reason=reason, error=error).to_json()
+
+    def finish(self, handle, result=None, **options):
         """The wrapper returns."""
-        outcome = Outcome(code, result=result, reason=reason, error=error)
-        self.call(handle).end(outcome.to_json())
+        self.call(handle).end(self.outcome(result, **options))
 
 
 @pytest.fixture

@@ -28,6 +28,7 @@ from diloco_protocol import (
 from diloco_protocol.backend import is_run_id, options_of, takes
 
 from . import _states as states
+from ._check import check_launch, check_rendezvous
 from ._client import PREFIX, Client
 from ._errors import MissingError
 from ._handles import check_handle, link, make_handle
@@ -118,20 +119,44 @@ class ModalSpawnExecutor(BaseExecutor):
         ]
 
     def _findings(self, request: RunRequest) -> list[Finding]:
-        try:
-            self._patiently(self._client.client)
-        except BackendError as error:
-            return [Finding("token", False, str(error))]
-        findings = [Finding("token", True, "Modal's client has one")]
-        try:
-            bound = bound_options(request, self._options)
-            self._patiently(lambda: self._client.function(bound, request.secrets))
-        except BackendError as error:
-            return [*findings, Finding("app", False, str(error))]
-        return [
-            *findings,
-            Finding("app", True, f"{self._options.app} is deployed, and its Secrets are there"),
-        ]
+        return check_launch(self._client, self._options, request, self._patiently)
+
+    def check(
+        self,
+        n_replicas: int = 1,
+        *,
+        rendezvous_uri: str | None = None,
+        patience: float = 600.0,
+        **options: Any,
+    ) -> list[Finding]:
+        """What stands in the way of a launch; starts nothing, but for one call where ``rendezvous_uri`` is given.
+
+        Looks at the token, the app and its function, and the Secrets. Whether replicas can reach their rendezvous, and whether
+        the app is of this version, only a call can find out: one is started without asking for a GPU (it has one where the app
+        declares it), tries the prefix, and is removed.
+
+        Args:
+            n_replicas: As for the launch.
+            rendezvous_uri: Have a call try this prefix; its image needs ``diloco-core``.
+            patience: Seconds that this call may take, container and image included.
+            **options: As for the launch: ``gpu``, ``secrets`` and so on.
+
+        Returns:
+            What was found, good and bad; each says what to do, and ``ok`` is None where it could not be found out. The
+            subjects are ``"token"``, ``"app"``, ``"secrets"``, ``"version"`` and ``"rendezvous"``.
+
+        Raises:
+            InvalidRequestError: The launch itself would be refused.
+        """
+        findings = super().check(n_replicas, **options)
+        if rendezvous_uri is None or any(finding.ok is False for finding in findings):
+            return findings
+        small: dict[str, Any] = {
+            name: options[name] for name in ("env", "secrets") if name in options
+        }
+        tried = check_rendezvous(self, rendezvous_uri, patience, small)
+        told = {finding.subject for finding in tried}
+        return [finding for finding in findings if finding.subject not in told] + tried
 
     def _submit(self, request: RunRequest) -> list[ReplicaHandle]:
         payloads(request, self._options, "")  # what is too large is refused before the first call

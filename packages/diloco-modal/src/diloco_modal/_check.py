@@ -1,0 +1,104 @@
+"""What stands in the way of a launch."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Mapping
+from typing import Any, Protocol, TypeVar
+
+from diloco_protocol import BackendError, BaseExecutor, Finding, RunRequest
+
+from ._client import Client
+from ._launch import bound_options
+from ._options import ModalOptions
+from ._payload import PAYLOAD_VERSION
+
+T = TypeVar("T")
+_CLEANUP_SECONDS = 300.0
+
+
+class Patiently(Protocol):
+    """Calls, and tries again for a while as long as Modal throttles or fails."""
+
+    def __call__(self, call: Callable[[], T], /) -> T:
+        """Return what ``call`` returns."""
+
+
+def check_launch(
+    client: Client, options: ModalOptions, request: RunRequest, patiently: Patiently
+) -> list[Finding]:
+    """Everything that can be known without a call; ends at the first thing that stands in the way.
+
+    Args:
+        client: To ask.
+        options: Of the executor.
+        request: The launch.
+        patiently: Makes a call of the client.
+    """
+    try:
+        patiently(client.client)
+    except BackendError as error:
+        return [Finding("token", False, str(error))]
+    findings = [Finding("token", True, "Modal's client has one")]
+    bound = bound_options(request, options)
+    try:
+        patiently(lambda: client.function(bound, {}))
+    except BackendError as error:
+        return [*findings, Finding("app", False, str(error))]
+    findings.append(
+        Finding("app", True, f"{options.app} is deployed, with a function {options.function!r}")
+    )
+    if request.secrets:
+        try:
+            patiently(lambda: client.function(bound, request.secrets))
+        except BackendError as error:
+            return [*findings, Finding("secrets", False, str(error))]
+        findings.append(Finding("secrets", True, "they are there, with the keys of the launch"))
+    unknown = f"only a call can tell whether {options.app} reads payloads of version {PAYLOAD_VERSION}: give rendezvous_uri="
+    return [*findings, Finding("version", None, unknown)]
+
+
+def check_rendezvous(
+    executor: BaseExecutor, uri: str, patience: float, options: Mapping[str, Any]
+) -> list[Finding]:
+    """Have one call try the rendezvous, and end it.
+
+    Args:
+        executor: Launches it.
+        uri: The prefix to try.
+        patience: Seconds until it is given up.
+        options: Of the launch.
+
+    Returns:
+        What it says of the rendezvous; if it has run, also of the version of the app.
+    """
+    try:
+        handles = executor.launch_replicas(
+            1, "diloco_core.probe:run", {"uri": uri}, timeout=patience, **options
+        )
+    except BackendError as error:
+        return [_of(False, f"the call that was to try {uri} could not be started: {error}")]
+    try:
+        (result,) = executor.collect(handles, timeout=patience)
+    except BackendError as error:
+        return [_of(None, f"what became of the call that tried {uri} is not known: {error}")]
+    finally:
+        with contextlib.suppress(BackendError):
+            executor.cancel(handles[0])
+            executor.collect(handles, timeout=_CLEANUP_SECONDS)
+            executor.purge(handles[0])
+    if result["status"] in {"pending", "running"}:
+        why = f"the call that was to try {uri} was still {result['status']} after {patience:g} s ({result['reason']})"
+        return [_of(None, why)]
+    if result["status"] != "succeeded":
+        return [_of(False, f"a call cannot use {uri}: {result['error']}")]
+    version = Finding("version", True, f"the app reads payloads of version {PAYLOAD_VERSION}")
+    told = f"a call wrote and read {uri} in {result['result']['seconds']} s"
+    if not result["result"]["exclusive"]:
+        told += "; it ignores conditional writes, so only strict runs can meet there"
+        return [version, _of(True, told)]
+    return [version, _of(True, f"{told}, conditional writes included")]
+
+
+def _of(ok: bool | None, message: str) -> Finding:
+    return Finding("rendezvous", ok, message)

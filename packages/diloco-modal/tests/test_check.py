@@ -1,0 +1,129 @@
+"""What stands in the way of a launch: what is there, what is missing, and what nobody could tell."""
+
+import pytest
+
+from diloco_protocol import Backoff, InvalidRequestError, Reason
+
+URI = "s3://bucket/run-1"
+
+
+def found(findings):
+    return {finding.subject: finding.ok for finding in findings}
+
+
+def told(findings, subject):
+    (message,) = [finding.message for finding in findings if finding.subject == subject]
+    return message
+
+
+@pytest.fixture
+def check(lab):
+    """Checks a launch; ``play`` is what the container does at each pause of the launcher."""
+
+    def act(n=1, play=lambda: None, **options):
+        def sleep(seconds):
+            play()
+            lab.world.advance(seconds)
+
+        backoff = Backoff(first=0.1, clock=lab.world.now, sleep=sleep)
+        return lab.executor(backoff=backoff).check(n, **options)
+
+    return act
+
+
+@pytest.fixture
+def probe(lab):
+    """Ends the call that tries a rendezvous."""
+
+    def end(result=None, **options):
+        for call in lab.world.calls():
+            if call.status == "pending":
+                call.start()
+                call.end(lab.outcome(result, **options))
+
+    return end
+
+
+def test_what_no_call_has_told_is_not_known(check, lab):
+    findings = check(2, gpu="H100")
+    assert found(findings) == {"token": True, "app": True, "version": None}
+    assert "give rendezvous_uri=" in told(findings, "version")
+    assert not lab.world.calls()
+    assert lab.executor().list_runs() == []
+
+
+def test_an_app_that_is_not_deployed(lab):
+    findings = lab.executor(app="other").check(rendezvous_uri=URI)
+    assert found(findings) == {"token": True, "app": False}
+    assert "modal deploy my_app.py" in told(findings, "app")
+
+
+def test_secrets_that_are_there_and_one_that_is_not(check, lab):
+    lab.world.add_secret("tokens", {"HF_TOKEN": "1"})
+    assert found(check(secrets={"HF_TOKEN": "tokens"}))["secrets"] is True
+    findings = check(secrets={"KEY": "tokens"}, rendezvous_uri=URI)
+    assert found(findings) == {"token": True, "app": True, "secrets": False}
+    assert "modal secret create tokens KEY=" in told(findings, "secrets")
+    assert not lab.world.calls()
+
+
+@pytest.mark.parametrize(
+    ("exclusive", "words"), [(True, "conditional writes included"), (False, "only strict runs")]
+)
+def test_a_call_without_a_gpu_tries_the_rendezvous_and_is_removed(
+    check, lab, probe, exclusive, words
+):
+    lab.world.add_secret("tokens", {"HF_TOKEN": "1"})
+    result = {"exclusive": exclusive, "seconds": 0.5}
+    findings = check(
+        2,
+        lambda: probe(result),
+        gpu="H100",
+        env={"A": "1"},
+        secrets={"HF_TOKEN": "tokens"},
+        rendezvous_uri=URI,
+    )
+    assert found(findings) == dict.fromkeys(
+        ("token", "app", "secrets", "version", "rendezvous"), True
+    )
+    assert words in told(findings, "rendezvous")
+    (call,) = lab.world.calls()
+    assert (call.options["gpu"], call.options["secrets"]) == ("", ["tokens"])
+    ((payload,), _) = call.arguments
+    assert payload["env"] == {"A": "1"}
+    assert lab.executor().list_runs() == []
+
+
+def test_a_call_that_cannot_use_the_rendezvous(check, lab, probe):
+    findings = check(play=lambda: probe(code=1, error="access denied"), rendezvous_uri=URI)
+    assert (found(findings)["rendezvous"], found(findings)["version"]) == (False, None)
+    assert "access denied" in told(findings, "rendezvous")
+    assert lab.executor().list_runs() == []
+
+
+def test_an_app_of_another_version(check, probe):
+    words = "the launcher sent a payload of version 1"
+    findings = check(
+        play=lambda: probe(code=2, reason=Reason.START_FAILED, error=words), rendezvous_uri=URI
+    )
+    assert words in told(findings, "rendezvous")
+
+
+def test_a_call_that_does_not_come_is_not_known_and_ended(check, lab):
+    findings = check(rendezvous_uri=URI, patience=30.0)
+    assert found(findings)["rendezvous"] is None
+    assert "still pending after 30 s" in told(findings, "rendezvous")
+    assert [call.status for call in lab.world.calls()] == ["terminated"]
+    assert lab.executor().list_runs() == []
+
+
+def test_a_call_that_could_not_be_started(check, lab):
+    lab.stand_in.faults.add("forbidden", verb="FunctionMap", times=None)
+    findings = check(rendezvous_uri=URI)
+    assert found(findings)["rendezvous"] is False
+    assert "could not be started" in told(findings, "rendezvous")
+
+
+def test_what_a_launch_would_refuse_is_refused(check):
+    with pytest.raises(InvalidRequestError, match="known are"):
+        check(gpu="GB9000")
