@@ -5,15 +5,20 @@ import os
 import signal
 import subprocess
 import sys
-import time
 import uuid
-from pathlib import Path
 
 import boto3
 import pytest
-import torch
 from integration_lab import PATIENCE
-from safetensors.torch import load_file
+from rehearsal_lab import (
+    RUN,
+    TRAINER,
+    elastic,
+    loss_of,
+    processes_of,
+    python_path,
+    wait_for,
+)
 
 from diloco_core import export
 from diloco_local import LocalProcessExecutor
@@ -23,65 +28,7 @@ from diloco_sagemaker import SageMakerExecutor
 
 pytestmark = pytest.mark.processes
 
-CHAOS = Path(__file__).parents[1] / "tools" / "chaos"
 MARK = "DILOCO_REHEARSAL"
-RUN = "diloco_core.replica_entrypoint:run"
-TRAINER = """
-import os
-import time
-from pathlib import Path
-
-import torch
-from diloco_core import DiLoCo, connect
-from training import CLASSES, FEATURES, examples
-
-
-def waits(folder):
-    Path(folder, "up-" + os.environ["REPLICA_RANK"]).touch()
-    while not Path(folder, "go").exists():
-        time.sleep(0.02)
-    return int(os.environ["REPLICA_RANK"])
-
-
-def make_model():
-    torch.manual_seed(0)
-    return torch.nn.Sequential(torch.nn.Linear(FEATURES, 64), torch.nn.ReLU(), torch.nn.Linear(64, CLASSES))
-
-
-class Batches:
-    def __init__(self, rank):
-        self.rank, self.position = rank, 0
-
-    def __next__(self):
-        self.position += 1
-        return examples(1_000_003 * (self.rank + 1) + self.position, 16)
-
-    def state_dict(self):
-        return {"position": self.position}
-
-    def load_state_dict(self, state):
-        self.position = state["position"]
-
-
-def train(syncs, step_seconds):
-    torch.set_num_threads(1)
-    exchange = connect()
-    model = make_model()
-    inner = torch.optim.AdamW(model.parameters(), lr=1e-3)
-    batches = Batches(exchange.rank)
-    report = lambda sync: print(sync.to_json(), flush=True)
-    outer = DiLoCo(model, inner, exchange, sync_every=10, stateful={"batches": batches}, on_sync=report)
-    with outer:
-        for _ in range(outer.batches_to_skip):
-            next(batches)
-        while outer.committed < syncs:
-            images, labels = next(batches)
-            torch.nn.functional.cross_entropy(model(images), labels).backward()
-            inner.step()
-            inner.zero_grad()
-            time.sleep(step_seconds)
-    return outer.committed
-"""
 LAUNCHER = """
 import json
 import sys
@@ -94,14 +41,6 @@ executor.launch_replicas(count, "jobs_trainer:waits", {"folder": folder}, run_id
 """
 
 
-def wait_for(condition, what):
-    deadline = time.monotonic() + PATIENCE
-    while not (found := condition()):
-        assert time.monotonic() < deadline, f"waited {PATIENCE:g} s for {what}"
-        time.sleep(0.02)
-    return found
-
-
 class Rehearsal:
     """An account whose jobs are processes, and executors that use it."""
 
@@ -109,9 +48,8 @@ class Rehearsal:
         self.folder = folder
         self.mark = uuid.uuid4().hex
         (folder / "jobs_trainer.py").write_text(TRAINER)
-        folders = [str(CHAOS), str(folder), *(entry for entry in sys.path if entry)]
         self.variables = {
-            "PYTHONPATH": os.pathsep.join(folders),
+            "PYTHONPATH": python_path(folder),
             "OMP_NUM_THREADS": "1",
             MARK: self.mark,
         }
@@ -136,15 +74,7 @@ class Rehearsal:
 
     def processes(self):
         """Every process that a job has started, by the mark in its environment."""
-        wanted, found = f"{MARK}={self.mark}".encode(), []
-        for entry in Path("/proc").iterdir():
-            if entry.name.isdigit():
-                try:
-                    if wanted in (entry / "environ").read_bytes().split(b"\0"):
-                        found.append(int(entry.name))
-                except OSError:
-                    continue
-        return found
+        return processes_of(MARK, self.mark)
 
 
 @pytest.fixture
@@ -203,35 +133,13 @@ def test_a_launcher_that_is_killed_while_it_creates_jobs(rehearsal, tmp_path, cr
         ]
 
 
-def loss_of(path):
-    """The loss of an exported model on images that no replica has seen."""
-    sys.path.insert(0, str(CHAOS))
-    try:
-        from training import examples
-    finally:
-        sys.path.remove(str(CHAOS))
-    values = load_file(path)
-    images, labels = examples(7, 1000)
-    hidden = torch.relu(images @ values["0.weight"].T + values["0.bias"])
-    logits = hidden @ values["2.weight"].T + values["2.bias"]
-    return float(torch.nn.functional.cross_entropy(logits, labels))
-
-
 @pytest.mark.slow
 def test_an_elastic_run_on_spot_over_s3_survives_an_interruption(rehearsal, tmp_path):
     syncs = 12
 
-    def arguments(uri, step_seconds):
-        return {
-            "trainer_module": "jobs_trainer",
-            "trainer_kwargs": {"syncs": syncs, "step_seconds": step_seconds},
-            "connect_options": {"min_replicas": 2, "grace": 3.0, "topology": "sharded"},
-            "rendezvous_uri": uri,
-        }
-
     with rehearsal.executor() as executor:
         handles = executor.launch_replicas(
-            4, RUN, arguments("s3://runs/one", 0.05), run_id="elastic", spot=True
+            4, RUN, elastic("s3://runs/one", syncs, 0.05), run_id="elastic", spot=True
         )
 
         def synced(rank, count):
@@ -248,7 +156,7 @@ def test_an_elastic_run_on_spot_over_s3_survives_an_interruption(rehearsal, tmp_
     export("s3://runs/one", tmp_path / "one.safetensors")
     local = LocalProcessExecutor(root=tmp_path / "local", env=rehearsal.variables)
     undisturbed = str(tmp_path / "undisturbed")
-    again = local.launch_replicas(4, RUN, arguments(undisturbed, 0.0), run_id="undisturbed")
+    again = local.launch_replicas(4, RUN, elastic(undisturbed, syncs, 0.0), run_id="undisturbed")
     assert {result["result"] for result in local.collect(again, timeout=PATIENCE)} == {syncs}
     export(undisturbed, tmp_path / "two.safetensors")
     losses = [loss_of(tmp_path / f"{name}.safetensors") for name in ("one", "two")]

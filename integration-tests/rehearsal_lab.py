@@ -1,0 +1,122 @@
+"""What the launches of every cloud train in these tests, and how good the model is that comes out."""
+
+import os
+import sys
+import time
+from pathlib import Path
+
+import torch
+from integration_lab import PATIENCE
+from safetensors.torch import load_file
+
+CHAOS = Path(__file__).parents[1] / "tools" / "chaos"
+RUN = "diloco_core.replica_entrypoint:run"
+TRAINER = """
+import os
+import time
+from pathlib import Path
+
+import torch
+from diloco_core import DiLoCo, connect
+from training import CLASSES, FEATURES, examples
+
+
+def waits(folder):
+    rank = int(os.environ["REPLICA_RANK"])
+    with Path(folder, f"up-{rank}").open("x"):  # fails if this rank is trained twice
+        pass
+    while not Path(folder, "go").exists():
+        time.sleep(0.02)
+    return rank
+
+
+def make_model():
+    torch.manual_seed(0)
+    return torch.nn.Sequential(torch.nn.Linear(FEATURES, 64), torch.nn.ReLU(), torch.nn.Linear(64, CLASSES))
+
+
+class Batches:
+    def __init__(self, rank):
+        self.rank, self.position = rank, 0
+
+    def __next__(self):
+        self.position += 1
+        return examples(1_000_003 * (self.rank + 1) + self.position, 16)
+
+    def state_dict(self):
+        return {"position": self.position}
+
+    def load_state_dict(self, state):
+        self.position = state["position"]
+
+
+def train(syncs, step_seconds):
+    torch.set_num_threads(1)
+    exchange = connect()
+    model = make_model()
+    inner = torch.optim.AdamW(model.parameters(), lr=1e-3)
+    batches = Batches(exchange.rank)
+    report = lambda sync: print(sync.to_json(), flush=True)
+    outer = DiLoCo(model, inner, exchange, sync_every=10, stateful={"batches": batches}, on_sync=report)
+    with outer:
+        for _ in range(outer.batches_to_skip):
+            next(batches)
+        while outer.committed < syncs:
+            images, labels = next(batches)
+            torch.nn.functional.cross_entropy(model(images), labels).backward()
+            inner.step()
+            inner.zero_grad()
+            time.sleep(step_seconds)
+    return outer.committed
+"""
+
+
+def wait_for(condition, what):
+    """The first true value of ``condition()``."""
+    deadline = time.monotonic() + PATIENCE
+    while not (found := condition()):
+        assert time.monotonic() < deadline, f"waited {PATIENCE:g} s for {what}"
+        time.sleep(0.02)
+    return found
+
+
+def python_path(folder):
+    """PYTHONPATH with the trainer that is in a folder, and all that this process can import."""
+    return os.pathsep.join([str(CHAOS), str(folder), *(entry for entry in sys.path if entry)])
+
+
+def elastic(uri, syncs, step_seconds):
+    """Arguments of ``RUN`` for a run that loses replicas and gets them back."""
+    return {
+        "trainer_module": "jobs_trainer",
+        "trainer_kwargs": {"syncs": syncs, "step_seconds": step_seconds},
+        "connect_options": {"min_replicas": 2, "grace": 3.0, "topology": "sharded"},
+        "rendezvous_uri": uri,
+    }
+
+
+def processes_of(mark, value):
+    """Every process that has a mark in its environment."""
+    wanted, found = f"{mark}={value}".encode(), []
+    for entry in Path("/proc").iterdir():
+        if entry.name.isdigit():
+            try:
+                if wanted in (entry / "environ").read_bytes().split(b"\0"):
+                    found.append(int(entry.name))
+            except OSError:
+                continue
+    return found
+
+
+def loss_of(path):
+    """The loss of an exported model on images that no replica has seen."""
+    sys.path.insert(0, str(CHAOS))
+    try:
+        from training import examples
+    finally:
+        sys.path.remove(str(CHAOS))
+    values = load_file(path)
+    images, labels = examples(7, 1000)
+    hidden = torch.relu(images @ values["0.weight"].T + values["0.bias"])
+    logits = hidden @ values["2.weight"].T + values["2.bias"]
+    return float(torch.nn.functional.cross_entropy(logits, labels))
