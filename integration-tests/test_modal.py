@@ -42,35 +42,35 @@ import signal
 import sys
 import threading
 
-from diloco_modal import ModalSpawnExecutor, _client, _launch
+from diloco_modal import ModalSpawnExecutor, _client, _many
 
 when, number, folder = sys.argv[1], int(sys.argv[2]), sys.argv[3]
 options = json.loads(sys.argv[4])
-spawn, claim = _client.Client.spawn, _launch.Launcher._claim
-_launch.AT_ONCE = 1  # so that the ranks before this one have their calls, and those after it have none
+spawn, hold = _client.Client.spawn, _client.Client.hold
+_many.AT_ONCE = 1  # so that the ranks before this one have their calls, and those after it have none
 
 
 def dies():
     os.kill(os.getpid(), signal.SIGKILL)
 
 
-def spawning(self, function, payload):
+async def spawning(self, function, payload):
     if payload["rank"] == number and when == "before":
         dies()
-    call = spawn(self, function, payload)
+    call = await spawn(self, function, payload)
     if payload["rank"] == number and when == "in":
         threading.Event().wait()  # the answer never arrives; who watches Modal kills this process
     return call
 
 
-def claiming(self, record, rank, call):
-    held = claim(self, record, rank, call)
-    if rank == number:
+async def holding(self, record, key, value):
+    held = await hold(self, record, key, value)
+    if key == f"call-{number}":
         dies()
     return held
 
 
-_client.Client.spawn, _launch.Launcher._claim = spawning, claiming
+_client.Client.spawn, _client.Client.hold = spawning, holding
 executor = ModalSpawnExecutor(**options)
 executor.launch_replicas(3, "jobs_trainer:waits", {"folder": folder}, run_id="killed")
 """

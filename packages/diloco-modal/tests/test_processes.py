@@ -97,11 +97,11 @@ LAUNCHER = """
     when, number, folder = sys.argv[1], int(sys.argv[2]), sys.argv[3]
     plain = Client.spawn
 
-    def spawn(self, function, payload):
+    async def spawn(self, function, payload):
         at = payload["rank"] == number
         if at and when == "before":
             os.kill(os.getpid(), signal.SIGKILL)
-        call = plain(self, function, payload)
+        call = await plain(self, function, payload)
         if at:
             os.kill(os.getpid(), signal.SIGKILL)
         return call

@@ -4,17 +4,21 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Mapping
+from functools import lru_cache
 from typing import Any, TypeVar
 
 from diloco_protocol import BackendError, InvalidRequestError
 
-from ._errors import MissingError, asked, bounded, import_modal, translated
+from . import _many as many
+from ._errors import MissingError, asked, import_modal, translated
 from ._options import ModalOptions
 from ._payload import deploy_command, record_name
 
 T = TypeVar("T")
 
 PREFIX = "diloco-"
+_KEPT_SECONDS = 60.0
+_KEPT_RECORDS = 64
 
 
 class Client:
@@ -24,6 +28,8 @@ class Client:
         self._options = options
         self._client = options.client
         self._lock = threading.Lock()
+        self._entries: dict[str, tuple[float, Mapping[str, Any]]] = {}
+        self._call = lru_cache(4096)(self._make_call)
 
     def client(self) -> Any:
         """Modal's client.
@@ -90,12 +96,16 @@ class Client:
         self._ask(made.hydrate, f"choosing options of {name}")
         return made
 
-    def spawn(self, function: Any, payload: Mapping[str, Any]) -> str:
+    async def spawn(self, function: Any, payload: Mapping[str, Any]) -> str:
         """Start a call; its id."""
-        call = self._ask(lambda: function.spawn(payload), f"starting rank {payload['rank']}")
+        call = await many.asked(
+            function.spawn.aio(payload),
+            self._options.request_timeout,
+            f"starting rank {payload['rank']}",
+        )
         return str(call.object_id)
 
-    def answer(self, call_id: str) -> Any:
+    async def answer(self, call_id: str) -> Any:
         """What a call returned.
 
         Raises:
@@ -104,23 +114,26 @@ class Client:
             BackendError: Modal could not be asked.
             BaseException: What the call ended with.
         """
-        import modal
-
-        call = modal.FunctionCall.from_id(call_id, client=self.client())
+        call = self._call(call_id)
         what = f"looking at the call {call_id}"
         try:
-            return bounded(lambda: call.get(timeout=0), self._options.request_timeout, what)
+            return await many.bounded(call.get.aio(timeout=0), self._options.request_timeout, what)
         except Exception as error:
             known = translated(error, what)
             if known is None or known is error:
                 raise
             raise known from error
 
+    def _make_call(self, call_id: str) -> Any:
+        import modal
+
+        return modal.FunctionCall.from_id(call_id, client=self.client())
+
     def terminated(self, call_id: str) -> bool:
         """Whether a call that has ended was terminated."""
         import modal
 
-        call = modal.FunctionCall.from_id(call_id, client=self.client())
+        call = self._call(call_id)
         graph = self._ask(call.get_call_graph, f"looking at the call {call_id}")
         return any(
             each.function_call_id == call_id and each.status is modal.types.InputStatus.TERMINATED
@@ -129,9 +142,7 @@ class Client:
 
     def cancel(self, call_id: str) -> None:
         """End a call and its container; one that is gone is ignored."""
-        import modal
-
-        call = modal.FunctionCall.from_id(call_id, client=self.client())
+        call = self._call(call_id)
         try:
             self._ask(
                 lambda: call.cancel(terminate_containers=True), f"cancelling the call {call_id}"
@@ -141,9 +152,7 @@ class Client:
 
     def log_entries(self, call_id: str, fetch: Callable[[Any], Any]) -> list[Any]:
         """What ``fetch`` reads of a call's logs."""
-        import modal
-
-        call = modal.FunctionCall.from_id(call_id, client=self.client())
+        call = self._call(call_id)
         return self._ask(lambda: list(fetch(call.logs)), f"reading the log of {call_id}")
 
     # --- records ---
@@ -168,6 +177,14 @@ class Client:
             f"writing {key} to the record",
         )
 
+    async def hold(self, record: Any, key: str, value: Any) -> Any:
+        """Create an entry if there is none; what is there then."""
+        seconds = self._options.request_timeout
+        put = record.put.aio(key, value, skip_if_exists=True)
+        if await many.asked(put, seconds, f"writing {key} to the record"):
+            return value
+        return await many.asked(record.get.aio(key), seconds, f"reading {key} from the record")
+
     def get(self, record: Any, key: str) -> Any:
         """An entry; None if there is none."""
         return self._ask(lambda: record.get(key), f"reading {key} from the record")
@@ -176,9 +193,24 @@ class Client:
         """Remove an entry, if it is there."""
         self._ask(lambda: record.pop(key, None), f"removing {key} from the record")
 
-    def entries(self, record: Any) -> dict[str, Any]:
-        """All entries."""
-        return self._ask(lambda: dict(record.items()), "reading the record")
+    def entries(self, record: Any) -> Mapping[str, Any]:
+        """All entries. They are read only if their number is not that of the last time, or after a minute.
+
+        Entries are created and never changed, and Modal's client takes as long to read a few of them as to ask for a result.
+        Only a cancel that has failed takes its entry away, and another may come in its place: hence the minute.
+        """
+        key, now = record.object_id, self._options.clock()
+        count = self._ask(record.len, "looking at the record")
+        with self._lock:
+            kept = self._entries.get(key)
+        if kept is not None and len(kept[1]) == count and now - kept[0] < _KEPT_SECONDS:
+            return kept[1]
+        read: dict[str, Any] = self._ask(lambda: dict(record.items()), "reading the record")
+        with self._lock:
+            if len(self._entries) >= _KEPT_RECORDS:
+                self._entries.clear()
+            self._entries[key] = now, read
+        return read
 
     def delete_record(self, run_id: str) -> None:
         """Remove the Dict of a run, if it is there."""

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from typing import Any, TypeVar
 
@@ -27,12 +27,13 @@ from diloco_protocol import (
 )
 from diloco_protocol.backend import is_run_id, options_of, takes
 
+from . import _many as many
 from . import _states as states
 from ._check import check_launch, check_rendezvous
 from ._client import PREFIX, Client
 from ._errors import MissingError
 from ._handles import check_handle, link, make_handle
-from ._launch import AT_ONCE, Launcher, bound_options
+from ._launch import Launcher, bound_options
 from ._logs import read_log
 from ._options import DAY, ModalOptions
 from ._payload import LONGEST_CALL, MARGIN, MAX_RESULT_BYTES, call_timeout, payloads, shown_payload
@@ -176,14 +177,8 @@ class ModalSpawnExecutor(BaseExecutor):
         if asked:
             record, entries = self._read(handles[0].run_id)
             ours = [handle for handle in asked if _is_of(handle, entries)]
-            with ThreadPoolExecutor(max(1, min(AT_ONCE, len(ours)))) as pool:
-                found = dict(
-                    zip(
-                        ours,
-                        pool.map(lambda each: self._look(each, record, entries), ours),
-                        strict=True,
-                    )
-                )
+            looks = many.at_once(lambda each: self._look(each, record, entries), ours)
+            found = dict(zip(ours, looks, strict=True))
         else:
             found = {}
         told = {}
@@ -194,7 +189,7 @@ class ModalSpawnExecutor(BaseExecutor):
                 told[handle] = status
         return told
 
-    def _read(self, run_id: str) -> tuple[Any, dict[str, Any]]:
+    def _read(self, run_id: str) -> tuple[Any, Mapping[str, Any]]:
         try:
             record = self._client.record(run_id)
             entries = self._client.entries(record)
@@ -206,22 +201,23 @@ class ModalSpawnExecutor(BaseExecutor):
             raise ReplicaNotFoundError(f"the record of the run {run_id!r} is empty")
         return record, entries
 
-    def _look(
+    async def _look(
         self, handle: ReplicaHandle, record: Any, entries: Mapping[str, Any]
     ) -> ReplicaStatus | None:
         call = handle.metadata["function_call_id"]
         url = link(call)
         trace = states.trace_of(entries, handle.rank)
         try:
-            status, result = states.reported(self._client.answer(call), trace, url)
+            status, result = states.reported(await self._client.answer(call), trace, url)
         except TimeoutError:  # the builtin one: it has not ended
             return states.living(trace, url)
         except MissingError:
             return None
         except BackendError:
             raise
-        except (Exception, SystemExit) as error:  # noqa: BLE001 - also what its container has raised
-            status, result = self._ended_by(error, handle, record, trace), None
+        except BaseException as error:  # noqa: BLE001 - what its container has raised, such as SystemExit
+            ended_by = asyncio.to_thread(self._ended_by, error, handle, record, trace)
+            status, result = await ended_by, None
         if status.state.terminal:
             with self._lock:
                 self._ended[handle] = (status, result)

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import uuid
 from collections.abc import Mapping
-from concurrent.futures import FIRST_EXCEPTION, ThreadPoolExecutor, wait
 from typing import Any
 
 from diloco_protocol import (
@@ -18,13 +18,12 @@ from diloco_protocol import (
     retry,
 )
 
+from . import _many as many
 from ._client import Client
 from ._handles import make_handle
 from ._options import ModalOptions
 from ._payload import call_timeout, payloads
 from ._resources import cores, mebibytes, modal_gpu
-
-AT_ONCE = 32
 
 
 def bound_options(request: RunRequest, options: ModalOptions) -> dict[str, Any]:
@@ -74,28 +73,20 @@ class Launcher:
         held = {rank: entries.get(f"call-{rank}", {}).get("call") for rank in request.ranks}
         sent = payloads(request, self._options, launch["id"])
 
-        def start(payload: Mapping[str, Any]) -> None:
+        async def start(payload: Mapping[str, Any]) -> None:
             rank = payload["rank"]
-            call = self._patiently(lambda: self._client.spawn(function, payload))
+            call = await self._soon(lambda: self._client.spawn(function, payload))
             made[rank] = call
-            held[rank] = self._claim(record, rank, call)
+            entry = f"call-{rank}", {"call": call}
+            held[rank] = (await self._soon(lambda: self._client.hold(record, *entry)))["call"]
             if held[rank] != call:
                 del made[rank]  # it finds the rank taken, and returns
                 with contextlib.suppress(BackendError):
-                    self._client.cancel(call)
+                    await asyncio.to_thread(self._client.cancel, call)
 
         missing = [payload for payload in sent if held[payload["rank"]] is None]
-        pool = ThreadPoolExecutor(AT_ONCE, thread_name_prefix="diloco-modal")
         try:
-            try:
-                futures = [pool.submit(start, payload) for payload in missing]
-                wait(futures, return_when=FIRST_EXCEPTION)
-                for future in futures:
-                    if future.done():
-                        future.result()
-            finally:
-                # Also after Ctrl-C: what is under way is known afterwards.
-                pool.shutdown(wait=True, cancel_futures=True)
+            many.at_once(start, missing)
             voided = [rank for rank in request.ranks if not held[rank]]
             if voided:
                 raise RunConflictError(
@@ -133,13 +124,6 @@ class Launcher:
             "at": options.clock(),
         }
 
-    def _claim(self, record: Any, rank: int, call: str) -> str:
-        """Let a call hold its rank, if none does; the call that does."""
-        key = f"call-{rank}"
-        self._patiently(lambda: self._client.put_once(record, key, {"call": call}))
-        held = self._patiently(lambda: self._client.get(record, key))
-        return str(held["call"])
-
     def _take_back(
         self,
         request: RunRequest,
@@ -171,3 +155,6 @@ class Launcher:
 
     def _patiently(self, call: Any) -> Any:
         return retry(call, self._backoff, timeout=self._options.retry_timeout)
+
+    async def _soon(self, call: Any) -> Any:
+        return await many.patiently(call, self._backoff, self._options.retry_timeout)

@@ -1,0 +1,120 @@
+"""The same for many ranks, on an event loop: a thread for each call of Modal's client would take more than twice as long."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Awaitable, Callable, Coroutine, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any, TypeVar
+
+from diloco_protocol import BackendError, Backoff, UnavailableError, retry
+
+from ._errors import translated
+
+T = TypeVar("T")
+R = TypeVar("R")
+
+AT_ONCE = 32
+
+
+def at_once(work: Callable[[T], Coroutine[Any, Any, R]], items: Sequence[T]) -> list[R]:
+    """What ``work`` returns for each item, in order; may be called where an event loop runs, too.
+
+    After an error or Ctrl-C nothing more is begun, and what is under way is waited for, so that its end is known.
+
+    Raises:
+        Exception: The first error of ``work``.
+    """
+    over = threading.Event()
+
+    async def run() -> list[R]:
+        # Who is throttled waits there.
+        asyncio.get_running_loop().set_default_executor(ThreadPoolExecutor(AT_ONCE))
+        left, answers, errors = iter(enumerate(items)), {}, []
+
+        async def worker() -> None:
+            for index, item in left:
+                try:
+                    answers[index] = await work(item)
+                except Exception as error:  # noqa: BLE001 - raised below, when all have come back
+                    errors.append(error)
+                    over.set()
+                if over.is_set():
+                    return
+
+        await asyncio.gather(*(worker() for _ in range(min(AT_ONCE, len(items)))))
+        if errors:
+            raise errors[0]
+        return [answers[index] for index in sorted(answers)]
+
+    if not items:
+        return []
+    with ThreadPoolExecutor(1, thread_name_prefix="diloco-modal") as pool:
+        future = pool.submit(lambda: asyncio.run(run()))
+        try:
+            return future.result()
+        except BaseException:
+            over.set()
+            raise
+
+
+async def bounded(call: Awaitable[T], seconds: float, what: str) -> T:
+    """What ``call`` returns or raises, unless it takes longer than that.
+
+    Raises:
+        UnavailableError: The time is up.
+    """
+
+    # What a replica has raised could be SystemExit or CancelledError, which would end the loop or look like its end.
+    async def kept() -> tuple[list[T], BaseException | None]:
+        try:
+            return [await call], None
+        except BaseException as error:  # noqa: BLE001 - raised below
+            return [], error
+
+    task = asyncio.ensure_future(kept())
+    done, _ = await asyncio.wait({task}, timeout=seconds)
+    if not done:
+        task.cancel()
+        raise UnavailableError(f"Modal did not answer within {seconds:g} s ({what})")
+    answer, error = task.result()
+    if error is not None:
+        raise error
+    return answer[0]
+
+
+async def asked(call: Awaitable[T], seconds: float, what: str) -> T:
+    """As :func:`bounded`, with Modal's errors as those of the protocol.
+
+    Raises:
+        BackendError: Modal could not be asked, or refused.
+    """
+    try:
+        return await bounded(call, seconds, what)
+    except Exception as error:
+        known = translated(error, what)
+        if known is error:
+            raise
+        if known is None:
+            raise BackendError(f"{what}: {type(error).__name__}: {error}") from error
+        raise known from error
+
+
+async def patiently(
+    call: Callable[[], Coroutine[Any, Any, T]], backoff: Backoff, timeout: float
+) -> T:
+    """Call until it returns, as :func:`diloco_protocol.retry` does; pauses are made in a thread of their own.
+
+    Raises:
+        BackendError: One that is not worth another try, or the last one.
+    """
+    try:
+        return await call()
+    except BackendError as error:
+        if not error.retryable:
+            raise
+    loop = asyncio.get_running_loop()
+    return await loop.run_in_executor(
+        None, lambda: retry(lambda: asyncio.run(call()), backoff, timeout=timeout)
+    )
