@@ -19,6 +19,7 @@ from diloco_core import (
     ObjectStoreExchange,
     ReplicaLostError,
     SyncError,
+    Timing,
     in_process,
 )
 from diloco_core._store._open import open_store
@@ -111,6 +112,12 @@ def test_what_is_sent_is_what_the_model_held_then(lab):
             assert lab.identical([ours[step], theirs[step]]), step
 
 
+def at_once(act):
+    """For replicas that are alone: in the background, but ended before the training goes on."""
+    act()
+    return lambda _: True
+
+
 def options(**given):
     return {"sync_every": 4, "delay": 3, **given}
 
@@ -138,6 +145,45 @@ class TestTrouble:
         assert step <= 3, "not later than the sync is due"
         assert isinstance(lost, ReplicaLostError)
         assert "rank 1 failed" in str(lost)
+
+    def test_a_failure_is_raised_at_the_step_after_it(self, lab):
+        (exchange,) = in_process(1, timing=Timing(in_background=at_once))
+        model, taken = lab.small_model(), 0
+        inner = torch.optim.SGD(model.parameters(), lr=0.1)
+
+        def train():
+            nonlocal taken
+            with DiLoCo(model, inner, exchange, **options()):
+                model[1].bias.data[0] = torch.inf
+                for taken in range(4):
+                    lab.push(model, inner, 0, taken)
+
+        with pytest.raises(NonFiniteDeltaError):
+            train()
+        assert taken == 1, "the first step has sent it"
+
+    @pytest.mark.parametrize("kind", ["store"])
+    def test_the_others_learn_what_has_really_happened(self, lab, kind):
+        """Not that the sync under way was given up."""
+        met = threading.Barrier(2)
+
+        def replica(exchange):
+            model = lab.small_model()
+            inner = torch.optim.SGD(model.parameters(), lr=0.1)
+            with DiLoCo(model, inner, exchange, **options()):
+                if exchange.rank:
+                    met.wait(lab.PATIENCE)
+                lab.push(model, inner, exchange.rank, 0)
+                if not exchange.rank:
+                    met.wait(lab.PATIENCE)
+                    raise KeyError("the end")
+                for step in range(1, 8):
+                    lab.push(model, inner, exchange.rank, step)
+
+        first, second = run_replicas(replica, exchanges(kind, 2))
+        assert isinstance(first, KeyError)
+        assert isinstance(second, ReplicaLostError)
+        assert "KeyError" in str(second)
 
     @pytest.mark.parametrize("kind", ["threads", "store", "sharded"])
     def test_nothing_runs_on_when_the_block_is_left_by_an_error(self, lab, kind):
@@ -210,14 +256,21 @@ class TestTrouble:
             model[0].bias.requires_grad_(False)
             inner = torch.optim.SGD(model[1].parameters(), lr=0.1)
             inner.add_param_group({"params": [model[0].weight]})
-            with DiLoCo(model, inner, exchange, **options()) as outer:
-                for step in range(8):
-                    lab.push(model, inner, exchange.rank, step)
-                    if outer.syncing:
-                        model[0].bias.requires_grad_(True)
+            held = None
+            try:
+                with DiLoCo(model, inner, exchange, **options()) as outer:
+                    for step in range(8):
+                        held = lab.values(model)
+                        lab.push(model, inner, exchange.rank, step)
+                        if outer.syncing:
+                            model[0].bias.requires_grad_(True)
+            except ModelChangedError:
+                return step, lab.values(model), held
+            return None
 
-        for error in run_replicas(replica, in_process(2)):
-            assert isinstance(error, ModelChangedError), error
+        for step, values, held in lab.run(replica, in_process(2)):
+            assert step == 3, "where the sync is due"
+            assert torch.equal(values["0.bias"], held["0.bias"])
 
     def test_there_is_no_state_to_save_meanwhile(self, lab):
         def replica(exchange):

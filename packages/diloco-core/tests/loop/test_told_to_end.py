@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import nn
 
-from diloco_core import DiLoCo, connect, in_process
+from diloco_core import DiLoCo, Timing, connect, in_process
 
 STEPS = 7
 
@@ -63,6 +63,19 @@ def test_with_a_sync_under_way_nothing_that_it_counts_is_learned_twice(tmp_path,
     _, outer = train(strict(tmp_path / "run", resume=True), STEPS, taken=note, **options)
     assert steps == list(range(STEPS))
     assert outer.inner_steps == STEPS
+
+
+def test_a_result_that_is_there_already_is_adopted_before_it_ends(tmp_path):
+    def at_once(act):
+        act()
+        return lambda _: True
+
+    reports = []
+    timing = Timing(in_background=at_once)
+    options = {"sync_every": 4, "delay": 2, "on_sync": reports.append}
+    with pytest.raises(SystemExit):
+        train(strict(tmp_path / "run", timing=timing), STEPS, 2, **options)
+    assert [report.total_inner_steps for report in reports] == [3]
 
 
 @pytest.mark.parametrize("at", [0, 2, 4])
