@@ -46,7 +46,7 @@ class DiLoCo:
     have to step for it, in any order (one that a gradient scaler skips is not waited for). After ``sync_every / fragments``
     inner steps the next fragment is synced: the mean of the replicas' pseudo-gradients (global copy minus local parameters)
     goes through the outer optimizer, and every replica adopts the result. So each fragment is synced once per
-    ``sync_every`` steps (Streaming DiLoCo, arXiv 2501.18512, with no delay). Inner optimizer state stays with its replica.
+    ``sync_every`` steps (Streaming DiLoCo, arXiv 2501.18512; see ``delay``). Inner optimizer state stays with its replica.
 
     The global copy and the outer state are kept on the CPU in ``promote_types(parameter dtype, float32)``. The gradients of
     adopted parameters are dropped, since they were computed with the old values. Only trainable parameters are synced, tied
