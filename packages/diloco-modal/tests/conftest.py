@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import sys
+from pathlib import Path
+
 import pytest
 
 from diloco_localcloud import ModalStandIn
 from diloco_modal import ModalSpawnExecutor
 from diloco_protocol import Backoff, Outcome, Reason
+
+sys.path.insert(0, str(Path(__file__).parent))  # for the modules that several tests share
 
 
 class Lab:

@@ -303,3 +303,11 @@ def test_the_plan_shows_no_secret(lab):
     assert request["payload"]["env"] == {"HF_TOKEN": "<redacted>"}
     assert request["payload"]["spec"]["kwargs"] == {"api_key": "<redacted>"}
     assert not lab.world.calls()
+
+
+def test_runs_of_the_same_options_do_not_wait_for_each_other(lab):
+    lab.world.habits.auto_start = 1.0
+    handles = [lab.launch(1, run_id=name)[0] for name in ("one", "two")]
+    lab.world.advance(10)
+    assert [lab.call(handle).status for handle in handles] == ["running", "running"]
+    assert lab.call(lab.launch(1100)[0]).options["max_containers"] == 1100

@@ -25,12 +25,16 @@ from ._options import ModalOptions
 from ._payload import call_timeout, payloads
 from ._resources import cores, mebibytes, modal_gpu
 
+# Launches with the same options share the containers that are counted here. With fewer, the replicas of one would wait for those
+# of another to end, and an app may have declared fewer.
+_CONTAINERS = 1000
+
 
 def bound_options(request: RunRequest, options: ModalOptions) -> dict[str, Any]:
     """Arguments of ``with_options``: the same for every rank, or each rank would have a pool of containers of its own."""
     chosen: dict[str, Any] = {
         "timeout": int(call_timeout(request, options.grace)),
-        "max_containers": len(request.ranks),
+        "max_containers": max(len(request.ranks), _CONTAINERS),
         "gpu": None if request.gpu is None else modal_gpu(request.gpu),
         "cpu": None if request.cpu is None else cores(request.cpu),
         "memory": None if request.memory is None else mebibytes(request.memory),
