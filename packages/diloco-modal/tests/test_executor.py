@@ -267,6 +267,7 @@ def test_a_secret_without_the_key_is_named(lab):
         ({"cpu": "many"}, "number of CPUs"),
         ({"memory": "16 GiB"}, "amount of memory"),
         ({"gpu": "T4", "spot": False}, "spot=False"),
+        ({"spot": False}, "spot=False"),
         ({"env": {"A": "x" * 5_000_000}}, "4194304 are allowed"),
     ],
 )
@@ -311,3 +312,53 @@ def test_runs_of_the_same_options_do_not_wait_for_each_other(lab):
     lab.world.advance(10)
     assert [lab.call(handle).status for handle in handles] == ["running", "running"]
     assert lab.call(lab.launch(1100)[0]).options["max_containers"] == 1100
+
+
+def test_a_restart_in_a_container_is_the_next_attempt(lab):
+    (handle,) = lab.launch(1, max_restarts=2)
+    lab.begin(handle)
+    lab.world.advance(5)
+    began = lab.world.now()
+    lab.record().put("attempt-0-2", {"at": began})
+    status = lab.executor().describe(handle)
+    assert (status.state, status.attempt, status.started_at) == ("running", 2, began)
+
+
+def test_a_result_is_the_callers_own(lab):
+    executor = lab.executor()
+    (handle,) = lab.launch(1, executor)
+    lab.begin(handle)
+    lab.finish(handle, {"losses": [0.5]})
+    executor.collect([handle])[0]["result"]["losses"].append("of the caller")
+    assert executor.collect([handle])[0]["result"] == {"losses": [0.5]}
+
+
+@pytest.mark.parametrize("name", ["../..", "Über"])
+def test_no_run_has_such_a_name(lab, name):
+    executor = lab.executor()
+    for verb in (executor.attach, executor.cancel_run):
+        with pytest.raises(ReplicaNotFoundError):
+            verb(name)
+    assert not lab.stand_in.calls.count("DictGetOrCreate")
+
+
+def test_a_line_that_a_container_did_not_finish_ends_with_it(lab):
+    (handle,) = lab.launch(1)
+    lab.begin(handle)
+    lab.call(handle).log("first\nunfini")
+    lab.call(handle).preempt()
+    lab.world.advance(40)
+    lab.call(handle).start()
+    lab.call(handle).log("shed\nsecond\n")
+    lines = ["first", "unfini", "shed", "second"]
+    assert lab.executor().stream_logs(handle).split("\n") == lines
+    assert list(lab.executor().log_iter(handle)) == lines
+
+
+def test_a_log_is_followed_until_a_time_to_come(lab):
+    (handle,) = lab.launch(1)
+    lab.begin(handle)
+    lab.call(handle).log("in time\n")
+    lines = lab.executor().log_iter(handle, follow=True, until=lab.world.now() + 20)
+    assert list(lines) == ["in time"]
+    assert lab.executor().poll(handle) == "running"

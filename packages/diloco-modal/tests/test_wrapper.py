@@ -23,6 +23,11 @@ PROGRAM = """
             return int(os.environ["DILOCO_ATTEMPT"])
         if what == "fail":
             raise TimeoutError("a barrier")
+        if what == "again":
+            if os.environ["DILOCO_ATTEMPT"] == "1":
+                raise ValueError("once")
+            while not pathlib.Path(folder, "go").exists():
+                time.sleep(0.02)
         if what == "wait":
             pathlib.Path(folder, "begun").write_text("")
             time.sleep(600)
@@ -88,6 +93,31 @@ def test_a_life_without_an_end_was_an_attempt(record):
 
 
 @pytest.mark.processes
+def test_a_life_that_was_killed_had_its_restarts_too(record):
+    record["life-0-1"] = {"attempt": 1, "at": 0.0}
+    record["attempt-0-2"] = {"at": 1.0}
+    record["attempt-0-3"] = {"at": 2.0}
+    outcome = Outcome.from_json(run_replica(payload("attempt", max_restarts=2)))
+    assert (outcome.result, record["life-0-2"]["attempt"]) == (4, 4)
+    assert record["end-0-2"]["failed"] == 2
+
+
+def test_a_restart_is_in_the_record_while_it_runs(record, tmp_path):
+    made = payload("again", folder=str(tmp_path), max_restarts=1)
+    thread = threading.Thread(target=run_replica, args=(made,))
+    thread.start()
+    try:
+        limit = time.monotonic() + 60
+        while "attempt-0-2" not in record:
+            assert time.monotonic() < limit, record
+            time.sleep(0.02)
+        assert "end-0-1" not in record
+    finally:
+        (tmp_path / "go").touch()
+        thread.join()
+    assert record["end-0-1"]["started"] == 2
+
+
 def test_a_result_that_is_too_large(record):
     done = outcome({**payload(), "result_bytes": 3})
     assert done.exit_code == 1

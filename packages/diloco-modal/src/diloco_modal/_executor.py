@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import copy
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
@@ -63,7 +64,7 @@ class ModalSpawnExecutor(BaseExecutor):
         log_streams=("stdout", "stderr", "combined"),
         preemptible=True,
         retention=7.0 * DAY,
-        counts_attempts=False,
+        counts_attempts=True,
         calls_per_look="rank",
     )
 
@@ -93,9 +94,9 @@ class ModalSpawnExecutor(BaseExecutor):
     # --- launching ---
 
     def _check_request(self, request: RunRequest) -> None:
-        if request.spot is False and request.gpu is not None:
+        if request.spot is False:
             raise InvalidRequestError(
-                "spot=False: Modal may take any container with a GPU away; leave spot out"
+                "spot=False: Modal may take any container away; leave spot out"
             )
         seconds = call_timeout(request, self._options.grace)
         if seconds > LONGEST_CALL:
@@ -190,6 +191,8 @@ class ModalSpawnExecutor(BaseExecutor):
         return told
 
     def _read(self, run_id: str) -> tuple[Any, Mapping[str, Any]]:
+        if not is_run_id(run_id):
+            raise ReplicaNotFoundError(f"no run can have the name {run_id!r}")
         try:
             record = self._client.record(run_id)
             entries = self._client.entries(record)
@@ -243,7 +246,7 @@ class ModalSpawnExecutor(BaseExecutor):
             raise ResultLostError(
                 f"rank {handle.rank} of run {handle.run_id!r} succeeded, and Modal has kept its result for 7 days only"
             )
-        return self._ended[handle][1]
+        return copy.deepcopy(self._ended[handle][1])
 
     def _logs(self, handle: ReplicaHandle, query: LogQuery) -> Iterator[str]:
         _, entries = self._patiently(lambda: self._read(handle.run_id))
@@ -259,7 +262,8 @@ class ModalSpawnExecutor(BaseExecutor):
                 return True
 
         call = handle.metadata["function_call_id"]
-        return read_log(self._client, call, query, terminal, self._backoff, entries["launch"]["at"])
+        began, clock = entries["launch"]["at"], self._options.clock
+        return read_log(self._client, call, query, terminal, self._backoff, began, clock)
 
     # --- ending and finding ---
 

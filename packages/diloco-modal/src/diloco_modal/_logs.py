@@ -13,8 +13,16 @@ from ._client import Client
 
 
 def lines_of(entries: list[Any]) -> list[str]:
-    """The lines in entries, which are cut anywhere."""
-    text = "".join(str(each.message) for each in entries)
+    """The lines in entries, which are cut anywhere; a line that a container did not finish is not continued by the next one."""
+    pieces: list[str] = []
+    before = None
+    for each in entries:
+        container = [name for name in each.context_ids if name.startswith("ta-")]
+        if pieces and container != before and not pieces[-1].endswith("\n"):
+            pieces.append("\n")
+        pieces.append(str(each.message))
+        before = container
+    text = "".join(pieces)
     return text.split("\n")[:-1] if text.endswith("\n") else text.split("\n") if text else []
 
 
@@ -25,6 +33,7 @@ def read_log(
     terminal: Callable[[], bool],
     backoff: Backoff,
     since: float,
+    clock: Callable[[], float],
 ) -> Iterator[str]:
     """The lines that a query asks for.
 
@@ -35,6 +44,7 @@ def read_log(
         terminal: Whether the replica has ended.
         backoff: Pauses while following.
         since: When the run was launched, in Unix seconds; nothing is older.
+        clock: Unix seconds.
     """
     source = None if query.streams == "combined" else query.streams
     if query.n_lines is not None:
@@ -45,7 +55,8 @@ def read_log(
     end = None if query.until is None else datetime.fromtimestamp(query.until, UTC)
     given, delays = 0, backoff.delays()
     while True:
-        last = not query.follow or terminal()
+        over = query.until is not None and clock() >= query.until
+        last = not query.follow or over or terminal()
         entries = client.log_entries(
             call, lambda logs: logs.fetch(since=begin, until=end, source=source)
         )

@@ -18,7 +18,7 @@ class Trace:
 
     Attributes:
         attempt: From 1.
-        started_at: Start of the newest life, in Unix seconds.
+        started_at: Start of the newest attempt, in Unix seconds.
         open: Whether its newest life has no end.
         lives: How many containers it has had.
         ended_at: End of the newest life that has one.
@@ -47,8 +47,12 @@ def trace_of(entries: Mapping[str, Any], rank: int) -> Trace:
     if not lives:
         return Trace(cancel=cancel)
     life, end = entries[f"life-{rank}-{lives}"], entries.get(f"end-{rank}-{lives}")
-    attempt = life["attempt"] if end is None else max(life["attempt"], end["started"])
-    return Trace(attempt, life["at"], end is None, lives, end and end["at"], cancel)
+    attempt, started = life["attempt"], life["at"]
+    while (again := entries.get(f"attempt-{rank}-{attempt + 1}")) is not None:
+        attempt, started = attempt + 1, again["at"]
+    if end is not None:
+        attempt = max(attempt, end["started"])
+    return Trace(attempt, started, end is None, lives, end and end["at"], cancel)
 
 
 def living(trace: Trace, url: str, *, stopping: bool = False) -> ReplicaStatus:

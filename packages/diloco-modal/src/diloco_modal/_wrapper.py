@@ -20,6 +20,7 @@ from .__about__ import __version__
 
 _VERSION = 1
 _START_FAILED = 2
+_LOOK_SECONDS = 0.5
 
 
 def run_replica(payload: dict[str, Any]) -> str:
@@ -92,7 +93,7 @@ def _live(payload: dict[str, Any], record: Any, rank: int, launched: float) -> s
             start_new_session=True,
         )  # fmt: skip
         try:
-            code = runner.wait()
+            code = _watch(runner, counter, before, record, rank)
         except BaseException:
             _end(runner, payload["grace"])
             with contextlib.suppress(Exception):
@@ -108,14 +109,37 @@ def _new_life(record: Any, rank: int) -> tuple[int, dict[str, int]]:
         value = {"attempt": before["started"] + 1, "at": time.time()}
         if record.put(f"life-{rank}-{life}", value, skip_if_exists=True):
             return life, before
-        # A life that was killed has written no end; it had one attempt at least.
         end = record.get(f"end-{rank}-{life}")
-        before = (
-            {"started": before["started"] + 1, "failed": before["failed"]}
-            if end is None
-            else {"started": end["started"], "failed": end["failed"]}
-        )
+        if end is not None:
+            before = {"started": end["started"], "failed": end["failed"]}
+        else:
+            # A life that was killed has written no end; it had one attempt at least, and one more after each failure.
+            before["started"] += 1
+            while record.get(f"attempt-{rank}-{before['started'] + 1}") is not None:
+                before = {"started": before["started"] + 1, "failed": before["failed"] + 1}
         life += 1
+
+
+def _watch(
+    runner: subprocess.Popen[bytes],
+    counter: Path,
+    before: Mapping[str, int],
+    record: Any,
+    rank: int,
+) -> int:
+    """Wait for the end of the runner, and write down each further attempt; its exit status."""
+    told = before["started"] + 1
+    while True:
+        try:
+            return runner.wait(_LOOK_SECONDS)
+        except subprocess.TimeoutExpired:
+            pass
+        # What cannot be written down now is tried again at the next look.
+        with contextlib.suppress(Exception):
+            while told < _counted(counter, before)["started"]:
+                at = {"at": time.time()}
+                record.put(f"attempt-{rank}-{told + 1}", at, skip_if_exists=True)
+                told += 1
 
 
 def _end(runner: subprocess.Popen[bytes], grace: float) -> None:

@@ -5,8 +5,10 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import threading
+import weakref
 from typing import TYPE_CHECKING
 
+import grpclib.protocol
 import grpclib.server
 
 from ._api import Api
@@ -14,6 +16,10 @@ from ._blobs import Blobs
 from ._context import Bell
 
 if TYPE_CHECKING:
+    from collections.abc import Collection
+
+    from grpclib._typing import IServable
+
     from ..._server._faults import Calls, Faults
     from .._workspace._workspace import Workspace
 
@@ -71,7 +77,7 @@ class Serving:
     async def _serve(self) -> None:
         port, token, faults, calls = self._asked
         api = Api(self._workspace, token, faults, calls, self._bell, self._blobs.url)
-        server = grpclib.server.Server([api])
+        server = _Server([api])
         self._blobs.start()
         try:
             await server.start("127.0.0.1", port)
@@ -91,6 +97,27 @@ class Serving:
             task.cancel()
         with contextlib.suppress(Exception):
             await asyncio.gather(*left, return_exceptions=True)
+        server.hang_up()
+        await asyncio.sleep(0)  # for the loop to close the sockets
+
+
+class _Server(grpclib.server.Server):  # type: ignore[misc]
+    """A server that also closes the connections of clients which do not close them."""
+
+    def __init__(self, handlers: Collection[IServable]) -> None:
+        super().__init__(handlers)
+        self._protocols: weakref.WeakSet[grpclib.protocol.H2Protocol] = weakref.WeakSet()
+
+    def _protocol_factory(self) -> grpclib.protocol.H2Protocol:
+        made = super()._protocol_factory()
+        self._protocols.add(made)
+        return made
+
+    def hang_up(self) -> None:
+        """Close every connection."""
+        for protocol in list(self._protocols):
+            if hasattr(protocol, "connection"):
+                protocol.connection.close()
 
 
 def _port(server: grpclib.server.Server) -> int:
