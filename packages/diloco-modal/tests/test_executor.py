@@ -339,6 +339,8 @@ def test_no_run_has_such_a_name(lab, name):
     for verb in (executor.attach, executor.cancel_run):
         with pytest.raises(ReplicaNotFoundError):
             verb(name)
+    with pytest.raises(InvalidRequestError, match="not None"):
+        executor.cancel_run(None)
     assert not lab.stand_in.calls.count("DictGetOrCreate")
 
 

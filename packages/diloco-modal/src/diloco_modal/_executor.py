@@ -190,8 +190,8 @@ class ModalSpawnExecutor(BaseExecutor):
                 told[handle] = status
         return told
 
-    def _read(self, run_id: str) -> tuple[Any, Mapping[str, Any]]:
-        if not is_run_id(run_id):
+    def _read(self, run_id: str | None) -> tuple[Any, Mapping[str, Any]]:
+        if not (isinstance(run_id, str) and is_run_id(run_id)):
             raise ReplicaNotFoundError(f"no run can have the name {run_id!r}")
         try:
             record = self._client.record(run_id)

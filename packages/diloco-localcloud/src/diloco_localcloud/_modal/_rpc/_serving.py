@@ -106,18 +106,23 @@ class _Server(grpclib.server.Server):  # type: ignore[misc]
 
     def __init__(self, handlers: Collection[IServable]) -> None:
         super().__init__(handlers)
-        self._protocols: weakref.WeakSet[grpclib.protocol.H2Protocol] = weakref.WeakSet()
+        self._transports: weakref.WeakSet[asyncio.Transport] = weakref.WeakSet()
 
     def _protocol_factory(self) -> grpclib.protocol.H2Protocol:
-        made = super()._protocol_factory()
-        self._protocols.add(made)
-        return made
+        protocol = super()._protocol_factory()
+        made = protocol.connection_made
+
+        def connection_made(transport: asyncio.Transport) -> None:
+            self._transports.add(transport)
+            made(transport)
+
+        protocol.connection_made = connection_made
+        return protocol
 
     def hang_up(self) -> None:
-        """Close every connection."""
-        for protocol in list(self._protocols):
-            if hasattr(protocol, "connection"):
-                protocol.connection.close()
+        """Close every connection, whatever is still to be sent."""
+        for transport in list(self._transports):
+            transport.abort()
 
 
 def _port(server: grpclib.server.Server) -> int:
