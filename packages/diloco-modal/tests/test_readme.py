@@ -1,8 +1,14 @@
 """The README is true."""
 
+import re
+import runpy
 from pathlib import Path
 
+import modal
+import pytest
+
 from diloco_modal import ModalOptions
+from diloco_modal._client import Client
 from diloco_protocol.backend import options_table
 
 README = Path(__file__).parents[1] / "README.md"
@@ -18,3 +24,42 @@ def test_the_table_of_options():
     table = README.read_text(encoding="utf-8").partition("<!-- options -->\n")[2]
     table = table.partition("\n<!-- /options -->")[0]
     assert table == options_table(ModalOptions), "print(options_table(ModalOptions)) is it"
+
+
+@pytest.mark.processes
+def test_the_examples(lab, tmp_path, monkeypatch, capsys):
+    """The app is deployed, and the launch ends well where something runs the calls."""
+    text = README.read_text(encoding="utf-8")
+    blocks = dict(re.findall(r"```py\n# (\w+\.py)[^\n]*\n(.*?)```", text, re.DOTALL))
+    assert sorted(blocks) == ["launch.py", "my_app.py"]
+    for name, block in blocks.items():
+        (tmp_path / name).write_text(block)
+    (tmp_path / "my_trainer.py").touch()
+    monkeypatch.syspath_prepend(tmp_path)
+    for name, value in lab.stand_in.environment.items():
+        monkeypatch.setenv(name, value)
+    lab.world.add_secret("bucket", {"AWS_ACCESS_KEY_ID": "key"})
+    app = runpy.run_path(str(tmp_path / "my_app.py"))["app"]
+    app.deploy(client=lab.client)
+
+    answer = Client.answer
+
+    async def answered(self, call_id):
+        call = lab.world.call(call_id)
+        if call.status == "pending":
+            ((payload,), _) = call.arguments
+            call.start()
+            call.log(f"rank {payload['rank']}\n")
+            exclusive = {"exclusive": True, "seconds": 0.5}
+            call.end(lab.outcome(exclusive if "probe" in payload["spec"] else {"loss": 0.5}))
+        return await answer(self, call_id)
+
+    monkeypatch.setattr(Client, "answer", answered)
+    monkeypatch.setattr(modal.Client, "from_env", lambda: lab.client)
+    runpy.run_path(str(tmp_path / "launch.py"))
+    out = capsys.readouterr().out
+    subjects = ("token", "app", "version", "rendezvous")
+    assert [line.split()[:2] for line in out.splitlines()[:4]] == [
+        ["True", each] for each in subjects
+    ]
+    assert out.endswith("".join(f"{rank} succeeded {{'loss': 0.5}}\n" for rank in range(4)))
