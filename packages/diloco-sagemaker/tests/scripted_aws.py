@@ -72,7 +72,7 @@ class AWSHarness(Harness):
     def __init__(self, **options):
         super().__init__()
         self.options = options
-        self.stand_in = SageMakerStandIn().start()
+        self.stand_in = self.start_stand_in()
         self.world = self.stand_in.world
         self.api = self.client("sagemaker")
         self.s3 = self.client("s3")
@@ -81,6 +81,9 @@ class AWSHarness(Harness):
         self.deadlines = {}
         self.strangers = set()
         self.begun = {}
+
+    def start_stand_in(self):
+        return SageMakerStandIn().start()
 
     def client(self, service):
         return boto3.client(service, **self.stand_in.client_options)

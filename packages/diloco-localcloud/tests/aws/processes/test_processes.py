@@ -272,6 +272,33 @@ def test_nothing_is_left_when_the_stand_in_stops_or_dies(lab):
         lab.stand_in.start()
 
 
+def test_a_name_that_lives_again_is_another_job(lab):
+    """It has a folder of its own, with nothing of the job before it."""
+    program = (
+        "import os\n"
+        "place = os.environ['ROOT'] + '/output/mark'\n"
+        "print(os.path.exists(place))\n"
+        "open(place, 'w').write('here')\n"
+    )
+    for _ in range(2):
+        lab.run(program, Environment={"ROOT": "/opt/ml"})
+        assert lab.ended()["TrainingJobStatus"] == "Completed"
+        lab.api.delete_training_job(TrainingJobName="job")
+    assert lab.lines() == ["False", "False"]
+
+
+def test_lines_of_the_two_streams_are_not_mixed(lab):
+    lab.run(
+        "import os\n"
+        "os.write(1, b'out 1\\nout ')\n"
+        "os.write(2, b'err 1\\nerr ')\n"
+        "os.write(1, b'2\\n')\n"
+        "os.write(2, b'2')\n"
+    )
+    lab.ended()
+    assert sorted(lab.lines()) == ["err 1", "err 2", "out 1", "out 2"]
+
+
 def test_seconds_below_zero_are_refused():
     for name in ("start_seconds", "kill_seconds"):
         with pytest.raises(StandInError, match=name):

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 import os
 import selectors
 import threading
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from ..._server._container import Command, Container
@@ -59,6 +61,7 @@ class LocalMachines:
         self._base = base
         self._connect = connect
         self._kill_seconds = kill_seconds
+        self._number = itertools.count(1)
         self._lives: dict[str, _Life] = {}
         self._threads: set[threading.Thread] = set()
         self._closed = False
@@ -67,7 +70,8 @@ class LocalMachines:
         """Start a job's program."""
         if self._closed:
             return
-        home = self._folder / f"{job.name}-{job.life}"
+        # Not by its name alone: the name of a job that was deleted may live again.
+        home = self._folder / f"{job.name}-{next(self._number)}"
         home.mkdir(parents=True)
         life = self._lives[job.name] = _Life(JobFolder(job, home, self._s3))
         life.folder.fill()
@@ -93,12 +97,16 @@ class LocalMachines:
             **given,
         }
         nothing = os.open(os.devnull, os.O_RDONLY)
-        reader, writer = os.pipe()
-        streams = (nothing, writer, os.dup(writer))  # one log for both; the shim closes each
+        # One log for both, but each by whole lines of its own, as a container runtime keeps them.
+        (out, out_end), (err, err_end) = os.pipe(), os.pipe()
+        streams = (nothing, out_end, err_end)
         stream = f"{job.name}/algo-1-{int(self._region.timeline.now())}"
         argv = [life.folder.rewritten(word) for word in words]
         command = Command(argv, env, life.folder.work, None, streams=streams)
-        output = self._thread(lambda: self._read(stream, reader))
+        output = [
+            self._thread(partial(self._read, stream, out)),
+            self._thread(partial(self._read, stream, err)),
+        ]
         self._thread(lambda: self._sync(life))
         try:
             life.container = Container(command, lambda event: self._told(job, life, output, event))
@@ -146,12 +154,13 @@ class LocalMachines:
         return thread
 
     def _told(
-        self, job: Job, life: _Life, output: threading.Thread, event: Mapping[str, Any]
+        self, job: Job, life: _Life, output: list[threading.Thread], event: Mapping[str, Any]
     ) -> None:
         """From the thread of a container: it has started, or ended."""
         if event["event"] == "started":
             return
-        output.join()  # nothing that could write is left, so this is soon
+        for thread in output:
+            thread.join()  # nothing that could write is left, so this is soon
         life.over.set()
         life.folder.sync()
         with self._region.lock:
