@@ -57,7 +57,10 @@ class Lab:
         return Outcome(code, result=result, reason=reason, error=error).to_json()
 
     def finish(self, handle, result=None, **options):
-        """The wrapper returns."""
+        """The wrapper writes down its end, and returns."""
+        life = self.call(handle).attempt
+        value = {"started": life, "failed": 0, "at": self.world.now()}
+        self.record(handle.run_id).put(f"end-{handle.rank}-{life}", value, skip_if_exists=True)
         self.call(handle).end(self.outcome(result, **options))
 
 

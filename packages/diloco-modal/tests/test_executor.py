@@ -160,6 +160,58 @@ def test_a_new_life_is_the_next_attempt(lab):
     assert told(executor.describe(handle)) == ("running", None, 2, False)
 
 
+def test_times_of_starts_and_ends_are_kept(lab):
+    executor = lab.executor()
+    handles = lab.launch(2, executor)
+    launched = lab.world.now()
+    lab.world.advance(100)
+    lab.begin(handles[0])
+    lab.record().put("end-0-1", {"started": 1, "failed": 0, "at": launched + 150})
+    lab.world.advance(100)
+    lab.finish(handles[0])
+    executor.cancel(handles[1])
+    lab.world.advance(100)
+    first, second = (lab.executor().describe(handle) for handle in handles)
+    assert (first.started_at, first.finished_at) == (launched + 100, launched + 150)
+    assert (second.started_at, second.finished_at) == (None, launched + 200)
+
+
+def test_what_was_killed_is_dated_by_who_sees_it_first(lab):
+    executor = lab.executor()
+    (handle,) = lab.launch(1, executor)
+    lab.begin(handle)
+    lab.call(handle).oom()
+    first = executor.describe(handle)
+    assert (first.exit_code, first.signal, first.finished_at) == (137, "SIGKILL", lab.world.now())
+    lab.world.advance(100)
+    assert lab.executor().describe(handle) == first
+
+
+def test_a_result_is_the_callers_own(lab):
+    executor = lab.executor()
+    (handle,) = lab.launch(1, executor)
+    lab.begin(handle)
+    lab.finish(handle, {"losses": [1]})
+    executor.collect([handle])[0]["result"]["losses"].append(2)
+    assert executor.collect([handle])[0]["result"] == {"losses": [1]}
+
+
+def test_a_dict_of_somebody_else_is_no_run(lab):
+    theirs = modal.Dict.from_name("diloco-run", create_if_missing=True, client=lab.client)
+    theirs.put("weights", 1)
+    assert lab.executor().list_runs() == []
+    with pytest.raises(RunConflictError, match="is not the record of a run"):
+        lab.launch()
+    assert dict(theirs.items()) == {"weights": 1}
+
+
+def test_a_connection_that_is_cut_is_worth_another_try(lab):
+    (handle,) = lab.launch(1)
+    lab.stand_in.faults.add("cut", verb="DictLen", times=None)
+    with pytest.raises(UnavailableError, match="StreamTerminatedError"):
+        lab.executor().describe(handle)
+
+
 def test_purge(lab):
     executor = lab.executor()
     handles = lab.launch(2, executor)
@@ -225,6 +277,32 @@ def test_logs(lab):
     assert list(executor.log_iter(handle, regex="w")) == ["two", "wrong"]
     lab.finish(handle)
     assert list(executor.log_iter(handle, follow=True)) == ["one", "two", "wrong"]
+
+
+def test_a_line_is_not_gone_on_with_by_another_stream_or_container(lab):
+    executor = lab.executor()
+    (handle,) = lab.launch(1, executor)
+    lab.begin(handle)
+    call = lab.call(handle)
+    for piece, source in (("out", "stdout"), ("err\n", "stderr"), ("put\nunfini", "stdout")):
+        call.log(piece, source)
+        lab.world.advance(1)
+    call.preempt()
+    lab.world.advance(2)
+    call.start()
+    call.log("shed\n")
+    assert executor.stream_logs(handle).split("\n") == ["err", "output", "unfini", "shed"]
+
+
+def test_following_ends_at_its_time_and_bears_throttling(lab):
+    executor = lab.executor()
+    (handle,) = lab.launch(1, executor)
+    lab.begin(handle)
+    lab.call(handle).log("one\n")
+    lab.stand_in.faults.add("throttle", verb="AppFetchLogs", times=3)
+    until = lab.world.now() + 30
+    assert list(executor.log_iter(handle, follow=True, until=until)) == ["one"]
+    assert lab.world.now() >= until
 
 
 def test_the_last_line_of_many_pieces(lab):

@@ -166,9 +166,12 @@ class Client:
         import modal
 
         name = record_name(run_id)
-        record = modal.Dict.from_name(name, create_if_missing=create, **self._where)
-        self._ask(record.hydrate, f"looking for the Dict {name!r}")
-        return record
+        where = self._where
+
+        def find() -> Any:
+            return modal.Dict.from_name(name, create_if_missing=create, **where).hydrate()
+
+        return self._ask(find, f"looking for the Dict {name!r}")
 
     def put_once(self, record: Any, key: str, value: Any) -> bool:
         """Create an entry; whether it was this call that did."""
@@ -221,6 +224,20 @@ class Client:
             lambda: modal.Dict.objects.delete(name, allow_missing=True, **self._where),
             f"removing the Dict {name!r}",
         )
+
+    async def is_record(self, run_id: str) -> bool:
+        """Whether there is a Dict of that name, and it is a run's."""
+        import modal
+
+        name = record_name(run_id)
+        record = modal.Dict.from_name(name, **self._where)
+        what = f"looking at the Dict {name!r}"
+        try:
+            return bool(
+                await many.asked(record.contains.aio("launch"), self._options.request_timeout, what)
+            )
+        except MissingError:  # removed meanwhile
+            return False
 
     def record_names(self) -> list[str]:
         """Names of all Dicts that can be a run's, oldest first."""

@@ -67,6 +67,7 @@ def bounded(call: Callable[[], T], seconds: float, what: str) -> T:
 
 def translated(error: BaseException, what: str) -> BackendError | None:
     """The protocol's error for one that Modal's client has raised about itself or the service; None for any other."""
+    from grpclib.exceptions import ProtocolError, StreamTerminatedError
     from modal import exception as modal_errors
 
     text = f"{what}: {error}"
@@ -93,6 +94,9 @@ def translated(error: BaseException, what: str) -> BackendError | None:
         ),
     ):
         return UnavailableError(text)
+    # A connection that is cut reaches the caller as it is.
+    if isinstance(error, (StreamTerminatedError, ProtocolError)):
+        return UnavailableError(f"{what}: {type(error).__name__}: {error}")
     if isinstance(error, modal_errors.InvalidError):
         return InvalidRequestError(text)
     return None

@@ -221,6 +221,8 @@ class ModalSpawnExecutor(BaseExecutor):
         except BaseException as error:  # noqa: BLE001 - what its container has raised, such as SystemExit
             ended_by = asyncio.to_thread(self._ended_by, error, handle, record, trace)
             status, result = await ended_by, None
+        if status.state.terminal and status.finished_at is None:
+            status = await asyncio.to_thread(self._dated, status, handle, record, trace)
         if status.state.terminal:
             with self._lock:
                 self._ended[handle] = (status, result)
@@ -239,6 +241,18 @@ class ModalSpawnExecutor(BaseExecutor):
             trace = replace(trace, cancel=self._client.get(record, f"cancel-{handle.rank}") or mark)
         return states.stopped(trace, link(call), now, self._options.grace)
 
+    def _dated(
+        self, status: ReplicaStatus, handle: ReplicaHandle, record: Any, trace: states.Trace
+    ) -> ReplicaStatus:
+        """With the time of its end: Modal does not tell it, so whoever sees it first writes it down for all."""
+        key, at = f"over-{handle.rank}", self._options.clock()
+        if trace.cancel is not None and not trace.lives:
+            at = float(trace.cancel["at"])  # it never had a container that could have gone on
+        with contextlib.suppress(MissingError):
+            if not self._client.put_once(record, key, {"at": at}):
+                at = (self._client.get(record, key) or {"at": at})["at"]
+        return replace(status, finished_at=at)
+
     def _result(self, handle: ReplicaHandle) -> Any:
         if handle not in self._ended:
             self._observe_run([handle])
@@ -246,7 +260,7 @@ class ModalSpawnExecutor(BaseExecutor):
             raise ResultLostError(
                 f"rank {handle.rank} of run {handle.run_id!r} succeeded, and Modal has kept its result for 7 days only"
             )
-        return copy.deepcopy(self._ended[handle][1])
+        return copy.deepcopy(self._ended[handle][1])  # callers may change it
 
     def _logs(self, handle: ReplicaHandle, query: LogQuery) -> Iterator[str]:
         _, entries = self._patiently(lambda: self._read(handle.run_id))
@@ -262,8 +276,14 @@ class ModalSpawnExecutor(BaseExecutor):
                 return True
 
         call = handle.metadata["function_call_id"]
-        began, clock = entries["launch"]["at"], self._options.clock
-        return read_log(self._client, call, query, terminal, self._backoff, began, clock)
+
+        def fetch(ask: Callable[[Any], Any]) -> list[Any]:
+            return self._patiently(lambda: self._client.log_entries(call, ask))
+
+        options = self._options
+        return read_log(
+            fetch, query, terminal, options.clock, self._backoff, entries["launch"]["at"]
+        )
 
     # --- ending and finding ---
 
@@ -321,7 +341,15 @@ class ModalSpawnExecutor(BaseExecutor):
 
     def _list_runs(self) -> list[str]:
         names = self._patiently(self._client.record_names)
-        return [run_id for name in names if is_run_id(run_id := name.removeprefix(PREFIX))]
+        runs = [run_id for name in names if is_run_id(run_id := name.removeprefix(PREFIX))]
+        # A Dict of that name may be somebody else's, or its entries have faded.
+        ours = many.at_once(
+            lambda run_id: many.patiently(
+                lambda: self._client.is_record(run_id), self._backoff, self._options.retry_timeout
+            ),
+            runs,
+        )
+        return [run_id for run_id, is_run in zip(runs, ours, strict=True) if is_run]
 
     def _attach(self, run_id: str) -> list[ReplicaHandle]:
         _, entries = self._patiently(lambda: self._read(run_id))

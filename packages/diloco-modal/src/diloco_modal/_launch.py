@@ -22,7 +22,7 @@ from . import _many as many
 from ._client import Client
 from ._handles import make_handle
 from ._options import ModalOptions
-from ._payload import call_timeout, payloads
+from ._payload import call_timeout, payloads, record_name
 from ._resources import cores, mebibytes, modal_gpu
 
 # Launches with the same options share the containers that are counted here. With fewer, the replicas of one would wait for those
@@ -63,6 +63,11 @@ class Launcher:
             lambda: self._client.function(bound_options(request, self._options), secrets)
         )
         record = self._patiently(lambda: self._client.record(request.run_id, create=True))
+        there = self._patiently(lambda: self._client.entries(record))
+        if there and "launch" not in there:
+            raise RunConflictError(
+                f"there is a Dict {record_name(request.run_id)!r} on Modal that is not the record of a run: choose another run_id"
+            )
         wanted = self._entry(request)
         # The answer may be lost and the entry made: whose it is says its id.
         self._patiently(lambda: self._client.put_once(record, "launch", wanted))

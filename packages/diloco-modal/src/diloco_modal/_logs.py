@@ -8,66 +8,69 @@ from datetime import UTC, datetime
 from typing import Any
 
 from diloco_protocol import Backoff, LogQuery
+from diloco_protocol.backend import LineSplitter
 
-from ._client import Client
+Fetch = Callable[[Callable[[Any], Any]], list[Any]]
 
 
-def lines_of(entries: list[Any]) -> list[str]:
-    """The lines in entries, which are cut anywhere; a line that a container did not finish is not continued by the next one."""
-    pieces: list[str] = []
-    before = None
-    for each in entries:
-        container = [name for name in each.context_ids if name.startswith("ta-")]
-        if pieces and container != before and not pieces[-1].endswith("\n"):
-            pieces.append("\n")
-        pieces.append(str(each.message))
-        before = container
-    text = "".join(pieces)
-    return text.split("\n")[:-1] if text.endswith("\n") else text.split("\n") if text else []
+def lines_of(entries: list[Any]) -> tuple[list[str], int]:
+    """The lines in entries, which are cut anywhere; and how many of them, the last ones, may still go on.
+
+    Each stream of each container has lines of its own: one does not go on with what another has begun.
+    """
+    lines: list[str] = []
+    begun: dict[Any, LineSplitter] = {}
+    container = None
+
+    def flush() -> int:
+        rests = [rest for each in begun.values() if (rest := each.rest()) is not None]
+        lines.extend(rest.decode(errors="replace") for rest in rests)
+        return len(rests)
+
+    for entry in entries:
+        runs_in = [name for name in entry.context_ids if name.startswith("ta-")]
+        if runs_in != container:
+            flush()
+            container = runs_in
+        splitter = begun.setdefault(entry.source, LineSplitter())
+        lines.extend(
+            line.decode(errors="replace") for line in splitter.feed(entry.message.encode())
+        )
+    return lines, flush()
 
 
 def read_log(
-    client: Client,
-    call: str,
+    fetch: Fetch,
     query: LogQuery,
     terminal: Callable[[], bool],
+    clock: Callable[[], float],
     backoff: Backoff,
     since: float,
-    clock: Callable[[], float],
 ) -> Iterator[str]:
     """The lines that a query asks for.
 
     Args:
-        client: To ask.
-        call: Id of the call.
+        fetch: Entries, from what it asks the log of the call.
         query: Which lines.
         terminal: Whether the replica has ended.
+        clock: Unix seconds.
         backoff: Pauses while following.
         since: When the run was launched, in Unix seconds; nothing is older.
-        clock: Unix seconds.
     """
     source = None if query.streams == "combined" else query.streams
     if query.n_lines is not None:
-        yield from _tail(client, call, query.n_lines, source)
+        yield from _tail(fetch, query.n_lines, source)
         return
     pattern = None if query.regex is None else re.compile(query.regex)
     begin = datetime.fromtimestamp(max(query.since or 0.0, since - 60.0), UTC)
     end = None if query.until is None else datetime.fromtimestamp(query.until, UTC)
     given, delays = 0, backoff.delays()
     while True:
-        over = query.until is not None and clock() >= query.until
-        last = not query.follow or over or terminal()
-        entries = client.log_entries(
-            call, lambda logs: logs.fetch(since=begin, until=end, source=source)
-        )
-        chosen = [each for each in entries if _within(each, query)]
-        lines = lines_of(chosen)
-        # The last line may go on, as long as the replica lives.
-        whole = (
-            len(lines)
-            if last or not chosen or chosen[-1].message.endswith("\n")
-            else len(lines) - 1
-        )
+        late = query.until is not None and clock() >= query.until
+        last = not query.follow or late or terminal()
+        entries = fetch(lambda logs: logs.fetch(since=begin, until=end, source=source))
+        lines, open_ones = lines_of([each for each in entries if _within(each, query)])
+        whole = len(lines) - (0 if last else open_ones)
         fresh = lines[given:whole]
         for line in fresh:
             if pattern is None or pattern.search(line):
@@ -79,16 +82,13 @@ def read_log(
         backoff.sleep(next(delays))
 
 
-def _tail(client: Client, call: str, wanted: int, source: str | None) -> list[str]:
+def _tail(fetch: Fetch, wanted: int, source: str | None) -> list[str]:
     """The last lines; an entry may be a piece of one."""
     asked = wanted + 1
-
-    def tail(logs: Any) -> Any:
-        return logs.tail(asked, source=source)
-
     while True:
-        entries = client.log_entries(call, tail)
-        lines = lines_of(entries)
+        count = asked
+        entries = fetch(lambda logs, count=count: logs.tail(count, source=source))  # type: ignore[misc]
+        lines, _ = lines_of(entries)
         if len(lines) > wanted or len(entries) < asked:
             return lines[-wanted:]
         asked *= 2

@@ -44,15 +44,16 @@ def trace_of(entries: Mapping[str, Any], rank: int) -> Trace:
     while f"life-{rank}-{lives + 1}" in entries:
         lives += 1
     cancel = entries.get(f"cancel-{rank}")
+    over = entries.get(f"over-{rank}", {}).get("at")
     if not lives:
-        return Trace(cancel=cancel)
+        return Trace(cancel=cancel, ended_at=over)
     life, end = entries[f"life-{rank}-{lives}"], entries.get(f"end-{rank}-{lives}")
     attempt, started = life["attempt"], life["at"]
     while (again := entries.get(f"attempt-{rank}-{attempt + 1}")) is not None:
         attempt, started = attempt + 1, again["at"]
     if end is not None:
         attempt = max(attempt, end["started"])
-    return Trace(attempt, started, end is None, lives, end and end["at"], cancel)
+    return Trace(attempt, started, end is None, lives, end["at"] if end else over, cancel)
 
 
 def living(trace: Trace, url: str, *, stopping: bool = False) -> ReplicaStatus:
@@ -102,11 +103,16 @@ def reported(text: Any, trace: Trace, url: str) -> tuple[ReplicaStatus, Any]:
 
 
 def failed(
-    reason: Reason, message: str, trace: Trace, url: str, code: int | None = None
+    reason: Reason,
+    message: str,
+    trace: Trace,
+    url: str,
+    code: int | None = None,
+    signal: str | None = None,
 ) -> ReplicaStatus:
     """The status of a call that Modal has ended."""
     return ReplicaStatus(
-        ReplicaState.FAILED, trace.attempt, reason, exit_code=code, message=message,
+        ReplicaState.FAILED, trace.attempt, reason, exit_code=code, signal=signal, message=message,
         started_at=trace.started_at, finished_at=trace.ended_at, url=url, native=message,
     )  # fmt: skip
 
@@ -138,7 +144,9 @@ def died(error: BaseException, trace: Trace, url: str) -> ReplicaStatus:
         return failed(Reason.PLATFORM, text, trace, url)
     if isinstance(error, modal_errors.RemoteError):
         out = "out of memory" in text.lower() or "oom" in text.lower()
-        return failed(Reason.OOM if out else Reason.PLATFORM, text, trace, url)
+        if out:
+            return failed(Reason.OOM, text, trace, url, 137, "SIGKILL")
+        return failed(Reason.PLATFORM, text, trace, url)
     # The wrapper raises nothing, so its module could not be imported, or the app is not ours.
     message = f"{type(error).__name__}: {text}"
     return failed(Reason.START_FAILED, message, trace, url)

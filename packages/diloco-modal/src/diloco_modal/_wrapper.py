@@ -55,13 +55,9 @@ def _run(payload: dict[str, Any]) -> str:
     rank = payload["rank"]
     record = modal.Dict.from_name(payload["record"], environment_name=payload["environment_name"])
     launch = record.get("launch")
-    if launch is None or launch["id"] != payload["launch"]:
-        return _refusal("this call is left over from a launch that is gone: it trained nothing")
-    own = modal.current_function_call_id()
-    if not record.put(f"call-{rank}", {"call": own}, skip_if_exists=True):
-        held = record.get(f"call-{rank}")
-        if held is None or held["call"] != own:
-            return _refusal(f"another call holds rank {rank}: this one trained nothing")
+    refused = claim(payload, record, launch, str(modal.current_function_call_id()))
+    if refused is not None:
+        return refused
     missing = [name for name in payload["secrets"] if name not in os.environ]
     if missing:
         names = ", ".join(f"{payload['secrets'][name]!r} has no key {name}" for name in missing)
@@ -69,8 +65,20 @@ def _run(payload: dict[str, Any]) -> str:
     return _live(payload, record, rank, launch["at"])
 
 
+def claim(payload: dict[str, Any], record: Any, launch: Any, own: str) -> str | None:
+    """Have this call hold its rank; what it returns instead, if it may not."""
+    rank = payload["rank"]
+    if launch is None or launch["id"] != payload["launch"]:
+        return _refusal("this call is left over from a launch that is gone: it trained nothing")
+    if not record.put(f"call-{rank}", {"call": own}, skip_if_exists=True):
+        held = record.get(f"call-{rank}")
+        if held is None or held["call"] != own:
+            return _refusal(f"another call holds rank {rank}: this one trained nothing")
+    return None
+
+
 def _live(payload: dict[str, Any], record: Any, rank: int, launched: float) -> str:
-    life, before = _new_life(record, rank)
+    life, before = new_life(record, rank, time.time())
     limit = payload["pending_timeout"]
     waited = time.time() - launched
     if life == 1 and waited > limit:
@@ -102,11 +110,11 @@ def _live(payload: dict[str, Any], record: Any, rank: int, launched: float) -> s
         return _ended(record, rank, life, _counted(counter, before), _report(outcome, code))
 
 
-def _new_life(record: Any, rank: int) -> tuple[int, dict[str, int]]:
+def new_life(record: Any, rank: int, now: float) -> tuple[int, dict[str, int]]:
     """The number of this life, and the attempts before it: a container may be taken away, and the same call run again."""
     life, before = 1, {"started": 0, "failed": 0}
     while True:
-        value = {"attempt": before["started"] + 1, "at": time.time()}
+        value = {"attempt": before["started"] + 1, "at": now}
         if record.put(f"life-{rank}-{life}", value, skip_if_exists=True):
             return life, before
         end = record.get(f"end-{rank}-{life}")

@@ -1,0 +1,69 @@
+"""What is true of a replica, from Modal's records as the stand-in keeps them; written anew, not taken from the executor."""
+
+import json
+import pickle
+
+from diloco_conformance import Resources, Truth
+
+
+def entries_of(stand_in, run_id):
+    """The entries of a run's Dict, or nothing. To look at them is no use, so that they fade as they would have."""
+    workspace = stand_in._workspace
+    with workspace.lock:
+        place = workspace.environments[0]
+        held = workspace.dicts.named(place, f"diloco-{run_id}")
+        if held is None:
+            return {}
+        oldest = workspace.timeline.now() - workspace.habits.retention_seconds
+        return {
+            pickle.loads(key): pickle.loads(entry.value)
+            for key, entry in held.entries.items()
+            if entry.used > oldest
+        }
+
+
+def expired(stand_in, call):
+    """Whether Modal still has the output of a call."""
+    workspace = stand_in._workspace
+    with workspace.lock:
+        return workspace.calls.expired(workspace.calls.by_id(call.call_id))
+
+
+def truth_of(stand_in, handle, call):
+    """The truth about the call of a handle."""
+    entries = entries_of(stand_in, handle.run_id)
+    launch = entries.get("launch")
+    gone = launch is None or launch["id"] != handle.metadata["launch"]
+    if call is None or gone or expired(stand_in, call):
+        alive = call is not None and (call.has_container or call.status == "pending")
+        return Truth(None, alive=alive)
+    status, lives = call.status, max(1, call.attempt)
+    if status == "pending":
+        return Truth("pending", alive=True, attempt=call.attempt + 1)
+    if call.has_container:
+        return Truth("running", alive=True, attempt=lives, stopping=status == "terminated")
+    if status == "terminated":
+        return Truth("cancelled", alive=False, attempt=lives)
+    if status == "success":
+        code = call_outcome(stand_in, call)["exit_code"]
+        state = "failed" if code else "succeeded"
+        return Truth(state, alive=False, attempt=lives, exit_code=code or ..., out_of_memory=False)
+    memory = status == "kernel_oom_kill"
+    return Truth("failed", alive=False, attempt=lives, out_of_memory=memory)
+
+
+def call_outcome(stand_in, call):
+    """The JSON that a call has returned."""
+    workspace = stand_in._workspace
+    with workspace.lock:
+        payload = workspace.calls.by_id(call.call_id).result.payload
+        data = workspace.blobs[payload.blob] if payload.blob else payload.data
+    return json.loads(pickle.loads(data))
+
+
+def resources_of(call):
+    """What was asked for, in the words of a launch."""
+    asked = call.options
+    memory = int(asked["memory"]) * 2**20
+    gpu = f"{asked['gpu']}:{asked['gpu_count']}" if asked["gpu"] else None
+    return Resources(cpu=asked["cpu"] or None, memory=memory or None, gpu=gpu, spot=True)
