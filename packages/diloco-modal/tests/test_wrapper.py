@@ -187,3 +187,18 @@ def test_modal_is_not_imported_before_it_is_needed():
     code = "import sys, diloco_modal; print('modal' in sys.modules)"
     found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert found.stdout.strip() == "False"
+
+
+@pytest.mark.parametrize("error", [KeyboardInterrupt, OSError])
+def test_a_life_that_ends_before_its_runner_has_an_end(record, monkeypatch, error):
+    def fail(*_, **__):
+        raise error
+
+    monkeypatch.setattr(subprocess, "Popen", fail)
+    if error is KeyboardInterrupt:
+        with pytest.raises(KeyboardInterrupt):
+            run_replica(payload())
+    else:
+        assert outcome(payload()).reason is Reason.START_FAILED
+    assert "life-0-1" in record
+    assert "end-0-1" in record

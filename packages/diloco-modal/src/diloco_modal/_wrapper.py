@@ -88,22 +88,25 @@ def _live(payload: dict[str, Any], record: Any, rank: int, launched: float) -> s
         )  # fmt: skip
     with tempfile.TemporaryDirectory(prefix="diloco-") as folder:
         spec, outcome, counter = (Path(folder) / name for name in ("spec", "outcome", "attempts"))
-        spec.write_text(payload["spec"], encoding="utf-8")
-        counter.write_text(json.dumps(before))
-        # A session of its own: Modal's SIGINT is for us, and the runner is told by SIGTERM.
-        runner = subprocess.Popen(
-            [
-                sys.executable, "-m", "diloco_protocol.runner", "--spec", str(spec), "--outcome", str(outcome),
-                "--attempts", str(counter), "--restarts", str(payload["restarts"]),
-                "--result-bytes", str(payload["result_bytes"]),
-            ],
-            env={**os.environ, **payload["env"]},
-            start_new_session=True,
-        )  # fmt: skip
+        runner: subprocess.Popen[bytes] | None = None
         try:
+            spec.write_text(payload["spec"], encoding="utf-8")
+            counter.write_text(json.dumps(before))
+            # A session of its own: Modal's SIGINT is for us, and the runner is told by SIGTERM.
+            runner = subprocess.Popen(
+                [
+                    sys.executable, "-m", "diloco_protocol.runner", "--spec", str(spec), "--outcome", str(outcome),
+                    "--attempts", str(counter), "--restarts", str(payload["restarts"]),
+                    "--result-bytes", str(payload["result_bytes"]),
+                ],
+                env={**os.environ, **payload["env"]},
+                start_new_session=True,
+            )  # fmt: skip
             code = _watch(runner, counter, before, record, rank)
         except BaseException:
-            _end(runner, payload["grace"])
+            # Also what comes before the runner is there, such as Modal's SIGINT: the life has begun, and has to have an end.
+            if runner is not None:
+                _end(runner, payload["grace"])
             with contextlib.suppress(Exception):
                 _ended(record, rank, life, _counted(counter, before))
             raise
