@@ -8,6 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from diloco_core import (
+    ConfigurationError,
     StoreModel,
     Transfer,
     plan_exchange,
@@ -267,6 +268,17 @@ def test_bytes_stay_flat_in_the_sharded_topology(params, replicas, bandwidth):
     assert plan.seconds >= (plan.bytes_sent - plan.bytes_received) / bandwidth * 0.999
     assert plan.seconds >= plan.bytes_received / bandwidth * 0.999
     assert 0 < plan.blocked(60.0) < 1
+    assert plan.blocked(60.0, 0.0) == plan.blocked(60.0)
+    assert plan.blocked(2 * plan.seconds, plan.seconds) == 0
+    half = plan.blocked(2 * plan.seconds, plan.seconds / 2)
+    assert half == pytest.approx(0.2), "half a sync in two and a half"
+
+
+@pytest.mark.parametrize("overlap", [-1.0, 61.0, float("nan")])
+def test_an_overlap_longer_than_the_period_is_refused(overlap):
+    plan = plan_exchange(1e9, 8, 1e9)
+    with pytest.raises(ConfigurationError, match="from 0 to the period of 60 s"):
+        plan.blocked(60.0, overlap)
 
 
 @unhurried

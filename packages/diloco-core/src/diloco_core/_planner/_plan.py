@@ -71,9 +71,24 @@ class ExchangePlan:
     limits: tuple[str, ...] = ()
     longest_part: float = 0.0
 
-    def blocked(self, period: float) -> float:
-        """The share of time that is spent in syncs if there is a sync after every ``period`` seconds of training."""
-        return self.seconds / (self.seconds + period)
+    def blocked(self, period: float, overlap: float = 0.0) -> float:
+        """The share of time in which a replica does not train because of syncs.
+
+        Args:
+            period: Seconds of training between two syncs.
+            overlap: How many of these seconds a sync may take without stopping the training: the duration of ``delay`` inner
+                steps. Taking what is sent, and adopting the result, are not counted; they take as long as copying the values.
+
+        Raises:
+            ConfigurationError: ``overlap`` is not from 0 to ``period``.
+        """
+        if not 0 <= overlap <= period:
+            raise ConfigurationError(
+                f"overlap is {overlap:g} s, but must be from 0 to the period of {period:g} s: a sync is adopted before the next one "
+                "is sent"
+            )
+        exposed = max(0.0, self.seconds - overlap)
+        return exposed / (exposed + period)
 
 
 def plan_exchange(
