@@ -84,8 +84,8 @@ class ExchangePlan:
         """
         if not 0 <= overlap <= period:
             raise ConfigurationError(
-                f"overlap is {overlap:g} s, but must be from 0 to the period of {period:g} s: a sync is adopted before the next one "
-                "is sent"
+                f"overlap is {overlap:g} s, but must be from 0 to the period of {period:g} s: a sync is adopted before the next "
+                "one is sent"
             )
         exposed = max(0.0, self.seconds - overlap)
         return exposed / (exposed + period)
