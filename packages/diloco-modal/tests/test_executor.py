@@ -251,6 +251,20 @@ def test_cancelled_before_every_rank_was_started(lab):
     assert lab.record().get("call-1") == {"call": ""}
 
 
+def test_a_run_is_cancelled_with_two_calls_for_each_replica_that_lives(lab):
+    executor = lab.executor()
+    handles = lab.launch(3, executor)
+    for handle in handles[:2]:
+        lab.begin(handle)
+    lab.finish(handles[0], 7)
+    before = len(lab.stand_in.calls)
+    lab.executor().cancel_run("run")
+    called = [call.verb for call in list(lab.stand_in.calls)[before:]]
+    assert (called.count("DictUpdate"), called.count("FunctionCallCancel")) == (2, 2)
+    assert lab.record().get("cancel-0") is None
+    assert executor.poll(handles[0]) == "succeeded"
+
+
 def test_logs(lab):
     executor = lab.executor()
     (handle,) = lab.launch(1, executor)

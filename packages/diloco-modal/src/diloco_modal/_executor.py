@@ -26,7 +26,7 @@ from diloco_protocol import (
     RunRequest,
     retry,
 )
-from diloco_protocol.backend import is_run_id, options_of, takes
+from diloco_protocol.backend import cancel_all, is_run_id, options_of, takes
 
 from . import _many as many
 from . import _states as states
@@ -297,7 +297,9 @@ class ModalSpawnExecutor(BaseExecutor):
             return
         if status is None or status.state.terminal:
             return
-        record = self._client.record(handle.run_id)
+        self._end(handle, self._client.record(handle.run_id))
+
+    def _end(self, handle: ReplicaHandle, record: Any) -> None:
         key = f"cancel-{handle.rank}"
         new = self._client.put_once(record, key, {"by": "executor", "at": self._options.clock()})
         try:
@@ -312,7 +314,25 @@ class ModalSpawnExecutor(BaseExecutor):
         """End all replicas of a run; see :meth:`BaseExecutor.cancel_run`. Ranks without a call are not started any more."""
         with contextlib.suppress(ReplicaNotFoundError):
             self._patiently(lambda: self._void(run_id))
-        super().cancel_run(run_id)
+        handles = self.attach(run_id)
+        try:
+            record, entries = self._patiently(lambda: self._read(run_id))
+        except ReplicaNotFoundError:  # only the journal knows it
+            return
+
+        def stop(handle: ReplicaHandle) -> None:
+            trace = states.trace_of(entries, handle.rank)
+            if (
+                not _is_of(handle, entries)
+                or trace.ended_at is not None
+                or trace.cancel is not None
+            ):
+                self.cancel(handle)
+            elif handle not in self._ended:
+                # It has written no end, so it is not looked at before: Modal keeps the result of what has ended.
+                self._patiently(lambda: self._end(handle, record))
+
+        cancel_all(handles, stop)
 
     def _void(self, run_id: str) -> None:
         record, entries = self._read(run_id)
