@@ -5,12 +5,11 @@ from __future__ import annotations
 import contextlib
 import itertools
 import os
-import selectors
 import threading
-from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from ..._server._container import Command, Container
+from ..._server._output import read_lines
 from ._folder import JobFolder
 
 if TYPE_CHECKING:
@@ -104,8 +103,7 @@ class LocalMachines:
         argv = [life.folder.rewritten(word) for word in words]
         command = Command(argv, env, life.folder.work, None, streams=streams)
         output = [
-            self._thread(partial(self._read, stream, out)),
-            self._thread(partial(self._read, stream, err)),
+            self._thread(lambda: read_lines([out, err], lambda _, text: self._write(stream, text)))
         ]
         self._thread(lambda: self._sync(life))
         try:
@@ -187,21 +185,6 @@ class LocalMachines:
             with contextlib.suppress(FileNotFoundError):  # a file that was just there
                 life.folder.sync()
 
-    def _read(self, stream: str, reader: int) -> None:
-        """Put what a program writes into its log, line by line, until nothing can write any more."""
-        tail = b""
-        with selectors.DefaultSelector() as ready:
-            ready.register(reader, selectors.EVENT_READ)
-            while True:
-                ready.select()
-                data = os.read(reader, 65536)
-                whole, feed, rest = (tail + data).rpartition(b"\n")
-                tail = rest if data else b""
-                text = whole + feed + (b"" if data else rest)
-                if text:
-                    with self._region.lock:
-                        now = self._region.timeline.now()
-                        self._region.logs.write(stream, now, text.decode(errors="replace"))
-                if not data:
-                    break
-        os.close(reader)
+    def _write(self, stream: str, text: str) -> None:
+        with self._region.lock:
+            self._region.logs.write(stream, self._region.timeline.now(), text)

@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
 import secrets
-import selectors
 import signal
 import sys
 import threading
 from typing import TYPE_CHECKING, Any
 
 from ..._server._container import Command, Container
+from ..._server._output import read_lines
 from .._workspace._call import Result, Status
 
 if TYPE_CHECKING:
@@ -63,8 +62,12 @@ class Runner:
         self._mount(home, mounts)
         nothing = os.open(os.devnull, os.O_RDONLY)
         readers, writers = zip(os.pipe(), os.pipe(), strict=True)
+
+        def log(number: int, text: str) -> None:
+            self._log(call, life, _SOURCES[number], text)
+
         reader = threading.Thread(
-            target=self._read, args=(call, life, readers), name="output", daemon=True
+            target=read_lines, args=(readers, log), name="output", daemon=True
         )
         self._readers.add(reader)
         memory = (call.function.memory_limit << 20) or None
@@ -165,32 +168,10 @@ class Runner:
             else:
                 life.ended = self._workspace.timeline.now()
 
-    def _read(self, call: Call, life: Life, readers: tuple[int, ...]) -> None:
-        """Put what a container writes into the log, line by line, until nothing can write any more."""
-        tails = dict.fromkeys(readers, b"")
-        with selectors.DefaultSelector() as ready:
-            for descriptor in readers:
-                ready.register(descriptor, selectors.EVENT_READ)
-            while ready.get_map():
-                for key, _ in ready.select():
-                    descriptor = key.fd
-                    data = os.read(descriptor, 65536)
-                    whole, feed, rest = (tails[descriptor] + data).rpartition(b"\n")
-                    tails[descriptor] = rest if data else b""
-                    text = whole + feed + (b"" if data else rest)
-                    if text:
-                        self._log(call, life, _SOURCES[readers.index(descriptor)], text)
-                    if not data:
-                        ready.unregister(descriptor)
-        for descriptor in readers:
-            with contextlib.suppress(OSError):
-                os.close(descriptor)
-
-    def _log(self, call: Call, life: Life, source: str, text: bytes) -> None:
+    def _log(self, call: Call, life: Life, source: str, text: str) -> None:
         with self._workspace.lock:
             now = self._workspace.timeline.now()
-            words = text.decode(errors="replace")
-            self._workspace.logs.write(now, call, life.task_id, words, source)
+            self._workspace.logs.write(now, call, life.task_id, text, source)
             self._workspace.changed()
 
 

@@ -1,0 +1,39 @@
+"""What programs write, line by line."""
+
+from __future__ import annotations
+
+import os
+import selectors
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+
+def read_lines(pipes: Sequence[int], write: Callable[[int, str], None]) -> None:
+    """Pass on what is written into pipes, until nothing can write into them any more; then close them.
+
+    Args:
+        pipes: their reading ends.
+        write: gets the number of the pipe, and one or more whole lines; only the last one may lack its newline. Bytes that are
+            no text are replaced.
+    """
+    tails = dict.fromkeys(pipes, b"")
+    try:
+        with selectors.DefaultSelector() as ready:
+            for pipe in pipes:
+                ready.register(pipe, selectors.EVENT_READ)
+            while ready.get_map():
+                for key, _ in ready.select():
+                    pipe = key.fd
+                    data = os.read(pipe, 65536)
+                    whole, feed, rest = (tails[pipe] + data).rpartition(b"\n")
+                    tails[pipe] = rest if data else b""
+                    text = whole + feed + (b"" if data else rest)
+                    if text:
+                        write(pipes.index(pipe), text.decode(errors="replace"))
+                    if not data:
+                        ready.unregister(pipe)
+    finally:
+        for pipe in pipes:
+            os.close(pipe)
