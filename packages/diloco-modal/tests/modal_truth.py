@@ -43,7 +43,10 @@ def truth_of(stand_in, handle, call):
     if call.has_container:
         return Truth("running", alive=True, attempt=lives, stopping=status == "terminated")
     if status == "terminated":
-        return Truth("cancelled", alive=False, attempt=lives)
+        with stand_in._workspace.lock:
+            held = stand_in._workspace.calls.by_id(call.call_id)
+            waited = bool(held.lives) and held.lives[-1].ended <= held.ended
+        return Truth("cancelled", alive=False, attempt=lives + waited)
     if status == "success":
         code = call_outcome(stand_in, call)["exit_code"]
         state = "failed" if code else "succeeded"

@@ -87,6 +87,19 @@ def test_cancelled_only_when_the_container_is_gone(lab):
     assert executor.collect(handles, timeout=1)[0]["exit_code"] is None
 
 
+def test_cancelled_between_two_lives_it_is_the_next_attempt(lab):
+    executor = lab.executor()
+    (handle,) = lab.launch(1, executor)
+    lab.begin(handle)
+    lab.call(handle).preempt()
+    lab.record().put("end-0-1", {"started": 1, "failed": 0, "at": lab.world.now()})
+    lab.world.advance(2)
+    assert told(executor.describe(handle))[::2] == ("pending", 2)
+    executor.cancel(handle)
+    assert told(executor.describe(handle))[::2] == ("cancelled", 2)
+    assert lab.executor().describe(handle).finished_at == lab.world.now()
+
+
 def test_a_stop_from_outside(lab):
     executor = lab.executor()
     (handle,) = lab.launch(1, executor)

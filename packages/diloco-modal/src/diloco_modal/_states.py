@@ -123,6 +123,11 @@ def stopped(trace: Trace, url: str, now: float, grace: float) -> ReplicaStatus:
     if trace.open and since < INTERRUPT_SECONDS + grace:
         return living(trace, url, stopping=True)
     more = {"attempt": trace.attempt, "started_at": trace.started_at, "url": url}
+    at = float(trace.cancel["at"]) if trace.cancel is not None and trace.requested else 0.0
+    if trace.lives and not trace.open and trace.ended_at is not None and at >= trace.ended_at:
+        # Cancelled between two lives: it was the next attempt that waited.
+        waited = {**more, "attempt": trace.attempt + 1, "started_at": None}
+        return _cancelled(trace, {**waited, "finished_at": at})
     return _cancelled(trace, {**more, "finished_at": trace.ended_at})
 
 
