@@ -52,7 +52,7 @@ class ModalHarness(Harness):
     # Modal does not tell when a container was killed: it is dated when somebody looks. test_executor.py has the exact times.
     resolution = 100.0
     cannot = {
-        Fault.REFUSED: "to come",
+        Fault.REFUSED: "the stand-in would have to be stopped; connections that are cut are what it has",
         Fault.CONFLICT: "nothing that the executor changes has a version that could conflict",
         Ability.RACE: "Modal marks a call as terminated at once, whatever its program does then",
         Ability.RESTART: "the runner starts the program again at once, in the same container; test_wrapper.py has these",
@@ -307,15 +307,8 @@ class ModalHarness(Harness):
             times = 1 if fault is Fault.AMBIGUOUS else None
             self.stand_in.faults.add("ambiguous", verb="FunctionMap", times=times, after=after)
             return
-        if fault is Fault.REFUSED:
-            self.refuse(CALLS[operation], after)
-            return
         for verb in CALLS[operation]:
             self.stand_in.faults.add(FAULTS[fault], verb=verb, times=None, after=after)
-
-    def refuse(self, names, after):
-        """No connection: known to the client only, before anything is sent."""
-        raise NotImplementedError
 
     def clear(self):
         self.stand_in.faults.clear()

@@ -266,7 +266,11 @@ def violations(
     ]
     if not outcome.finished:
         problems.append(f"not every rank came to the end (virtual time {outcome.seconds:.0f} s)")
-    problems += [f"life {key}: {what}" for key, wrong in training.mixed.items() for what in wrong]
+    problems += [
+        f"{what} (rank {rank}, life {life})"
+        for (rank, life), wrong in training.mixed.items()
+        for what in wrong
+    ]
     if training.longest > deadline:
         problems.append(f"a replica waited for {training.longest:.0f} s")
     if MANIFEST not in outcome.store.decided:

@@ -64,7 +64,7 @@ class Mixing:
             far = float((tensor.detach() - values).abs().max())
             if far > _TOLERANCE:
                 self.wrong.append(
-                    f"fragment {number} is {far:.3g} off what it should hold after {report}"
+                    f"after sync {sync}, fragment {number} of its model is {far:.3g} off what {report} should have left"
                 )
         self.own = [tensor.detach().clone() for tensor in self._model]
         self._copies, self.adopted = [copy.clone() for copy in copies], sync
