@@ -36,7 +36,8 @@ def test_tail(lab, written):
 def test_fetch(lab, written):
     assert messages(written.logs.fetch()) == [f"step {number}\n" for number in range(5)]
     end = datetime.fromtimestamp(lab.world.now(), UTC)
-    since = datetime.fromtimestamp(lab.world.now() - 180, UTC)
+    # Half a second off the lines, since a datetime is rounded to microseconds.
+    since = datetime.fromtimestamp(lab.world.now() - 180.5, UTC)
     assert messages(written.logs.fetch(since=since, until=end)) == [
         "step 2\n",
         "step 3\n",
@@ -45,7 +46,8 @@ def test_fetch(lab, written):
     assert messages(written.logs.fetch(since=since, until=end, search_text="4")) == ["step 4\n"]
     assert messages(written.logs.fetch(source="stderr")) == ["step 3\n"]
     early = datetime.fromtimestamp(lab.world.now() - 900, UTC)
-    assert messages(written.logs.fetch(since=early, until=since))[-1] == "step 2\n"
+    until = datetime.fromtimestamp(lab.world.now() - 179.5, UTC)
+    assert messages(written.logs.fetch(since=early, until=until))[-1] == "step 2\n"
 
 
 def test_lines_of_other_calls_are_not_among_them(lab, written):
