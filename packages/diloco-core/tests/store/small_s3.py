@@ -172,12 +172,17 @@ class _Handler(BaseHTTPRequestHandler):
     def put(self):
         if "uploadId" in self.query:
             with self.s3.lock:
-                self.s3.uploads[self.query["uploadId"]][int(self.query["partNumber"])] = self.body
+                parts = self.s3.uploads.get(self.query["uploadId"])
+                if parts is not None:
+                    parts[int(self.query["partNumber"])] = self.body
+            if parts is None:  # given up by the client, whose other connections are still at it
+                return self.refuse(404, "NoSuchUpload")
             self.answer(200, ETag=_etag(self.body))
         elif self.s3.store(self.key, self.body, self.headers.get("If-None-Match")):
             self.answer(200, ETag=_etag(self.body))
         else:
             self.refuse(412, "PreconditionFailed")
+        return None
 
     def get(self):
         if not self.key:

@@ -16,12 +16,17 @@ from ._blobs import Blobs
 from ._context import Bell
 
 if TYPE_CHECKING:
-    from collections.abc import Collection
+    import socket
+    from collections.abc import Collection, Sequence
 
     from grpclib._typing import IServable
 
     from ..._server._faults import Calls, Faults
     from .._workspace._workspace import Workspace
+
+
+# One to make the transport, one to tell the protocol, one to tell who waits; and one to spare.
+_TURNS_TO_ACCEPT = 4
 
 
 class Serving:
@@ -85,11 +90,12 @@ class Serving:
             self._wrong.append(wrong)
             self._blobs.stop()
             return
-        self.port = _port(server)
+        self.port = server.port()
         with self._workspace.lock:
             self._workspace.listeners.append(self._bell.ring)
         self._up.set()
         await self._over.wait()
+        await server.accept_no_more()
         server.close()
         await server.wait_closed()
         left = asyncio.all_tasks() - {asyncio.current_task()}
@@ -119,14 +125,27 @@ class _Server(grpclib.server.Server):  # type: ignore[misc]
         protocol.connection_made = connection_made
         return protocol
 
+    async def accept_no_more(self) -> None:
+        """Let no more connections in, and wait for those that have just come to be set up.
+
+        A connection gets its transport some turns of the loop after it was accepted. If the server is closed in between,
+        asyncio forgets the socket without closing it.
+        """
+        for listening in self._listening():
+            asyncio.get_running_loop().remove_reader(listening.fileno())
+        for _ in range(_TURNS_TO_ACCEPT):
+            await asyncio.sleep(0)
+
+    def port(self) -> int:
+        """The port, once the server has started."""
+        return int(self._listening()[0].getsockname()[1])
+
+    def _listening(self) -> Sequence[socket.socket]:
+        """The sockets that clients connect to; grpclib keeps its server to itself."""
+        assert isinstance(self._server, asyncio.Server)
+        return self._server.sockets
+
     def hang_up(self) -> None:
         """Close every connection, whatever is still to be sent."""
         for transport in list(self._transports):
             transport.abort()
-
-
-def _port(server: grpclib.server.Server) -> int:
-    """The port of a server that has started; grpclib keeps its sockets to itself."""
-    inner = server._server  # noqa: SLF001 - there is no other way to it
-    assert inner is not None
-    return int(inner.sockets[0].getsockname()[1])
