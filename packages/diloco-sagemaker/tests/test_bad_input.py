@@ -74,3 +74,18 @@ def test_a_profile_that_is_not_there(aws, offline, no_credentials, monkeypatch):
     with pytest.raises(AuthError, match="nobodys"):
         launch(offline(endpoint_url=aws.url, region="eu-west-1"))
     assert aws.calls == []
+
+
+@pytest.mark.parametrize("region", ["eu-mars-1", "us-east-11", "EU-WEST-1"])
+def test_a_region_that_is_not_there(aws, offline, region):
+    """No address answers to it, so that every call would be tried until retry_timeout."""
+    with pytest.raises(InvalidRequestError, match=f"region='{region}'.*eu-west-1"):
+        launch(offline(region=region))
+    session = boto3.Session(region_name=region)
+    with pytest.raises(InvalidRequestError, match=f"region='{region}'"):
+        offline(session=session).list_runs()
+    assert aws.calls == []
+
+
+def test_another_address_may_have_regions_of_its_own(executor):
+    assert executor(region="eu-mars-1").list_runs() == []

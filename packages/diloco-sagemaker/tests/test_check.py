@@ -71,6 +71,16 @@ def test_a_role_without_rights_may_have_them_from_the_bucket(world):
     assert "one of the bucket's may" in told(findings, "bucket")
 
 
+def test_a_bucket_in_another_region_is_told(world):
+    world.s3.create_bucket(
+        Bucket="far-away", CreateBucketConfiguration={"LocationConstraint": "ap-south-1"}
+    )
+    findings = world.make_executor(output_s3_path="s3://far-away/runs").check()
+    told = [(each.ok, each.message) for each in findings if each.subject == "bucket"]
+    assert [ok for ok, _ in told] == [None, True]
+    assert "far-away is in ap-south-1, and the jobs are in" in told[0][1]
+
+
 @pytest.mark.parametrize(
     "image", ["trainer:1", "123456789012.dkr.ecr.eu-west-1.amazonaws.com/trainer:1"]
 )

@@ -115,6 +115,16 @@ def check_bucket(client: Client, role: str, place: str) -> Iterator[Finding]:
             "bucket", False, f"there is no bucket {bucket}: create it, or mend output_s3_path="
         )
         return
+    # The errors that its answer could be were seen above.
+    place_of = client.ask("s3", "head_bucket", f"ask where {bucket} is", Bucket=bucket)
+    region = place_of.get("BucketRegion")
+    if region is not None and region != client.region:
+        yield Finding(
+            "bucket",
+            None,
+            f"{bucket} is in {region}, and the jobs are in {client.region}: whether SageMaker takes it is not known, and what "
+            "is sent between regions costs money. A bucket of the jobs' region is safe",
+        )
     path = f"{prefix.strip('/')}/" if prefix.strip("/") else ""
     written = f"arn:{role.split(':')[1]}:s3:::{bucket}/{path}job/output/model/file"
     decision = _simulate(client, role, "s3:PutObject", written, [])

@@ -14,6 +14,7 @@ from ._errors import MissingError, missing_boto3, to_error
 from ._facts import JobFacts, Summary, read_job, read_summary
 from ._options import SageMakerOptions
 from ._pace import wait_for_turn
+from ._region import check_region
 from ._whole import refuse_cut_answers
 
 T = TypeVar("T")
@@ -293,7 +294,7 @@ class Client:
             with self._lock:  # a session is not for several threads
                 if self._session is None:
                     self._session = boto3.Session()
-                return self._session.client(
+                client = self._session.client(
                     service,
                     region_name=options.region or _region_of(options),
                     endpoint_url=options.endpoint_url,
@@ -301,6 +302,8 @@ class Client:
                 )
         except Exception as error:
             raise to_error(error, f"make a client of {service}") from error
+        check_region(self._session, client)
+        return client
 
 
 def _region_of(options: SageMakerOptions) -> str | None:

@@ -1,0 +1,32 @@
+"""Whether there is such a region: a name with a mistake in it would only be found when no address answers to it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from diloco_protocol import InvalidRequestError
+
+
+def check_region(session: Any, client: Any) -> None:
+    """Refuse a region in which boto3 knows no SageMaker, where AWS itself is to be asked.
+
+    Args:
+        session: The session that the client was made with.
+        client: A client that is about to be used. One that asks another address, such as a stand-in's, may use any region.
+
+    Raises:
+        InvalidRequestError: There is no such region.
+    """
+    region = client.meta.region_name
+    if region not in client.meta.endpoint_url.split("//")[-1].split("."):
+        return  # a stand-in, a proxy, or a service of all regions
+    known = sorted(
+        each
+        for partition in session.get_available_partitions()
+        for each in session.get_available_regions("sagemaker", partition)
+    )
+    if region not in known:
+        raise InvalidRequestError(
+            f"region={region!r}: boto3 knows no such region with SageMaker, but these: {', '.join(known)}. If it is new, "
+            "upgrade boto3"
+        )
