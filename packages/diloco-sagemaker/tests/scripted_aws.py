@@ -81,6 +81,7 @@ class AWSHarness(Harness):
         self.deadlines = {}
         self.strangers = set()
         self.begun = {}
+        self.change = None
 
     def start_stand_in(self):
         return SageMakerStandIn().start()
@@ -95,6 +96,8 @@ class AWSHarness(Harness):
         known = stand_in.client_options
         core = botocore.session.Session()
         core.register_component("data_loader", LOADER)
+        core.register("provide-client-params.sagemaker.ListTrainingJobs", self.small_page)
+        core.register("after-call.sagemaker.ListTrainingJobs", self.listed)
         session = boto3.Session(
             known["aws_access_key_id"],
             known["aws_secret_access_key"],
@@ -253,6 +256,18 @@ class AWSHarness(Harness):
         for job in self.world.jobs(run):
             self.api.delete_training_job(TrainingJobName=job.name)
         self.world.habits.delete_seconds = 0.0
+
+    def between(self, action):
+        self.change = action
+
+    def small_page(self, params, **details):
+        """As if there were as many runs as a page of AWS's can hold."""
+        return params if self.change is None else {**params, "MaxResults": 5}
+
+    def listed(self, **details):
+        change, self.change = self.change, None
+        if change is not None:
+            change()
 
     def foreign(self, name):
         self.strangers.add(f"diloco-{name}-00000")

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import datetime
 
+import pytest
+
 
 def test_pages_newest_first(lab):
     for number in range(5):
@@ -28,6 +30,22 @@ def test_names_are_filtered_before_paging_and_status_after(lab):
     assert lab.listed(
         NameContains="run", MaxResults=3, StatusEquals="Stopped", NextToken=page["NextToken"]
     ) == ["run-0"]
+
+
+@pytest.mark.parametrize("order", ["Ascending", "Descending"])
+def test_a_list_that_changes_between_its_pages_hides_no_job(lab, order):
+    for number in range(6):
+        lab.create(f"run-{number}").stop()
+        lab.world.advance(number % 2)  # some have the same time
+    lab.world.settle()
+    page = lab.api.list_training_jobs(MaxResults=3, SortOrder=order)
+    for each in page["TrainingJobSummaries"][:2]:
+        lab.api.delete_training_job(TrainingJobName=each["TrainingJobName"])
+    lab.create("run-6")
+    rest = lab.listed(MaxResults=10, SortOrder=order, NextToken=page["NextToken"])
+    listed = [each["TrainingJobName"] for each in page["TrainingJobSummaries"]] + rest
+    assert sorted(set(listed)) == sorted(listed)
+    assert set(listed) >= {f"run-{number}" for number in range(6)}
 
 
 def test_times(lab):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import binascii
+import json
 from typing import TYPE_CHECKING, TypeVar
 
 from .._model._refused import invalid
@@ -14,6 +15,8 @@ if TYPE_CHECKING:
     from .._model._refused import RefusedError
 
 Item = TypeVar("Item")
+T = TypeVar("T")
+Key = tuple[str, str] | tuple[float, str]
 
 
 def page(
@@ -27,20 +30,45 @@ def page(
     Raises:
         RefusedError: the token is none of ours; made by ``refusal``.
     """
-    begin = 0 if token is None else _read(token, refusal)
+    begin = 0 if token is None else _read(token, int, refusal)
     end = begin + size
     return items[begin:end], _write(end) if end < len(items) else None
 
 
-def _write(place: int) -> str:
-    return base64.urlsafe_b64encode(f"page-{place}".encode()).decode()
+def page_behind(
+    items: Sequence[Item], keys: Sequence[Key], size: int, token: str | None, *, falling: bool
+) -> tuple[Sequence[Item], str | None]:
+    """As :func:`page`, of a list that others change: the next page begins behind the last item of this one.
+
+    Args:
+        items: In the order of their keys.
+        keys: A moment or text, and a name, of each item.
+        size: Of a page.
+        token: Of the page before.
+        falling: The keys fall.
+
+    Raises:
+        RefusedError: the token is none of ours.
+    """
+    if token is None:
+        begin = 0
+    else:
+        kind, name = _read(token, list, invalid)
+        last = (kind, name)
+        begin = sum((key >= last) if falling else (key <= last) for key in keys)
+    end = begin + size
+    return items[begin:end], _write(list(keys[end - 1])) if end < len(items) else None
 
 
-def _read(token: str, refusal: Callable[[str], RefusedError]) -> int:
+def _write(place: int | list[str | float]) -> str:
+    return base64.urlsafe_b64encode(json.dumps({"behind": place}).encode()).decode()
+
+
+def _read(token: str, kind: type[T], refusal: Callable[[str], RefusedError]) -> T:
     try:
-        word, _, place = base64.urlsafe_b64decode(token).decode().partition("-")
-        if word == "page":
-            return int(place)
-    except (binascii.Error, UnicodeDecodeError, ValueError):
+        place = json.loads(base64.urlsafe_b64decode(token))["behind"]
+        if isinstance(place, kind):
+            return place
+    except (binascii.Error, UnicodeDecodeError, ValueError, KeyError, TypeError):
         pass
     raise refusal("Invalid pagination token.")

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 from .._model._refused import invalid
 from .._training._job import summary
 from . import _search
-from ._paging import page
+from ._paging import page, page_behind
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -69,8 +69,11 @@ class SageMaker:
         by = {"Name": "TrainingJobName", "Status": "TrainingJobStatus"}.get(
             request.get("SortBy", ""), "CreationTime"
         )
-        listed.sort(key=lambda told: told[by], reverse=request.get("SortOrder") != "Ascending")
-        part, token = page(listed, request.get("MaxResults", 10), request.get("NextToken"))
+        falling = request.get("SortOrder") != "Ascending"
+        listed.sort(key=lambda told: (told[by], told["TrainingJobName"]), reverse=falling)
+        keys = [(told[by], told["TrainingJobName"]) for told in listed]
+        size = request.get("MaxResults", 10)
+        part, token = page_behind(listed, keys, size, request.get("NextToken"), falling=falling)
         # AWS filters by status only what is on the page, so that a page may be empty though others follow.
         status = request.get("StatusEquals")
         kept = [told for told in part if status in (None, told["TrainingJobStatus"])]
