@@ -226,6 +226,11 @@ def _handler(aws):
             else:
                 self._send(200, content, "application/octet-stream")
 
+        def do_HEAD(self):
+            self.send_response(200)
+            self.send_header("x-amz-bucket-region", "eu-west-1")
+            self.end_headers()
+
         def do_DELETE(self):
             aws.objects.pop(self.path.partition("?")[0], None)
             self._send(204, b"", "application/xml")

@@ -184,3 +184,21 @@ def test_long_secrets_are_in_no_plan(offline):
 def test_variables_that_are_too_long_together_are_refused(offline):
     with pytest.raises(InvalidRequestError, match="room for about"):
         plan(offline(), env={"LONG": "x" * 250_000})
+
+
+def test_every_attempt_after_an_internal_error_has_the_whole_timeout(offline):
+    once = plan(offline(), timeout=1000)[0]
+    again = plan(offline(platform_retries=3), timeout=1000)[0]
+    assert again["RetryStrategy"] == {"MaximumRetryAttempts": 3}
+    most = [each["StoppingCondition"]["MaxRuntimeInSeconds"] for each in (once, again)]
+    assert most[1] == 4 * most[0]
+    longest = plan(offline(platform_retries=30), timeout=20 * 86_400)[0]
+    assert longest["StoppingCondition"] == {"MaxRuntimeInSeconds": 28 * 86_400}
+
+
+def test_attempts_are_counted_where_sagemaker_starts_a_job_again(offline):
+    for options, counted in (({}, False), ({"platform_retries": 1}, True), ({"spot": True}, True)):
+        job = plan(offline(**options))[0]
+        arguments = job["AlgorithmSpecification"]["ContainerArguments"]
+        assert ("--attempts" in arguments) is counted
+        assert ("CheckpointConfig" in job) is counted

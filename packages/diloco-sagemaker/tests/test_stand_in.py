@@ -4,7 +4,7 @@ import boto3
 import pytest
 
 from diloco_localcloud import SageMakerStandIn
-from diloco_protocol import Backoff, Outcome, Reason, outcome_to_message
+from diloco_protocol import BackendError, Backoff, Outcome, Reason, outcome_to_message
 from diloco_sagemaker import SageMakerExecutor
 
 OPTIONS = {
@@ -145,3 +145,33 @@ def test_a_lost_answer_creates_nothing_twice(bench, after):
         handle.metadata["job_name"] for handle in handles
     ]
     assert bench.launch(3) == handles
+
+
+def test_an_internal_error_of_sagemaker_begins_the_next_attempt(bench):
+    handles = bench.launch(platform_retries=1)
+    job, executor = bench.job(handles[0]), bench.executor()
+    job.start()
+    assert executor.describe(handles[0]).attempt == 1
+    job.break_down()
+    found = executor.describe(handles[0])
+    assert (found.state.value, found.reason, found.attempt) == ("pending", Reason.PREEMPTED, 2)
+    job.start()
+    assert executor.poll(handles[0]).value == "running"
+    job.break_down()
+    bench.world.settle()
+    found = executor.describe(handles[0])
+    assert (found.state.value, found.reason, found.attempt) == ("failed", Reason.PLATFORM, 2)
+
+
+def test_the_instances_of_an_ended_run_are_taken_by_the_next(bench):
+    (first,) = bench.launch(1, keep_alive=600)
+    job, executor = bench.job(first), bench.executor()
+    job.start()
+    job.succeed()
+    bench.world.settle()
+    with pytest.raises(BackendError, match=r"warm pool is Available.*Purge again after keep_alive"):
+        executor.purge(first)
+    bench.executor(keep_alive=600).launch_replicas(1, "trainer:train", run_id="run-2")
+    assert job.json["WarmPoolStatus"]["Status"] == "Reused"
+    executor.purge(first)
+    assert executor.list_runs() == ["run-2"]

@@ -146,6 +146,42 @@ def test_a_warm_pool_keeps_a_job_from_its_delete(lab):
     lab.api.delete_training_job(TrainingJobName="job")
 
 
+def test_a_warm_pool_is_taken_by_the_next_job_of_its_kind(lab):
+    resources = {**lab.request()["ResourceConfig"], "KeepAlivePeriodInSeconds": 600}
+    job = lab.create(ResourceConfig=resources)
+    assert lab.describe()["WarmPoolStatus"] == {"Status": "InUse"}
+    job.start()
+    job.succeed()
+    lab.world.settle()
+    lab.create("larger", ResourceConfig={**resources, "VolumeSizeInGB": 77})
+    lab.create("other-role", RoleArn="arn:aws:iam::123456789012:role/another")
+    assert lab.describe()["WarmPoolStatus"]["Status"] == "Available"
+    lab.world.advance(100)
+    heir = lab.create("heir", ResourceConfig=resources)
+    assert lab.describe()["WarmPoolStatus"] == {
+        "Status": "Reused",
+        "ResourceRetainedBillableTimeInSeconds": 100,
+        "ReusedByJob": "heir",
+    }
+    assert lab.describe("heir")["WarmPoolStatus"] == {"Status": "InUse"}
+    lab.api.delete_training_job(TrainingJobName="job")
+    heir.start()
+    heir.fail()
+    lab.world.settle()
+    assert lab.describe("heir")["WarmPoolStatus"]["Status"] == "Terminated"
+
+
+def test_a_pool_that_was_taken_does_not_end_later(lab):
+    resources = {**lab.request()["ResourceConfig"], "KeepAlivePeriodInSeconds": 600}
+    job = lab.create(ResourceConfig=resources)
+    job.start()
+    job.succeed()
+    lab.world.settle()
+    lab.create("heir")
+    lab.world.advance(600)
+    assert lab.describe()["WarmPoolStatus"]["Status"] == "Reused"
+
+
 def test_max_runtime(lab):
     job = lab.create()
     job.start()
@@ -196,12 +232,25 @@ def test_only_spot_is_interrupted(lab):
 def test_an_internal_error_and_a_restart(lab):
     job = lab.create(RetryStrategy={"MaximumRetryAttempts": 2})
     job.start()
-    job.restart()
+    job.restart()  # by SageMaker itself, which counts for nothing
+    for _ in range(2):
+        job.start()
+        job.break_down()
+        assert job.status == ("InProgress", "Restarting")
     job.start()
     job.break_down()
     lab.world.settle()
-    assert "Restarting" in lab.history()
+    assert lab.history().count("Restarting") == 3
     assert lab.describe()["FailureReason"].startswith("InternalServerError: ")
+
+
+def test_only_an_internal_error_is_tried_again(lab):
+    for name, end in (("program", "fail"), ("capacity", "capacity_error"), ("other", "break_down")):
+        job = lab.create(name, RetryStrategy={"MaximumRetryAttempts": 30})
+        job.start()
+        getattr(job, end)(*(["ClientError: no such image"] if name == "other" else []))
+        lab.world.settle()
+        assert lab.describe(name)["TrainingJobStatus"] == "Failed"
 
 
 def test_no_capacity(lab):

@@ -170,9 +170,11 @@ class SageMakerOptions(Options):
         tags: Tags of every job, for costs and policies.
         owner: Value of the tag ``diloco:owner``.
         spot: Managed spot capacity where the launch does not say. Replicas may then be interrupted and started again.
-        checkpoint_s3_path: Where ``/opt/ml/checkpoints`` of spot jobs is kept over interruptions, each below its own name.
+        checkpoint_s3_path: Where ``/opt/ml/checkpoints`` is kept from one attempt to the next, each job's below its own name: on
+            spot, and with ``platform_retries``.
         max_restarts: Restarts of a failed replica where the launch does not say; in the same job, on the same machine.
-        platform_retries: How often SageMaker itself tries again after an internal error of its own, up to 30.
+        platform_retries: How often SageMaker itself starts a job again after an internal error of its own, up to 30. Each attempt
+            has the whole timeout.
         pending_timeout: Seconds that a job may wait for capacity before it is given up: with spot from 0; without it only on GPU
             types, from 1800.
         quota_timeout: Seconds for which a launch waits for quota, since a stopped job frees its own only minutes later.

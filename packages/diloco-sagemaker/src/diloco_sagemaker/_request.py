@@ -80,12 +80,13 @@ def _pieces(spec: ReplicaSpec, most: int) -> dict[str, str]:
 def _shared(request: RunRequest, options: SageMakerOptions) -> dict[str, Any]:
     """What the jobs of all ranks have in common."""
     spot = options.spot if request.spot is None else request.spot
+    again = spot or options.platform_retries > 0  # SageMaker itself may start a job again
     instance = choose_instance(
         request.gpu, gpu_type=options.instance_type, cpu_type=options.cpu_instance_type
     )
     job: dict[str, Any] = {
         "TrainingJobName": "",
-        "AlgorithmSpecification": _algorithm(request, options, counted=spot),
+        "AlgorithmSpecification": _algorithm(request, options, counted=again),
         "RoleArn": options.role_arn,
         "OutputDataConfig": {"S3OutputPath": options.output_s3_path, "CompressionType": "NONE"},
         "ResourceConfig": _resources(instance, options, spot=spot),
@@ -108,7 +109,7 @@ def _shared(request: RunRequest, options: SageMakerOptions) -> dict[str, Any]:
     job["HyperParameters"].update(variables_to_strings(long, piece_bytes=_PIECE))
     if options.output_kms_key is not None:
         job["OutputDataConfig"]["KmsKeyId"] = options.output_kms_key
-    if spot:
+    if again:
         job["CheckpointConfig"] = {"S3Uri": "", "LocalPath": names.CHECKPOINT_FOLDER}
     if options.platform_retries:
         job["RetryStrategy"] = {"MaximumRetryAttempts": options.platform_retries}
@@ -210,8 +211,10 @@ def _stopping(
             f"timeout={request.timeout:g} and max_restarts={request.max_restarts} make {runtime} s, and a training job lives for "
             f"{LONGEST_RUN} s (28 days) at most: give a shorter timeout or fewer restarts"
         )
+    # The service counts what all attempts have used together.
+    lives = (_SPOT_LIVES if spot else 1) + options.platform_retries
+    runtime = min(LONGEST_RUN, runtime * lives)
     if spot:
-        runtime = min(LONGEST_RUN, runtime * _SPOT_LIVES)
         wait = DAY if options.pending_timeout is None else options.pending_timeout
         return {
             "MaxRuntimeInSeconds": runtime,

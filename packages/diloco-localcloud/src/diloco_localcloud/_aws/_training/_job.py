@@ -24,6 +24,13 @@ _MESSAGES = {
     "MaxRuntimeExceeded": "Training job runtime exceeded MaxRuntimeInSeconds provided",
     "MaxWaitTimeExceeded": "Training job wait time exceeded MaxWaitTimeInSeconds provided",
 }
+_POOL_RESOURCES = ("InstanceType", "InstanceCount", "VolumeKmsKeyId", "VolumeSizeInGB")
+_POOL_SETTINGS = (
+    "RoleArn",
+    "VpcConfig",
+    "EnableInterContainerTrafficEncryption",
+    "EnableNetworkIsolation",
+)
 
 
 @dataclass
@@ -38,6 +45,7 @@ class Job:
         secondary: SecondaryStatus.
         seen: every state that it has had, with the moment, as Describe tells it.
         deleted: when, if it was.
+        retries: how often it has begun again after an internal error.
         life: counts the moves, so that what was planned for a state finds out that it is over.
     """
 
@@ -59,6 +67,7 @@ class Job:
     life: int = 0
     term_seconds: float = 1.0
     frees_quota: bool = False
+    retries: int = 0
 
     @property
     def name(self) -> str:
@@ -87,6 +96,28 @@ class Job:
     def instances(self) -> int:
         """How many instances it takes."""
         return int(self.request["ResourceConfig"].get("InstanceCount") or 1)
+
+    @property
+    def most_retries(self) -> int:
+        """How often it may begin again after an internal error of SageMaker."""
+        return int((self.request.get("RetryStrategy") or {}).get("MaximumRetryAttempts") or 0)
+
+    @property
+    def keep_alive(self) -> int:
+        """For how many seconds after a success its instances are kept warm."""
+        return int(self.request["ResourceConfig"].get("KeepAlivePeriodInSeconds") or 0)
+
+    @property
+    def kind(self) -> list[Any]:
+        """What two jobs must have in common for one to run on the warm instances of the other.
+
+        https://docs.aws.amazon.com/sagemaker/latest/dg/train-warm-pools.html
+        """
+        asked, resources = self.request, self.request["ResourceConfig"]
+        return [
+            *(resources.get(key) for key in _POOL_RESOURCES),
+            *(asked.get(key) or False for key in _POOL_SETTINGS),
+        ]
 
     def move(self, now: float, secondary: str, *, status: str = "", message: str = "") -> None:
         """Go to a secondary status, and on to a status if one is given."""

@@ -19,6 +19,8 @@ Json = dict[str, Any]
 # What SageMaker gives a program between SIGTERM and SIGKILL.
 KILL_SECONDS = 120.0
 _DAY = 86400
+# The only failure after which a RetryStrategy has a job begin again.
+_INTERNAL = "InternalServerError"
 _REASON_BYTES = 1024
 _NO_CAPACITY = (
     "CapacityError: Unable to provision requested ML compute capacity. "
@@ -137,6 +139,7 @@ class Region:
         tags = {tag["Key"]: tag["Value"] for tag in request.get("Tags") or ()}
         job = Job(request, arn, self.timeline.now(), tags)
         self._take_quota(job)
+        self._take_pool(job)
         self.jobs[name] = job
         self.lives.append(job)
         job.move(job.created, "Starting", message="Starting the training job")
@@ -162,8 +165,12 @@ class Region:
         self._unless_moved(left, job, lambda: self._overdue(job, "MaxRuntimeExceeded"))
 
     def finish(self, job: Job, failure: str = "") -> None:
-        """Its program has ended; with a reason if it failed."""
+        """Its program has ended, or SageMaker has failed it; with a reason if it failed."""
         if job.status != "InProgress":
+            return
+        if failure.startswith(_INTERNAL) and job.retries < job.most_retries:
+            job.retries += 1
+            self.restart(job)
             return
         if job.secondary == "Training":
             job.move(self.timeline.now(), "Uploading")
@@ -280,18 +287,37 @@ class Region:
 
     def _end(self, job: Job, failure: str) -> None:
         job.failure = failure[:_REASON_BYTES]
-        keep = job.request["ResourceConfig"].get("KeepAlivePeriodInSeconds") or 0
-        if keep and not failure:
+        if job.keep_alive and not failure:
             job.warm_pool = {"Status": "Available", "ResourceRetainedBillableTimeInSeconds": 0}
-            self._after(keep, lambda: self._drain(job, keep))
+            self._after(job.keep_alive, lambda: self._leave_pool(job, "Terminated"))
+        elif job.warm_pool:
+            job.warm_pool = {"Status": "Terminated", "ResourceRetainedBillableTimeInSeconds": 0}
         end = "Failed" if failure else "Completed"
         job.move(self.timeline.now(), end, status=end)
         self._free_quota(job)
 
-    def _drain(self, job: Job, seconds: int) -> None:
-        job.warm_pool = {"Status": "Terminated", "ResourceRetainedBillableTimeInSeconds": seconds}
-        job.modified = self.timeline.now()
-        job.note(job.modified)
+    def _take_pool(self, job: Job) -> None:
+        """Run on the instances of a job that has ended and is like this one, if their pool is still warm."""
+        if job.keep_alive:
+            job.warm_pool = {"Status": "InUse"}
+        for other in self.jobs.values():
+            if (
+                other.warm_pool
+                and other.warm_pool["Status"] == "Available"
+                and other.kind == job.kind
+            ):
+                self._leave_pool(other, "Reused", ReusedByJob=job.name)
+                job.warm_pool = {"Status": "InUse"}
+                return
+
+    def _leave_pool(self, job: Job, status: str, **more: str) -> None:
+        if job.warm_pool is None or job.warm_pool["Status"] != "Available":
+            return
+        now = self.timeline.now()
+        seconds = round(now - (job.ended or now))
+        job.warm_pool = {"Status": status, "ResourceRetainedBillableTimeInSeconds": seconds, **more}
+        job.modified = now
+        job.note(now)
 
     def _take_quota(self, job: Job) -> None:
         quota = self.habits.quotas.get(job.instance)
