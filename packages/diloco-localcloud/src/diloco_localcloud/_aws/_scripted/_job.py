@@ -72,7 +72,7 @@ class ScriptedTrainingJob:
         self,
         reason: str = "InternalServerError: We encountered an internal error. Please try again.",
     ) -> None:
-        """SageMaker fails it with a FailureReason of its own; after an internal error it begins again, if RetryStrategy says so."""
+        """SageMaker fails it with a FailureReason of its own; after an internal error it begins again, if it may."""
         with self._region.lock:
             self._region.finish(self._job, reason)
 
