@@ -17,7 +17,7 @@ class TestSpot(ExecutorConformance):
 
 @pytest.mark.slow
 class TestOnDemand(ExecutorConformance):
-    examples = 20
+    examples = 40
 
     def make_harness(self):
         return OnDemandHarness()
@@ -25,11 +25,5 @@ class TestOnDemand(ExecutorConformance):
 
 @pytest.mark.slow
 class TestSpotLong(TestSpot):
-    examples = 80
-    fresh = True
-
-
-@pytest.mark.slow
-class TestOnDemandLong(TestOnDemand):
-    examples = 80
+    examples = 40
     fresh = True
