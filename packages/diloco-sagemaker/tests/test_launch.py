@@ -51,6 +51,12 @@ def test_another_launch_of_that_name_is_a_conflict(aws, executor):
     assert len(aws.jobs) == 3
 
 
+def test_a_launch_of_another_image_is_another_launch(aws, executor):
+    launch(executor())
+    with pytest.raises(RunConflictError, match="choose another run_id"):
+        launch(executor(image_uri="123456789012.dkr.ecr.eu-west-1.amazonaws.com/trainer:2"))
+
+
 @pytest.mark.parametrize("rank", [0, 2])
 def test_a_lost_answer_creates_nothing_twice(aws, executor, rank):
     for number in range(rank + 1):

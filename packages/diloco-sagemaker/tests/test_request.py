@@ -152,10 +152,103 @@ def test_an_overlay_is_merged_and_breaks_nothing(offline):
         {"TrainingJobName": "x"},
         {"EnableNetworkIsolation": True},
         {"ResourceConfig": None},
+        {"AlgorithmSpecification": {"TrainingImage": "other"}},
+        {"RetryStrategy": {"MaximumRetryAttempts": 3}},
+        {"ResourceConfig": {"InstancePreferences": [{"InstanceType": "ml.g5.xlarge"}]}},
+        {"HyperParameters": {"DILOCO_SPEC_0": "x"}},
+        {"HyperParameters": {"diloco_spec_9": "x"}},
+        {"Environment": {"REPLICA_RANK": "7"}},
+        {"Environment": {"DILOCO_SPEC_0": "x"}},
+        {"Tags": [{"Key": "diloco:cancelled", "Value": "x"}]},
+        {"Tags": [{"Key": "aws:team", "Value": "x"}]},
     ):
         with pytest.raises(InvalidRequestError, match="may not set"):
             plan(offline(request_overlay=bad))
     assert job["EnableNetworkIsolation"] is False
+    twice = {"Tags": [{"Key": "a", "Value": "x"}, {"Key": "a", "Value": "y"}]}
+    with pytest.raises(InvalidRequestError, match="twice"):
+        plan(offline(request_overlay=twice))
+
+
+def test_an_overlay_that_changes_later_changes_nothing(offline):
+    overlay = {"Environment": {"A": "1"}, "Tags": [{"Key": "team", "Value": "x"}]}
+    executor = offline(request_overlay=overlay)
+    before = plan(executor)
+    overlay["Environment"]["A"] = "2"
+    overlay["Tags"][0]["Value"] = "y"
+    assert plan(executor) == before
+
+
+@pytest.mark.parametrize(
+    ("gpu", "kind", "fits"),
+    [
+        ("H100:8", "ml.m5.xlarge", False),
+        ("2", "ml.g5.xlarge", False),
+        ("L4", "ml.g5.xlarge", False),
+        ("ml.g5.2xlarge", "ml.g5.xlarge", False),
+        ("2", "ml.g5.12xlarge", True),
+        ("A10G", "ml.g5.xlarge", True),
+        ("ml.g5.xlarge", "ml.g5.xlarge", True),
+        (None, "ml.m5.xlarge", True),
+    ],
+)
+def test_preferred_types_have_what_is_asked_for(offline, gpu, kind, fits):
+    executor = offline(instance_preferences=[kind])
+    if fits:
+        (chosen,) = plan(executor, gpu=gpu)[0]["ResourceConfig"]["InstancePreferences"]
+        assert chosen["InstanceType"] == kind
+        return
+    with pytest.raises(InvalidRequestError, match=f"instance_preferences has {kind}"):
+        plan(executor, gpu=gpu)
+
+
+@pytest.mark.parametrize(
+    "option",
+    [
+        {"image_uri": "123456789012.dkr.ecr.eu-west-1.amazonaws.com/trainer:2"},
+        {"role_arn": "arn:aws:iam::123456789012:role/other"},
+        {"output_s3_path": "s3://bucket/other"},
+        {"cpu_instance_type": "ml.m5.2xlarge"},
+        {"volume_size_gb": 7},
+        {"command": ["python3", "-m", "diloco_protocol.runner"]},
+        {"tags": {"team": "x"}},
+        {"owner": "me"},
+        {"spot": True},
+        {"platform_retries": 2},
+        {"keep_alive": 60},
+        {"subnets": ["subnet-1"], "security_group_ids": ["sg-1"]},
+        {"volume_kms_key": "key"},
+        {"output_kms_key": "key"},
+        {"instance_preferences": ["ml.m5.large"]},
+        {"training_plan_arn": "arn:aws:sagemaker:eu-west-1:123456789012:training-plan/one"},
+        {"channels": {"data": "s3://bucket/data"}},
+        {"request_overlay": {"StoppingCondition": {"MaxPendingTimeInSeconds": 7200}}},
+        {"grace": 20.0},
+        {"max_restarts": 1},
+        {"env": {"A": "1"}},
+    ],
+    ids=lambda option: next(iter(option)),
+)
+def test_launches_that_differ_in_an_option_have_other_fingerprints(offline, option):
+    def fingerprint(**options):
+        return plan(offline(**options))[0]["HyperParameters"]["DILOCO_FINGERPRINT"]
+
+    assert fingerprint(**option) != fingerprint()
+
+
+def test_fingerprints_that_mean_nothing_else_are_equal(offline):
+    one, other = {"a": "1", "b": "2"}, {"b": "2", "a": "1"}
+    first = plan(offline(tags=one, env=one), args=one, labels=other)
+    second = plan(offline(tags=other, env=other), args=other, labels=one)
+    prints = {job["HyperParameters"]["DILOCO_FINGERPRINT"] for job in [*first, *second]}
+    assert len(prints) == 1
+    spot = {"spot": True, "checkpoint_s3_path": "s3://bucket/one"}
+    elsewhere = {**spot, "checkpoint_s3_path": "s3://bucket/two"}
+    (here, *_), (there, *_) = plan(offline(**spot)), plan(offline(**elsewhere))
+    assert (
+        here["HyperParameters"]["DILOCO_FINGERPRINT"]
+        != there["HyperParameters"]["DILOCO_FINGERPRINT"]
+    )
 
 
 def test_a_plan_has_no_secrets(offline):

@@ -108,6 +108,16 @@ def choose_instance(gpu: str | None, *, gpu_type: str, cpu_type: str) -> str:
     return fitting[0]
 
 
+def has_gpus(instance_type: str, gpu: str) -> bool:
+    """Whether a type has what ``gpu=`` asks for, which :func:`choose_instance` has accepted."""
+    wanted = parse_gpu(gpu)
+    if wanted.name.lower().startswith("ml."):
+        return wanted.name.lower() == instance_type
+    if wanted.name == ANY:
+        return gpus_of(instance_type) >= wanted.count
+    return MODELS[wanted.name.upper()].get(instance_type, 0) >= wanted.count
+
+
 def gpus_of(instance_type: str) -> int:
     """How many GPUs a type has; 0 if it has none, or is not known here."""
     return max((model.get(instance_type, 0) for model in MODELS.values()), default=0)

@@ -8,6 +8,9 @@ from diloco_protocol.backend import is_run_id
 
 PREFIX = "diloco-"
 
+#: All of our hyperparameters begin so, those of the spec too.
+STRING_PREFIX = "DILOCO_"
+
 #: Keys of hyperparameters, besides those of the spec. They are the job's own record of the launch.
 RUN_ID = "DILOCO_RUN_ID"
 RANKS = "DILOCO_RANKS"

@@ -130,10 +130,11 @@ def _check_overlay(name: str, value: object) -> Mapping[str, Any]:
             f"{name} must be a mapping with fields of CreateTrainingJob, not {value!r}"
         )
     try:
-        json.dumps(value)
+        # A copy: the caller may go on to change what is inside.
+        kept: dict[str, Any] = json.loads(json.dumps(value))
     except (TypeError, ValueError) as error:
         raise InvalidRequestError(f"{name} must hold JSON values: {error}") from None
-    return value
+    return kept
 
 
 def _within(least: int, most: int) -> Any:
@@ -185,7 +186,7 @@ class SageMakerOptions(Options):
         volume_kms_key: KMS key of the volume.
         output_kms_key: KMS key of what is written to S3.
         instance_preferences: Up to 5 instance types, the most wanted first, of which SageMaker takes what there is. Not
-            with spot.
+            with spot. Each must have what ``gpu=`` asks for.
         training_plan_arn: A training plan (reserved capacity) to run in.
         channels: Name → place in S3, which replicas find below ``/opt/ml/input/data/NAME``.
         image_credentials_arn: The Lambda function with the credentials of a private registry that is not ECR; needs ``subnets``.

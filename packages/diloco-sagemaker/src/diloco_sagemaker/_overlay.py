@@ -7,10 +7,14 @@ from collections.abc import Mapping
 from typing import Any
 
 from diloco_protocol import InvalidRequestError
+from diloco_protocol.backend import is_reserved
+
+from . import _names as names
 
 #: What the launch depends on, and with what an overlay would break it.
 _OURS = {
     ("TrainingJobName",): "it is the launch's idempotency key",
+    ("AlgorithmSpecification", "TrainingImage"): "image_uri= sets it",
     ("AlgorithmSpecification", "ContainerEntrypoint"): "command= sets it",
     ("AlgorithmSpecification", "ContainerArguments"): "the runner needs them",
     ("AlgorithmSpecification", "AlgorithmName"): "replicas need an image",
@@ -19,10 +23,12 @@ _OURS = {
     ("ResourceConfig", "InstanceCount"): "each replica is a job of one instance",
     ("ResourceConfig", "InstanceGroups"): "each replica is a job of one instance",
     ("ResourceConfig", "InstanceType"): "gpu= or the options choose it",
+    ("ResourceConfig", "InstancePreferences"): "instance_preferences= sets it",
     ("CheckpointConfig", "LocalPath"): "attempts are counted in /opt/ml/checkpoints",
     ("CheckpointConfig", "S3Uri"): "checkpoint_s3_path= sets it",
     ("StoppingCondition", "MaxRuntimeInSeconds"): "it follows from timeout= and max_restarts=",
     ("EnableManagedSpotTraining",): "spot= sets it",
+    ("RetryStrategy",): "platform_retries= sets it",
     ("EnableNetworkIsolation",): "isolated replicas could not reach their rendezvous",
     ("RoleArn",): "role_arn= sets it",
 }
@@ -81,12 +87,18 @@ def _add(base: dict[str, Any], key: str, value: Any, place: str) -> None:
                 f"{place} must be a list of mappings with 'Key' and 'Value', not {value!r}"
             )
         there = {tag["Key"] for tag in base.get("Tags", [])}
-        given = {tag["Key"] for tag in value}
+        keys = [str(tag["Key"]) for tag in value]
+        given = set(keys)
+        if len(given) < len(keys):
+            raise InvalidRequestError(f"{place} has a key twice: {', '.join(sorted(keys))}")
+        reserved = {key for key in given if key.lower().startswith((names.TAG_PREFIX, "aws:"))}
     else:
         if not isinstance(value, Mapping):
             raise InvalidRequestError(f"{place} must be a mapping of text to text, not {value!r}")
         there, given = set(base.get(key, {})), set(value)
-    if twice := there & given:
+        ours = is_reserved if key == "Environment" else _is_our_string
+        reserved = {name for name in given if ours(name)}
+    if twice := (there & given) | reserved:
         raise InvalidRequestError(
             f"{place} may not set {', '.join(sorted(twice))}: the launch does"
         )
@@ -94,3 +106,8 @@ def _add(base: dict[str, Any], key: str, value: Any, place: str) -> None:
         base[key] = [*base.get(key, []), *value]
     else:
         base[key] = {**base.get(key, {}), **value}
+
+
+def _is_our_string(name: str) -> bool:
+    """Whether a hyperparameter is one that tells a replica what it is, also where this launch needs fewer of them."""
+    return name.upper().startswith(names.STRING_PREFIX)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import hashlib
+import json
 import math
 from collections.abc import Mapping
 from typing import Any
@@ -10,7 +12,7 @@ from diloco_protocol import InvalidRequestError, ReplicaSpec, RunRequest, spec_t
 from diloco_protocol.backend import variables_to_strings
 
 from . import _names as names
-from ._gpus import choose_instance, gpus_of, has_local_storage
+from ._gpus import choose_instance, gpus_of, has_gpus, has_local_storage
 from ._model import check_request
 from ._options import DAY, LONGEST_RUN, SageMakerOptions
 from ._overlay import apply_overlay
@@ -42,9 +44,22 @@ def job_requests(request: RunRequest, options: SageMakerOptions) -> list[dict[st
     """
     specs = request.specs(grace=options.grace)
     shared = apply_overlay(_shared(request, options), options.request_overlay)
+    shared["HyperParameters"][names.FINGERPRINT] = _fingerprint(request, options, shared)
     first = _of_rank(shared, specs[0], request, options)
     check_request(first)
     return [first, *(_of_rank(shared, spec, request, options) for spec in specs[1:])]
+
+
+def _fingerprint(request: RunRequest, options: SageMakerOptions, shared: Mapping[str, Any]) -> str:
+    """Digest of all that two launches of one run_id must agree on: what is asked for, and what this executor makes of it."""
+    tags = sorted(shared["Tags"], key=lambda tag: tag["Key"])
+    agreed = [
+        request.fingerprint(),
+        options.grace,
+        options.checkpoint_s3_path,
+        {**shared, "Tags": tags},
+    ]
+    return hashlib.sha256(json.dumps(agreed, sort_keys=True).encode()).hexdigest()
 
 
 def _of_rank(
@@ -89,7 +104,7 @@ def _shared(request: RunRequest, options: SageMakerOptions) -> dict[str, Any]:
         "AlgorithmSpecification": _algorithm(request, options, counted=again),
         "RoleArn": options.role_arn,
         "OutputDataConfig": {"S3OutputPath": options.output_s3_path, "CompressionType": "NONE"},
-        "ResourceConfig": _resources(instance, options, spot=spot),
+        "ResourceConfig": _resources(request, options, instance, spot=spot),
         "StoppingCondition": _stopping(request, options, instance, spot=spot),
         "EnableNetworkIsolation": False,
         "EnableManagedSpotTraining": spot,
@@ -97,7 +112,7 @@ def _shared(request: RunRequest, options: SageMakerOptions) -> dict[str, Any]:
             names.RUN_ID: request.run_id,
             names.RANKS: f"{request.ranks[0]}-{request.ranks[-1]}",
             names.WORLD_SIZE: str(request.world_size),
-            names.FINGERPRINT: request.fingerprint(),
+            names.FINGERPRINT: "",  # of all the rest, and so it comes last
             names.RESTARTS: str(request.max_restarts),
         },
         "Tags": _tags(request, options),
@@ -173,7 +188,9 @@ def _algorithm(request: RunRequest, options: SageMakerOptions, *, counted: bool)
     return algorithm
 
 
-def _resources(instance: str, options: SageMakerOptions, *, spot: bool) -> dict[str, Any]:
+def _resources(
+    request: RunRequest, options: SageMakerOptions, instance: str, *, spot: bool
+) -> dict[str, Any]:
     preferred = options.instance_preferences
     if preferred is not None and spot:
         raise InvalidRequestError(
@@ -182,6 +199,12 @@ def _resources(instance: str, options: SageMakerOptions, *, spot: bool) -> dict[
     if options.keep_alive and spot:
         raise InvalidRequestError("keep_alive cannot be had on spot: leave one of them out")
     kinds = list(preferred) if preferred is not None else [instance]
+    for kind in kinds if preferred is not None else ():
+        if request.gpu is not None and not has_gpus(kind, request.gpu):
+            raise InvalidRequestError(
+                f"gpu={request.gpu!r}: instance_preferences has {kind}, which does not have that: leave gpu= out, or have only "
+                "types that do"
+            )
     resources: dict[str, Any] = {"InstanceCount": 1}
     if preferred is not None:
         resources = {
