@@ -65,8 +65,8 @@ def test_a_lost_answer_to_a_spawn_leaves_one_holder_of_each_rank(lab):
 
 
 def test_who_came_first_holds_the_rank(lab):
+    handles = lab.launch(1)
     executor = lab.executor()
-    handles = lab.launch(1, executor)
     lab.record().pop("call-0")
     lab.record().put("call-0", {"call": "fc-other"})
     with pytest.raises(ReplicaNotFoundError):

@@ -4,6 +4,7 @@ import asyncio
 import threading
 from collections import Counter
 
+import modal
 import pytest
 
 from diloco_modal._many import AT_ONCE, at_once
@@ -30,13 +31,11 @@ def test_a_launch_is_a_start_and_an_entry_for_each_rank(lab):
 def test_a_look_asks_once_for_each_rank_that_has_not_ended(lab):
     executor = lab.executor()
     handles = lab.launch(RANKS, executor)
-    first = counted(lab, lambda: executor.collect(handles, timeout=0))
-    assert first == {
-        "DictGetOrCreate": 1,
-        "DictLen": 1,
-        "DictContents": 1,
-        "FunctionGetOutputs": RANKS,
-    }
+    look = {"DictGetOrCreate": 1, "DictLen": 1, "FunctionGetOutputs": RANKS}
+    assert counted(lab, lambda: executor.collect(handles, timeout=0)) == look
+    elsewhere = lab.executor()
+    first = counted(lab, lambda: elsewhere.collect(handles, timeout=0))
+    assert first == {**look, "DictContents": 1}
     for handle in handles[:150]:
         lab.begin(handle)
         lab.finish(handle, handle.rank)
@@ -44,6 +43,14 @@ def test_a_look_asks_once_for_each_rank_that_has_not_ended(lab):
     assert (changed["DictContents"], changed["FunctionGetOutputs"]) == (1, RANKS)
     after = counted(lab, lambda: executor.collect(handles, timeout=0))
     assert after == {"DictGetOrCreate": 1, "DictLen": 1, "FunctionGetOutputs": 50}
+
+
+def test_calls_that_were_started_here_are_ready_to_be_asked(lab, monkeypatch):
+    """A call that the client has by its id alone makes a first look of 200 ranks a sixth longer."""
+    executor = lab.executor()
+    handles = lab.launch(2, executor)
+    monkeypatch.delattr(modal.FunctionCall, "from_id")
+    assert [each["status"] for each in executor.collect(handles, timeout=0)] == ["pending"] * 2
 
 
 def test_a_run_that_has_ended_costs_nothing(lab):

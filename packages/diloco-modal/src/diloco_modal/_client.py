@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Mapping
-from functools import lru_cache
 from typing import Any, TypeVar
 
 from diloco_protocol import BackendError, InvalidRequestError
@@ -19,6 +18,7 @@ T = TypeVar("T")
 PREFIX = "diloco-"
 _KEPT_SECONDS = 60.0
 _KEPT_RECORDS = 64
+_KEPT_CALLS = 4096
 
 
 class Client:
@@ -29,7 +29,7 @@ class Client:
         self._client = options.client
         self._lock = threading.Lock()
         self._entries: dict[str, tuple[float, Mapping[str, Any]]] = {}
-        self._call = lru_cache(4096)(self._make_call)
+        self._calls: dict[str, Any] = {}
 
     def client(self) -> Any:
         """Modal's client.
@@ -103,6 +103,7 @@ class Client:
             self._options.request_timeout,
             f"starting rank {payload['rank']}",
         )
+        self._keep_call(str(call.object_id), call)
         return str(call.object_id)
 
     async def answer(self, call_id: str) -> Any:
@@ -124,10 +125,22 @@ class Client:
                 raise
             raise known from error
 
-    def _make_call(self, call_id: str) -> Any:
+    def _call(self, call_id: str) -> Any:
         import modal
 
-        return modal.FunctionCall.from_id(call_id, client=self.client())
+        with self._lock:
+            kept = self._calls.get(call_id)
+        if kept is None:
+            kept = modal.FunctionCall.from_id(call_id, client=self.client())
+            self._keep_call(call_id, kept)
+        return kept
+
+    def _keep_call(self, call_id: str, call: Any) -> None:
+        """The first question to a call is slower than all others, unless the call was started here."""
+        with self._lock:
+            if len(self._calls) >= _KEPT_CALLS:
+                self._calls.clear()
+            self._calls[call_id] = call
 
     def terminated(self, call_id: str) -> bool:
         """Whether a call that has ended was terminated."""
@@ -209,11 +222,21 @@ class Client:
         if kept is not None and len(kept[1]) == count and now - kept[0] < _KEPT_SECONDS:
             return kept[1]
         read: dict[str, Any] = self._ask(lambda: dict(record.items()), "reading the record")
+        self.keep_entries(record, read, now)
+        return read
+
+    def keep_entries(self, record: Any, entries: Mapping[str, Any], now: float) -> None:
+        """Have :meth:`entries` give these, as long as the record has as many.
+
+        Args:
+            record: Of a run.
+            entries: All that it has, as far as is known here.
+            now: When the first of them was read or written.
+        """
         with self._lock:
             if len(self._entries) >= _KEPT_RECORDS:
                 self._entries.clear()
-            self._entries[key] = now, read
-        return read
+            self._entries[record.object_id] = now, entries
 
     def delete_record(self, run_id: str) -> None:
         """Remove the Dict of a run, if it is there."""

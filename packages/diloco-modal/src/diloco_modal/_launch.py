@@ -69,6 +69,7 @@ class Launcher:
                 f"there is a Dict {record_name(request.run_id)!r} on Modal that is not the record of a run: choose another run_id"
             )
         wanted = self._entry(request)
+        began = self._options.clock()
         # The answer may be lost and the entry made: whose it is says its id.
         self._patiently(lambda: self._client.put_once(record, "launch", wanted))
         entries = self._patiently(lambda: self._client.entries(record))
@@ -114,6 +115,9 @@ class Launcher:
                     survivors,
                 ) from error
             raise
+        # The first look need not read what was written here.
+        known = {**entries, **{f"call-{rank}": {"call": call} for rank, call in held.items()}}
+        self._client.keep_entries(record, known, began)
         return [
             make_handle(launch, rank, str(held[rank]), request.run_id) for rank in request.ranks
         ]
