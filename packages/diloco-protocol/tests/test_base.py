@@ -220,6 +220,12 @@ def test_a_timeout_that_the_backend_cannot_give_is_refused(executor):
     assert executor.launch_replicas(1, "m:f", timeout=100)
 
 
+def test_the_longest_timeout_is_told_to_the_second(executor):
+    executor.capabilities = Capabilities(cancel_scope="replica", max_timeout=2_417_390)
+    with pytest.raises(InvalidRequestError, match="at most 2417390 s"):
+        executor.launch_replicas(1, "m:f", timeout=None)
+
+
 def test_the_plan_of_a_named_run_is_what_is_sent(executor):
     sent = []
     executor._submit = lambda request: sent.append(executor._plan(request)) or []

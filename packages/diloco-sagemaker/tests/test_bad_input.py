@@ -25,6 +25,16 @@ def launch(executor, **options):
         ({"command": ["x" * 300]}, "ContainerEntrypoint.*at most 256"),
         ({"owner": "two\nlines"}, "must match"),
         ({"pending_timeout": 2000}, "only on types with GPUs"),
+        (
+            {"cpu_instance_type": "m5.large"},
+            r"not 'm5.large'; it knows \d+, of which .* ml.m5.large",
+        ),
+        ({"endpoint_url": "localhost:80"}, "must be an address with its scheme"),
+        ({"endpoint_url": "ftp://localhost"}, "must be an address with its scheme"),
+        ({"session": "me"}, "session must be a boto3.Session, not 'me'"),
+        ({"sagemaker_client": 1}, r"boto3.client\('sagemaker'\), not 1"),
+        ({"image_uri": "a b"}, "such as '123456789012.dkr"),
+        ({"output_s3_path": "s3://b/runs"}, "3 to 63 lower-case letters"),
     ],
 )
 def test_options_that_only_a_launch_shows_to_be_wrong(aws, executor, options, words):
@@ -39,6 +49,10 @@ def test_options_that_only_a_launch_shows_to_be_wrong(aws, executor, options, wo
         ({"timeout": 0}, "positive number of seconds"),
         ({"timeout": float("nan")}, "positive number of seconds"),
         ({"timeout": "1h"}, "positive number of seconds"),
+        (
+            {"gpu": "ml.g5.3xlarge"},
+            r"'ml.g5.3xlarge'.* it knows \d+, of which the nearest .* ml.g5.xlarge",
+        ),
         ({"env": {"1A": "x"}}, "no digit at the beginning"),
         ({"env": {"A": "\0"}}, "NUL"),
         ({"labels": {str(number): "x" for number in range(49)}}, "Tags has 52 items"),

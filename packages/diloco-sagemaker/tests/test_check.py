@@ -61,7 +61,7 @@ def test_what_is_missing(world):
     }  # fmt: skip
     assert "launcher_policy.json" in told(findings, "pass role")
     assert "is 1, and the launch needs 2" in told(findings, "quota")
-    assert "nobodys" in told(findings, "bucket")
+    assert "no bucket 'nobodys'" in told(findings, "bucket")
 
 
 def test_a_role_without_rights_may_have_them_from_the_bucket(world):

@@ -46,7 +46,9 @@ def test_the_same_launch_twice_gives_the_same_handles(aws, executor):
 
 def test_another_launch_of_that_name_is_a_conflict(aws, executor):
     launch(executor())
-    with pytest.raises(RunConflictError, match="choose another run_id"):
+    with pytest.raises(
+        RunConflictError, match=r"different: choose another run_id, or purge.*attach\('run-1'\)"
+    ):
         launch(executor(), gpu="H100")
     assert len(aws.jobs) == 3
 
@@ -130,7 +132,7 @@ def test_no_region(executor, monkeypatch):
     for name in ("AWS_REGION", "AWS_DEFAULT_REGION"):
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setenv("AWS_CONFIG_FILE", "/nowhere")
-    with pytest.raises(InvalidRequestError, match="region="):
+    with pytest.raises(InvalidRequestError, match=r"specify a region\. Give.* region="):
         launch(executor(region=None))
 
 

@@ -133,7 +133,7 @@ def test_results(aws, executor, run):
 
 def test_purge_and_a_name_that_lives_again(aws, executor, run):
     ours = executor()
-    with pytest.raises(InvalidRequestError, match="cancel it first"):
+    with pytest.raises(InvalidRequestError, match=r"cancel_run\('run-1'\), and wait with collect"):
         ours.purge(run[0])
     for handle in run:
         aws.move(name(handle), "Completed", "Completed")
@@ -154,7 +154,7 @@ def test_finding_runs_again(aws, executor, run):
     aws.CreateTrainingJob({"TrainingJobName": "diloco-foreign-00000"})
     assert executor().list_runs() == ["run-1"]
     assert executor().attach("run-1") == run
-    with pytest.raises(ReplicaNotFoundError):
+    with pytest.raises(ReplicaNotFoundError, match=r"list_runs\(\) names"):
         executor().attach("run")
     assert ReplicaHandle.from_json(run[0].to_json()) == run[0]
 

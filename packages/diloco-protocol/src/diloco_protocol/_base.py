@@ -407,8 +407,8 @@ class BaseExecutor(Journaled):
         longest = self.capabilities.max_timeout
         if longest is not None and (request.timeout is None or request.timeout > longest):
             raise InvalidRequestError(
-                f"{self.backend_name} ends replicas after at most {longest:g} s, so timeout={request.timeout!r} cannot be "
-                "honoured: give a shorter one"
+                f"{self.backend_name} ends replicas after at most {longest:.0f} s, so timeout={request.timeout!r} cannot be "
+                "honoured: give a number of seconds up to that"
             )
         self._check_request(request)
         return request

@@ -112,7 +112,7 @@ def check_bucket(client: Client, role: str, place: str) -> Iterator[Finding]:
         client.ask("s3", "list_objects_v2", what, Bucket=bucket, MaxKeys=1)
     except MissingError:
         yield Finding(
-            "bucket", False, f"there is no bucket {bucket}: create it, or mend output_s3_path="
+            "bucket", False, f"there is no bucket {bucket!r}: create it, or mend output_s3_path="
         )
         return
     # The errors that its answer could be were seen above.

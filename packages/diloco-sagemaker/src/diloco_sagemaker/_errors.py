@@ -104,7 +104,7 @@ def to_error(error: Exception, what: str) -> DilocoError:
 
     if isinstance(error, of_botocore.ClientError):
         return _answered(error.response, f"cannot {what}")
-    text = f"cannot {what}: {error}"
+    text = f"cannot {what}: {error}".rstrip(".")
     if isinstance(error, of_botocore.NoRegionError):
         return InvalidRequestError(
             f"{text}. Give the executor region=, or set AWS_REGION or AWS_DEFAULT_REGION"

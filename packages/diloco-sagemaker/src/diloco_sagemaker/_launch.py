@@ -225,7 +225,11 @@ class Launcher:
     def _check_same(self, launch: Launch, job: JobFacts) -> None:
         self._check_summary(launch, job)
         if not job.run_id or job.fingerprint != launch.fingerprint(job.name):
-            whose = "of another launch" if job.run_id else "that was not launched by diloco"
+            if not job.run_id:
+                raise RunConflictError(
+                    f"there is a training job {job.name} already, that was not launched by diloco: choose another run_id"
+                )
             raise RunConflictError(
-                f"there is a training job {job.name} already, {whose}: choose another run_id"
+                f"there is a training job {job.name} already, of another launch, whose arguments or options were different: "
+                f"choose another run_id, or purge that run first, which attach({job.run_id!r}) finds"
             )

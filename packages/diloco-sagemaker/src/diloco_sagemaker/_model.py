@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from difflib import get_close_matches
 from functools import cache
 from typing import Any
 
 from diloco_protocol import InvalidRequestError
 
 _SHOWN = 60
+_LISTED = 40  # names that a message lists
 # Characters of Unicode's category Z, for which Python's expressions have no class.
 _SEPARATORS = r"\u0020\u00a0\u1680\u2000-\u200a\u2028\u2029\u202f\u205f\u3000"
 # What Java's expressions have and Python's do not. Python's \w is letters, numbers and the underscore.
@@ -47,6 +49,15 @@ def problems(value: Any, shape: str, path: str = "") -> Iterator[str]:
 def instance_types() -> frozenset[str]:
     """The instance types that this botocore knows for training."""
     return frozenset(_shapes()["TrainingInstanceType"]["enum"])
+
+
+def some_of(known: Collection[str], given: object) -> str:
+    """What is allowed, for a message: all of it, or the names that are nearest to what was given if there are many."""
+    names = sorted(known)
+    if len(names) <= _LISTED:
+        return ", ".join(names)
+    nearest = get_close_matches(str(given), names, n=5, cutoff=0.0)
+    return f"{len(names)}, of which the nearest are {', '.join(nearest)}"
 
 
 def to_python(pattern: str) -> str:
@@ -108,7 +119,7 @@ def _string(value: Any, model: Any, name: str, path: str) -> Iterator[str]:  # n
         return
     yield from _amount(len(value), model, name, "characters")
     if "enum" in model and value not in model["enum"]:
-        yield f"{name} is {_show(value)}, which this version of botocore does not know; it knows {', '.join(model['enum'])}"
+        yield f"{name} is {_show(value)}, which this version of botocore does not know; it knows {some_of(model['enum'], value)}"
     pattern = model.get("pattern")
     if pattern is not None and not _compiled(pattern).fullmatch(value):
         yield f"{name} is {_show(value)}, which must match {pattern}"

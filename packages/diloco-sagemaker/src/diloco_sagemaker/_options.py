@@ -28,7 +28,7 @@ from diloco_protocol.backend import (
     or_none,
 )
 
-from ._model import instance_types
+from ._model import instance_types, some_of
 from ._names import TAG_PREFIX
 
 RUNNER = ("python", "-m", "diloco_protocol.runner")
@@ -40,6 +40,7 @@ LONGEST_GRACE = (
 
 _ROLE = re.compile(r"arn:aws[a-z-]*:iam::\d{12}:role/\S+", re.ASCII)
 _S3 = re.compile(r"s3://[a-z0-9][a-z0-9.-]{1,61}[a-z0-9](?:/\S*)?", re.ASCII)
+_ENDPOINT = re.compile(r"https?://[^\s/]+\S*", re.ASCII)
 _CHANNEL = re.compile(r"[A-Za-z0-9._-]{1,64}", re.ASCII)
 
 
@@ -53,25 +54,27 @@ def _check_role(name: str, value: object) -> str:
 
 def _check_image(name: str, value: object) -> str:
     if not isinstance(value, str) or not value or any(character.isspace() for character in value):
-        raise InvalidRequestError(f"{name} must be the URI of a container image, not {value!r}")
+        raise InvalidRequestError(
+            f"{name} must be the URI of a container image, such as "
+            f"'123456789012.dkr.ecr.eu-west-1.amazonaws.com/trainer:1', not {value!r}"
+        )
     return value
 
 
 def _check_s3(name: str, value: object) -> str:
     if not isinstance(value, str) or not _S3.fullmatch(value):
         raise InvalidRequestError(
-            f"{name} must be a place in S3, such as 's3://bucket/prefix', not {value!r}"
+            f"{name} must be a place in S3, such as 's3://bucket/prefix', not {value!r} (a bucket has 3 to 63 "
+            "lower-case letters, digits, dots and dashes)"
         )
     return value.rstrip("/")
 
 
 def _check_type(name: str, value: object) -> str:
     if not isinstance(value, str) or value not in instance_types():
-        family = value.rpartition(".")[0] if isinstance(value, str) else ""
-        alike = sorted(kind for kind in instance_types() if family and kind.startswith(family))
-        known = ", ".join(alike or sorted(instance_types()))
         raise InvalidRequestError(
-            f"{name} must be an instance type for training that this version of botocore knows, not {value!r}: {known}"
+            f"{name} must be an instance type for training that this version of botocore knows, not {value!r}; it knows "
+            f"{some_of(instance_types(), value)}"
         )
     return value
 
@@ -116,6 +119,29 @@ def _check_command(name: str, value: object) -> tuple[str, ...]:
     if not words:
         raise InvalidRequestError(f"{name} must be a list of words, not {value!r}")
     return words
+
+
+def _check_endpoint(name: str, value: object) -> str:
+    if not isinstance(value, str) or not _ENDPOINT.fullmatch(value):
+        raise InvalidRequestError(
+            f"{name} must be an address with its scheme, such as 'http://127.0.0.1:4566', not {value!r}"
+        )
+    return value
+
+
+def _check_session(name: str, value: object) -> Any:
+    if not callable(getattr(value, "client", None)):
+        raise InvalidRequestError(f"{name} must be a boto3.Session, not {value!r}")
+    return value
+
+
+def _check_client(name: str, value: object) -> Any:
+    if not hasattr(value, "meta"):
+        service = name.removesuffix("_client")
+        raise InvalidRequestError(
+            f"{name} must be a boto3 client, such as boto3.client({service!r}), not {value!r}"
+        )
+    return value
 
 
 def _check_flag(name: str, value: object) -> bool:
@@ -212,12 +238,25 @@ class SageMakerOptions(Options):
     volume_size_gb: int = option(100, check=_within(1, 16_384))
     run_id: str | None = option(None, check=or_none(check_text), shown="run")
     region: str | None = option(None, check=or_none(check_text), shown="the session's")
-    sagemaker_client: Any = option(None, type="client", shown="one of the executor's own")
-    logs_client: Any = option(None, type="client", shown="one of the executor's own")
-    s3_client: Any = option(None, type="client", shown="one of the executor's own")
-    sts_client: Any = option(None, type="client", shown="one of the executor's own")
-    session: Any = option(None, type="boto3.Session", shown="one of the executor's own")
-    endpoint_url: str | None = option(None, check=or_none(check_text), shown="AWS")
+    sagemaker_client: Any = option(
+        None, check=or_none(_check_client), type="client", shown="one of the executor's own"
+    )
+    logs_client: Any = option(
+        None, check=or_none(_check_client), type="client", shown="one of the executor's own"
+    )
+    s3_client: Any = option(
+        None, check=or_none(_check_client), type="client", shown="one of the executor's own"
+    )
+    sts_client: Any = option(
+        None, check=or_none(_check_client), type="client", shown="one of the executor's own"
+    )
+    session: Any = option(
+        None,
+        check=or_none(_check_session),
+        type="boto3.Session",
+        shown="one of the executor's own",
+    )
+    endpoint_url: str | None = option(None, check=or_none(_check_endpoint), shown="AWS")
     command: Sequence[str] | None = option(None, check=_check_command, shown=" ".join(RUNNER))
     env: Mapping[str, str] | None = option(None, check=check_variables)
     tags: Mapping[str, str] | None = option(None, check=_check_tags)

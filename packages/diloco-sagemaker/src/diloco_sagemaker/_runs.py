@@ -196,7 +196,8 @@ class Runs:
         alive = [job for job in run if job.status not in ENDED | {"Deleting"}]
         if alive:
             raise InvalidRequestError(
-                f"{len(alive)} replicas of run {handle.run_id!r} have not ended, such as {alive[0].name}: cancel it first"
+                f"{len(alive)} replicas of run {handle.run_id!r} have not ended, such as {alive[0].name}: "
+                f"cancel them with cancel_run({handle.run_id!r}), and wait with collect"
             )
         # Its own job goes last: as long as it is there, the same purge can be repeated.
         others = [job for job in run if job.name != own.name]
@@ -255,7 +256,8 @@ class Runs:
         job = self._first_of_ours(listed)
         if job is None:
             raise ReplicaNotFoundError(
-                f"there is no run {run_id!r} in {self._client.region} that diloco has launched"
+                f"there is no run {run_id!r} in {self._client.region} that diloco has launched: list_runs() names those that "
+                "there are"
             )
         region, account = self._client.region, self._client.account
         return [
