@@ -1,5 +1,7 @@
 """Launches: all or nothing, each job exactly once."""
 
+import contextlib
+
 import pytest
 
 from diloco_protocol import (
@@ -8,6 +10,7 @@ from diloco_protocol import (
     LaunchError,
     QuotaExceededError,
     RunConflictError,
+    UnavailableError,
 )
 
 QUOTA = (
@@ -158,4 +161,48 @@ def test_an_interrupt_leaves_nothing_alive(aws, executor):
     object.__setattr__(ours._backoff, "sleep", interrupted)
     with pytest.raises(KeyboardInterrupt):
         launch(ours, 4)
+    assert aws.jobs == {}
+
+
+def test_an_interrupt_after_the_last_create_leaves_nothing_alive(aws, executor):
+    ours = executor()
+
+    def interrupted(*_):
+        assert len(aws.jobs) == 3
+        raise KeyboardInterrupt
+
+    ours._created = interrupted
+    with pytest.raises(KeyboardInterrupt):
+        launch(ours)
+    assert aws.jobs == {}
+
+
+@pytest.mark.parametrize("late", [1, 8, 40])
+@pytest.mark.parametrize("rank", [0, 1])
+def test_creates_that_come_late_leave_nothing_alive(aws, executor, late, rank):
+    """Several are sent for one job, all answers are lost, and each of them is done some seconds later."""
+    create, sleep, due = aws.CreateTrainingJob, aws.sleep, []
+
+    def lost(body):
+        if not body["TrainingJobName"].endswith(str(rank)):
+            return create(body)
+        due.append((aws.now + late, body))
+        aws.faults.append(("CreateTrainingJob", "InternalFailure", "", 500, False))
+        return aws.answer("CreateTrainingJob", body)
+
+    def sleeping(seconds):
+        sleep(seconds)
+        for each in [each for each in due if each[0] <= aws.now]:
+            due.remove(each)
+            with contextlib.suppress(Exception):  # its name is taken
+                create(each[1])
+
+    aws.CreateTrainingJob = lost
+    ours = executor(retry_timeout=5)
+    object.__setattr__(ours._backoff, "sleep", sleeping)
+    with pytest.raises(UnavailableError):
+        launch(ours)
+    for _ in range(10):
+        sleeping(10)
+    assert due == []
     assert aws.jobs == {}

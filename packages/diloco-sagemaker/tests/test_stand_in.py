@@ -127,6 +127,29 @@ def test_a_job_that_ran_for_too_long_has_failed(bench):
     assert (found.state.value, found.reason) == ("failed", Reason.TIMEOUT)
 
 
+@pytest.mark.parametrize(
+    ("by", "state", "reason"),
+    [
+        ("deadline", "failed", Reason.TIMEOUT),
+        ("console", "cancelled", Reason.STOPPED_EXTERNALLY),
+        ("cancel", "cancelled", Reason.CANCEL_REQUESTED),
+    ],
+)
+def test_a_job_that_waited_for_too_long_has_failed(bench, by, state, reason):
+    executor = bench.executor(pending_timeout=1800)
+    (handle,) = executor.launch_replicas(1, "trainer:train", run_id="run-1", gpu="L4")
+    bench.job(handle).wait_for_capacity()
+    if by == "deadline":
+        bench.world.advance(1801)
+    elif by == "cancel":
+        executor.cancel(handle)
+    else:
+        bench.job(handle).stop()
+    bench.world.settle()
+    found = bench.executor().describe(handle)
+    assert (found.state.value, found.reason) == (state, reason)
+
+
 def test_no_capacity(bench):
     (handle,) = bench.launch(1)
     bench.job(handle).capacity_error()

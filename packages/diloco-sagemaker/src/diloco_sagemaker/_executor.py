@@ -183,6 +183,9 @@ class SageMakerExecutor(BaseExecutor):
                 "in this error's survivors, and attach(run_id) finds them too",
                 unsure(list(launch.requests)),
             ) from error
+        except BaseException as error:  # noqa: BLE001 - it is raised again; nobody would ever have the handles
+            failed = self._launcher.taken_back(launch, error)
+            _raise_failed(failed, unsure(failed.withdrawal.alive))
         return [handle(rank, created[rank]) for rank in request.ranks]
 
     def _created(self, request: RunRequest, launch: Launch) -> dict[int, int]:

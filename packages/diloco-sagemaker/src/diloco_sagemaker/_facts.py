@@ -60,6 +60,7 @@ class JobFacts(Summary):
         metrics: Final metrics by name.
         tags: Its tags; None where they are not told.
         warm_pool: Status of its warm pool, or empty.
+        most_pending: StoppingCondition.MaxPendingTimeInSeconds, if it has one.
     """
 
     arn: str = ""
@@ -75,6 +76,7 @@ class JobFacts(Summary):
     metrics: Mapping[str, float] = field(default_factory=dict)
     tags: Mapping[str, str] | None = None
     warm_pool: str = ""
+    most_pending: int | None = None
 
     @property
     def run_id(self) -> str:
@@ -154,6 +156,7 @@ def read_job(record: Mapping[str, Any]) -> JobFacts:
         },
         tags=None if tags is None else {each["Key"]: each["Value"] for each in tags},
         warm_pool=(record.get("WarmPoolStatus") or {}).get("Status", ""),
+        most_pending=(record.get("StoppingCondition") or {}).get("MaxPendingTimeInSeconds"),
     )
 
 

@@ -61,6 +61,10 @@ class Launch:
         done = {Made.OURS, Made.THERE}
         return [name for name in self.requests if self.of(name) not in done]
 
+    def mine(self) -> list[str]:
+        """The jobs that this launch has created, or may have."""
+        return [name for name in self.requests if self.of(name) in {Made.OURS, Made.UNSURE}]
+
     def fingerprint(self, job_name: str) -> str:
         """The fingerprint that a job of this launch carries."""
         return str(self.requests[job_name]["HyperParameters"][names.FINGERPRINT])
@@ -125,15 +129,18 @@ class Launcher:
                 # Also after Ctrl-C: what is under way is known afterwards.
                 pool.shutdown(wait=True, cancel_futures=True)
         except BaseException as error:
-            mine = [name for name in launch.requests if launch.of(name) in {Made.OURS, Made.UNSURE}]
-            if not mine and isinstance(error, DilocoError):
+            if not launch.mine() and isinstance(error, DilocoError):
                 raise
-            raise FailedLaunchError(error, self._take_back(launch, mine)) from error
+            raise self.taken_back(launch, error) from error
 
-    def _take_back(self, launch: Launch, mine: Sequence[str]) -> Withdrawal:
+    def taken_back(self, launch: Launch, cause: BaseException) -> FailedLaunchError:
+        """End what this launch has created, or may have; returns the error that says what is left."""
+        mine = launch.mine()
         prints = {name: launch.fingerprint(name) for name in mine}
         certain = [name for name in mine if launch.of(name) is Made.OURS]
-        return withdraw(self._client, prints, certain, self._backoff, self._patience)
+        return FailedLaunchError(
+            cause, withdraw(self._client, prints, certain, self._backoff, self._patience)
+        )
 
     def _create(self, launch: Launch, pool: ThreadPoolExecutor) -> None:
         clock = self._backoff.clock

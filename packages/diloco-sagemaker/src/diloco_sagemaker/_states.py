@@ -57,6 +57,12 @@ def status_of(
                 ReplicaState.FAILED, attempt, Reason.TIMEOUT, message=_TIMEOUTS[secondary],
                 started_at=started, finished_at=_ended(job), url=url, native=native,
             )  # fmt: skip
+        if not cancelled and _waited_too_long(job):
+            return ReplicaStatus(
+                ReplicaState.FAILED, attempt, Reason.TIMEOUT, message=(
+                    f"the job reached its MaxPendingTimeInSeconds: there was no capacity for {job.most_pending} s"
+                ), finished_at=_ended(job), url=url, native=native,
+            )  # fmt: skip
         reason = Reason.CANCEL_REQUESTED if cancelled else Reason.STOPPED_EXTERNALLY
         message = "cancelled" if cancelled else "the job was stopped from outside"
         return ReplicaStatus(
@@ -129,6 +135,15 @@ def _failed(
         ReplicaState.FAILED, attempt, reason, exit_code=code or None, signal=signal,
         message=message, started_at=started, finished_at=_ended(job), url=url, native=native,
     )  # fmt: skip
+
+
+def _waited_too_long(job: JobFacts) -> bool:
+    """Whether it was stopped since it had waited for its MaxPendingTimeInSeconds, of which no status of SageMaker's tells."""
+    ended = _ended(job)
+    if job.most_pending is None or ended is None:
+        return False
+    trained = job.started is not None or any(each.status == "Training" for each in job.transitions)
+    return not trained and ended - job.created / 1000 >= job.most_pending
 
 
 def _explained(job: JobFacts) -> str:

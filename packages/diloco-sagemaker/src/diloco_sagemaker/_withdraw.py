@@ -21,6 +21,14 @@ from ._many import outcomes
 
 _SECONDS_TO_END = 600.0
 """SageMaker gives a job 120 s after SIGTERM; then it uploads what there is."""
+_SECONDS_TO_APPEAR = 60.0
+"""For so long a create whose answer was lost may still be under way."""
+
+
+class _NotYetError(BackendError):
+    """Raised when a job is not there that may still appear."""
+
+    retryable = True
 
 
 @dataclass(slots=True)
@@ -55,6 +63,7 @@ def withdraw(
         patience: Seconds for which each call is tried again.
     """
     result = Withdrawal(alive=list(fingerprints))
+    appears_until = backoff.clock() + _SECONDS_TO_APPEAR
 
     def stop(name: str) -> bool:
         """Whether there is such a job of ours, which is being ended now."""
@@ -66,11 +75,16 @@ def withdraw(
                 client.stop(name)
             except EndedError:
                 return True
-            except MissingError:
-                return False
+            except MissingError as error:
+                if name in certain or backoff.clock() >= appears_until:
+                    return False
+                raise _NotYetError(str(error)) from error
             return True
 
-        return retry(once, backoff, timeout=patience)
+        try:
+            return retry(once, backoff, timeout=max(patience, _SECONDS_TO_APPEAR))
+        except _NotYetError:
+            return False
 
     try:
         stopped = dict(zip(fingerprints, outcomes(stop, list(fingerprints)), strict=True))
@@ -78,7 +92,9 @@ def withdraw(
             name for name, answer in stopped.items() if isinstance(answer, BaseException)
         ]
         result.kept = [name for name, answer in stopped.items() if answer is True]
-        result.kept = _delete(client, result.kept, backoff)
+        # The record of a job of which several creates were sent keeps its name from those that come late.
+        until = {name: appears_until for name in result.kept if name not in certain}
+        result.kept = _delete(client, result.kept, until, backoff)
     except (KeyboardInterrupt, SystemExit) as again:
         result.interrupted = again
     for name in result.kept:
@@ -89,13 +105,18 @@ def withdraw(
     return result
 
 
-def _delete(client: Client, ending: list[str], backoff: Backoff) -> list[str]:
-    """Delete jobs as soon as they have ended; returns those that were not deleted."""
+def _delete(
+    client: Client, ending: list[str], until: Mapping[str, float], backoff: Backoff
+) -> list[str]:
+    """Delete jobs as soon as they have ended, and no sooner than ``until`` says; returns those that were not deleted."""
     deadline = backoff.clock() + _SECONDS_TO_END
     left, refused = list(ending), []
     for delay in backoff.delays():
         waiting = []
         for name in left:
+            if backoff.clock() < until.get(name, 0.0):
+                waiting.append(name)
+                continue
             try:
                 client.delete(name)
                 waiting.append(name)  # until it is seen to be gone
