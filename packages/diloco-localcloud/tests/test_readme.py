@@ -43,14 +43,21 @@ def run(folder, *command):
 
 
 @pytest.mark.processes
-def test_the_example(tmp_path):
+@pytest.mark.parametrize(
+    ("name", "printed"),
+    [
+        ("scripted.py", "0 1 ['FailureTarget', 'Failed']\n"),
+        ("one_job.py", "AlgorithmError: no more data, exit code: 3\n"),
+    ],
+)
+def test_the_example(tmp_path, name, printed):
     text = README.read_text(encoding="utf-8")
-    (name, code), *rest = re.findall(r"```python\n# (\S+)\n(.*?)```", text, re.DOTALL)
-    assert not rest
-    (tmp_path / name).write_text(code)
+    examples = dict(re.findall(r"```python\n# (\S+)\n(.*?)```", text, re.DOTALL))
+    assert set(examples) == {"scripted.py", "one_job.py"}
+    (tmp_path / name).write_text(examples[name])
     done = run(tmp_path, name)
     assert done.stderr == ""
-    assert done.stdout == "0 1 ['FailureTarget', 'Failed']\n"
+    assert done.stdout == printed
     assert f"prints `{done.stdout.strip()}`" in text
 
 

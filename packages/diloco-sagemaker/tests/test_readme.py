@@ -1,5 +1,6 @@
 """The README is true."""
 
+import os
 import re
 import subprocess
 import sys
@@ -15,12 +16,47 @@ from diloco_sagemaker import SageMakerOptions
 README = Path(__file__).parents[1] / "README.md"
 
 
+def examples():
+    """The programs of the README, by the name in their first line."""
+    text = README.read_text(encoding="utf-8")
+    return dict(re.findall(r"```python\n# (\S+)\n(.*?)```", text, re.DOTALL))
+
+
+@pytest.mark.processes
+def test_the_try_without_an_account(tmp_path, monkeypatch):
+    for name in ("my_program.py", "first_run.py"):
+        (tmp_path / name).write_text(examples()[name])
+    text = README.read_text(encoding="utf-8")
+    (line,) = re.findall(r'^PYTHONPATH="\$PWD" python (.*)$', text, re.MULTILINE)
+    (printed,) = re.findall(r"```text\n(.*?)```", text, re.DOTALL)
+    # What is installed for a user is on the path here.
+    path = os.pathsep.join([str(tmp_path), os.environ.get("PYTHONPATH", "")])
+    with subprocess.Popen(
+        [sys.executable, *line.split()],
+        stdout=subprocess.PIPE,
+        text=True,
+        env={**os.environ, "PYTHONPATH": path},
+    ) as stand_in:
+        try:
+            for _ in range(4):
+                variable = stand_in.stdout.readline().removeprefix("export ").strip()
+                monkeypatch.setenv(*variable.split("=", 1))
+            done = subprocess.run(
+                [sys.executable, "first_run.py"],
+                cwd=tmp_path,
+                capture_output=True,
+                text=True,
+                check=False,
+            )
+        finally:
+            stand_in.terminate()
+    assert done.stdout == printed, done.stderr
+
+
 @pytest.mark.processes
 def test_the_example(aws, tmp_path, monkeypatch):
-    ((name, text),) = re.findall(
-        r"```python\n# (\S+)\n(.*?)```", README.read_text(encoding="utf-8"), re.DOTALL
-    )
-    (tmp_path / name).write_text(text)
+    name = "launch.py"
+    (tmp_path / name).write_text(examples()[name])
     for key, value in {
         "AWS_ENDPOINT_URL": aws.url,
         "AWS_ACCESS_KEY_ID": "key",
@@ -45,10 +81,7 @@ def test_the_example(aws, tmp_path, monkeypatch):
     done = subprocess.run(
         [sys.executable, name], cwd=tmp_path, capture_output=True, text=True, check=False
     )
-    wanted = (
-        "True credentials\nTrue training jobs\nTrue pass role\nTrue quota\nTrue image\nTrue bucket\n"
-        "0 succeeded {'rank': 0}\n1 succeeded {'rank': 1}\n"
-    )
+    wanted = "0 succeeded {'rank': 0} None\n1 succeeded {'rank': 1} None\n"
     assert done.stdout == wanted, done.stderr
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import re
 import signal
 import sys
 import tempfile
@@ -64,6 +65,7 @@ def _aws(options: argparse.Namespace, _: Path, over: threading.Event) -> None:
         if seconds is not None:
             stand_in.world.habits.auto_start = options.start_seconds
             stand_in.world.habits.auto_succeed = seconds
+        _make_buckets(stand_in, options.bucket)
         for name, value in stand_in.environment.items():
             sys.stdout.write(f"export {name}={value}\n")
         what = (
@@ -82,6 +84,32 @@ def _training(options: argparse.Namespace) -> SageMakerStandIn:
     return SageMakerProcesses(
         port=options.port, region=options.region, start_seconds=options.start_seconds
     )
+
+
+def _make_buckets(stand_in: SageMakerStandIn, names: Sequence[str]) -> None:
+    if not names:
+        return
+    import boto3  # slow to import
+
+    s3 = boto3.client("s3", **stand_in.client_options)
+    region = s3.meta.region_name
+    # The home of S3 is the one region that must not be named.
+    place = (
+        {}
+        if region == "us-east-1"
+        else {"CreateBucketConfiguration": {"LocationConstraint": region}}
+    )
+    for name in names:
+        s3.create_bucket(Bucket=name, **place)
+    s3.close()
+
+
+def _bucket(text: str) -> str:
+    if not re.fullmatch(r"[a-z0-9][a-z0-9.-]{1,61}[a-z0-9]", text, re.ASCII):
+        raise argparse.ArgumentTypeError(
+            f"{text!r} is not the name of a bucket: 3 to 63 lower-case letters, digits, dots and dashes"
+        )
+    return text
 
 
 def _modal(options: argparse.Namespace, _: Path, over: threading.Event) -> None:
@@ -162,6 +190,14 @@ def _parser() -> argparse.ArgumentParser:
         type=float,
         default=None,
         help="run no programs: jobs succeed after so long",
+    )
+    aws.add_argument(
+        "--bucket",
+        type=_bucket,
+        action="append",
+        default=[],
+        metavar="NAME",
+        help="a bucket that there is from the beginning; may be given several times",
     )
     modal = kinds.add_parser(
         "modal", help="Modal; functions that are called run as processes of this machine"

@@ -9,9 +9,11 @@ import time
 
 import boto3
 import pytest
+from botocore.exceptions import ClientError
 from standin_lab import PATIENCE
 
 from diloco_localcloud import SageMakerStandIn
+from diloco_localcloud.__main__ import main
 
 REQUEST = {
     "TrainingJobName": "job",
@@ -37,7 +39,9 @@ def until_it_ends(api):
 @pytest.mark.parametrize("runs", [True, False])
 def test_the_command(monkeypatch, runs):
     command = [sys.executable, "-m", "diloco_localcloud", "aws", "--region", "eu-west-1"]
-    command += ["--start-seconds", "0"] + ([] if runs else ["--train-seconds", "0.1"])
+    command += ["--bucket", "mine", "--bucket", "other", "--start-seconds", "0"] + (
+        [] if runs else ["--train-seconds", "0.1"]
+    )
     request = {**REQUEST}
     if runs:
         request["AlgorithmSpecification"] = {
@@ -57,8 +61,28 @@ def test_the_command(monkeypatch, runs):
         assert told["TrainingJobStatus"] == ("Failed" if runs else "Completed")
         assert told.get("FailureReason", "exit code: 7").endswith("exit code: 7")
         api.close()
+        s3 = boto3.Session().client("s3")
+        assert [bucket["Name"] for bucket in s3.list_buckets()["Buckets"]] == ["mine", "other"]
+        s3.close()
         running.send_signal(signal.SIGINT)
         assert running.wait(PATIENCE) == 0
+
+
+def test_a_wrong_bucket_is_refused_before_anything_starts(capsys):
+    with pytest.raises(SystemExit):
+        main(["aws", "--bucket", "Mine"])
+    assert "'Mine' is not the name of a bucket: 3 to 63" in capsys.readouterr().err
+
+
+def test_a_client_of_another_region_is_told_where_it_is():
+    with SageMakerStandIn() as stand_in:
+        options = {**stand_in.client_options, "region_name": "eu-west-1"}
+        api = boto3.client("sagemaker", **options)
+        with pytest.raises(
+            ClientError, match=r"is in us-east-1, not in eu-west-1.*--region eu-west-1"
+        ):
+            api.list_training_jobs()
+        api.close()
 
 
 def test_in_real_time_nobody_moves_the_clock():

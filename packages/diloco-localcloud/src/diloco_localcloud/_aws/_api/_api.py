@@ -107,7 +107,9 @@ class Api:
         if region != self._region.name and call.service != _GLOBAL:
             raise RefusedError(
                 "InvalidSignatureException",
-                f"Credential should be scoped to a valid region. The stand-in is in {self._region.name}, not in {region}.",
+                f"Credential should be scoped to a valid region. "
+                f"The stand-in is in {self._region.name}, not in {region}: ask it there, or start it with "
+                f"region={region!r} (as a command, --region {region}).",
             )
         if call.service == "s3":
             call.operation, call.name = _s3.operation(request), request.path.lstrip("/")
