@@ -119,6 +119,59 @@ def test_an_interruption_on_spot_is_an_attempt(bench):
     assert (found.state.value, found.attempt) == ("running", 2)
 
 
+def test_a_purge_leaves_nothing_for_a_later_run_of_the_name(bench):
+    """Checkpoints go with the run; those of others stay."""
+    s3 = boto3.client("s3", **bench.stand_in.client_options)
+    s3.create_bucket(Bucket="bucket")
+    executor = bench.executor(checkpoint_s3_path="s3://bucket/kept")
+    handles = executor.launch_replicas(1, "trainer:train", run_id="run-1", spot=True)
+    name = handles[0].metadata["job_name"]
+    for number in range(3):
+        s3.put_object(Bucket="bucket", Key=f"kept/{name}/{number}", Body=b"")
+    s3.put_object(Bucket="bucket", Key=f"kept/{name}0/x", Body=b"")
+    bench.job(handles[0]).start()
+    bench.job(handles[0]).succeed()
+    bench.world.settle()
+    executor.purge(handles[0])
+    left = s3.list_objects_v2(Bucket="bucket")["Contents"]
+    assert [each["Key"] for each in left] == [f"kept/{name}0/x"]
+
+
+def test_all_pages_of_a_list_of_objects_are_read(bench):
+    class Paged:
+        """Answers as S3 does, a key at a time."""
+
+        class meta:
+            class events:
+                register = staticmethod(lambda *_, **__: None)
+
+        def list_objects_v2(self, Bucket, Prefix, ContinuationToken="0"):
+            number = int(ContinuationToken)
+            more = {"NextContinuationToken": str(number + 1)} if number < 2 else {}
+            return {"Contents": [{"Key": f"{Prefix}{number}"}], **more}
+
+    client = bench.executor(s3_client=Paged())._client
+    assert list(client.object_keys("bucket", "a/")) == ["a/0", "a/1", "a/2"]
+
+
+def test_a_purge_deletes_no_folder_that_is_not_named_after_the_job(bench):
+    """Whoever may create training jobs can give one our names, and any place for its checkpoints."""
+    s3 = boto3.client("s3", **bench.stand_in.client_options)
+    s3.create_bucket(Bucket="bucket")
+    s3.put_object(Bucket="bucket", Key="precious/x", Body=b"")
+    executor = bench.executor()
+    (request,) = executor.plan(1, "trainer:train", run_id="run-1", spot=True).requests
+    request["CheckpointConfig"]["S3Uri"] = "s3://bucket/precious"
+    boto3.client("sagemaker", **bench.stand_in.client_options).create_training_job(**request)
+    (handle,) = executor.attach("run-1")
+    bench.job(handle).stop()
+    bench.world.settle()
+    executor.purge(handle)
+    assert [each["Key"] for each in s3.list_objects_v2(Bucket="bucket")["Contents"]] == [
+        "precious/x"
+    ]
+
+
 def test_a_job_that_ran_for_too_long_has_failed(bench):
     (handle,) = bench.launch(1)
     bench.job(handle).start()

@@ -166,6 +166,20 @@ class Client:
 
         return self._with("s3", what, whole)
 
+    def object_keys(self, bucket: str, prefix: str) -> Iterator[str]:
+        """The keys of the objects below a prefix; MissingError if there is no such bucket."""
+        what = f"list s3://{bucket}/{prefix}"
+        token: str | None = None
+        while True:
+            more = {} if token is None else {"ContinuationToken": token}
+            page = self._call("s3", "list_objects_v2", what, Bucket=bucket, Prefix=prefix, **more)
+            for entry in page.get("Contents") or []:
+                yield entry["Key"]
+            following = page.get("NextContinuationToken")
+            if not following or following == token:
+                return
+            token = following
+
     def delete_object(self, bucket: str, key: str) -> None:
         """Delete an object; nothing happens if there is none."""
         self._call("s3", "delete_object", f"delete s3://{bucket}/{key}", Bucket=bucket, Key=key)

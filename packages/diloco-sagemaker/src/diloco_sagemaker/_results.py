@@ -21,12 +21,14 @@ def place_of(job: JobFacts) -> tuple[str, str]:
     return bucket, "/".join(part for part in parts if part)
 
 
-def counter_of(job: JobFacts) -> tuple[str, str] | None:
-    """Bucket and key of the file that counts a job's attempts; None if it has none."""
-    if not job.checkpoints:
-        return None
+def checkpoints_of(job: JobFacts) -> tuple[str, str] | None:
+    """Bucket and prefix of what is kept of a job from one attempt to the next; None if nothing is.
+
+    A folder that is not named after the job is left alone, whoever made that job: others may have something there.
+    """
     bucket, _, prefix = job.checkpoints.removeprefix("s3://").partition("/")
-    return bucket, f"{prefix.strip('/')}/{names.ATTEMPTS_NAME}"
+    folder = prefix.strip("/")
+    return (bucket, f"{folder}/") if folder.rpartition("/")[2] == job.name else None
 
 
 def read_outcome(client: Client, job: JobFacts) -> Outcome:

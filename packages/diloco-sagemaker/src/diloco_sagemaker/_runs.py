@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 from collections.abc import Sequence
 from typing import Any
@@ -25,7 +26,7 @@ from ._errors import EndedError, MissingError, TakenError
 from ._facts import ENDED, JobFacts, Summary
 from ._handles import created_of, is_of, make_handle, may_be_of
 from ._many import at_once
-from ._results import counter_of, place_of, read_outcome, read_result
+from ._results import checkpoints_of, place_of, read_outcome, read_result
 from ._states import status_of
 from ._sweep import Jobs
 
@@ -176,7 +177,7 @@ class Runs:
             )
 
     def purge(self, handle: ReplicaHandle) -> None:
-        """Remove what is left of a handle's run: results, logs, jobs; does nothing if it is gone.
+        """Remove what is left of a handle's run: results, checkpoints, logs, jobs; does nothing if it is gone.
 
         Raises:
             InvalidRequestError: A replica has not ended.
@@ -212,12 +213,13 @@ class Runs:
                 self._client.delete_log_stream(stream)
             except MissingError:
                 continue
-        for place in (place_of(job), counter_of(job)):
-            if place is not None:
-                try:
-                    self._client.delete_object(*place)
-                except MissingError:
-                    continue
+        places = [place_of(job)]
+        if (kept := checkpoints_of(job)) is not None:
+            # A later run of this name would go on from them, and go on counting.
+            bucket, prefix = kept
+            with contextlib.suppress(MissingError):  # no such bucket any more
+                places += [(bucket, key) for key in self._client.object_keys(bucket, prefix)]
+        at_once(self._remove_object, places)
         try:
             self._client.delete(job.name)
         except MissingError:
@@ -228,6 +230,10 @@ class Runs:
                 f"{error}{pool}: SageMaker deletes a job only when its warm pool is gone. Purge again after keep_alive"
             ) from error
         self._jobs.forget(job)
+
+    def _remove_object(self, place: tuple[str, str]) -> None:
+        with contextlib.suppress(MissingError):
+            self._client.delete_object(*place)
 
     def _wait_until_gone(self, jobs: Sequence[JobFacts]) -> None:
         deadline = self._backoff.clock() + _SECONDS_TO_GO
