@@ -226,6 +226,14 @@ def test_the_longest_timeout_is_told_to_the_second(executor):
         executor.launch_replicas(1, "m:f", timeout=None)
 
 
+def test_an_argument_that_no_launch_has(executor):
+    for ask in (lambda: executor.plan(1, "m:f", gpus=2), lambda: executor.check(1, gpus=2)):
+        with pytest.raises(
+            TypeError, match="a launch has no argument 'gpus'; it takes gpu, timeout"
+        ):
+            ask()
+
+
 def test_the_plan_of_a_named_run_is_what_is_sent(executor):
     sent = []
     executor._submit = lambda request: sent.append(executor._plan(request)) or []

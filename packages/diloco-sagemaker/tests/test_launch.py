@@ -131,6 +131,12 @@ def test_credentials_that_are_missing_or_expired(aws, executor, monkeypatch):
     assert aws.jobs == {}
 
 
+def test_variables_that_are_named_like_secrets_are_warned_of(executor, caplog):
+    launch(executor(), env={"API_TOKEN": "x", "STEPS": "1"})
+    (record,) = caplog.records
+    assert record.getMessage().startswith("named like secrets: API_TOKEN. Whoever may describe")
+
+
 def test_no_region(executor, monkeypatch):
     for name in ("AWS_REGION", "AWS_DEFAULT_REGION"):
         monkeypatch.delenv(name, raising=False)

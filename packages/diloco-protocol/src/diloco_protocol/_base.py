@@ -398,6 +398,10 @@ class BaseExecutor(Journaled):
 
     def _request(self, *arguments: Any, **options: Any) -> RunRequest:
         """The checked arguments of a launch, with what the constructor says where the launch does not."""
+        if unknown := options.keys() - LaunchOptions.__annotations__.keys():
+            raise TypeError(
+                f"a launch has no argument {min(unknown)!r}; it takes {', '.join(LaunchOptions.__annotations__)}"
+            )
         env = options.get("env")
         if env is None or isinstance(env, Mapping):  # anything else is refused by make_request
             options["env"] = {**self._env, **(env or {})}

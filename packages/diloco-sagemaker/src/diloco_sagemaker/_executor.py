@@ -156,7 +156,7 @@ class SageMakerExecutor(BaseExecutor):
         jobs = job_requests(request, self._options)
         if shown := secret_names(jobs[0]):
             logging.getLogger("diloco_sagemaker").warning(
-                "%s are named like secrets: whoever may describe training jobs can read them. Keep them in AWS Secrets Manager",
+                "named like secrets: %s. Whoever may describe training jobs can read them: keep them in AWS Secrets Manager",
                 ", ".join(shown),
             )
         account = self._patiently(lambda: self._client.account)
