@@ -1,5 +1,7 @@
 """The verbs, over the scripted stand-in."""
 
+from dataclasses import replace
+
 import modal
 import pytest
 
@@ -7,6 +9,7 @@ from diloco_modal import ModalSpawnExecutor
 from diloco_protocol import (
     AuthError,
     BackendError,
+    Backoff,
     InvalidRequestError,
     LaunchError,
     Reason,
@@ -345,10 +348,20 @@ def test_what_is_not_deployed_is_named_with_the_command(lab):
 
 def test_a_secret_without_the_key_is_named(lab):
     lab.world.add_secret("tokens", {"OTHER": "1"})
-    with pytest.raises(InvalidRequestError, match="tokens"):
+    again = r"HF_TOKEN\. Make it again with all its keys: modal secret create --force tokens HF_TOKEN=\.\.\."
+    with pytest.raises(InvalidRequestError, match=again):
         lab.launch(1, secrets={"HF_TOKEN": "tokens"})
     lab.world.add_secret("huggingface", {"HF_TOKEN": "1"})
     assert lab.launch(1, secrets={"HF_TOKEN": "huggingface"})
+
+
+def test_an_environment_that_is_not_there_is_no_missing_app(lab):
+    executor = lab.executor(environment_name="prod")
+    with pytest.raises(
+        InvalidRequestError, match=r"[^.]\. .*modal environment create prod"
+    ) as caught:
+        lab.launch(1, executor)
+    assert "deploy" not in str(caught.value)
 
 
 @pytest.mark.parametrize(
@@ -451,6 +464,32 @@ def test_a_line_that_a_container_did_not_finish_ends_with_it(lab):
     lines = ["first", "unfini", "shed", "second"]
     assert lab.executor().stream_logs(handle).split("\n") == lines
     assert list(lab.executor().log_iter(handle)) == lines
+
+
+def test_what_arrives_after_the_end_is_followed_too(lab):
+    (handle,) = lab.launch(1)
+    lab.begin(handle)
+    lab.call(handle).log("early\n")
+    lab.finish(handle)
+    pieces = ["", "l", "ate"]
+
+    def sleep(seconds):
+        lab.world.advance(seconds)
+        if pieces and (piece := pieces.pop(0)):
+            lab.call(handle).log(piece)
+
+    executor = lab.executor(backoff=Backoff(clock=lab.world.now, sleep=sleep))
+    assert list(executor.log_iter(handle, follow=True)) == ["early", "late"]
+
+
+def test_a_handle_that_names_another_function_finds_nothing(lab):
+    (handle,) = lab.launch(1)
+    other = replace(handle, metadata={**handle.metadata, "function": "another"})
+    executor = lab.executor()
+    with pytest.raises(ReplicaNotFoundError):
+        executor.describe(other)
+    executor.cancel(other)
+    assert executor.poll(handle) == "pending"
 
 
 def test_a_log_is_followed_until_a_time_to_come(lab):

@@ -2,6 +2,7 @@
 
 import re
 import runpy
+import tomllib
 from pathlib import Path
 
 import modal
@@ -62,4 +63,16 @@ def test_the_examples(lab, tmp_path, monkeypatch, capsys):
     assert [line.split()[:2] for line in out.splitlines()[:4]] == [
         ["True", each] for each in subjects
     ]
-    assert out.endswith("".join(f"{rank} succeeded {{'loss': 0.5}}\n" for rank in range(4)))
+    results = [f"{rank} succeeded {{'loss': 0.5}}" for rank in range(4)]
+    assert out.splitlines()[4:] == [*results, "rank 0"]
+
+
+def test_the_image_has_what_the_replicas_import():
+    """They are sent as source, without what they need."""
+    core = Path(__file__).parents[2] / "diloco-core" / "pyproject.toml"
+    if not core.exists():
+        pytest.skip("the checkout has no diloco-core")
+    needed = tomllib.loads(core.read_text())["project"]["dependencies"]
+    names = {re.split("[><=]", each)[0] for each in needed} - {"diloco-protocol"}
+    (installed,) = re.findall(r"\.pip_install\((.*)\)", README.read_text(encoding="utf-8"))
+    assert names <= set(re.findall('"(.*?)"', installed))

@@ -73,9 +73,12 @@ class Client:
         try:
             self._ask(function.hydrate, f"looking for {name}")
         except MissingError as error:
-            raise InvalidRequestError(
-                f"{error}. It is not deployed: {deploy_command(options)}"
-            ) from error
+            text, environment = str(error).rstrip("."), options.environment_name
+            if environment and f"Environment {environment!r} not found" in text:
+                why = f"modal environment list shows those that are there, and modal environment create {environment} makes one"
+            else:
+                why = f"It is not deployed: {deploy_command(options)}"
+            raise InvalidRequestError(f"{text}. {why}") from error
         held = []
         if secrets:
             names: list[tuple[str, list[str]]] = [(each, []) for each in options.app_secrets or ()]
@@ -87,9 +90,11 @@ class Client:
                 except BackendError as error:
                     if error.retryable:
                         raise
-                    raise InvalidRequestError(
-                        f"{error}. Make it: modal secret create {secret} {' '.join(f'{key}=...' for key in keys)}"
-                    ) from error
+                    values = " ".join(f"{key}=..." for key in keys)
+                    how = f"Make it: modal secret create {secret} {values}"
+                    if "missing key" in str(error):
+                        how = f"Make it again with all its keys: modal secret create --force {secret} {values} ..."
+                    raise InvalidRequestError(f"{str(error).rstrip('.')}. {how}") from error
                 held.append(found)
         chosen = {**bound, **({"secrets": held} if held else {})}
         made = function.with_options(**chosen)

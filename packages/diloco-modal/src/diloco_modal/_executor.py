@@ -394,8 +394,8 @@ class ModalSpawnExecutor(BaseExecutor):
 
 def _is_of(handle: ReplicaHandle, entries: Mapping[str, Any]) -> bool:
     """Whether a record is the handle's, and not of a later launch of the same name."""
-    held = entries.get(f"call-{handle.rank}", {})
-    return bool(
-        entries["launch"]["id"] == handle.metadata["launch"]
-        and held.get("call") == handle.metadata["function_call_id"]
-    )
+    call = entries.get(f"call-{handle.rank}", {}).get("call")
+    if not call:
+        return False
+    true = make_handle(entries["launch"], handle.rank, call, handle.run_id).metadata
+    return all(handle.metadata[key] == value for key, value in true.items())

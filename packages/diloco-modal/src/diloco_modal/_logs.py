@@ -11,6 +11,9 @@ from diloco_protocol import Backoff, LogQuery
 from diloco_protocol.backend import LineSplitter
 
 Fetch = Callable[[Callable[[Any], Any]], list[Any]]
+_QUIET_LOOKS = 3
+"""How often nothing new is seen after the end until a log that is followed counts as complete: a container that has given its
+result still passes on what it has printed."""
 
 
 def lines_of(entries: list[Any]) -> tuple[list[str], int]:
@@ -64,11 +67,15 @@ def read_log(
     pattern = None if query.regex is None else re.compile(query.regex)
     begin = datetime.fromtimestamp(max(query.since or 0.0, since - 60.0), UTC)
     end = None if query.until is None else datetime.fromtimestamp(query.until, UTC)
-    given, delays = 0, backoff.delays()
+    given, seen, quiet, ended, delays = 0, 0, 0, False, backoff.delays()
     while True:
         late = query.until is not None and clock() >= query.until
-        last = not query.follow or late or terminal()
+        if not ended and query.follow and terminal():
+            ended, delays = True, backoff.delays()
         entries = fetch(lambda logs: logs.fetch(since=begin, until=end, source=source))
+        quiet = quiet + 1 if ended and len(entries) == seen else 0
+        seen = len(entries)
+        last = late or not query.follow or quiet >= _QUIET_LOOKS
         lines, open_ones = lines_of([each for each in entries if _within(each, query)])
         whole = len(lines) - (0 if last else open_ones)
         fresh = lines[given:whole]
