@@ -63,6 +63,20 @@ def test_a_short_run_over_a_faulty_s3(tmp_path):
     assert result["checks"].get("steps not recomputed", 0) == 0
 
 
+@pytest.mark.slow
+def test_a_short_run_that_overlaps_and_sends_int8(tmp_path, read):
+    """The reader decodes what was sent, and recomputes every step from it."""
+    result = chaos(
+        tmp_path, "--seconds", "2", "--kill-every", "2", "--delay", "2", "--codec", "int8"
+    )
+    assert result["trouble"]["kills"] >= 1
+    assert result["dropped"] > 0  # the steps whose place a late result has taken
+    kept = tmp_path / "kept"
+    assert read(kept) == ""
+    shift(newest_shard(kept))
+    assert "as rounding explains" in read(kept)
+
+
 def test_a_short_run_with_a_zombie_and_a_reader_that_sees_damage(tmp_path, read):
     result = chaos(
         tmp_path, "--seconds", "2", "--stop-every", "2", "--grace", "0.4", "--kill-every", "3"
@@ -153,6 +167,22 @@ def shift(path):
         pytest.param(
             ["--store", "obstore+s3", "--faults", "1", "--kill-every", "15", "--stop-every", "15"],
             id="obstore",
+        ),
+        pytest.param(
+            [
+                *(
+                    "--store",
+                    "obstore+s3",
+                    "--faults",
+                    "1",
+                    "--kill-every",
+                    "6",
+                    "--stop-every",
+                    "15",
+                ),
+                *("--delay", "2", "--codec", "int8", "--seconds", "180"),
+            ],
+            id="overlap",
         ),
         pytest.param(
             ["--store", "fsspec+s3", "--faults", "1", "--kill-every", "20", "--averaging"],

@@ -27,6 +27,13 @@ class State:
     momentum: dict[int, Vector] = field(default_factory=dict)
 
 
+def decode_int8(data: Vector) -> Vector:
+    """The values of the codec int8: blocks of 256, each a float32 scale and a byte per value."""
+    rows = [data[start : start + 260] for start in range(0, len(data), 260)]
+    parts = [row[4:].view(np.int8) * row[:4].view(np.float32) for row in rows]
+    return np.concatenate(parts) if parts else np.zeros(0, np.float32)
+
+
 def outer_step(
     state: State,
     contributions: Sequence[Sequence[Vector]],

@@ -35,11 +35,12 @@ class LifeReader:
         for rank, lines in ranks.items():
             self._follow(rank, lines)
 
-    def explains(self, rank: int, stop: int) -> bool:
-        """Whether a life of this rank said why the run counts none of the inner steps right before ``stop``.
+    def explains(self, rank: int, first: int, stop: int, delay: int) -> bool:
+        """Whether a life of this rank said why the run counts none of the inner steps from ``first`` to right before ``stop``.
 
         It began there (the steps before it were another life's, and open in one fragment only), it dropped or reloaded
-        there, or it was overtaken there by an earlier life.
+        there, or it was overtaken there by an earlier life. With a delay, a sync that is applied takes the place of the steps
+        that were made while it was under way.
         """
         for line in self._lines:
             if (
@@ -49,6 +50,8 @@ class LifeReader:
             ):
                 report = line.get("report", {})
                 dropped = report.get("contribution") == "dropped" or report.get("reloaded")
+                if line["event"] == "sync" and delay == stop - first:
+                    return True
                 if line["event"] == "enter" or dropped or line["position"] != line["counted"]:
                     return True
         return False

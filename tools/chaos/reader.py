@@ -16,7 +16,7 @@ from typing import Any
 
 import numpy as np
 import xxhash
-from arithmetic import State, Vector, disagreement, outer_step
+from arithmetic import State, Vector, decode_int8, disagreement, outer_step
 from findings import Findings
 from ledgers import Ledgers
 from objects import Broken, Objects, tensors
@@ -51,6 +51,8 @@ class Reader:
                 raise Broken("there is no manifest")
             self.manifest, self._manifest_bytes = found
             self.fragments = self.manifest["fragments"]
+            texts = self.manifest["tensors"].values()
+            self._is_int8 = all(text.endswith("sent as int8") for text in texts)
             self._read_log()
             for fragment in range(len(self.fragments)):
                 self._replay(fragment)
@@ -121,9 +123,10 @@ class Reader:
         carried = int(named[8], 16) if named else 0
         groups = []
         for group, entry in enumerate(table["groups"]):
-            values = joined(
-                found, [f"shard.{shard}.{group}" for shard in range(table["shards"])], entry
-            )
+            names = [f"shard.{shard}.{group}" for shard in range(table["shards"])]
+            if entry["rule"] == "outer" and self._is_int8:
+                found.update({name: decode_int8(found[name]) for name in names if name in found})
+            values = joined(found, names, entry)
             is_carried = bool(carried >> group & 1)
             self.findings.expect(
                 "carried groups",

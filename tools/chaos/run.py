@@ -94,6 +94,10 @@ def parse() -> argparse.Namespace:
         "--without", nargs="*", default=[], choices=[fault.name.lower() for fault in Fault]
     )
     parser.add_argument("--fragments", type=int, choices=[1, 2], default=1)
+    parser.add_argument(
+        "--delay", type=int, default=0, help="inner steps that an exchange runs behind (default: 0)"
+    )
+    parser.add_argument("--codec", choices=["plain", "int8"], default="plain")
     parser.add_argument("--topology", choices=["sharded", "gather"], default="sharded")
     parser.add_argument(
         "--averaging",
@@ -131,6 +135,8 @@ def run(arguments: argparse.Namespace, folder: Path, chance: random.Random) -> d
         "sync_timeout": _MOST_SECONDS_MORE,
         "topology": arguments.topology,
         "fragments": arguments.fragments,
+        "delay": arguments.delay,
+        "codec": arguments.codec,
         "outer_lr": 1.0 if arguments.averaging else 0.7,
         "outer_momentum": 0.0 if arguments.averaging else 0.9,
         "sync_every": SYNC_EVERY,
@@ -174,7 +180,7 @@ def run(arguments: argparse.Namespace, folder: Path, chance: random.Random) -> d
     if quality:
         reader.compare_export(folder / "model.safetensors")
     for rank, first, stop in sorted(reader.gaps):
-        if not lives.explains(rank, stop):
+        if not lives.explains(rank, first, stop, arguments.delay):
             problems.append(
                 f"the inner steps {first} to {stop} of rank {rank} are in no record, and nobody dropped them"
             )

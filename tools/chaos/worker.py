@@ -42,6 +42,8 @@ class Settings:
         sync_timeout: As in ``connect``.
         topology: As in ``connect``.
         fragments: 1 or 2.
+        delay: As in ``DiLoCo``.
+        codec: As in ``DiLoCo``.
         outer_lr: As in ``DiLoCo``.
         outer_momentum: As in ``DiLoCo``.
         sync_every: As in ``DiLoCo``.
@@ -61,6 +63,8 @@ class Settings:
     sync_timeout: float
     topology: str
     fragments: int
+    delay: int
+    codec: str
     outer_lr: float
     outer_momentum: float
     sync_every: int
@@ -164,6 +168,8 @@ def train(settings: Settings, log: Log) -> None:
         exchange,
         sync_every=settings.sync_every,
         fragments=[model.first, model.second] if settings.fragments == 2 else 1,
+        delay=settings.delay,
+        codec=settings.codec,
         outer_lr=settings.outer_lr,
         outer_momentum=settings.outer_momentum,
         on_sync=seen,

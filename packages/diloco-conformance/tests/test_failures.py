@@ -8,10 +8,12 @@ from test_toy import ToyHarness
 from toy_executor import ToyExecutor
 from wrong_all import MUTANTS, harness_of
 
-from diloco_conformance import ExecutorConformance, Harness, PromiseBroken, Step
+from diloco_conformance import ExecutorConformance, Fault, Harness, PromiseBroken, Step
 from diloco_conformance._check_collect import collect
 from diloco_conformance._lab import Lab
 from diloco_conformance._run_machine import TRIES, run_machine
+from diloco_conformance._scenes import broken_look
+from diloco_protocol import Reason, ReplicaState, ReplicaStatus, UnavailableError
 
 
 def tried(make_harness):
@@ -164,6 +166,44 @@ def test_a_message_shows_what_is_missing(step, look, shown):
         look(lab)
     assert caught.value.promise == "R4"
     assert shown in caught.value.said
+
+
+@pytest.mark.parametrize("look", [Lab.poll_all, Lab.observe_all], ids=["poll", "describe"])
+def test_an_end_that_was_seen_may_be_said_while_the_backend_is_away(look):
+    class RemembersEnds(ToyExecutor):
+        def __init__(self, *arguments, **options):
+            super().__init__(*arguments, **options)
+            self.ends = {}
+
+        def _observe_run(self, handles):
+            if not all(handle in self.ends for handle in handles):
+                found = super()._observe_run(handles)
+                self.ends.update(
+                    {each: found[each] for each in found if found[each].state.terminal}
+                )
+                return found
+            return {handle: self.ends[handle] for handle in handles}
+
+    lab = Lab(harness_of(RemembersEnds, gang=False)())
+    (replica, *_) = lab.up(1).replicas
+    lab.drive(replica, Step.SUCCEED)
+    look(lab)
+    broken_look(lab, replica, Fault.SERVER_ERROR)
+
+
+def test_an_end_that_nobody_has_told_may_not():
+    class Guesses(ToyExecutor):
+        def describe(self, handle):
+            try:
+                return super().describe(handle)
+            except UnavailableError:
+                return ReplicaStatus(ReplicaState.SUCCEEDED, 1, Reason.COMPLETED, exit_code=0)
+
+    lab = Lab(harness_of(Guesses, gang=False)())
+    (replica, *_) = lab.up(1).replicas
+    lab.drive(replica, Step.SUCCEED)
+    with pytest.raises(PromiseBroken, match="could not be asked"):
+        broken_look(lab, replica, Fault.SERVER_ERROR)
 
 
 def test_a_cancel_may_read_and_then_write():

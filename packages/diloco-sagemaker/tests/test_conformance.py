@@ -17,7 +17,7 @@ class TestSpot(ExecutorConformance):
 
 @pytest.mark.slow
 class TestOnDemand(ExecutorConformance):
-    examples = 40
+    examples = 20
 
     def make_harness(self):
         return OnDemandHarness()
@@ -25,5 +25,5 @@ class TestOnDemand(ExecutorConformance):
 
 @pytest.mark.slow
 class TestSpotLong(TestSpot):
-    examples = 40
+    examples = 30
     fresh = True

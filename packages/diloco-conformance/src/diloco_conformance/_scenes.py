@@ -46,7 +46,8 @@ def broken_look(lab: Lab, replica: Replica, fault: Fault) -> None:
                     f"{fault}: nobody knows whether there is a record",
                 )
             return
-        known = replica.said is not None and replica.said.state.terminal
+        # What poll alone has told is seen, too.
+        known = replica.told is not None
         if not (known and truth.state == said.state):
             lab.broken(
                 "S6",
