@@ -1,6 +1,7 @@
 """One life of one container: whatever happens, its end is told."""
 
 import os
+import subprocess
 import sys
 import threading
 
@@ -34,3 +35,31 @@ def test_a_signal_that_comes_too_late_does_not_hide_the_end(command):
     go_on.set()
     container.join()
     assert events == ["started", "ended"]
+
+
+@pytest.mark.processes
+def test_a_container_that_nobody_would_hear_of_is_not_left(command, monkeypatch):
+    started = []
+
+    class Seen(subprocess.Popen):
+        def __init__(self, *arguments, **options):
+            super().__init__(*arguments, **options)
+            started.append(self)
+
+    def refused(_):
+        raise RuntimeError("can't start new thread")
+
+    monkeypatch.setattr(subprocess, "Popen", Seen)
+    monkeypatch.setattr(threading.Thread, "start", refused)
+    with pytest.raises(RuntimeError, match="new thread"):
+        Container(command, lambda _: None)
+    (shim,) = started
+    assert shim.returncode is not None
+    assert shim.stdin.closed
+    assert shim.stdout.closed
+
+
+def test_a_command_that_cannot_be_told_starts_nothing(command, monkeypatch):
+    monkeypatch.setattr(subprocess, "Popen", lambda *_, **__: pytest.fail("started"))
+    with pytest.raises(TypeError, match="JSON"):
+        Container(Command([object()], command.env, command.cwd, command.log), lambda _: None)

@@ -63,14 +63,6 @@ class Container:
         self.pid: int | None = None
         self._told = told
         self._lock = threading.Lock()
-        shim = [sys.executable, "-I", "-S", str(Path(__file__).with_name("_shim.py"))]
-        self._shim = subprocess.Popen(
-            shim,
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            start_new_session=True,
-            pass_fds=command.streams,
-        )
         wanted = {
             "argv": list(command.argv),
             "env": dict(command.env),
@@ -81,9 +73,22 @@ class Container:
             "streams": list(command.streams),
         }
         text = json.dumps(wanted).encode()
+        shim = [sys.executable, "-I", "-S", str(Path(__file__).with_name("_shim.py"))]
+        self._shim = subprocess.Popen(
+            shim,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            start_new_session=True,
+            pass_fds=command.streams,
+        )
+        try:
+            self._reader = threading.Thread(target=self._read, name="container", daemon=True)
+            self._reader.start()
+        except BaseException:
+            # Nobody would hear of its end. It has not been told what to start, and ends with its stdin.
+            with self._shim:
+                raise
         self._write(b"%d\n%s" % (len(text), text))
-        self._reader = threading.Thread(target=self._read, name="container", daemon=True)
-        self._reader.start()
 
     def term(self) -> None:
         """SIGTERM to the first process, as a kubelet does."""

@@ -6,6 +6,7 @@ import json
 import os
 import sys
 import time
+import types
 
 import boto3
 import pytest
@@ -315,3 +316,32 @@ def test_the_hyperparameters_are_text_to_the_program(lab):
     )
     lab.ended()
     assert lab.lines() == ["True"]
+
+
+def test_a_program_that_cannot_be_started_ends_its_job(lab, monkeypatch):
+    def refused(*_):
+        raise RuntimeError("can't start new thread")
+
+    monkeypatch.setattr("diloco_localcloud._aws._processes._machines.Container", refused)
+    lab.run("")
+    told = lab.ended()
+    assert told["TrainingJobStatus"] == "Failed"
+    assert "could not be started: can't start new thread" in told["FailureReason"]
+
+
+def test_descriptors_that_cannot_be_closed_hide_no_process(lab, monkeypatch):
+    """A process without a record would outlive the stand-in."""
+    close = os.close
+
+    def closed_and_refused(descriptor):
+        close(descriptor)
+        raise OSError(9, "Bad file descriptor")
+
+    with monkeypatch.context() as patch:
+        refusing = types.SimpleNamespace(**{**vars(os), "close": closed_and_refused})
+        patch.setattr("diloco_localcloud._aws._processes._machines.os", refusing)
+        lab.run("import time; time.sleep(600)")
+        lab.wait(lambda: lab.stand_in.pid("job"))
+    lab.api.stop_training_job(TrainingJobName="job")
+    assert lab.ended()["TrainingJobStatus"] == "Stopped"
+    assert lab.stand_in.pid("job") is None

@@ -73,6 +73,13 @@ class LocalMachines:
         home = self._folder / f"{job.name}-{next(self._number)}"
         home.mkdir(parents=True)
         life = self._lives[job.name] = _Life(JobFolder(job, home, self._s3))
+        try:
+            self._begin(job, life)
+        except Exception as error:  # noqa: BLE001 - the job has to end, whatever it was
+            life.over.set()
+            self._ended(job, life, {"event": "refused", "message": str(error)})
+
+    def _begin(self, job: Job, life: _Life) -> None:
         life.folder.fill()
         algorithm = job.request["AlgorithmSpecification"]
         words = [
@@ -110,7 +117,8 @@ class LocalMachines:
             life.container = Container(command, lambda event: self._told(job, life, output, event))
         finally:
             for descriptor in streams:
-                os.close(descriptor)
+                with contextlib.suppress(OSError):  # nothing may hide a container that runs
+                    os.close(descriptor)
 
     def end(self, job: Job, gone: Callable[[], None]) -> None:
         """SIGTERM to its first process, and SIGKILL to all after a while."""
