@@ -37,3 +37,24 @@ def test_whole_lines_of_each_pipe_and_the_rest_at_the_end(pipes):
     for pipe in (first, second):
         with pytest.raises(OSError, match="Bad file descriptor"):
             os.fstat(pipe)
+
+
+def test_what_was_begun_of_a_line_comes_when_nothing_follows(pipes):
+    """But for the begin of a character."""
+    got, told = [], threading.Semaphore(0)
+
+    def write(number, text):
+        got.append((number, text))
+        told.release()
+
+    (first, into_first), (second, into_second) = pipes
+    thread = threading.Thread(target=read_lines, args=([first, second], write, 0.01), daemon=True)
+    thread.start()
+    for data in (b"one\ntw", b"o\xc3", b"\xa9\n", b"end"):
+        os.write(into_first, data)
+        for _ in range(2 if data.startswith(b"one") else 1):
+            assert told.acquire(timeout=60), got
+    os.close(into_second)
+    os.close(into_first)
+    thread.join()
+    assert got == [(0, "one\n"), (0, "tw"), (0, "o"), (0, "\u00e9\n"), (0, "end")]

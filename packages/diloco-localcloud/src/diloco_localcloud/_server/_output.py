@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import codecs
 import os
 import selectors
 from typing import TYPE_CHECKING
@@ -10,21 +11,32 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
 
-def read_lines(pipes: Sequence[int], write: Callable[[int, str], None]) -> None:
+def read_lines(
+    pipes: Sequence[int], write: Callable[[int, str], None], idle_seconds: float | None = None
+) -> None:
     """Pass on what is written into pipes, until nothing can write into them any more; then close them.
 
     Args:
         pipes: their reading ends.
         write: gets the number of the pipe, and one or more whole lines; only the last one may lack its newline. Bytes that are
             no text are replaced.
+        idle_seconds: after so long without anything new, what was begun of a line is passed on, too; None for never.
     """
     tails = dict.fromkeys(pipes, b"")
+    fresh = False
     try:
         with selectors.DefaultSelector() as ready:
             for pipe in pipes:
                 ready.register(pipe, selectors.EVENT_READ)
             while ready.get_map():
-                for key, _ in ready.select():
+                events = ready.select(idle_seconds if fresh else None)
+                fresh = bool(events)
+                for pipe in pipes if not events else ():
+                    begun, used = codecs.utf_8_decode(tails[pipe], "replace", False)
+                    tails[pipe] = tails[pipe][used:]  # the begin of a character waits for its end
+                    if begun:
+                        write(pipes.index(pipe), begun)
+                for key, _ in events:
                     pipe = key.fd
                     data = os.read(pipe, 65536)
                     whole, feed, rest = (tails[pipe] + data).rpartition(b"\n")

@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 
 HEADER = "x-stand-in-container"
 _SOURCES = ("stdout", "stderr")
+_IDLE_SECONDS = 0.05
 
 
 class Runner:
@@ -67,7 +68,7 @@ class Runner:
             self._log(call, life, _SOURCES[number], text)
 
         reader = threading.Thread(
-            target=read_lines, args=(readers, log), name="output", daemon=True
+            target=read_lines, args=(readers, log, _IDLE_SECONDS), name="output", daemon=True
         )
         self._readers.add(reader)
         memory = (call.function.memory_limit << 20) or None
