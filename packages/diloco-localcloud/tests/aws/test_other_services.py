@@ -5,8 +5,11 @@ from __future__ import annotations
 import urllib.error
 import urllib.request
 
+import boto3
 import pytest
 from botocore.exceptions import ClientError, ConnectionClosedError
+
+from diloco_localcloud import SageMakerStandIn
 
 GROUP = "/aws/sagemaker/TrainingJobs"
 
@@ -203,3 +206,38 @@ def test_what_iam_simulates(lab):
     assert decision(role, "s3:PutObject", "arn:aws:s3:::bucket/x") == "implicitDeny"
     with pytest.raises(ClientError, match="does not know iam ListRoles"):
         iam.list_roles()
+
+
+def test_two_stand_ins_have_buckets_of_their_own():
+    with SageMakerStandIn() as one, SageMakerStandIn() as other:
+        here = boto3.client("s3", **one.client_options)
+        there = boto3.client("s3", **other.client_options)
+        here.create_bucket(Bucket="bucket")
+        here.put_object(Bucket="bucket", Key="key", Body=b"here")
+        assert there.list_buckets()["Buckets"] == []
+        there.create_bucket(Bucket="bucket")
+        assert "Contents" not in there.list_objects_v2(Bucket="bucket")
+        there.put_object(Bucket="bucket", Key="key", Body=b"there")
+        assert here.get_object(Bucket="bucket", Key="key")["Body"].read() == b"here"
+        versions = {"Status": "Enabled"}
+        here.put_bucket_versioning(Bucket="bucket", VersioningConfiguration=versions)
+        here.delete_object(Bucket="bucket", Key="key")
+        one.stop()
+        assert there.get_object(Bucket="bucket", Key="key")["Body"].read() == b"there"
+        with SageMakerStandIn() as third:
+            assert boto3.client("s3", **third.client_options).list_buckets()["Buckets"] == []
+
+
+def test_other_users_of_moto_keep_their_buckets(monkeypatch):
+    monkeypatch.setenv("AWS_ACCESS_KEY_ID", "key")
+    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "secret")
+    with SageMakerStandIn() as stand_in:
+        from moto.s3.models import s3_backends
+
+        theirs = s3_backends["123456789012"]["aws"]
+        theirs.create_bucket("theirs", "us-east-1")
+        client = boto3.client("s3", **stand_in.client_options)
+        assert client.list_buckets()["Buckets"] == []
+        client.create_bucket(Bucket="theirs")
+    assert s3_backends["123456789012"]["aws"].buckets.keys() == {"theirs"}
+    theirs.reset()

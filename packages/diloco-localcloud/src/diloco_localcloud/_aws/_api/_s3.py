@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import importlib.util
 import threading
 import urllib.parse
@@ -11,6 +12,8 @@ from ..._server._errors import StandInError
 from ..._server._http import Response
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
     from ..._server._http import Request
 
 _OF_OBJECTS = {
@@ -35,13 +38,18 @@ def operation(request: Request) -> str:
     return (_OF_OBJECTS if key else _OF_BUCKETS).get(request.method, request.method)
 
 
+# Moto keeps one world per process, which is put in its place for each request. It also fails where one key is written by two
+# at once.
+_MOTO = threading.Lock()
+
+
 class S3:
-    """Hands requests on to moto, which keeps one world per process: stand-ins that run at a time share their buckets."""
+    """Hands requests on to moto, with buckets of its own: neither other stand-ins nor other users of moto see them."""
 
     def __init__(self) -> None:
-        # One at a time: moto fails where one key is written by two at once.
-        self._lock = threading.Lock()
         self._app: Any = None
+        self._backends: dict[str, Any] = {}
+        self._owners: dict[str, Any] = {}
 
     @staticmethod
     def check() -> None:
@@ -55,7 +63,7 @@ class S3:
         """Moto's answer."""
         from werkzeug.test import EnvironBuilder, run_wsgi_app
 
-        with self._lock:
+        with self._world():
             if self._app is None:
                 from moto.server import DomainDispatcherApplication, create_backend_app
 
@@ -84,8 +92,7 @@ class S3:
 
     def write(self, bucket: str, key: str, data: bytes) -> bool:
         """Put an object, as SageMaker does for a job; False if there is no such bucket."""
-        with self._lock:
-            backend = self._backend()
+        with self._world() as backend:
             if bucket not in backend.buckets:
                 return False
             backend.put_object(bucket, key, data)
@@ -93,24 +100,40 @@ class S3:
 
     def read(self, bucket: str, prefix: str) -> dict[str, bytes]:
         """The objects below a prefix by their keys; none if there is no such bucket."""
-        with self._lock:
-            found = self._backend().buckets.get(bucket)
+        with self._world() as backend:
+            found = backend.buckets.get(bucket)
             if found is None:
                 return {}
             return {key: found.keys[key].value for key in found.keys if key.startswith(prefix)}
 
-    @staticmethod
-    def _backend() -> Any:
-        from moto.core import DEFAULT_ACCOUNT_ID
-        from moto.s3.models import s3_backends
+    @contextlib.contextmanager
+    def _world(self) -> Iterator[Any]:
+        """Moto with these buckets, for one request at a time."""
+        with _MOTO:
+            from moto.core import DEFAULT_ACCOUNT_ID
+            from moto.s3.models import s3_backends
 
-        return s3_backends[DEFAULT_ACCOUNT_ID]["aws"]
+            others = dict(s3_backends.items()), s3_backends.bucket_accounts
+            _put(s3_backends, self._backends, self._owners)
+            try:
+                yield s3_backends[DEFAULT_ACCOUNT_ID]["aws"]
+            finally:
+                self._backends = dict(s3_backends.items())
+                _put(s3_backends, *others)
 
     def forget(self) -> None:
-        """Drop all buckets."""
-        with self._lock:
-            if self._app is not None:
-                from moto.s3.models import s3_backends
+        """Drop all buckets; moto's own reset would close the files of all others, too."""
+        if not self._backends:
+            return
+        with self._world() as backend:
+            for bucket in backend.buckets.values():
+                for each in (*bucket.keys.values(), *bucket.multiparts.values()):
+                    if hasattr(each, "dispose"):  # the mark of a deleted version has no file
+                        each.dispose()
+        self._app, self._backends, self._owners = None, {}, {}
 
-                s3_backends.reset()
-                self._app = None
+
+def _put(s3_backends: Any, backends: dict[str, Any], owners: dict[str, Any]) -> None:
+    s3_backends.clear()
+    s3_backends.update(backends)
+    s3_backends.bucket_accounts = owners
