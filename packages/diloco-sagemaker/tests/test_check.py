@@ -158,6 +158,13 @@ def test_a_job_that_does_not_come_is_not_known_and_removed(world):
     assert world.world.jobs() == []
 
 
+def test_a_job_that_could_not_be_removed_is_named(world):
+    world.stand_in.faults.add("forbidden", verb="StopTrainingJob", resource="sagemaker", times=9)
+    findings = world.make_executor().check(rendezvous_uri="s3://bucket/run-1", patience=60.0)
+    (job,) = world.world.jobs()
+    assert f"{job.name} could not be removed" in told(findings, "rendezvous")
+
+
 def test_the_policies_of_a_session_are_those_of_its_role():
     session = "arn:aws:sts::123456789012:assumed-role/launcher/me"
     assert _policy_source(session) == "arn:aws:iam::123456789012:role/launcher"

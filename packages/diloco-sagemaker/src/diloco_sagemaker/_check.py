@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import contextlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from typing import Any, Protocol, TypeVar
 
-from diloco_protocol import BackendError, BaseExecutor, Finding
+from diloco_protocol import BackendError, BaseExecutor, Finding, ReplicaHandle
 
 from . import _names as names
 from ._check_account import check_bucket, check_image, check_pass_role, check_quota
@@ -67,16 +67,25 @@ def check_rendezvous(
             "rendezvous", False, f"the job that was to try {uri} could not be launched: {error}"
         )
     try:
+        finding = _tried(executor, handles, uri, patience)
+    except BaseException as error:
+        if left := _removed(executor, handles):
+            error.add_note(left)
+        raise
+    if left := _removed(executor, handles):
+        return replace(finding, message=f"{finding.message}. {left}")
+    return finding
+
+
+def _tried(
+    executor: BaseExecutor, handles: Sequence[ReplicaHandle], uri: str, patience: float
+) -> Finding:
+    try:
         (result,) = executor.collect(handles, timeout=patience)
     except BackendError as error:
         return Finding(
             "rendezvous", None, f"what became of the job that tried {uri} is not known: {error}"
         )
-    finally:
-        with contextlib.suppress(BackendError):
-            executor.cancel(handles[0])
-            executor.collect(handles, timeout=300)
-            executor.purge(handles[0])
     if result["status"] in {"pending", "running"}:
         why = f"the job that was to try {uri} was still {result['status']} after {patience:g} s ({result['reason']})"
         return Finding("rendezvous", None, why)
@@ -90,6 +99,18 @@ def check_rendezvous(
             f"{told}; it ignores conditional writes, so only strict runs can meet there",
         )
     return Finding("rendezvous", True, f"{told}, conditional writes included")
+
+
+def _removed(executor: BaseExecutor, handles: Sequence[ReplicaHandle]) -> str:
+    """End and purge a job; returns what is to be said if that went wrong."""
+    try:
+        executor.cancel(handles[0])
+        executor.collect(handles, timeout=300)
+        executor.purge(handles[0])
+    except BackendError as error:
+        name = handles[0].metadata["job_name"]
+        return f"Its job {name} could not be removed, and may cost money until it is: {error}"
+    return ""
 
 
 def _found(
