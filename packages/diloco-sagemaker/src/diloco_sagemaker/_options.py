@@ -209,7 +209,7 @@ class SageMakerOptions(Options):
             job cannot be purged.
         security_group_ids: Security groups of the jobs, together with ``subnets``.
         subnets: Subnets of the jobs. They must lead to S3 and CloudWatch, by a NAT or endpoints.
-        volume_kms_key: KMS key of the volume.
+        volume_kms_key: KMS key of the volume; left out for types whose storage is fixed, which take none.
         output_kms_key: KMS key of what is written to S3.
         instance_preferences: Up to 5 instance types, the most wanted first, of which SageMaker takes what there is. Not
             with spot. Each must have what ``gpu=`` asks for.
