@@ -54,6 +54,7 @@ def read(monkeypatch):
         del sys.modules[name]
 
 
+@pytest.mark.slow
 def test_a_short_run_over_a_faulty_s3(tmp_path):
     result = chaos(
         tmp_path, "--store", "obstore+s3", "--seconds", "2", "--faults", "1", "--averaging"

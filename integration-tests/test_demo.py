@@ -91,7 +91,11 @@ def test_the_quick_demo(tmp_path):
 
 @pytest.mark.parametrize(
     ("number", "moment"),
-    [(signal.SIGINT, "a sync every"), (signal.SIGINT, "sync   1"), (signal.SIGTERM, "sync   1")],
+    [
+        (signal.SIGINT, "a sync every"),
+        (signal.SIGINT, "sync   1"),
+        pytest.param(signal.SIGTERM, "sync   1", marks=pytest.mark.slow),
+    ],
 )
 def test_an_interrupted_demo_leaves_no_process(tmp_path, number, moment):
     demo = start(tmp_path, "--replicas", "2", "--sync-every", "10")
@@ -104,6 +108,7 @@ def test_an_interrupted_demo_leaves_no_process(tmp_path, number, moment):
     assert_nothing_runs(tmp_path)
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(sys.platform != "linux", reason="finds the replica's process in /proc")
 def test_a_failed_replica_is_named_and_the_others_are_ended(tmp_path):
     demo = start(tmp_path, "--replicas", "2", "--sync-every", "10")

@@ -202,7 +202,8 @@ def training(tmp_path):
     return arguments
 
 
-@pytest.mark.parametrize("count", [2, pytest.param(4, marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("count", [2, 4])
 def test_pods_train_what_local_processes_train(rehearsal, training, tmp_path, count):
     entrypoint = "diloco_core.replica_entrypoint:run"
     with rehearsal.executor() as executor:
@@ -225,6 +226,7 @@ def test_pods_train_what_local_processes_train(rehearsal, training, tmp_path, co
     assert all(torch.equal(here[name], there[name]) for name in here)
 
 
+@pytest.mark.slow
 def test_a_strict_run_has_replicas_of_two_kinds(rehearsal, tmp_path):
     options = {"world_size": 4, "cohort": "both", "timeout": PATIENCE}
     where = {"trainer_module": "small_trainer", "trainer_fn": "mean"}
@@ -246,6 +248,7 @@ def test_a_strict_run_has_replicas_of_two_kinds(rehearsal, tmp_path):
     ], results
 
 
+@pytest.mark.slow
 def test_a_strict_run_is_several_launches_of_one_executor(rehearsal, tmp_path):
     where = {"trainer_module": "small_trainer", "trainer_fn": "mean"}
     where["rendezvous_uri"] = str(tmp_path / "store")
@@ -265,6 +268,7 @@ def test_a_strict_run_is_several_launches_of_one_executor(rehearsal, tmp_path):
     assert [result["result"] for result in results] == [[0.5], [0.5]], results
 
 
+@pytest.mark.slow
 def test_a_lost_replica_ends_a_strict_run_and_is_named(rehearsal, training):
     with rehearsal.executor() as executor:
         entrypoint = "diloco_core.replica_entrypoint:run"

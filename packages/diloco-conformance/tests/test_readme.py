@@ -18,6 +18,7 @@ PACKAGE = Path(__file__).parents[1]
 README = (PACKAGE / "README.md").read_text(encoding="utf-8")
 
 
+@pytest.mark.slow
 @pytest.mark.processes
 def test_the_example_passes_and_says_what_it_skips(tmp_path):
     (block,) = re.findall(r"```python\n# test_my_backend.py\n(.*?)```", README, re.DOTALL)

@@ -13,6 +13,7 @@ from diloco_conformance import ExecutorConformance, Puppets
 from diloco_localcloud import KubernetesProcesses
 
 
+@pytest.mark.slow
 class TestFailRun(ExecutorConformance):
     examples = 6
 
@@ -21,7 +22,7 @@ class TestFailRun(ExecutorConformance):
 
 
 class TestContinue(ExecutorConformance):
-    examples = 6
+    examples = 2
 
     def make_harness(self):
         return ClusterHarness(on_replica_failure="continue")

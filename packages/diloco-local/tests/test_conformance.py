@@ -7,6 +7,7 @@ from scripted_world import ScriptedHarness
 from diloco_conformance import ExecutorConformance
 
 
+@pytest.mark.slow
 class TestScripted(ExecutorConformance):
     examples = 20
 

@@ -6,15 +6,11 @@ from scripted_modal import ModalHarness
 from diloco_conformance import ExecutorConformance
 
 
-class TestModal(ExecutorConformance):
-    examples = 2
-
-    def make_harness(self):
-        return ModalHarness()
-
-
 @pytest.mark.slow
-class TestModalLong(TestModal):
+class TestModal(ExecutorConformance):
     examples = 40
     steps = 30
     fresh = True
+
+    def make_harness(self):
+        return ModalHarness()

@@ -51,6 +51,7 @@ def test_a_replica_dies_the_others_go_on_and_it_comes_back_to_the_same_bytes(
     export(uri, tmp_path / "model.safetensors")
 
 
+@pytest.mark.slow
 def test_a_full_disk_is_named_and_nothing_torn_is_visible(lab, tmp_path, monkeypatch):
     def write_all(descriptor, part):
         if threading.current_thread() in full and len(memoryview(part).cast("B")) > 100:
