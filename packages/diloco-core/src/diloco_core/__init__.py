@@ -39,6 +39,7 @@ from ._loop._diloco import DiLoCo
 from ._loop._factory import make_diloco_outer_loop
 from ._planner._costs import StoreModel
 from ._planner._plan import ExchangePlan, plan_exchange
+from ._planner._recommend import Recommendation, recommend
 from ._store._transfer import Transfer
 from ._strict._exchange import ObjectStoreExchange
 from ._timing import Timing
@@ -70,6 +71,7 @@ __all__ = [
     "ObjectStoreExchange",
     "Pending",
     "ProcessGroupExchange",
+    "Recommendation",
     "RendezvousError",
     "RendezvousTimeoutError",
     "ReplicaLostError",
@@ -89,4 +91,5 @@ __all__ = [
     "in_process",
     "make_diloco_outer_loop",
     "plan_exchange",
+    "recommend",
 ]
