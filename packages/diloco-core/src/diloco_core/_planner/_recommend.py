@@ -156,7 +156,7 @@ def _size(parameters: object) -> int:
                 f"parameters must be a number of parameters or a torch.nn.Module, not {kind_of(parameters)}"
             )
         check_positive("parameters", parameters)
-        return max(1, round(parameters))
+        return max(1, round(float(parameters)))
     trained = [
         (name, tensor) for name, tensor in parameters.named_parameters() if tensor.requires_grad
     ]
