@@ -61,8 +61,19 @@ WRONG = [
     ),
     (
         "fragments",
-        ["2", {"0": 1}, {1}, nn.Linear(2, 2)],
-        "fragments must be a number, or a list of modules",
+        ["2", "striding", "", {"0": 1}, {1}, nn.Linear(2, 2)],
+        "fragments must be a number, 'strided', 'sequential', one of these words with a number such as ('strided', 4), or a list "
+        "of modules",
+    ),
+    (
+        "fragments",
+        [("striding", 4), ["", 4]],
+        "the pattern in fragments must be one of 'strided', 'sequential', not",
+    ),
+    (
+        "fragments",
+        [("strided", 0), ("strided", "4"), ("sequential", None), ["strided", 2.0]],
+        "the number of fragments must be a whole number of at least 1, not",
     ),
     (
         "outer_lr",

@@ -1,6 +1,7 @@
 """What the planner says before anything is run; ``integration-tests/test_planned.py`` compares it with what is counted."""
 
 import math
+from dataclasses import replace
 from itertools import pairwise
 
 import pytest
@@ -61,6 +62,13 @@ class TestByHand:
         assert plan.cost == pytest.approx(2 * (plan.puts + plan.lists + 0.1 * plan.gets))
         assert plan.memory_bytes == 2e6 + 2e6 + 1e6
         assert plan.limits == ()
+
+    @pytest.mark.parametrize("options", [{"strict": True}, {"topology": "gather"}, {}])
+    def test_a_fragment_costs_as_much_as_a_model_of_its_size(self, options):
+        """Except for the memory, which holds all fragments."""
+        plan = plan_exchange(2e6, 4, NIC, fragments=4, store=self.STORE, **options)
+        small = plan_exchange(5e5, 4, NIC, store=self.STORE, **options)
+        assert plan == replace(small, memory_bytes=4 * small.memory_bytes)
 
     def test_large_objects_go_up_in_parts_and_come_down_in_ranges(self):
         plan = plan_exchange(4 * PART_BYTES, 2, NIC, strict=True, store=self.STORE)

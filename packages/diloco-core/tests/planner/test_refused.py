@@ -56,6 +56,9 @@ def test_impossible_options():
         plan_exchange(1e6, 2, 1e9, outer_state=-1)
     with pytest.raises(ConfigurationError, match="publish_every"):
         plan_exchange(1e6, 2, 1e9, publish_every=0)
+    for fragments in (0, 2.0, "strided"):
+        with pytest.raises(ConfigurationError, match="fragments must be a whole number"):
+            plan_exchange(1e6, 2, 1e9, fragments=fragments)
     with pytest.raises(ConfigurationError, match="strict must be True or False, not 'yes'"):
         plan_exchange(1e6, 2, 1e9, strict="yes")
     with pytest.raises(ConfigurationError, match="strict runs always use the sharded topology"):

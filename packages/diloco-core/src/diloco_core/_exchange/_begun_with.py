@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from .._errors import MismatchError
-from ._schemas import compare_schemas, first_difference
+from ._schemas import compare_schemas, first_difference, only_another_fragment
 
 if TYPE_CHECKING:
     from ._base import Schema
@@ -32,6 +32,12 @@ def check_schema(uri: str, rank: int, schema: Schema, run_schema: Schema, run: s
     difference = first_difference(schema, run_schema)
     if difference is not None and difference.kind == "setting":
         raise other_setting(uri, rank, difference.name, difference.theirs, difference.mine)
+    if difference is not None and only_another_fragment(difference):
+        raise MismatchError(
+            f"the run at {uri} was begun with other fragments than those that rank {rank} was given. Tensor {difference.name!r} "
+            f"is {difference.theirs} in the run, but {difference.mine} in this replica. A run keeps its fragments: pass those "
+            f"that it was begun with, {OR_ELSE}."
+        )
     if difference is not None:
         raise MismatchError(
             f"the run at {uri} was begun with another model than the one that rank {rank} has now. Tensor {difference.name!r} is "

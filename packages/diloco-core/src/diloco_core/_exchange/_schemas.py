@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import TYPE_CHECKING, NamedTuple
 
 from .._errors import MismatchError
@@ -48,6 +49,8 @@ def _advice(difference: Difference, schema: Schema) -> str:
         return ". Load states on all replicas that were saved after the same outer step."
     if difference.kind == "setting":
         return ". Start all replicas with the same settings."
+    if only_another_fragment(difference):
+        return ". Start all replicas with the same fragments."
     if " with values " not in difference.mine or " with values " not in difference.theirs:
         return ". Build the same model on all replicas."
     advice = (
@@ -74,6 +77,12 @@ class Difference(NamedTuple):
     name: str
     mine: str
     theirs: str
+
+
+def only_another_fragment(difference: Difference) -> bool:
+    """Whether a tensor is the same at both replicas, and only in another fragment."""
+    lines = [re.sub(" in fragment [0-9]+", "", line) for line in difference[2:]]
+    return difference.kind == "tensor" and lines[0] == lines[1]
 
 
 def first_difference(mine: Schema, theirs: Schema) -> Difference | None:

@@ -7,9 +7,10 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from .._checks import kind_of, whole
+from .._checks import kind_of, one_of, whole
 from .._codecs._named import find_codec
 from .._errors import ConfigurationError
+from .._model._layers import PATTERNS, Pattern
 from ._schedule import Schedule
 
 if TYPE_CHECKING:
@@ -122,17 +123,26 @@ def steps_per_cycle(sync_every: object, fragments: int) -> int:
     return steps
 
 
-def fragments_of(given: object) -> int | Sequence[torch.nn.Module]:
-    """``fragments`` as a number or a list of modules.
+def fragments_of(
+    given: object,
+) -> int | Pattern | Sequence[torch.nn.Module | Sequence[torch.nn.Module]]:
+    """``fragments`` as a number, a pattern, or a list of modules or of lists of modules.
 
     Raises:
         ConfigurationError: The value is something else.
     """
+    if isinstance(given, str) and given in PATTERNS:
+        return Pattern(given)
+    if isinstance(given, (list, tuple)) and len(given) == 2 and isinstance(given[0], str):
+        kind = one_of("the pattern in fragments", given[0], PATTERNS)
+        return Pattern(kind, whole("the number of fragments", given[1]))
     if isinstance(given, (list, tuple, torch.nn.ModuleList, torch.nn.Sequential)):
         return list(given)
     if isinstance(given, (Iterable, torch.nn.Module)):
         raise ConfigurationError(
-            f"fragments must be a number, or a list of modules that become one fragment each, not {kind_of(given)}"
+            "fragments must be a number, 'strided', 'sequential', one of these words with a number such as ('strided', 4), or a "
+            "list of modules that become one fragment each, not "
+            f"{repr(given) if isinstance(given, str) else kind_of(given)}"
         )
     return whole("fragments", given)
 

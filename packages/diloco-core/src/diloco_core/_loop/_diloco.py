@@ -96,8 +96,12 @@ class DiLoCo:
         exchange: The connection to the other replicas, from :func:`connect` or :func:`in_process`.
         sync_every: H, inner steps (calls of ``step()``, not micro-batches) between two syncs of the same fragment; a
             positive multiple of the number of fragments.
-        fragments: The number of fragments of about equal size into which the model is cut, or a list of modules, each of
-            which becomes one fragment.
+        fragments: The number of fragments of about equal size into which the model is cut, in the order of its parameters.
+            ``("strided", 4)`` deals the repeated layers of a transformer out to four fragments like cards, and
+            ``("sequential", 4)`` keeps neighbours together; ``"strided"`` or ``"sequential"`` alone puts up to three layers
+            into each fragment, as in the paper. What comes before the layers (embeddings) goes into the first fragment, and
+            what comes after them (final norm, head) into the last. Or a list of modules, or of lists of modules, each of which
+            becomes one fragment.
         outer_lr: Learning rate of the outer SGD; 0.7 if left out.
         outer_momentum: Its momentum, in [0, 1); 0.9 if left out.
         nesterov: Whether the momentum is Nesterov's (as in ``torch.optim.SGD``); True if left out.
@@ -150,7 +154,10 @@ class DiLoCo:
         exchange: Exchange,
         *,
         sync_every: int,
-        fragments: int | Sequence[torch.nn.Module] = 1,
+        fragments: int
+        | Literal["strided", "sequential"]
+        | tuple[Literal["strided", "sequential"], int]
+        | Sequence[torch.nn.Module | Sequence[torch.nn.Module]] = 1,
         outer_lr: float | None = None,
         outer_momentum: float | None = None,
         nesterov: bool | None = None,

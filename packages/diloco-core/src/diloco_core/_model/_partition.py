@@ -13,6 +13,7 @@ from .._arithmetic._layout import Rule
 from .._checks import kind_of
 from .._errors import ConfigurationError
 from .._wire._safetensors import SAFETENSORS_DTYPES
+from ._layers import Pattern, deal_out
 from ._names import plain_name
 from ._values import named_buffers
 
@@ -66,7 +67,7 @@ class NamedTensor:
 
 def split(
     model: torch.nn.Module,
-    fragments: int | Sequence[torch.nn.Module],
+    fragments: int | Pattern | Sequence[torch.nn.Module | Sequence[torch.nn.Module]],
     buffers: Buffers,
 ) -> list[list[NamedTensor]]:
     """Cut a model into fragments.
@@ -76,13 +77,14 @@ def split(
 
     Args:
         model: The model.
-        fragments: A number (the parameters are cut in their order into parts of about equal size), or a list of modules, each
-            of which becomes a fragment; together they must hold all trainable parameters.
+        fragments: A number (the parameters are cut in their order into parts of about equal size), a pattern in which the
+            layers are dealt out, or a list of modules, or of lists of modules, each of which becomes a fragment; together they
+            must hold all trainable parameters.
         buffers: What happens to the buffers.
 
     Raises:
         ConfigurationError: The model has no trainable parameter, or fewer than fragments; a parameter is in no fragment; a
-            module is not part of the model; or a tensor cannot be synced.
+            module is not part of the model; its layers do not fit a pattern; or a tensor cannot be synced.
     """
     _check_shapes(model)
     trainable = [
@@ -96,11 +98,16 @@ def split(
         )
     for tensor in trainable:
         _check(tensor)
-    parts = (
-        _by_number(trainable, fragments)
-        if isinstance(fragments, int)
-        else _by_module(model, trainable, fragments)
-    )
+    if isinstance(fragments, int):
+        parts = _by_number(trainable, fragments)
+    elif isinstance(fragments, Pattern):
+        tensors = [named.tensor for named in trainable]
+        parts = [
+            [trainable[position] for position in part]
+            for part in deal_out(model, tensors, fragments)
+        ]
+    else:
+        parts = _by_module(model, trainable, fragments)
     return [*parts[:-1], parts[-1] + _buffers(model, buffers)]
 
 
@@ -191,7 +198,9 @@ def _by_number(trainable: list[NamedTensor], count: int) -> list[list[NamedTenso
 
 
 def _by_module(
-    model: torch.nn.Module, trainable: list[NamedTensor], modules: Sequence[torch.nn.Module]
+    model: torch.nn.Module,
+    trainable: list[NamedTensor],
+    modules: Sequence[torch.nn.Module | Sequence[torch.nn.Module]],
 ) -> list[list[NamedTensor]]:
     if not modules:
         raise ConfigurationError(
@@ -200,17 +209,27 @@ def _by_module(
     unplaced = {id(named.tensor): named for named in trainable}
     module_ids = {id(module) for module in model.modules()}
     parts: list[list[NamedTensor]] = []
-    for number, module in enumerate(modules):
-        if not isinstance(module, torch.nn.Module) or id(module) not in module_ids:
-            raise ConfigurationError(
-                f"fragment {number} ({type(module).__name__}) is not a module of the model: pass modules from model.modules()"
-            )
+    for number, given in enumerate(modules):
+        group: list[torch.nn.Module] = []
+        for module in given if isinstance(given, (list, tuple)) else [given]:
+            if isinstance(module, torch.nn.Module) and id(module) in module_ids:
+                group.append(module)
+            else:
+                raise ConfigurationError(
+                    f"fragment {number} ({type(module).__name__}) is not a module of the model: pass modules from "
+                    "model.modules()"
+                )
         # pop(): a tensor that is tied into several fragments belongs to the first, and takes one outer step per cycle.
-        part = [unplaced.pop(id(p)) for p in module.parameters() if id(p) in unplaced]
+        part = [
+            unplaced.pop(id(p))
+            for module in group
+            for p in module.parameters()
+            if id(p) in unplaced
+        ]
         if not part:
+            kinds = ", ".join(type(module).__name__ for module in group) or "an empty list"
             raise ConfigurationError(
-                f"fragment {number} ({type(module).__name__}) holds no trainable parameter that is not in an earlier fragment: "
-                "leave it out"
+                f"fragment {number} ({kinds}) holds no trainable parameter that is not in an earlier fragment: leave it out"
             )
         parts.append(part)
     if unplaced:

@@ -75,7 +75,7 @@ class ExchangePlan:
         """The share of time in which a replica does not train because of syncs.
 
         Args:
-            period: Seconds of training between two syncs.
+            period: Seconds of training between two syncs (those of ``sync_every / fragments`` inner steps).
             overlap: How many of these seconds a sync may take without stopping the training: the duration of ``delay`` inner
                 steps. Taking what is sent, and adopting the result, are not counted; they take as long as copying the values.
 
@@ -98,6 +98,7 @@ def plan_exchange(
     *,
     bytes_per_param: float = 4.0,
     outer_state: float = 1.0,
+    fragments: int = 1,
     topology: str = "auto",
     strict: bool = False,
     publish_every: int = 4,
@@ -105,7 +106,7 @@ def plan_exchange(
     store: StoreModel | None = None,
     transfer: Transfer | None = None,
 ) -> ExchangePlan:
-    """Estimate the costs of one sync of all parameters in the middle of a run in which no replica is late.
+    """Estimate the costs of one sync in the middle of a run in which no replica is late.
 
     The requests are those of the obstore driver. s3fs sends others: it opens an object with a HEAD, writes every large object
     in parts, half as many of them at once, and deletes objects one by one.
@@ -118,6 +119,7 @@ def plan_exchange(
         bytes_per_param: Bytes of a parameter where it is not encoded: 4 for models in fp32 and narrower dtypes, 8 for float64.
         outer_state: The number of tensors of a parameter's size that the outer optimizer keeps for it, and that are
             published with it: 1 for SGD with momentum, 0 for SGD without, 2 for Adam.
+        fragments: The number of fragments. A sync moves one of them, which is taken to hold its equal share of the parameters.
         topology: ``"sharded"``, ``"gather"``, or ``"auto"`` for the quicker one. Strict runs are always sharded.
         strict: Whether membership is strict: then a replica does not send the part of its contribution that only it uses.
         publish_every: In the gather topology, the number of syncs from one publication of the state to the next. All
@@ -146,6 +148,7 @@ def plan_exchange(
     ):
         check_positive(name, value)
     check_whole("replicas", replicas)
+    check_whole("fragments", fragments)
     check_whole("publish_every", publish_every)
     if (
         isinstance(outer_state, bool)
@@ -165,7 +168,7 @@ def plan_exchange(
         raise ConfigurationError(
             f"topology must be 'auto', 'sharded' or 'gather', not {topology!r}"
         )
-    size = params * bytes_per_param
+    size = params * bytes_per_param / fragments
     model = Model.of(size, size * outer_state, replicas, transfer, find_codec(codec), strict=strict)
     syncs: dict[str, Callable[[StoreModel, float], Costs]] = (
         {"sharded": partial(strict_sync, model)}
@@ -188,13 +191,19 @@ def plan_exchange(
         chosen,
         costs[chosen],
         model,
-        params,
+        params / fragments,
+        fragments,
         limits(chosen, costs[chosen], unlimited, model, better),
     )
 
 
 def _plan(
-    topology: str, costs: Costs, model: Model, params: float, sentences: tuple[str, ...]
+    topology: str,
+    costs: Costs,
+    model: Model,
+    params: float,
+    fragments: int,
+    sentences: tuple[str, ...],
 ) -> ExchangePlan:
     store, count = costs.store, costs.requests
     dollars = (count["PUT"] + count["LIST"]) * store.put_price + count["GET"] * store.get_price
@@ -208,9 +217,12 @@ def _plan(
         lists=count["LIST"],
         deletes=count["DELETE"],
         cost=model.replicas * dollars,
-        memory_bytes=4 * params
-        + model.values
-        + model.outer_state / (1 if topology == "gather" else model.replicas),
+        memory_bytes=fragments
+        * (
+            4 * params
+            + model.values
+            + model.outer_state / (1 if topology == "gather" else model.replicas)
+        ),
         limits=sentences,
         longest_part=costs.longest_part,
     )

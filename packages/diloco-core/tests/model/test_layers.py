@@ -1,0 +1,328 @@
+"""Fragments made of the repeated layers of a model, in the patterns of Streaming DiLoCo."""
+
+import logging
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from torch import nn
+
+from diloco_core import ConfigurationError, DiLoCo, MismatchError, connect, in_process
+from diloco_core._model._layers import Pattern
+from diloco_core._model._partition import Buffers, split
+from diloco_core.testing import run_replicas
+
+
+class Block(nn.Module):
+    def __init__(self, experts=0):
+        super().__init__()
+        self.mixed = nn.Linear(2, 2, bias=False)
+        self.norm = nn.LayerNorm(2)
+        self.experts = nn.ModuleList(nn.Linear(2, 2) for _ in range(experts))
+
+
+class Transformer(nn.Module):
+    """Embeddings, repeated layers, a final norm and a head."""
+
+    def __init__(self, layers=12, experts=0):
+        super().__init__()
+        self.scale = nn.Parameter(torch.ones(1))
+        self.embed = nn.Embedding(3, 2)
+        self.layers = nn.ModuleList(Block(experts) for _ in range(layers))
+        self.norm = nn.LayerNorm(2)
+        self.head = nn.Linear(2, 3, bias=False)
+        self.register_buffer("count", torch.zeros(1))
+
+
+def parts(model, kind, count=None):
+    """What each fragment holds: the numbers of layers, and the names of what else there is."""
+    found = []
+    for part in split(model, Pattern(kind, count), Buffers.MEAN):
+        held = [
+            int(named.name.split(".")[1]) if named.name.startswith("layers.") else named.name
+            for named in part
+        ]
+        found.append(list(dict.fromkeys(held)))
+    return found
+
+
+BEGIN = ["scale", "embed.weight"]
+END = ["norm.weight", "norm.bias", "head.weight", "count"]
+
+
+class TestPatterns:
+    def test_strided(self):
+        assert parts(Transformer(), "strided", 4) == [
+            [*BEGIN, 0, 4, 8],
+            [1, 5, 9],
+            [2, 6, 10],
+            [3, 7, 11, *END],
+        ]
+
+    def test_sequential(self):
+        assert parts(Transformer(), "sequential", 4) == [
+            [*BEGIN, 0, 1, 2],
+            [3, 4, 5],
+            [6, 7, 8],
+            [9, 10, 11, *END],
+        ]
+
+    @pytest.mark.parametrize("kind", ["strided", "sequential"])
+    @pytest.mark.parametrize(("layers", "count"), [(4, 2), (6, 2), (7, 3), (12, 4), (25, 9)])
+    def test_up_to_three_layers_in_each_fragment_if_no_number_is_given(self, kind, layers, count):
+        found = parts(Transformer(layers), kind)
+        assert len(found) == count
+        assert found == parts(Transformer(layers), kind, count)
+
+    def test_a_number_that_does_not_divide_the_layers(self):
+        assert parts(Transformer(5), "strided", 3) == [[*BEGIN, 0, 3], [1, 4], [2, *END]]
+        assert parts(Transformer(5), "sequential", 3) == [[*BEGIN, 0, 1], [2, 3], [4, *END]]
+
+    def test_one_fragment_and_one_for_each_layer(self):
+        assert parts(Transformer(2), "strided", 1) == [[*BEGIN, 0, 1, *END]]
+        assert parts(Transformer(2), "sequential", 2) == [[*BEGIN, 0], [1, *END]]
+
+    def test_which_layers_were_found_is_logged(self, caplog):
+        with caplog.at_level(logging.INFO, "diloco_core"):
+            parts(Transformer(), "strided", 4)
+        assert caplog.messages == [
+            "fragments=('strided', 4): the layers in 'layers' (12 Block) are dealt out to 4 fragments"
+        ]
+
+    @given(
+        kind=st.sampled_from(["strided", "sequential"]),
+        layers=st.integers(2, 9),
+        count=st.integers(1, 9),
+        frozen=st.sets(st.integers(0, 8)),
+        ties=st.lists(st.tuples(st.integers(0, 8), st.integers(-1, 8)), max_size=4),
+        tied_head=st.booleans(),
+    )
+    def test_each_trainable_parameter_is_in_one_fragment_once(
+        self, kind, layers, count, frozen, ties, tied_head
+    ):
+        model = Transformer(layers)
+        for layer, other in ties:  # -1 for the embeddings, whose weight fits as it is not used
+            source = model.embed if other < 0 else model.layers[other % layers].mixed
+            model.layers[layer % layers].mixed.weight = source.weight
+        if tied_head:
+            model.head.weight = model.embed.weight
+        for number in frozen:
+            model.layers[number % layers].requires_grad_(False)
+        trained = [name for name, p in model.named_parameters() if p.requires_grad]
+        counted = [n for n in range(layers) if model.layers[n].norm.weight.requires_grad]
+        if len(counted) < max(2, count):
+            with pytest.raises(ConfigurationError, match="layers"):
+                split(model, Pattern(kind, count), Buffers.NONE)
+            return
+        names = [
+            [t.name for t in part] for part in split(model, Pattern(kind, count), Buffers.NONE)
+        ]
+        assert sorted(name for part in names for name in part) == sorted(trained)
+        for part in names:
+            assert part == sorted(part, key=trained.index), "in the order of the model"
+        assert len(names) == count
+        place = {name: number for number, part in enumerate(names) for name in part}
+        fragments = [place[f"layers.{number}.norm.bias"] for number in counted]
+        if kind == "strided":
+            assert fragments == [number % count for number in range(len(counted))]
+        else:
+            assert fragments == sorted(fragments)
+            sizes = [fragments.count(number) for number in range(count)]
+            assert max(sizes) - min(sizes) <= 1
+        assert place["scale"] == place.get("embed.weight", 0) == 0
+        assert place["norm.weight"] == count - 1
+        assert place.get("head.weight", count - 1) == count - 1
+
+
+class TestTensorsWithSeveralNames:
+    def test_one_that_layers_share_belongs_to_the_first(self):
+        model = Transformer(4)
+        model.layers[3].mixed.weight = model.layers[1].mixed.weight
+        first, second = split(model, Pattern("sequential", 2), Buffers.NONE)
+        assert "layers.1.mixed.weight" in [named.name for named in first]
+        assert "layers.3.norm.weight" in [named.name for named in second]
+        assert not any("layers.3.mixed" in named.name for named in (*first, *second))
+
+    def test_one_that_embeddings_share_with_a_layer_belongs_to_the_embeddings(self):
+        model = Transformer(4)
+        model.layers[3].mixed.weight = model.embed.weight
+        first, _ = split(model, Pattern("sequential", 2), Buffers.NONE)
+        assert [named.name for named in first][:3] == [*BEGIN, "layers.0.mixed.weight"]
+
+    def test_a_layer_without_a_tensor_of_its_own_is_not_counted(self):
+        model = Transformer(5)
+        model.layers[1] = model.layers[0]
+        model.layers[3].requires_grad_(False)
+        assert parts(model, "strided", 3) == [[*BEGIN, 0], [2], [4, *END]]
+
+
+class TestWhichLayers:
+    def test_lists_inside_of_a_layer_are_part_of_it(self):
+        """Experts, which are more than there are layers."""
+        assert parts(Transformer(4, experts=7), "strided", 2) == [[*BEGIN, 0, 2], [1, 3, *END]]
+
+    def test_layers_in_a_sequential(self):
+        model = nn.Sequential(
+            nn.Linear(2, 2), nn.Sequential(*(Block() for _ in range(4))), nn.Linear(2, 2)
+        )
+        first, second = split(model, Pattern("sequential", 2), Buffers.NONE)
+        assert first[0].name == "0.weight"
+        assert second[-1].name == "2.bias"
+
+    def test_the_longest_list_is_taken(self):
+        model = Transformer(4)
+        model.heads = nn.ModuleList(nn.Linear(2, 2) for _ in range(3))
+        heads = [f"heads.{n}.{name}" for n in range(3) for name in ("weight", "bias")]
+        assert parts(model, "strided", 2) == [
+            [*BEGIN, 0, 2],
+            [1, 3, *END[:-1], *heads, "count"],
+        ]
+
+    def test_a_list_that_is_frozen_or_has_no_parameters_is_not_taken(self):
+        model = Transformer(4)
+        model.tower = nn.ModuleList(nn.Linear(2, 2) for _ in range(9)).requires_grad_(False)
+        model.dropouts = nn.ModuleList(nn.Dropout() for _ in range(9))
+        assert parts(model, "strided", 2) == [[*BEGIN, 0, 2], [1, 3, *END]]
+
+    def test_several_of_the_same_length_are_refused(self):
+        model = Transformer(4)
+        model.heads = nn.ModuleList(nn.Linear(2, 2) for _ in range(4))
+        with pytest.raises(
+            ConfigurationError,
+            match=r"several: 'layers' \(4 Block\), 'heads' \(4 Linear\)\. So pass the fragments yourself",
+        ):
+            parts(model, "strided", 2)
+
+    def test_several_of_the_same_class_are_refused(self):
+        """An encoder and a decoder: one of them would be a part of the last fragment as a whole."""
+        model = Transformer(4)
+        model.encoder = Transformer(6)
+        with pytest.raises(
+            ConfigurationError,
+            match=r"several: 'layers' \(4 Block\), 'encoder\.layers' \(6 Block\)",
+        ):
+            parts(model, "strided", 2)
+
+    def test_only_some_of_many_are_named(self):
+        model = nn.Sequential(nn.ReLU(), *(Transformer(2) for _ in range(9)))
+        with pytest.raises(
+            ConfigurationError, match=r"'4\.layers' \(2 Block\) and 5 more\. So pass"
+        ):
+            split(model, Pattern("strided", 2), Buffers.NONE)
+
+    @pytest.mark.parametrize(
+        "model",
+        [
+            nn.Linear(2, 2),
+            nn.Sequential(nn.Linear(2, 2), nn.ReLU(), nn.Linear(2, 2)),
+            nn.Sequential(nn.Linear(2, 2)),
+            nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2).requires_grad_(False)),
+        ],
+        ids=["no list", "of several classes", "a single one", "only one to sync"],
+    )
+    def test_a_model_without_layers_is_refused(self, model):
+        with pytest.raises(
+            ConfigurationError, match=r"has none: pass the fragments yourself: a list"
+        ):
+            split(model, Pattern("strided", 2), Buffers.NONE)
+
+    def test_too_few_layers_are_refused(self):
+        with pytest.raises(
+            ConfigurationError,
+            match=r"\('strided', 5\) needs 5 layers with .* but 'layers' \(4 Block\) has only 4",
+        ):
+            parts(Transformer(4), "strided", 5)
+        with pytest.raises(
+            ConfigurationError, match=r"only 3 layers to sync.*such as fragments=\('strided', 3\)"
+        ):
+            parts(Transformer(3), "strided")
+
+
+class TestByHand:
+    def test_modules_in_groups(self):
+        model = Transformer(2)
+        root = nn.ModuleDict({"begin": model.embed, "end": model.head})
+        root.layers, root.norm = model.layers, model.norm
+        groups = [[root["begin"], root.layers[0]], (root.layers[1], root.norm, root["end"])]
+        first, second = split(root, groups, Buffers.NONE)
+        assert [named.name for named in first] == [
+            "begin.weight",
+            "layers.0.mixed.weight",
+            "layers.0.norm.weight",
+            "layers.0.norm.bias",
+        ]
+        assert [named.name for named in second][-1] == "end.weight"
+
+    @pytest.mark.parametrize(
+        ("fragments", "message"),
+        [
+            (lambda m: [[m, nn.ReLU()]], r"fragment 0 \(ReLU\) is not a module of the model"),
+            (lambda m: [m, []], r"fragment 1 \(an empty list\) holds no trainable parameter"),
+            (lambda m: [m, [m[0], m[1]]], r"fragment 1 \(Linear, Linear\) holds no trainable"),
+            (lambda m: [[[m]]], r"fragment 0 \(list\) is not a module"),
+        ],
+    )
+    def test_wrong_groups_are_refused(self, fragments, message):
+        model = nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2))
+        with pytest.raises(ConfigurationError, match=message):
+            split(model, fragments(model), Buffers.NONE)
+
+
+def train(exchange, fragments, steps=8, **options):
+    """A replica whose syncs have the numbers of these fragments."""
+    torch.manual_seed(0)
+    model = Transformer(4)
+    inner = torch.optim.SGD(model.parameters(), lr=0.1)
+    reports = []
+    with DiLoCo(
+        model,
+        inner,
+        exchange,
+        sync_every=4,
+        fragments=fragments,
+        on_sync=reports.append,
+        flush="none",
+        **options,
+    ):
+        for _ in range(steps):
+            sum(p.square().sum() for p in model.parameters()).backward()
+            inner.step()
+            inner.zero_grad()
+    return [report.fragment for report in reports], model.state_dict()
+
+
+class TestInTheLoop:
+    @pytest.mark.parametrize("fragments", ["strided", "sequential", ("strided", 2), ["strided", 2]])
+    def test_each_fragment_is_synced_in_turn(self, fragments):
+        (order, mine), (_, theirs) = run_replicas(
+            lambda exchange: train(exchange, fragments), in_process(2)
+        )
+        assert order == ["0", "1", "0", "1"]
+        assert all(torch.equal(mine[name], theirs[name]) for name in mine)
+
+    def test_replicas_with_other_patterns_refuse_each_other(self):
+        def replica(exchange):
+            return train(exchange, ("strided", 2) if exchange.rank else ("sequential", 2))
+
+        errors = run_replicas(replica, in_process(2))
+        assert {type(error) for error in errors} == {MismatchError}
+        assert "in tensor 'layers.2.mixed.weight': " in str(errors[1])
+        assert "in fragment 1 at rank 0. Start" in str(errors[1])
+
+    @pytest.mark.parametrize("elastic", [False, True])
+    def test_a_run_goes_on_with_its_own_pattern_only(self, tmp_path, elastic):
+        options = {"min_replicas": 1} if elastic else {}
+
+        def live(fragments, **resume):
+            exchange = connect(tmp_path.as_uri(), rank=0, world_size=1, **options, **resume)
+            return train(exchange, fragments)
+
+        live(("strided", 2))
+        with pytest.raises(
+            MismatchError,
+            match=r"begun with other fragments.*'layers\.[12]\.mixed\.weight' is .* in fragment . in the run",
+        ):
+            live(("sequential", 2), resume=True)
+        order, _ = live(("strided", 2), resume=True)
+        assert order == ["0", "1", "0", "1"]
