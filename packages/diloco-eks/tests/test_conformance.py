@@ -15,7 +15,8 @@ from diloco_localcloud import KubernetesProcesses
 
 @pytest.mark.slow
 class TestFailRun(ExecutorConformance):
-    examples = 6
+    examples = 80
+    fresh = True
 
     def make_harness(self):
         return ClusterHarness()
@@ -29,15 +30,14 @@ class TestContinue(ExecutorConformance):
 
 
 @pytest.mark.slow
-class TestFailRunLong(TestFailRun):
-    examples = 80
-    fresh = True
+def test_many_sequences(request):
+    """All that a long form of ``TestContinue`` would add to it."""
 
+    class Long(TestContinue):
+        examples = 80
+        fresh = True
 
-@pytest.mark.slow
-class TestContinueLong(TestContinue):
-    examples = 80
-    fresh = True
+    Long().test_any_sequence_keeps_every_promise(request)
 
 
 @pytest.mark.processes

@@ -9,7 +9,8 @@ from diloco_conformance import ExecutorConformance
 
 @pytest.mark.slow
 class TestScripted(ExecutorConformance):
-    examples = 20
+    examples = 150
+    fresh = True
 
     def make_harness(self):
         return ScriptedHarness()
@@ -25,14 +26,14 @@ class TestReal(ExecutorConformance):
         return RealHarness()
 
 
+@pytest.mark.processes
 @pytest.mark.slow
-class TestScriptedLong(TestScripted):
-    examples = 150
-    fresh = True
+def test_many_sequences(request):
+    """All that a long form of ``TestReal`` would add to it."""
 
+    class Long(TestReal):
+        examples = 10
+        fresh = True
+        steps = 30
 
-@pytest.mark.slow
-class TestRealLong(TestReal):
-    examples = 10
-    fresh = True
-    steps = 30
+    Long().test_any_sequence_keeps_every_promise(request)

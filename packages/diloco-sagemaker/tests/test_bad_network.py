@@ -1,5 +1,7 @@
 """No answer is changed by a network that resets, cuts, throttles and answers with errors of its own."""
 
+import random
+
 import pytest
 from bad_network import FATES, BadNetwork
 from scripted_aws import AWSHarness
@@ -106,9 +108,15 @@ class Schedule:
             self.same(f"describe {handle.rank}, {when}", lambda one, h=handle: one.describe(h))
             for handle in handles
         ]
-        self.same(f"attach, {when}", lambda one: one.attach(self.run_id))
-        self.same(f"list, {when}", lambda one: one.list_runs())
-        self.same(f"logs, {when}", lambda one: one.stream_logs(handles[0]))
+        # One of them at a time: together they would be half of all requests.
+        also, call = random.Random(f"{self.seed} {when}").choice(
+            [
+                ("attach", lambda one: one.attach(self.run_id)),
+                ("list", lambda one: one.list_runs()),
+                ("logs", lambda one: one.stream_logs(handles[0])),
+            ]
+        )
+        self.same(f"{also}, {when}", call)
         if when == "purged":
             return statuses, []
         return statuses, self.same(f"collect, {when}", lambda one: one.collect(handles, timeout=0))

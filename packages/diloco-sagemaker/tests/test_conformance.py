@@ -17,13 +17,18 @@ class TestSpot(ExecutorConformance):
 
 @pytest.mark.slow
 class TestOnDemand(ExecutorConformance):
-    examples = 20
+    examples = 12
 
     def make_harness(self):
         return OnDemandHarness()
 
 
 @pytest.mark.slow
-class TestSpotLong(TestSpot):
-    examples = 30
-    fresh = True
+def test_many_sequences(request):
+    """All that a long form of ``TestSpot`` would add to it."""
+
+    class Long(TestSpot):
+        examples = 25
+        fresh = True
+
+    Long().test_any_sequence_keeps_every_promise(request)
