@@ -4,7 +4,14 @@ import boto3
 import pytest
 
 from diloco_localcloud import SageMakerStandIn
-from diloco_protocol import BackendError, Backoff, Outcome, Reason, outcome_to_message
+from diloco_protocol import (
+    BackendError,
+    Backoff,
+    Outcome,
+    QuotaExceededError,
+    Reason,
+    outcome_to_message,
+)
 from diloco_sagemaker import SageMakerExecutor
 
 OPTIONS = {
@@ -135,6 +142,19 @@ def test_a_purge_leaves_nothing_for_a_later_run_of_the_name(bench):
     executor.purge(handles[0])
     left = s3.list_objects_v2(Bucket="bucket")["Contents"]
     assert [each["Key"] for each in left] == [f"kept/{name}0/x"]
+
+
+def test_a_failed_launch_leaves_nothing_for_the_next_launch_of_the_name(bench):
+    """A job of it may have trained for a while, and what it has kept would go on counting attempts."""
+    s3 = boto3.client("s3", **bench.stand_in.client_options)
+    s3.create_bucket(Bucket="bucket")
+    for key in ("diloco-run-1-00000/.diloco-attempts.json", "diloco-run-1-00002/x", "others/x"):
+        s3.put_object(Bucket="bucket", Key=f"kept/{key}", Body=b"")
+    bench.world.habits.quotas = {"ml.m5.xlarge": 1}
+    with pytest.raises(QuotaExceededError):
+        bench.launch(spot=True, checkpoint_s3_path="s3://bucket/kept", instance_type="ml.m5.xlarge")
+    left = s3.list_objects_v2(Bucket="bucket")["Contents"]
+    assert [each["Key"] for each in left] == ["kept/diloco-run-1-00002/x", "kept/others/x"]
 
 
 def test_all_pages_of_a_list_of_objects_are_read(bench):

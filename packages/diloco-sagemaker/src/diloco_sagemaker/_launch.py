@@ -65,6 +65,10 @@ class Launch:
         """The jobs that this launch has created, or may have."""
         return [name for name in self.requests if self.of(name) in {Made.OURS, Made.UNSURE}]
 
+    def checkpoints(self, job_name: str) -> str:
+        """Where a job keeps its checkpoints; empty if it keeps none."""
+        return str(self.requests[job_name].get("CheckpointConfig", {}).get("S3Uri", ""))
+
     def fingerprint(self, job_name: str) -> str:
         """The fingerprint that a job of this launch carries."""
         return str(self.requests[job_name]["HyperParameters"][names.FINGERPRINT])
@@ -137,9 +141,10 @@ class Launcher:
         """End what this launch has created, or may have; returns the error that says what is left."""
         mine = launch.mine()
         prints = {name: launch.fingerprint(name) for name in mine}
+        places = {name: launch.checkpoints(name) for name in mine}
         certain = [name for name in mine if launch.of(name) is Made.OURS]
         return FailedLaunchError(
-            cause, withdraw(self._client, prints, certain, self._backoff, self._patience)
+            cause, withdraw(self._client, prints, places, certain, self._backoff, self._patience)
         )
 
     def _create(self, launch: Launch, pool: ThreadPoolExecutor) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from typing import Any
 
 from diloco_protocol import DilocoError, Outcome, ReplicaHandle, ResultLostError
@@ -10,6 +11,7 @@ from . import _names as names
 from ._client import Client
 from ._errors import MissingError
 from ._facts import JobFacts
+from ._many import at_once
 
 _SLACK = 60.0  # seconds by which the clocks of a machine and of SageMaker may differ
 
@@ -21,14 +23,27 @@ def place_of(job: JobFacts) -> tuple[str, str]:
     return bucket, "/".join(part for part in parts if part)
 
 
-def checkpoints_of(job: JobFacts) -> tuple[str, str] | None:
-    """Bucket and prefix of what is kept of a job from one attempt to the next; None if nothing is.
+def remove_checkpoints(client: Client, job_name: str, uri: str) -> None:
+    """Remove what is kept of a job from one attempt to the next; otherwise a later job of this name would go on from it.
 
     A folder that is not named after the job is left alone, whoever made that job: others may have something there.
+
+    Args:
+        client: To list and delete.
+        job_name: The job's name.
+        uri: CheckpointConfig.S3Uri; empty if nothing is kept.
     """
-    bucket, _, prefix = job.checkpoints.removeprefix("s3://").partition("/")
+    bucket, _, prefix = uri.removeprefix("s3://").partition("/")
     folder = prefix.strip("/")
-    return (bucket, f"{folder}/") if folder.rpartition("/")[2] == job.name else None
+    if folder.rpartition("/")[2] != job_name:
+        return
+
+    def remove(key: str) -> None:
+        with contextlib.suppress(MissingError):
+            client.delete_object(bucket, key)
+
+    with contextlib.suppress(MissingError):  # no such bucket any more
+        at_once(remove, list(client.object_keys(bucket, f"{folder}/")))
 
 
 def read_outcome(client: Client, job: JobFacts) -> Outcome:

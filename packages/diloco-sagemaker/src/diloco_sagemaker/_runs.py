@@ -26,7 +26,7 @@ from ._errors import EndedError, MissingError, TakenError
 from ._facts import ENDED, JobFacts, Summary
 from ._handles import created_of, is_of, make_handle, may_be_of
 from ._many import at_once
-from ._results import checkpoints_of, place_of, read_outcome, read_result
+from ._results import place_of, read_outcome, read_result, remove_checkpoints
 from ._states import status_of
 from ._sweep import Jobs
 
@@ -213,13 +213,9 @@ class Runs:
                 self._client.delete_log_stream(stream)
             except MissingError:
                 continue
-        places = [place_of(job)]
-        if (kept := checkpoints_of(job)) is not None:
-            # A later run of this name would go on from them, and go on counting.
-            bucket, prefix = kept
-            with contextlib.suppress(MissingError):  # no such bucket any more
-                places += [(bucket, key) for key in self._client.object_keys(bucket, prefix)]
-        at_once(self._remove_object, places)
+        remove_checkpoints(self._client, job.name, job.checkpoints)
+        with contextlib.suppress(MissingError):
+            self._client.delete_object(*place_of(job))
         try:
             self._client.delete(job.name)
         except MissingError:
@@ -230,10 +226,6 @@ class Runs:
                 f"{error}{pool}: SageMaker deletes a job only when its warm pool is gone. Purge again after keep_alive"
             ) from error
         self._jobs.forget(job)
-
-    def _remove_object(self, place: tuple[str, str]) -> None:
-        with contextlib.suppress(MissingError):
-            self._client.delete_object(*place)
 
     def _wait_until_gone(self, jobs: Sequence[JobFacts]) -> None:
         deadline = self._backoff.clock() + _SECONDS_TO_GO

@@ -18,6 +18,7 @@ from ._client import Client
 from ._errors import EndedError, MissingError, TakenError
 from ._facts import ENDED
 from ._many import outcomes
+from ._results import remove_checkpoints
 
 _SECONDS_TO_END = 600.0
 """SageMaker gives a job 120 s after SIGTERM; then it uploads what there is."""
@@ -49,6 +50,7 @@ class Withdrawal:
 def withdraw(
     client: Client,
     fingerprints: Mapping[str, str],
+    checkpoints: Mapping[str, str],
     certain: Collection[str],
     backoff: Backoff,
     patience: float,
@@ -58,6 +60,7 @@ def withdraw(
     Args:
         client: To ask.
         fingerprints: What the jobs of this launch carry, by name.
+        checkpoints: Where they keep checkpoints; empty for a job that keeps none.
         certain: Those that this launch has certainly created, so that nobody has to look first.
         backoff: Pauses between tries.
         patience: Seconds for which each call is tried again.
@@ -94,7 +97,10 @@ def withdraw(
         result.kept = [name for name, answer in stopped.items() if answer is True]
         # The record of a job of which several creates were sent keeps its name from those that come late.
         until = {name: appears_until for name in result.kept if name not in certain}
-        result.kept = _delete(client, result.kept, until, backoff)
+        ended = result.kept
+        result.kept = _delete(client, ended, until, backoff)
+        for name in set(ended) - set(result.kept):
+            _forget_checkpoints(client, name, checkpoints[name])
     except (KeyboardInterrupt, SystemExit) as again:
         result.interrupted = again
     for name in result.kept:
@@ -103,6 +109,19 @@ def withdraw(
             name,
         )
     return result
+
+
+def _forget_checkpoints(client: Client, name: str, uri: str) -> None:
+    try:
+        remove_checkpoints(client, name, uri)
+    except BackendError as error:
+        logging.getLogger("diloco_sagemaker").warning(
+            "what the training job %s of a launch that failed has left in %s was not deleted, and the next job of that name "
+            "will go on from it: %s",
+            name,
+            uri,
+            error,
+        )
 
 
 def _delete(
