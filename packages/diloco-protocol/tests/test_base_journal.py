@@ -126,6 +126,21 @@ class TestPastItsEnd:
         assert f". Nor has the journal FolderJournal({str(tmp_path)!r}) its end. It was" in said
         assert said.endswith("list_runs() names the runs that are there")
 
+    @pytest.mark.parametrize(
+        ("seconds", "words"),
+        [
+            (604800, "7 days"),
+            (86400, "1 day"),
+            (5400, "90 minutes"),
+            (59.5, "59.5 s"),
+            (61, "61 s"),
+        ],
+    )
+    def test_how_long_records_are_kept_is_easy_to_read(self, seconds, words):
+        executor = Memory({})
+        executor.capabilities = replace(executor.capabilities, retention=float(seconds))
+        assert f"ended more than {words} ago, " in self.said(executor)
+
     @pytest.mark.parametrize("journalled", [False, True])
     def test_what_the_backend_says_is_kept(self, tmp_path, journalled):
         def gone(handles):
@@ -136,6 +151,6 @@ class TestPastItsEnd:
         executor.capabilities = replace(executor.capabilities, retention=3600.0)
         said = self.said(executor)
         assert "of run 'gone' (host='here'): there is no Job any more. " in said
-        assert "It was purged, ended more than 3600 s ago, or was never launched" in said
+        assert "It was purged, ended more than 1 hour ago, or was never launched" in said
         (entry,) = executor.collect([self.HANDLE], timeout=0)
         assert entry["reason"] == "lost"

@@ -116,7 +116,8 @@ class Runs:
         alive = [each.rank for each, status in seen.items() if not status.state.terminal]
         if alive and not facts.deleting:
             raise InvalidRequestError(
-                f"{len(alive)} replicas of run {handle.run_id!r} have not ended, such as rank {alive[0]}: cancel it first"
+                f"{len(alive)} replicas of run {handle.run_id!r} have not ended, such as rank {alive[0]}: cancel "
+                f"them with cancel_run({handle.run_id!r}), and wait with collect"
             )
         purge_job(self._cluster, space, facts)
         self._memory.forget(run)

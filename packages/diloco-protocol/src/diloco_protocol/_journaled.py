@@ -83,7 +83,7 @@ class Journaled(Hooks):
             + (f": {error}" if error is not None and str(error) else "")
             + (f". Nor has the journal {journal!r} its end" if journal is not None else "")
             + ". It was purged, "
-            + (f"ended more than {kept:g} s ago, " if kept is not None else "")
+            + (f"ended more than {_in_words(kept)} ago, " if kept is not None else "")
             + "or was never launched where this executor looks. list_runs() names the runs that are there"
             + (
                 ""
@@ -91,3 +91,12 @@ class Journaled(Hooks):
                 else "; a journal would remember how it ended: give one to the constructor"
             )
         )
+
+
+def _in_words(seconds: float) -> str:
+    """A span of time in the largest unit of which it is a whole number."""
+    for unit, length in (("day", 86400), ("hour", 3600), ("minute", 60)):
+        if seconds >= length and seconds % length == 0:
+            count = int(seconds // length)
+            return f"{count} {unit}{'s' * (count > 1)}"
+    return f"{seconds:g} s"

@@ -110,12 +110,12 @@ class MockManager:
         """Average a floating-point tensor over all replicas, in place.
 
         Raises:
-            ConfigurationError: ``should_quantize`` is True. There is no codec yet, and full precision would not be what was
-                asked for.
+            ConfigurationError: ``should_quantize`` is True. The manager's averages have no codec, and full precision would not
+                be what was asked for.
         """
         if should_quantize:
             raise ConfigurationError(
-                "should_quantize=True is not supported, since there are no quantized averages yet: pass False"
+                "should_quantize=True is not supported, since this manager averages in full precision: pass False"
             )
         self.start_quorum()
         job = Mean([tensor], self.exchange.world_size, self._superseded)
