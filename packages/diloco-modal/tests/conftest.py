@@ -64,6 +64,22 @@ class Lab:
         self.call(handle).end(self.outcome(result, **options))
 
 
+# Tests of the standard suite that make thousands of calls of Modal's client, each of which takes two milliseconds of processor
+# time. In the default lane the other backends have them; the slow lane runs all.
+LONG = {
+    "test_t1_what_another_thread_ends_meanwhile_is_all_that_it_ends",
+    "test_g3_what_is_written_last_is_not_lost",
+    "test_h10_a_handle_of_any_text",
+    "test_l2_who_cannot_look_names_what_may_live",
+}
+
+
+def pytest_collection_modifyitems(items):
+    for item in items:
+        if item.nodeid.split("::")[1:-1] == ["TestModal"] and item.originalname in LONG:
+            item.add_marker(pytest.mark.slow)
+
+
 @pytest.fixture
 def lab():
     with ModalStandIn() as running:

@@ -56,6 +56,11 @@ class RealModalHarness(Harness):
         Ability.RACE: "a puppet ends within milliseconds of a cancel",
         Ability.AGE: "days do not pass here; the scripted world has them",
         Ability.ELSEWHERE: REAL,
+        Ability.BETWEEN: REAL,
+        **dict.fromkeys(
+            (Ability.LOSE, Ability.DAMAGE),
+            "what a call returns is both the record that it has succeeded and its result: Modal loses them together",
+        ),
     }
 
     def __init__(self, stand_in, folder):
@@ -222,6 +227,10 @@ class RealModalHarness(Harness):
     def expire(self, handles):
         name = f"diloco-{handles[0].run_id}"
         modal.Dict.objects.delete(name, client=self.client)
+
+    def remove(self, handle):
+        """As somebody does with ``modal dict delete``, which is done at once."""
+        self.expire([handle])
 
     # --- the truth ---
 

@@ -1,5 +1,7 @@
 """The standard suite's world for Modal: a stand-in over gRPC, whose calls the suite moves."""
 
+import asyncio
+import contextlib
 import json
 import math
 from dataclasses import replace
@@ -7,13 +9,14 @@ from signal import Signals
 
 import modal
 import modal._grpc_client as transport
+from modal._utils.async_utils import synchronizer
 from modal_truth import entries_of, resources_of, truth_of
 
 from diloco_conformance import Ability, Fault, Harness, Operation, Step, Told
 from diloco_localcloud import ModalStandIn
 from diloco_modal import ModalSpawnExecutor
 from diloco_modal._wrapper import claim, new_life
-from diloco_protocol import Outcome, Reason, ReplicaSpec, environment
+from diloco_protocol import DilocoError, Outcome, Reason, ReplicaSpec, environment
 
 FAULTS = {
     Fault.THROTTLE: "throttle",
@@ -35,6 +38,8 @@ CALLS = {
     Operation.LOGS: ["AppFetchLogs", "AppCountLogs"],
     Operation.PURGE: ["DictDelete"],
 }
+#: Dicts in one page of a list, for Modal's client.
+_PAGE = 100
 #: Variables that the suite gives to secrets; a Secret of Modal has its value under the name of the variable.
 KEYS = ("S", "API_KEY", "OTHER", "OF_THE_STORE", "CONF_SECRET")
 
@@ -49,11 +54,12 @@ class ModalHarness(Harness):
     entrypoint = "trainer:train"
     gpus = ("L4", "H100:8", "A10G:4")
     patience = 30.0
-    # Modal does not tell when a container was killed: it is dated when somebody looks. test_executor.py has the exact times.
-    resolution = 100.0
     cannot = {
-        Fault.REFUSED: "the stand-in would have to be stopped; connections that are cut are what it has",
         Fault.CONFLICT: "nothing that the executor changes has a version that could conflict",
+        **dict.fromkeys(
+            (Ability.LOSE, Ability.DAMAGE),
+            "what a call returns is both the record that it has succeeded and its result: Modal loses them together",
+        ),
         Ability.RACE: "Modal marks a call as terminated at once, whatever its program does then",
         Ability.RESTART: "the runner starts the program again at once, in the same container; test_wrapper.py has these",
     }
@@ -68,6 +74,8 @@ class ModalHarness(Harness):
         self.lives = {}
         self.begun = {}
         self.secrets = {}
+        self.fillers = []
+        self.refusing, self.refused = False, 0
 
     def make_executor(self, **options):
         return self.executor_of(self.client, options)
@@ -89,6 +97,7 @@ class ModalHarness(Harness):
         return self.world.now()
 
     def sleep(self, seconds):
+        self.refused += self.refusing
         limit = self.time.limit
         if limit is not None and self.clock() > limit:
             self.time.limit = 0
@@ -175,6 +184,10 @@ class ModalHarness(Harness):
         elif step is Step.STOP:
             call.stop()
             self.advance(2.0)
+        if step in {Step.OOM, Step.STOP}:
+            # Modal tells nobody when it was, so it is dated by who looks first: whoever collects does so every few seconds.
+            with contextlib.suppress(DilocoError):
+                self.make_executor().describe(handle)
 
     def begin(self, handle, call):
         call.start()
@@ -189,15 +202,16 @@ class ModalHarness(Harness):
         timeout = ReplicaSpec.from_json(payload["spec"]).timeout
         self.deadlines[call.call_id] = math.inf if timeout is None else self.clock() + timeout
 
-    def end_life(self, call_id):
+    def end_life(self, call_id, *, taken_away=True):
         """The wrapper writes down that its runner is over."""
         self.deadlines.pop(call_id, None)
         record, rank, life, before = self.lives[call_id]
         value = {"started": before["started"] + 1, "failed": before["failed"], "at": self.clock()}
+        value["again"] = taken_away and self.world.call(call_id).status in {"pending", "running"}
         record.put(f"end-{rank}-{life}", value, skip_if_exists=True)
 
     def report(self, call_id, outcome):
-        self.end_life(call_id)
+        self.end_life(call_id, taken_away=False)
         attempt = self.lives[call_id][3]["started"] + 1
         self.world.call(call_id).end(replace(outcome, attempt=attempt).to_json())
 
@@ -235,6 +249,30 @@ class ModalHarness(Harness):
     def expire(self, handles):
         for run_id in {handle.run_id for handle in handles}:
             modal.Dict.objects.delete(f"diloco-{run_id}", client=self.client, allow_missing=True)
+
+    def remove(self, handle):
+        """As somebody does with ``modal dict delete``, which is done at once."""
+        self.expire([handle])
+
+    def between(self, action):
+        """The client wants pages of a hundred: what fills the first one is not ours."""
+        with self.world._workspace.lock:
+            place = self.world._workspace.environments[0]
+            for number in range(_PAGE - 3):
+                name = f"weights-{len(self.fillers)}-{number}"
+                self.world._workspace.dicts.create(place, name)
+        self.fillers.append(action)
+        inner = synchronizer._translate_in(self.client)
+        stub = getattr(inner, "_stub", None) or inner.stub  # older clients have the latter
+        plain = stub.DictList
+
+        async def listed(request):
+            stub.DictList = plain
+            answer = await plain(request)
+            await asyncio.to_thread(action)
+            return answer
+
+        stub.DictList = listed
 
     def foreign(self, name):
         held = modal.Dict.from_name(
@@ -303,6 +341,11 @@ class ModalHarness(Harness):
     # --- faults ---
 
     def inject(self, operation, fault, *, after=0):
+        if fault is Fault.REFUSED:  # whoever is refused one call is refused all
+            assert not after
+            self.stand_in.refuse()
+            self.refusing = True
+            return
         if fault in {Fault.AMBIGUOUS, Fault.UNANSWERED}:
             times = 1 if fault is Fault.AMBIGUOUS else None
             self.stand_in.faults.add("ambiguous", verb="FunctionMap", times=times, after=after)
@@ -311,10 +354,13 @@ class ModalHarness(Harness):
             self.stand_in.faults.add(FAULTS[fault], verb=verb, times=None, after=after)
 
     def clear(self):
+        self.stand_in.accept()
+        self.refusing = False
         self.stand_in.faults.clear()
 
     def calls(self):
-        return len(self.stand_in.calls)
+        """What is refused does not reach the stand-in; a pause follows."""
+        return len(self.stand_in.calls) + self.refused
 
     def close(self):
         self.client.__exit__(None, None, None)  # older clients have no close

@@ -6,11 +6,14 @@ from scripted_modal import ModalHarness
 from diloco_conformance import ExecutorConformance
 
 
-@pytest.mark.slow
 class TestModal(ExecutorConformance):
-    examples = 40
-    steps = 30
-    fresh = True
+    examples = 1
 
     def make_harness(self):
         return ModalHarness()
+
+
+@pytest.mark.slow
+class TestModalLong(TestModal):
+    examples = 40
+    fresh = True

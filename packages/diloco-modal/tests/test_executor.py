@@ -103,6 +103,47 @@ def test_cancelled_between_two_lives_it_is_the_next_attempt(lab):
     assert lab.executor().describe(handle).finished_at == lab.world.now()
 
 
+@pytest.mark.parametrize(
+    ("again", "attempt"), [(True, 2), (False, 1), (None, 1)], ids=["between", "within", "unknown"]
+)
+def test_stopped_from_outside_the_attempt_is_that_which_the_container_has_told(lab, again, attempt):
+    """The container sees whether Modal will run its call again; who looks later cannot tell when the call was stopped."""
+    executor = lab.executor()
+    (handle,) = lab.launch(1, executor)
+    lab.begin(handle)
+    end = {"started": 1, "failed": 0, "at": lab.world.now()}
+    lab.record().put("end-0-1", end if again is None else {**end, "again": again})
+    lab.call(handle).stop()
+    lab.world.advance(100)
+    for each in (executor, lab.executor()):
+        status = each.describe(handle)
+        assert told(status) == ("cancelled", Reason.STOPPED_EXTERNALLY, attempt, False)
+    stopped_at = end["at"] + (
+        100 if again else 0
+    )  # of the former nobody knows but who sees it first
+    assert (status.started_at is None, status.finished_at) == (again is True, stopped_at)
+
+
+def test_a_clock_that_is_ahead_does_not_make_a_cancel_come_after_the_end_that_it_caused(lab):
+    executor = lab.executor()
+    (handle,) = lab.launch(1, executor)
+    lab.begin(handle)
+    executor.cancel(handle)
+    at = lab.world.now() - 5  # by the container's clock
+    lab.record().put("end-0-1", {"started": 1, "failed": 0, "at": at, "again": False})
+    lab.world.advance(60)
+    assert told(executor.describe(handle))[::2] == ("cancelled", 1)
+
+
+def test_what_has_ended_and_is_about_to_return_is_not_waiting_for_another_attempt(lab):
+    executor = lab.executor()
+    (handle,) = lab.launch(1, executor)
+    lab.begin(handle)
+    end = {"started": 1, "failed": 0, "at": lab.world.now(), "again": False}
+    lab.record().put("end-0-1", end)
+    assert told(executor.describe(handle)) == ("running", None, 1, False)
+
+
 def test_a_stop_from_outside(lab):
     executor = lab.executor()
     (handle,) = lab.launch(1, executor)

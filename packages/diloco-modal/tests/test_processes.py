@@ -87,6 +87,8 @@ def test_a_preempted_replica_is_the_next_attempt(place):
     assert (result["status"], result["result"], result["attempt"]) == ("succeeded", [0, 2], 2), (
         result
     )
+    entries = place.world.dict("diloco-run").items()
+    assert [entries[f"end-0-{life}"]["again"] for life in (1, 2)] == [True, False]
 
 
 LAUNCHER = """
@@ -139,5 +141,6 @@ def test_a_cancelled_replica_is_gone(place):
     executor.cancel(handle)
     (result,) = executor.collect([handle], timeout=60)
     assert (result["status"], result["reason"]) == ("cancelled", "cancel_requested"), result
+    assert place.world.dict("diloco-run").get("end-0-1")["again"] is False
     with pytest.raises(ProcessLookupError):
         os.kill(pid, 0)

@@ -7,6 +7,7 @@ import sys
 import textwrap
 import threading
 import time
+from types import SimpleNamespace
 
 import modal
 import pytest
@@ -73,7 +74,8 @@ def test_a_replica_is_run_and_written_down(record):
     assert (done.exit_code, done.result, done.reason) == (0, ["0", "red"], Reason.COMPLETED)
     assert record["call-0"] == {"call": "fc-own"}
     assert record["life-0-1"]["attempt"] == 1
-    assert (record["end-0-1"]["started"], record["end-0-1"]["failed"]) == (1, 0)
+    end = record["end-0-1"]
+    assert (end["started"], end["failed"], end["again"]) == (1, 0, False)
 
 
 @pytest.mark.processes
@@ -181,6 +183,34 @@ def test_an_interrupt_ends_the_runner_and_goes_on(record, tmp_path):
         for line in left.splitlines()
         if "diloco_protocol.runner" in line and str(tmp_path) in line
     ]
+
+
+@pytest.mark.parametrize(
+    ("status", "again"), [("PENDING", True), ("TERMINATED", False), (None, None)]
+)
+def test_who_is_interrupted_writes_down_whether_the_call_comes_again(
+    record, monkeypatch, status, again
+):
+    def graph(call_id):
+        if status is None:
+            raise modal.exception.ConnectionError("away")
+        own = SimpleNamespace(
+            function_call_id=call_id, status=getattr(modal.types.InputStatus, status)
+        )
+        other = SimpleNamespace(function_call_id="fc-other", status=modal.types.InputStatus.FAILURE)
+        return [other, own]
+
+    def interrupted(*_, **__):
+        raise KeyboardInterrupt
+
+    call = type(
+        "Call", (), {"from_id": lambda it: SimpleNamespace(get_call_graph=lambda: graph(it))}
+    )
+    monkeypatch.setattr(modal, "FunctionCall", call)
+    monkeypatch.setattr(subprocess, "Popen", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        run_replica(payload())
+    assert record["end-0-1"]["again"] is again
 
 
 def test_modal_is_not_imported_before_it_is_needed():

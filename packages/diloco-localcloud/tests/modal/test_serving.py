@@ -5,7 +5,36 @@ import socket
 import threading
 import warnings
 
-from diloco_localcloud import ModalStandIn
+import modal
+import pytest
+
+from diloco_localcloud import ModalStandIn, StandInError
+
+
+def test_connections_are_refused_and_accepted_again():
+    """On the same port, which nobody else gets meanwhile; what there was is there."""
+    with ModalStandIn() as stand_in:
+        client, url = stand_in.client(), stand_in.url
+        port = int(url.rpartition(":")[2])
+        held = modal.Dict.from_name("held", create_if_missing=True, client=client).hydrate()
+        held.put("a", 1)
+        for _ in range(2):
+            for _ in range(2):
+                stand_in.refuse()
+            with pytest.raises(ConnectionRefusedError):
+                socket.create_connection(("127.0.0.1", port))
+            with pytest.raises(ConnectionRefusedError):
+                list(held.items())
+            with socket.socket() as another, pytest.raises(OSError, match="in use"):
+                another.bind(("127.0.0.1", port))
+            for _ in range(2):
+                stand_in.accept()
+            assert list(held.items()) == [("a", 1)]
+        assert stand_in.url == url
+        stand_in.refuse()
+        client.__exit__(None, None, None)  # older clients have no close
+    with pytest.raises(StandInError, match="not started"):
+        stand_in.refuse()
 
 
 def test_connections_accepted_at_the_very_end_are_closed():

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import threading
 from collections.abc import Callable, Mapping
 from typing import Any, TypeVar
@@ -10,6 +11,7 @@ from diloco_protocol import BackendError, InvalidRequestError
 
 from . import _many as many
 from ._errors import MissingError, asked, import_modal, translated
+from ._handles import status_in
 from ._options import ModalOptions
 from ._payload import deploy_command, record_name
 
@@ -28,6 +30,7 @@ class Client:
         self._options = options
         self._client = options.client
         self._lock = threading.Lock()
+        self._records: dict[str, tuple[float, Any]] = {}
         self._entries: dict[str, tuple[float, Mapping[str, Any]]] = {}
         self._calls: dict[str, Any] = {}
 
@@ -149,14 +152,9 @@ class Client:
 
     def terminated(self, call_id: str) -> bool:
         """Whether a call that has ended was terminated."""
-        import modal
-
         call = self._call(call_id)
         graph = self._ask(call.get_call_graph, f"looking at the call {call_id}")
-        return any(
-            each.function_call_id == call_id and each.status is modal.types.InputStatus.TERMINATED
-            for each in graph
-        )
+        return status_in(graph, call_id) == "TERMINATED"
 
     def cancel(self, call_id: str) -> None:
         """End a call and its container; one that is gone is ignored."""
@@ -176,7 +174,7 @@ class Client:
     # --- records ---
 
     def record(self, run_id: str, *, create: bool = False) -> Any:
-        """The Dict of a run.
+        """The Dict of a run, found by its name.
 
         Raises:
             MissingError: There is none.
@@ -184,12 +182,36 @@ class Client:
         import modal
 
         name = record_name(run_id)
-        where = self._where
+        where, now = self._where, self._options.clock()
 
         def find() -> Any:
             return modal.Dict.from_name(name, create_if_missing=create, **where).hydrate()
 
-        return self._ask(find, f"looking for the Dict {name!r}")
+        found = self._ask(find, f"looking for the Dict {name!r}")
+        with self._lock:
+            if len(self._records) >= _KEPT_RECORDS:
+                self._records.clear()
+            self._records[run_id] = now, found
+        return found
+
+    def read(self, run_id: str) -> tuple[Any, Mapping[str, Any]]:
+        """The Dict of a run, and its entries.
+
+        For a minute it is asked for by its id; only if it is not there, or is not a run's any more, is its name looked up. A
+        Dict of the same name that was made meanwhile has another id.
+
+        Raises:
+            MissingError: There is no such Dict.
+        """
+        with self._lock:
+            since, kept = self._records.get(run_id, (0.0, None))
+        if kept is not None and self._options.clock() - since < _KEPT_SECONDS:
+            with contextlib.suppress(MissingError):
+                entries = self.entries(kept)
+                if "launch" in entries:
+                    return kept, entries
+        record = self.record(run_id)
+        return record, self.entries(record)
 
     def put_once(self, record: Any, key: str, value: Any) -> bool:
         """Create an entry; whether it was this call that did."""
@@ -222,6 +244,8 @@ class Client:
         """
         key, now = record.object_id, self._options.clock()
         count = self._ask(record.len, "looking at the record")
+        if count == 0:
+            return {}
         with self._lock:
             kept = self._entries.get(key)
         if kept is not None and len(kept[1]) == count and now - kept[0] < _KEPT_SECONDS:
@@ -248,6 +272,8 @@ class Client:
         import modal
 
         name = record_name(run_id)
+        with self._lock:
+            self._records.pop(run_id, None)
         self._ask(
             lambda: modal.Dict.objects.delete(name, allow_missing=True, **self._where),
             f"removing the Dict {name!r}",

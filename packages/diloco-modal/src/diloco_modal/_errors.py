@@ -102,6 +102,16 @@ def translated(error: BaseException, what: str) -> BackendError | None:
     return None
 
 
+def meant(error: Exception, what: str) -> BackendError:
+    """The protocol's error for any that Modal's client has raised, where no replica's own can be among them."""
+    known = translated(error, what)
+    if known is not None:
+        return known
+    text = f"{what}: {type(error).__name__}: {error}"
+    # Streams of the client pass on what the network says, such as ConnectionRefusedError.
+    return UnavailableError(text) if isinstance(error, OSError) else BackendError(text)
+
+
 def asked(call: Callable[[], T], seconds: float, what: str) -> T:
     """As :func:`bounded`, with Modal's errors as those of the protocol.
 
@@ -110,10 +120,7 @@ def asked(call: Callable[[], T], seconds: float, what: str) -> T:
     """
     try:
         return bounded(call, seconds, what)
+    except BackendError:
+        raise
     except Exception as error:
-        known = translated(error, what)
-        if known is error:
-            raise
-        if known is None:
-            raise BackendError(f"{what}: {type(error).__name__}: {error}") from error
-        raise known from error
+        raise meant(error, what) from error

@@ -174,28 +174,32 @@ class ModalSpawnExecutor(BaseExecutor):
     def _observe_run(
         self, handles: Sequence[ReplicaHandle]
     ) -> Mapping[ReplicaHandle, ReplicaStatus]:
+        return self._looked(handles)[1]
+
+    def _looked(
+        self, handles: Sequence[ReplicaHandle]
+    ) -> tuple[Any, Mapping[ReplicaHandle, ReplicaStatus]]:
+        """The record of the run, or None if it was not needed; and what is known of replicas."""
         asked = [handle for handle in dict.fromkeys(handles) if handle not in self._ended]
+        record, found = None, {}
         if asked:
             record, entries = self._read(handles[0].run_id)
             ours = [handle for handle in asked if _is_of(handle, entries)]
             looks = many.at_once(lambda each: self._look(each, record, entries), ours)
             found = dict(zip(ours, looks, strict=True))
-        else:
-            found = {}
         told = {}
         for handle in handles:
             if handle in self._ended:
                 told[handle] = self._ended[handle][0]
             elif (status := found.get(handle)) is not None:
                 told[handle] = status
-        return told
+        return record, told
 
     def _read(self, run_id: str | None) -> tuple[Any, Mapping[str, Any]]:
         if not (isinstance(run_id, str) and is_run_id(run_id)):
             raise ReplicaNotFoundError(f"no run can have the name {run_id!r}")
         try:
-            record = self._client.record(run_id)
-            entries = self._client.entries(record)
+            record, entries = self._client.read(run_id)
         except MissingError as error:
             raise ReplicaNotFoundError(
                 f"there is no record of the run {run_id!r} on Modal"
@@ -292,12 +296,11 @@ class ModalSpawnExecutor(BaseExecutor):
 
     def _cancel(self, handle: ReplicaHandle) -> None:
         try:
-            status = self._observe_run([handle]).get(handle)
+            record, told = self._looked([handle])
         except ReplicaNotFoundError:
             return
-        if status is None or status.state.terminal:
-            return
-        self._end(handle, self._client.record(handle.run_id))
+        if handle in told and not told[handle].state.terminal:
+            self._end(handle, record)
 
     def _end(self, handle: ReplicaHandle, record: Any) -> None:
         key = f"cancel-{handle.rank}"

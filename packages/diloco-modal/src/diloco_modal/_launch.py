@@ -70,9 +70,12 @@ class Launcher:
             )
         wanted = self._entry(request)
         began = self._options.clock()
-        # The answer may be lost and the entry made: whose it is says its id.
-        self._patiently(lambda: self._client.put_once(record, "launch", wanted))
-        entries = self._patiently(lambda: self._client.entries(record))
+        entries = there or {"launch": wanted}
+        if not there and not self._patiently(
+            lambda: self._client.put_once(record, "launch", wanted)
+        ):
+            # The answer may have been lost and the entry made: whose it is says its id.
+            entries = self._patiently(lambda: self._client.entries(record))
         launch = entries["launch"]
         if launch["fingerprint"] != wanted["fingerprint"]:
             raise RunConflictError(

@@ -10,7 +10,7 @@ from typing import Any, TypeVar
 
 from diloco_protocol import BackendError, Backoff, UnavailableError, retry
 
-from ._errors import translated
+from ._errors import meant
 
 T = TypeVar("T")
 R = TypeVar("R")
@@ -92,13 +92,10 @@ async def asked(call: Awaitable[T], seconds: float, what: str) -> T:
     """
     try:
         return await bounded(call, seconds, what)
+    except BackendError:
+        raise
     except Exception as error:
-        known = translated(error, what)
-        if known is error:
-            raise
-        if known is None:
-            raise BackendError(f"{what}: {type(error).__name__}: {error}") from error
-        raise known from error
+        raise meant(error, what) from error
 
 
 async def patiently(

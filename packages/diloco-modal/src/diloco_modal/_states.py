@@ -20,6 +20,7 @@ class Trace:
         attempt: From 1.
         started_at: Start of the newest attempt, in Unix seconds.
         open: Whether its newest life has no end.
+        again: Whether Modal was to run the call again when that life ended; None if it has no end, or nobody could tell.
         lives: How many containers it has had.
         ended_at: End of the newest life that has one.
         cancel: The entry of a cancel: who, and when.
@@ -31,6 +32,17 @@ class Trace:
     lives: int = 0
     ended_at: float | None = None
     cancel: Mapping[str, Any] | None = None
+    again: bool | None = None
+
+    @property
+    def waited(self) -> bool:
+        """Whether a call that was terminated waited for another container then."""
+        if not self.lives or self.open:
+            return False
+        if self.again is not None or not self.requested:
+            return bool(self.again)
+        # A cancel that came later than the end was not its cause.
+        return self.ended_at is not None and float(self.cancel["at"]) >= self.ended_at  # type: ignore[index]
 
     @property
     def requested(self) -> bool:
@@ -51,9 +63,11 @@ def trace_of(entries: Mapping[str, Any], rank: int) -> Trace:
     attempt, started = life["attempt"], life["at"]
     while (again := entries.get(f"attempt-{rank}-{attempt + 1}")) is not None:
         attempt, started = attempt + 1, again["at"]
-    if end is not None:
-        attempt = max(attempt, end["started"])
-    return Trace(attempt, started, end is None, lives, end["at"] if end else over, cancel)
+    if end is None:
+        return Trace(attempt, started, True, lives, over, cancel)
+    # An app that was deployed with an earlier version does not say whether the call comes again.
+    again = end.get("again")
+    return Trace(max(attempt, end["started"]), started, False, lives, end["at"], cancel, again)
 
 
 def living(trace: Trace, url: str, *, stopping: bool = False) -> ReplicaStatus:
@@ -62,7 +76,8 @@ def living(trace: Trace, url: str, *, stopping: bool = False) -> ReplicaStatus:
     reason = None
     if trace.cancel is not None:
         reason = Reason.CANCEL_REQUESTED if trace.requested else Reason.STOPPED_EXTERNALLY
-    if trace.open:
+    # After its last life the call is about to return.
+    if trace.open or trace.again is False:
         return ReplicaStatus(
             ReplicaState.RUNNING, trace.attempt, reason, stopping=stopping,
             started_at=trace.started_at, url=url,
@@ -123,11 +138,11 @@ def stopped(trace: Trace, url: str, now: float, grace: float) -> ReplicaStatus:
     if trace.open and since < INTERRUPT_SECONDS + grace:
         return living(trace, url, stopping=True)
     more = {"attempt": trace.attempt, "started_at": trace.started_at, "url": url}
-    at = float(trace.cancel["at"]) if trace.cancel is not None and trace.requested else 0.0
-    if trace.lives and not trace.open and trace.ended_at is not None and at >= trace.ended_at:
-        # Cancelled between two lives: it was the next attempt that waited.
-        waited = {**more, "attempt": trace.attempt + 1, "started_at": None}
-        return _cancelled(trace, {**waited, "finished_at": at})
+    if trace.waited and trace.cancel is not None:
+        # Ended between two lives: it was the next attempt that waited.
+        at = float(trace.cancel["at"])
+        waited = {**more, "attempt": trace.attempt + 1, "started_at": None, "finished_at": at}
+        return _cancelled(trace, waited)
     return _cancelled(trace, {**more, "finished_at": trace.ended_at})
 
 

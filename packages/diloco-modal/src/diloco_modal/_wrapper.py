@@ -17,10 +17,13 @@ from typing import Any
 from diloco_protocol import DilocoError, Outcome, Reason
 
 from .__about__ import __version__
+from ._errors import bounded
+from ._handles import status_in
 
 _VERSION = 1
 _START_FAILED = 2
 _LOOK_SECONDS = 0.5
+_ASK_SECONDS = 2.0
 
 
 def run_replica(payload: dict[str, Any]) -> str:
@@ -84,7 +87,7 @@ def _live(payload: dict[str, Any], record: Any, rank: int, launched: float) -> s
     if life == 1 and waited > limit:
         return _ended(
             record, rank, life, before,
-            _refusal(f"it got its container {waited:.0f} s after the launch, and pending_timeout={limit:g} allows fewer"),
+            report=_refusal(f"it got its container {waited:.0f} s after the launch, and pending_timeout={limit:g} allows fewer"),
         )  # fmt: skip
     with tempfile.TemporaryDirectory(prefix="diloco-") as folder:
         spec, outcome, counter = (Path(folder) / name for name in ("spec", "outcome", "attempts"))
@@ -103,14 +106,29 @@ def _live(payload: dict[str, Any], record: Any, rank: int, launched: float) -> s
                 start_new_session=True,
             )  # fmt: skip
             code = _watch(runner, counter, before, record, rank)
-        except BaseException:
+        except BaseException as error:
             # Also what comes before the runner is there, such as Modal's SIGINT: the life has begun, and has to have an end.
             if runner is not None:
                 _end(runner, payload["grace"])
-            with contextlib.suppress(Exception):
-                _ended(record, rank, life, _counted(counter, before))
+            again = False if isinstance(error, Exception) else _comes_again()
+            _ended(record, rank, life, _counted(counter, before), again=again)
             raise
-        return _ended(record, rank, life, _counted(counter, before), _report(outcome, code))
+        counted = _counted(counter, before)
+        return _ended(record, rank, life, counted, report=_report(outcome, code))
+
+
+def _comes_again() -> bool | None:
+    """Whether Modal will run this call again, since it was not stopped but its container is taken away; None if not known."""
+    import modal
+
+    own = str(modal.current_function_call_id())
+    try:
+        call = modal.FunctionCall.from_id(own)
+        # There is little time left: Modal kills the container soon.
+        graph = bounded(call.get_call_graph, _ASK_SECONDS, "looking at this call")
+    except Exception:  # noqa: BLE001 - the end has to be written down in any case
+        return None
+    return status_in(graph, own) == "PENDING"
 
 
 def new_life(record: Any, rank: int, now: float) -> tuple[int, dict[str, int]]:
@@ -171,10 +189,19 @@ def _counted(counter: Path, before: Mapping[str, int]) -> dict[str, int]:
         return dict(before)
 
 
-def _ended(record: Any, rank: int, life: int, counted: Mapping[str, int], report: str = "") -> str:
+def _ended(
+    record: Any,
+    rank: int,
+    life: int,
+    counted: Mapping[str, int],
+    *,
+    again: bool | None = False,
+    report: str = "",
+) -> str:
+    end = {**counted, "at": time.time(), "again": again}
     # The result counts even if its end cannot be written down.
     with contextlib.suppress(Exception):
-        record.put(f"end-{rank}-{life}", {**counted, "at": time.time()}, skip_if_exists=True)
+        record.put(f"end-{rank}-{life}", end, skip_if_exists=True)
     return report
 
 

@@ -39,11 +39,7 @@ class Service:
         Raises:
             StandInError: it is not started.
         """
-        if self._serving is None:
-            raise StandInError(
-                "the stand-in is not started; call start(), or use it in a with block"
-            )
-        return f"http://127.0.0.1:{self._serving.port}"
+        return f"http://127.0.0.1:{self._served().port}"
 
     @property
     def environment(self) -> dict[str, str]:
@@ -59,6 +55,13 @@ class Service:
             "MODAL_CONFIG_PATH": os.devnull,
             "NO_PROXY": "127.0.0.1",
         }
+
+    def _served(self) -> Serving:
+        if self._serving is None:
+            raise StandInError(
+                "the stand-in is not started; call start(), or use it in a with block"
+            )
+        return self._serving
 
     def client(self) -> Any:
         """A ``modal.Client`` of it, to be passed as ``client=``; whoever asks for it closes it.
@@ -103,6 +106,25 @@ class Service:
             self._ticker = Ticker(self._workspace.timeline, self._workspace.lock)
             self._ticker.start()
         return self
+
+    def refuse(self) -> None:
+        """Cut all gRPC connections and refuse new ones, as where Modal cannot be reached, until ``accept``.
+
+        Raises:
+            StandInError: it is not started.
+        """
+        self._served().refuse()
+
+    def accept(self) -> None:
+        """Let connections in again, on the same port; nothing if it does already.
+
+        Raises:
+            StandInError: it is not started, or another process has taken the port meanwhile.
+        """
+        try:
+            self._served().accept()
+        except OSError as wrong:
+            raise StandInError(f"the port cannot be used any more: {wrong.strerror}") from None
 
     def stop(self) -> None:
         """Close the port and all connections; may be called twice."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import socket
 import threading
 import weakref
 from typing import TYPE_CHECKING
@@ -16,7 +17,6 @@ from ._blobs import Blobs
 from ._context import Bell
 
 if TYPE_CHECKING:
-    import socket
     from collections.abc import Collection, Sequence
 
     from grpclib._typing import IServable
@@ -54,6 +54,8 @@ class Serving:
         self._over = asyncio.Event()
         self._bell = Bell(self._loop)
         self._blobs = Blobs(workspace)
+        self._server: _Server | None = None
+        self._kept: socket.socket | None = None  # holds the port while nothing listens on it
         self._up = threading.Event()
         self._wrong: list[OSError] = []
         self._thread = threading.Thread(target=self._run, name="modal", daemon=True)
@@ -72,6 +74,18 @@ class Serving:
         self._thread.join()
         self._blobs.stop()
 
+    def refuse(self) -> None:
+        """Cut all connections, and refuse new ones; nothing if it does already."""
+        asyncio.run_coroutine_threadsafe(self._refuse(), self._loop).result()
+
+    def accept(self) -> None:
+        """Let connections in again, on the same port; nothing if it does already.
+
+        Raises:
+            OSError: the port cannot be used any more.
+        """
+        asyncio.run_coroutine_threadsafe(self._accept(), self._loop).result()
+
     def _run(self) -> None:
         try:
             self._loop.run_until_complete(self._serve())
@@ -81,30 +95,53 @@ class Serving:
 
     async def _serve(self) -> None:
         port, token, faults, calls = self._asked
-        api = Api(self._workspace, token, faults, calls, self._bell, self._blobs.url)
-        server = _Server([api])
+        self._api = Api(self._workspace, token, faults, calls, self._bell, self._blobs.url)
         self._blobs.start()
         try:
-            await server.start("127.0.0.1", port)
+            await self._listen(port)
         except OSError as wrong:
             self._wrong.append(wrong)
             self._blobs.stop()
             return
-        self.port = server.port()
         with self._workspace.lock:
             self._workspace.listeners.append(self._bell.ring)
         self._up.set()
         await self._over.wait()
-        await server.accept_no_more()
-        server.close()
-        await server.wait_closed()
+        await self._shut()
+        if self._kept is not None:
+            self._kept.close()
         left = asyncio.all_tasks() - {asyncio.current_task()}
         for task in left:
             task.cancel()
         with contextlib.suppress(Exception):
             await asyncio.gather(*left, return_exceptions=True)
-        server.hang_up()
         await asyncio.sleep(0)  # for the loop to close the sockets
+
+    async def _listen(self, port: int) -> None:
+        server = _Server([self._api])
+        await server.start("127.0.0.1", port)
+        self._server, self.port = server, server.port()
+
+    async def _shut(self) -> None:
+        server, self._server = self._server, None
+        if server is not None:
+            await server.accept_no_more()
+            server.close()
+            await server.wait_closed()
+            server.hang_up()
+
+    async def _refuse(self) -> None:
+        if self._server is not None:
+            await self._shut()
+            self._kept = socket.socket()
+            self._kept.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            self._kept.bind(("127.0.0.1", self.port))
+
+    async def _accept(self) -> None:
+        if self._kept is not None:
+            self._kept.close()
+            self._kept = None
+            await self._listen(self.port)
 
 
 class _Server(grpclib.server.Server):  # type: ignore[misc]
