@@ -19,12 +19,22 @@ _MANTISSA_BITS = 23
 _BIAS = 127
 _LARGEST_EXPONENT = 253
 _NOT_A_NUMBER = 255
+_INFINITY = 0x7F800000
 _SIGN = 8
+_CODES = 16
+# A float of this size has no bits for fractions. To add it to a small positive number rounds that to the nearest whole number,
+# ties to the even one, and the lowest byte of the sum is that number: one step in place of two.
+_WHOLE = 2.0**_MANTISSA_BITS
 
 
 class _Float4(BlockCodec):
     def __init__(self, name: str) -> None:
         super().__init__(name, _BLOCK)
+        numbers = self.numbers(torch.arange(_SIGN, dtype=torch.uint8, device="cpu")).float()
+        signed = torch.cat((numbers, -numbers)) + 0.0  # without a negative zero
+        # For every byte the two numbers that it stands for, as one element, so that they are looked up together.
+        pairs = torch.stack((signed.repeat(_CODES), signed.repeat_interleave(_CODES)), 1)
+        self._pairs = pairs.view(torch.int64).view(-1)
 
     def row_bytes(self, numel: int) -> int:
         """A scale, and half a byte per value."""
@@ -33,16 +43,17 @@ class _Float4(BlockCodec):
     def encode_rows(self, rows: torch.Tensor, out: torch.Tensor) -> None:
         """Divide by the scale, which is exact, and round to the magnitudes that there are."""
         magnitudes = torch.abs(rows, out=work(0, rows))
-        largest = magnitudes.amax(1, keepdim=True)
-        exponent = self.exponent(largest.view(torch.int32)).clamp_(0, _LARGEST_EXPONENT)
+        # The bits of positive numbers are in the order of the numbers, with NaN at the end.
+        largest = magnitudes.view(torch.int32).amax(1, keepdim=True)
+        exponent = self.exponent(largest).clamp_(0, _LARGEST_EXPONENT)
         # One over the scale, which is a normal number for every byte that is used.
         inverse = (2 * _BIAS - exponent) << _MANTISSA_BITS
         codes = self.codes(magnitudes.mul_(inverse.view(torch.float32)))
         signs = torch.bitwise_right_shift(
             rows.view(torch.int32), 28, out=magnitudes.view(torch.int32)
         )
-        codes |= signs.to(torch.int8).view(torch.uint8).bitwise_and_(_SIGN)
-        exponent.masked_fill_(~largest.isfinite(), _NOT_A_NUMBER)
+        codes |= signs.to(torch.int8).bitwise_and_(_SIGN)
+        exponent.masked_fill_(largest >= _INFINITY, _NOT_A_NUMBER)
         out[:, :_SCALE_BYTES].copy_(exponent)
         out[:, _SCALE_BYTES:].copy_(_packed(codes))
 
@@ -50,10 +61,14 @@ class _Float4(BlockCodec):
         """Multiply whole numbers by the scale, which is exact."""
         exponent = data[:, :_SCALE_BYTES].to(torch.int32)
         scale = (exponent << _MANTISSA_BITS).view(torch.float32)
-        codes = _unpacked(data[:, _SCALE_BYTES:])[:, : out.shape[1]]
-        signs = 1 - (codes >> 3).view(torch.int8).mul_(2)
-        out.copy_(self.numbers(codes.bitwise_and_(7)).view(torch.int8).mul_(signs))
-        out.mul_(scale.mul_(self.unit).masked_fill_(exponent == _NOT_A_NUMBER, torch.nan))
+        scale.mul_(self.unit).masked_fill_(exponent == _NOT_A_NUMBER, torch.nan)
+        codes = data[:, _SCALE_BYTES:].to(torch.int32)
+        if out.shape[1] % 2 == 0 and out.storage_offset() % 2 == 0:
+            torch.index_select(self._pairs, 0, codes.view(-1), out=out.view(torch.int64).view(-1))
+            out.mul_(scale)
+        else:
+            pairs = self._pairs[codes].view(torch.float32)
+            torch.mul(pairs[:, : out.shape[1]], scale, out=out)
 
     #: What the number 1 of :meth:`numbers` stands for. Its product with every scale that is used is a normal number.
     unit: float
@@ -64,7 +79,7 @@ class _Float4(BlockCodec):
 
     @abstractmethod
     def codes(self, magnitudes: torch.Tensor) -> torch.Tensor:
-        """Scaled magnitudes, rounded, as uint8 from 0 to 7. May overwrite ``magnitudes``."""
+        """Scaled magnitudes, rounded, as int8 from 0 to 7. May overwrite ``magnitudes``."""
 
     @abstractmethod
     def numbers(self, codes: torch.Tensor) -> torch.Tensor:
@@ -94,12 +109,12 @@ class E2M1(_Float4):
 
         Each of the three roundings is right in its own range, and gives a larger code than the right one elsewhere.
         """
-        rounded = work(1, magnitudes)
-        codes = torch.mul(magnitudes, 2.0, out=rounded).round_().to(torch.int8)
-        by_one = torch.round(magnitudes, out=rounded).to(torch.int8).add_(2)
-        by_two = magnitudes.mul_(0.5).round_().to(torch.int8).add_(4)
+        whole = work(1, magnitudes)
+        codes = _lowest_byte(torch.add(magnitudes, magnitudes, out=whole).add_(_WHOLE))
+        by_one = _lowest_byte(torch.add(magnitudes, _WHOLE + 2, out=whole))
+        by_two = _lowest_byte(magnitudes.mul_(0.5).add_(_WHOLE + 4))
         torch.minimum(torch.minimum(codes, by_one, out=codes), by_two, out=codes)
-        return codes.view(torch.uint8).clamp_(max=7)
+        return codes.clamp_(max=7)
 
     def numbers(self, codes: torch.Tensor) -> torch.Tensor:
         """Twice the magnitudes: 0, 1, 2, 3, 4, 6, 8, 12."""
@@ -134,7 +149,7 @@ class E3M0(_Float4):
         raised = torch.mul(magnitudes, 1.5, out=work(1, magnitudes)).clamp_(max=0.75 / 64)
         bits = torch.maximum(magnitudes, raised, out=magnitudes).view(torch.int32)
         exponents = bits.add_(1 << (_MANTISSA_BITS - 1)).bitwise_right_shift_(_MANTISSA_BITS)
-        return exponents.sub_(_BIAS - 7).clamp_(0, 7).to(torch.int8).view(torch.uint8)
+        return exponents.to(torch.int8).sub_(_BIAS - 7).clamp_(0, 7)
 
     def numbers(self, codes: torch.Tensor) -> torch.Tensor:
         """64 times the magnitudes: 0, 1, 2, 4 … 64."""
@@ -150,6 +165,5 @@ def _packed(codes: torch.Tensor) -> torch.Tensor:
     return pairs.bitwise_or(pairs >> 4).to(torch.uint8)
 
 
-def _unpacked(data: torch.Tensor) -> torch.Tensor:
-    pairs = data.to(torch.int16)
-    return (pairs << 4).bitwise_or_(pairs).bitwise_and_(0x0F0F).view(torch.uint8)
+def _lowest_byte(values: torch.Tensor) -> torch.Tensor:
+    return values.view(torch.int32).to(torch.int8)
