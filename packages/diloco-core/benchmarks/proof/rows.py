@@ -1,0 +1,88 @@
+"""What is compared, and on which links. A new row of the table is one line in :data:`ROWS`."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """One way to train.
+
+    Attributes:
+        name: By which its results are kept.
+        label: What the table says.
+        kind: ``"diloco"``; ``"synchronous"``: the replicas average their gradients at every step; ``"alone"``: one replica.
+        against: The row whose loss this one's is compared with, if any.
+        within: By which share its loss may be above that of ``against``: the goal.
+        fragments: As for :class:`DiLoCo`.
+        delay: The delay as a part of the period P between two syncs, from 0 to less than 1.
+        alpha: As for :class:`DiLoCo`.
+        codec: As for :class:`DiLoCo`.
+    """
+
+    name: str
+    label: str
+    kind: str = "diloco"
+    against: str | None = None
+    within: float | None = None
+    fragments: int = 1
+    delay: float = 0.0
+    alpha: float = 0.0
+    codec: str = "plain"
+
+    def options(self, sync_every: int) -> dict[str, Any]:
+        """The arguments of :class:`DiLoCo` where each fragment is synced once in so many steps."""
+        delay = round(self.delay * sync_every / self.fragments)
+        return {
+            "sync_every": sync_every,
+            "fragments": self.fragments,
+            "delay": delay,
+            "alpha": self.alpha,
+            "codec": self.codec,
+        }
+
+
+@dataclass(frozen=True, slots=True)
+class Conditions:
+    """Under what the time is measured.
+
+    Attributes:
+        bandwidth: Bytes per second of a replica's link, in each direction.
+        latency: Seconds that a request takes besides its bytes.
+        step: Seconds of an inner step.
+        rounds: How many times H inner steps are measured, after as many to warm up as ``warm`` says.
+        warm: Rounds before those that are measured.
+        over: What stands behind the link: ``"folder"``, or ``"s3"`` for moto's S3 over HTTP.
+    """
+
+    bandwidth: float
+    latency: float = 0.02
+    step: float = 0.125
+    rounds: int = 4
+    warm: int = 1
+    over: str = "folder"
+
+
+ROWS = (
+    Row("synchronous", "gradients averaged at every step", "synchronous"),
+    Row("alone", "one replica alone", "alone"),
+    Row("plain", "DiLoCo"),
+    Row("int8", "8 bits (int8)", against="plain", within=0.01, codec="int8"),
+    Row("e2m1", "4 bits (e2m1)", against="plain", within=0.01, codec="e2m1"),
+    Row("e3m0", "4 bits (e3m0)", against="plain", within=0.01, codec="e3m0"),
+    Row("mixed", "alpha 1/2", alpha=0.5),
+    Row("delay", "alpha 1/2, delay P/2", against="mixed", within=0.01, delay=0.5, alpha=0.5),
+    Row("delay-e2m1", "alpha 1/2, delay P/2, e2m1", against="delay", within=0.01, delay=0.5, alpha=0.5, codec="e2m1"),
+    Row("streaming-2", "2 fragments, alpha 1/2, delay P/2", against="mixed", within=0.01, fragments=2, delay=0.5, alpha=0.5),
+    Row("streaming-4", "4 fragments, alpha 1/2, delay P/2", against="mixed", within=0.01, fragments=4, delay=0.5, alpha=0.5),
+)  # fmt: skip
+"""The rows of the table."""
+
+LINKS = {
+    "slow": Conditions(1e6),
+    "s3": Conditions(1e6, over="s3"),
+    "fast": Conditions(8e6),
+}
+"""The links on which the time is measured."""

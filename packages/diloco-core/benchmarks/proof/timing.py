@@ -1,0 +1,200 @@
+"""How much of their time replicas train on a slow link, and what they send and receive, beside what the planner foresees.
+
+Replicas are processes. Their inner steps are sleeps, as if a GPU took them, and cost the processor next to nothing; what they
+sync has the size of the model whose loss is measured.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import statistics
+import subprocess
+import sys
+import tempfile
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from diloco_core import ExchangePlan, StoreModel, Transfer, plan_exchange
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from .losses import Training
+    from .rows import Conditions, Row
+
+_PACKAGES = Path(__file__).parents[1]
+
+SERVER = """
+import sys
+import boto3
+from moto.server import ThreadedMotoServer
+server = ThreadedMotoServer("127.0.0.1", 0, verbose=False)
+server.start()
+url = f"http://127.0.0.1:{server.get_host_and_port()[1]}"
+boto3.client("s3", endpoint_url=url).create_bucket(Bucket="bucket")
+print(url, flush=True)
+sys.stdin.read()
+server.stop()
+"""
+
+S3 = {
+    "AWS_ACCESS_KEY_ID": "test",
+    "AWS_SECRET_ACCESS_KEY": "test",
+    "AWS_DEFAULT_REGION": "us-east-1",
+    "AWS_EC2_METADATA_DISABLED": "true",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Time:
+    """What was measured of a row, and what was planned. Bytes and seconds are those of H inner steps of one replica.
+
+    Attributes:
+        topology: Of the exchange: ``"sharded"`` or ``"gather"``, as the planner finds quicker, or ``"strict"`` for means of
+            gradients.
+        utilisation: The share of the time that went into training, as a mean over the replicas.
+        bound: That share as the planner has it.
+        exposed: Seconds in which the training stood still.
+        hidden: Seconds of syncs beside the training.
+        sent: Bytes that passed through the link up, headers and records included.
+        received: Bytes that passed through it down.
+        planned_sent: As planned.
+        planned_received: As planned.
+    """
+
+    topology: str
+    utilisation: float
+    bound: float
+    exposed: float
+    hidden: float
+    sent: float
+    received: float
+    planned_sent: float
+    planned_received: float
+
+
+def plan_of(row: Row, parameters: int, training: Training, conditions: Conditions) -> ExchangePlan:
+    """What the planner says of one sync of a row: of one fragment, or of one mean of the gradients."""
+    latency, bandwidth = conditions.latency, conditions.bandwidth
+    store = StoreModel(bandwidth, first_byte=latency, put=latency, reads=None, writes=None)
+    # A throttled folder is asked for one thing at a time.
+    transfer = Transfer(1) if conditions.over == "folder" else Transfer()
+    if row.kind == "synchronous":
+        return plan_exchange(
+            parameters, training.replicas, bandwidth, outer_state=0, strict=True, store=store, transfer=transfer,
+        )  # fmt: skip
+    return plan_exchange(
+        parameters, training.replicas, bandwidth, fragments=row.fragments, codec=row.codec, store=store, transfer=transfer,
+    )  # fmt: skip
+
+
+def task_of(
+    row: Row, parameters: int, training: Training, conditions: Conditions
+) -> dict[str, Any]:
+    """What the replicas are told, but for their ranks and where they meet: see :mod:`proof.replica`."""
+    synchronous = row.kind == "synchronous"
+    return {
+        **asdict(conditions),
+        "replicas": training.replicas,
+        "parameters": parameters,
+        "options": None if synchronous else row.options(training.sync_every),
+        "topology": plan_of(row, parameters, training, conditions).topology,
+        # Means of gradients are all alike, and so many that a few of them tell enough.
+        "warm": 2 if synchronous else conditions.warm * row.fragments,
+        "syncs": 10 if synchronous else conditions.rounds * row.fragments,
+    }
+
+
+def time_of(row: Row, parameters: int, training: Training, conditions: Conditions) -> Time:
+    """Measure a row.
+
+    Args:
+        row: How it is trained.
+        parameters: How many there are, in fp32.
+        training: How often is synced, by how many replicas.
+        conditions: Under what it is measured.
+
+    Raises:
+        SystemExit: A replica failed; what it said is on stderr.
+    """
+    plan = plan_of(row, parameters, training, conditions)
+    task = task_of(row, parameters, training, conditions)
+    found = _run(task)
+    synchronous = row.kind == "synchronous"
+    syncs = training.sync_every if synchronous else row.fragments  # in H inner steps
+    share = syncs / task["syncs"]
+    mean = {name: statistics.fmean(each[name] for each in found) for name in found[0]}
+    period = conditions.step * (1 if synchronous else training.sync_every / row.fragments)
+    overlap = 0.0 if synchronous else conditions.step * task["options"]["delay"]
+    return Time(
+        "strict" if synchronous else plan.topology,
+        statistics.fmean(each["compute"] / (each["compute"] + each["exposed"]) for each in found),
+        1 - plan.blocked(period, overlap),
+        share * mean["exposed"],
+        share * mean["hidden"],
+        share * mean["sent"],
+        share * mean["received"],
+        syncs * plan.bytes_sent,
+        syncs * plan.bytes_received,
+    )
+
+
+def _run(task: dict[str, Any]) -> list[dict[str, float]]:
+    """What the replicas measured, in rank order."""
+    with (
+        tempfile.TemporaryDirectory(prefix="diloco-proof-") as folder,
+        _store(task, folder) as place,
+    ):
+        path = [str(_PACKAGES), *filter(None, [os.environ.get("PYTHONPATH")])]
+        environment = {
+            **os.environ, **S3, "OMP_NUM_THREADS": "1", "PYTHONPATH": os.pathsep.join(path),
+        }  # fmt: skip
+        replicas = [
+            subprocess.Popen(
+                [
+                    sys.executable,
+                    "-m",
+                    "proof.replica",
+                    json.dumps({**task, **place, "rank": rank}),
+                ],
+                env=environment,
+                stdout=subprocess.PIPE,
+                text=True,
+            )
+            for rank in range(task["replicas"])
+        ]
+        try:
+            outputs = [replica.communicate()[0] for replica in replicas]
+        finally:
+            for replica in replicas:
+                replica.kill()
+                replica.wait()
+        failed = [rank for rank, replica in enumerate(replicas) if replica.returncode]
+        if failed:
+            raise SystemExit(f"the replicas {failed} failed; see above")
+        return [json.loads(output) for output in outputs]
+
+
+@contextlib.contextmanager
+def _store(task: dict[str, Any], folder: str) -> Iterator[dict[str, str]]:
+    """Where the replicas meet."""
+    if task["over"] == "folder":
+        yield {"uri": folder}
+        return
+    server = subprocess.Popen(
+        [sys.executable, "-c", SERVER],
+        env={**os.environ, **S3},
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL,
+        text=True,
+    )
+    try:
+        assert server.stdout is not None
+        yield {"uri": "s3://bucket/run", "endpoint": server.stdout.readline().strip()}
+    finally:
+        server.kill()
+        server.wait()

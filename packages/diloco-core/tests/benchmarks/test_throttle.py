@@ -1,0 +1,170 @@
+"""The slow link that the proof measures on carries what it says, and no more."""
+
+import http.client
+import threading
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from diloco_core._store._open import open_store
+
+SIZES = st.integers(0, 10_000)
+PAUSES = st.floats(0, 20)
+
+
+class TestTokenBucket:
+    @given(st.lists(st.tuples(PAUSES, SIZES), max_size=12), st.floats(1, 1e4), st.floats(0, 1e4))
+    def test_it_carries_what_the_bandwidth_allows_and_never_less(self, proof, asked, rate, burst):
+        """Whatever is asked, and however long nothing is: of any bytes in a row the last one comes when the link allows it."""
+        now = 0.0
+
+        def sleep(seconds):
+            nonlocal now
+            now += seconds
+
+        bucket = proof.throttle.TokenBucket(rate, burst, clock=lambda: now, sleep=sleep)
+        began, passed = [], []
+        for pause, size in asked:
+            now += pause
+            began.append(now)
+            passed.append(size)
+            bucket.take(size)
+            earliest = max(
+                began[first] + (sum(passed[first:]) - burst) / rate for first in range(len(began))
+            )
+            assert now == pytest.approx(max(began[-1], earliest))
+        assert bucket.bytes == sum(passed)
+
+    def test_those_who_ask_at_once_share_it(self, proof, time):
+        waits = []
+        bucket = proof.throttle.TokenBucket(1000, clock=time.clock, sleep=waits.append)
+        for _ in range(3):
+            bucket.take(500)
+        assert waits == [0.5, 1.0, 1.5]
+
+    @pytest.mark.parametrize(("rate", "burst"), [(0, 0), (-1, 0), (1, -1), (float("nan"), 0)])
+    def test_one_that_carries_nothing_is_refused(self, proof, rate, burst):
+        with pytest.raises(ValueError, match="nothing would pass"):
+            proof.throttle.TokenBucket(rate, burst)
+
+
+@pytest.fixture
+def link(proof, time):
+    """A link of 1,000 bytes per second, whose requests take two seconds. After a pause it carries ten bytes at once."""
+    return proof.throttle.Link(1000, 2.0, clock=time.clock, sleep=time.sleep)
+
+
+class TestThrottledStore:
+    @pytest.fixture
+    def took(self, time):
+        """Whether something took so many seconds."""
+
+        def took(seconds, act):
+            time.now += 1000  # the link has been idle
+            began = time.now
+            result = act()
+            assert time.now - began == pytest.approx(seconds)
+            return result
+
+        return took
+
+    def test_every_operation_takes_its_time(self, proof, link, took, tmp_path):
+        store = proof.throttle.ThrottledStore(open_store(str(tmp_path)), link)
+        burst = 10  # hundredths of a second
+        content = bytes(range(250)) * 20
+        parts = [content[:3000], content[3000:]]
+        assert took(2 + 4.99, lambda: store.put("a/1", iter(parts))) == 5000
+        assert took(2 + 4.99, lambda: store.create("a/2", iter(parts)))
+        assert took(2 + 0.99, lambda: store.create("a/3", content[:1000]))
+        assert not took(2 + 0.99, lambda: store.create("a/3", content[:1000]))
+        assert link.up.bytes == 12_000
+        assert took(2 + 0.99, lambda: store.get("a/3")) == content[:1000]
+        assert took(2, lambda: store.list("a/")) == {"a/1": 5000, "a/2": 5000, "a/3": 1000}
+        assert link.down.bytes == 1000
+        took(2, lambda: store.delete(["a/3"]))
+        assert "a/3" not in store.list("a/")
+        assert burst == 1000 * proof.throttle.BURST
+
+    def test_a_read_takes_a_request_unless_it_goes_on_where_the_last_one_ended(
+        self, proof, link, took, tmp_path
+    ):
+        store = proof.throttle.ThrottledStore(open_store(str(tmp_path)), link)
+        content = bytes(range(250)) * 20
+        store.put("a", [content])
+        took(2, lambda: store.open("a").close())
+        with took(0, lambda: store.open("a", 5000)) as reader:
+            buffer = memoryview(bytearray(1000))
+            took(2 + 0.99, lambda: reader.read_into(1000, buffer))
+            assert bytes(buffer) == content[1000:2000]
+            took(0.99, lambda: reader.read_into(2000, buffer))
+            took(2 + 0.99, lambda: reader.read_into(0, buffer))
+            assert bytes(buffer) == content[:1000]
+            assert reader.size == 5000
+        assert link.down.bytes == 3000
+
+    def test_what_the_store_says_of_itself_stays(self, proof, link, tmp_path):
+        folder = open_store(str(tmp_path))
+        store = proof.throttle.ThrottledStore(folder, link)
+        assert (store.uri, store.exclusive, store.retries) == (folder.uri, True, False)
+        assert (folder.near, store.near) == (True, False)
+        store.patience = 3.0
+        assert store.patience == 3.0
+
+
+class _Handler(BaseHTTPRequestHandler):
+    protocol_version = "HTTP/1.1"
+
+    def do_PUT(self):
+        self.server.content = self.rfile.read(int(self.headers["Content-Length"]))
+        self.answer(b"")
+
+    def do_GET(self):
+        self.answer(self.server.content)
+
+    def answer(self, body):
+        self.send_response(200)
+        self.send_header("Content-Length", str(len(body)))
+        self.end_headers()
+        self.wfile.write(body)
+
+    def log_message(self, *details):
+        pass
+
+
+class TestThrottledEndpoint:
+    @pytest.fixture
+    def server(self):
+        server = ThreadingHTTPServer(("127.0.0.1", 0), _Handler)
+        thread = threading.Thread(target=server.serve_forever, args=(0.02,), daemon=True)
+        thread.start()
+        yield server
+        server.shutdown()
+        server.server_close()
+        thread.join()
+
+    @pytest.mark.processes
+    def test_every_byte_passes_through_the_link_and_every_request_takes_the_latency(
+        self, proof, time, server
+    ):
+        slept = []
+        link = proof.throttle.Link(1000, 2.0, clock=time.clock, sleep=slept.append)
+        content = bytes(range(250)) * 4000
+        with proof.throttle.ThrottledEndpoint(
+            f"http://127.0.0.1:{server.server_address[1]}", link
+        ) as endpoint:
+            client = http.client.HTTPConnection(endpoint.url.removeprefix("http://"), timeout=600)
+            for method, body in (("PUT", content), ("GET", None), ("GET", None)):
+                client.request(method, "/", body)
+                answer = client.getresponse().read()
+                assert answer == (b"" if body else content)
+            client.close()
+        assert slept.count(2.0) == 3
+        assert 1e6 < link.up.bytes < 1.01e6
+        assert 2e6 < link.down.bytes < 2.01e6
+
+    @pytest.mark.parametrize("url", ["https://127.0.0.1:9000", "127.0.0.1:9000", "http://"])
+    def test_what_is_encrypted_is_refused(self, proof, link, url):
+        with pytest.raises(ValueError, match="give an http:// address"):
+            proof.throttle.ThrottledEndpoint(url, link)

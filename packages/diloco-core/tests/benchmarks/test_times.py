@@ -1,0 +1,142 @@
+"""The times of the proof: what replicas measure on a link, and what is planned for it."""
+
+import json
+from dataclasses import asdict, replace
+
+import pytest
+
+from diloco_core.testing import run_replicas
+
+
+@pytest.fixture(scope="module")
+def conditions(proof):
+    """A link that carries 100 MB/s."""
+    return proof.rows.Conditions(1e8, latency=0.0, step=0.001)
+
+
+def row_of(proof, name):
+    return next(row for row in proof.rows.ROWS if row.name == name)
+
+
+class TestReplica:
+    @pytest.mark.parametrize("name", ["synchronous", "delay-e2m1"])
+    def test_what_passes_through_the_link_is_what_was_planned(
+        self, proof, conditions, name, tmp_path
+    ):
+        """Two threads in the place of processes."""
+        training = proof.losses.Training(replicas=2, sync_every=4)
+        row = row_of(proof, name)
+        plan = proof.timing.plan_of(row, 200_000, training, conditions)
+        task = proof.timing.task_of(row, 200_000, training, conditions) | {"uri": str(tmp_path)}
+
+        class Rank:
+            """What run_replicas wants to know."""
+
+            def __init__(self, rank):
+                self.rank = rank
+
+            def leave(self):
+                pass
+
+            def abort(self, error):
+                pass
+
+        found = run_replicas(
+            lambda rank: proof.replica.main(task | {"rank": rank.rank}), [Rank(0), Rank(1)]
+        )
+        for each in found:
+            assert not isinstance(each, BaseException), each
+            assert each["sent"] / task["syncs"] == pytest.approx(plan.bytes_sent, rel=0.02)
+            assert each["received"] / task["syncs"] == pytest.approx(plan.bytes_received, rel=0.02)
+            assert each["compute"] > 0
+
+    def test_only_what_comes_after_the_warm_up_counts(self, proof):
+        link = proof.throttle.Link(1e6, 0, clock=lambda: 0.0, sleep=lambda _: None)
+        meter = proof.replica.Meter(link, 2)
+        for number in range(4):
+            link.up.take(10)
+            link.down.take(100)
+            meter.count(1.0, 0.1 * number, 0.01)
+        assert meter.result() == pytest.approx(
+            {"compute": 2.0, "exposed": 0.5, "hidden": 0.02, "sent": 20, "received": 200}
+        )
+
+
+class TestTimeOf:
+    def test_shares_and_bounds(self, proof, monkeypatch):
+        """Bytes and seconds are those of H inner steps, shares are means over the replicas."""
+        seen = []
+
+        def run(task):
+            seen.append(task)
+            return [
+                {"compute": 9.0, "exposed": 1.0, "hidden": 2.0, "sent": 80.0, "received": 160.0},
+                {"compute": 6.0, "exposed": 4.0, "hidden": 4.0, "sent": 80.0, "received": 160.0},
+            ]
+
+        monkeypatch.setattr(proof.timing, "_run", run)
+        training = proof.losses.Training(replicas=2, sync_every=32)
+        slow = proof.rows.Conditions(1e5, latency=0.0, step=0.5, rounds=4)
+        row = row_of(proof, "streaming-2")
+        found = proof.timing.time_of(row, 1e6, training, slow)
+        plan = proof.timing.plan_of(row, 1e6, training, slow)
+        assert (seen[0]["syncs"], seen[0]["warm"]) == (8, 2), "two fragments, four rounds"
+        assert seen[0]["options"]["delay"] == 8
+        assert found.utilisation == pytest.approx(0.75)
+        assert (found.exposed, found.hidden) == pytest.approx((0.625, 0.75))
+        assert (found.sent, found.received) == (20, 40)
+        assert (found.planned_sent, found.planned_received) == (
+            2 * plan.bytes_sent,
+            2 * plan.bytes_received,
+        )
+        # A fragment is synced every 8 seconds, and 4 of them go on beside the training.
+        assert found.bound == pytest.approx(8 / (8 + plan.seconds - 4))
+        assert plan.seconds > 4
+
+    def test_a_fragment_is_planned_as_a_part_of_the_model(self, proof):
+        training, slow = proof.losses.Training(), proof.rows.Conditions(1e6)
+        whole, part = (
+            proof.timing.plan_of(
+                replace(row_of(proof, "delay"), fragments=count), 1e6, training, slow
+            )
+            for count in (1, 4)
+        )
+        assert part.bytes_sent == pytest.approx(whole.bytes_sent / 4, rel=0.02)
+
+    @pytest.mark.slow
+    @pytest.mark.processes
+    @pytest.mark.parametrize("over", ["folder", "s3"])
+    @pytest.mark.parametrize("name", ["synchronous", "plain", "streaming-2"])
+    def test_with_processes(self, proof, over, name):
+        training = proof.losses.Training(replicas=2)
+        fast = proof.rows.Conditions(1e8, latency=0.0, step=0.01, rounds=1, over=over)
+        found = proof.timing.time_of(row_of(proof, name), 500_000, training, fast)
+        assert 0 < found.utilisation < 1
+        assert found.sent == pytest.approx(found.planned_sent, rel=0.03)
+        assert found.received == pytest.approx(found.planned_received, rel=0.03)
+
+
+class TestMeasureTimes:
+    def test_what_was_measured_is_not_measured_again(self, proof, tmp_path, monkeypatch):
+        measured = []
+
+        def time_of(row, parameters, training, link):
+            measured.append((row.name, link.over))
+            return proof.timing.Time(
+                "sharded", 1 / len(measured), 0.5, 1.0, 2.0, 3.0, 4.0, 5.0, 6.0
+            )
+
+        monkeypatch.setattr(proof.command, "time_of", time_of)
+        rows = [row_of(proof, name) for name in ("alone", "plain")]
+        measure = proof.command.measure_times
+        measure(rows, tmp_path, ["slow", "s3"])
+        measure(rows, tmp_path, ["slow", "s3"])
+        assert measured == [("plain", "folder"), ("plain", "s3")]
+        measure(rows, tmp_path, ["slow"], times=3)
+        assert len(measured) == 4
+        kept = proof.results.Results.of(tmp_path / "times.json")
+        assert kept.time("plain", "slow").utilisation == pytest.approx(1 / 3), "of 1, 1/3 and 1/4"
+        assert kept.time("plain", "fast") is None
+        assert json.loads((tmp_path / "times.json").read_text())["setup"]["links"]["s3"] == asdict(
+            proof.rows.LINKS["s3"]
+        )
