@@ -52,6 +52,34 @@ def test_what_no_call_has_told_is_not_known(check, lab):
     assert lab.executor().list_runs() == []
 
 
+@pytest.mark.parametrize(
+    ("place", "words"),
+    [
+        ({"region": "us-east"}, "Modal has region='us-east':"),
+        ({"cloud": "aws"}, "Modal has cloud='aws':"),
+        ({"region": "eu", "cloud": "gcp"}, "Modal has region='eu' and cloud='gcp':"),
+    ],
+)
+def test_a_place_is_known_when_a_call_has_run_there(check, lab, probe, place, words):
+    def act(**options):
+        backoff = Backoff(first=0.1, clock=lab.world.now, sleep=sleep)
+        return lab.executor(backoff=backoff, **place).check(**options)
+
+    def sleep(seconds):
+        probe({"exclusive": True, "seconds": 0.5})
+        lab.world.advance(seconds)
+
+    findings = act()
+    assert found(findings)["place"] is None
+    assert words in told(findings, "place")
+    findings = act(rendezvous_uri=URI)
+    assert found(findings)["place"] is True
+    assert words in told(findings, "place")
+    (call,) = lab.world.calls()
+    assert call.options["regions"] == ([place["region"]] if "region" in place else [])
+    assert call.options["cloud"] == place.get("cloud", "")
+
+
 def test_an_app_that_is_not_deployed(lab):
     findings = lab.executor(app="other").check(rendezvous_uri=URI)
     assert found(findings) == {"token": True, "app": False}

@@ -177,6 +177,32 @@ def test_a_refused_cancel_changes_nothing(lab):
     assert executor.describe(handle).stopping
 
 
+@pytest.mark.parametrize("verb", ["DictPop", "DictUpdate"])
+def test_a_refused_cancel_leaves_no_mark_if_its_removal_or_its_answer_is_lost(lab, verb):
+    """Each call of the client is tried four times; a mark that was left would show the replica as stopping for ever."""
+    executor = lab.executor()
+    (handle,) = lab.launch(1, executor)
+    lab.begin(handle)
+    lab.stand_in.faults.add("server_error", verb="FunctionCallCancel", times=None)
+    kind = "server_error" if verb == "DictPop" else "ambiguous"
+    lab.stand_in.faults.add(kind, verb=verb, times=4)
+    with pytest.raises(UnavailableError):
+        executor.cancel(handle)
+    assert told(executor.describe(handle)) == ("running", None, 1, False)
+
+
+def test_a_refused_cancel_leaves_the_mark_of_another(lab):
+    executor = lab.executor()
+    (handle,) = lab.launch(1, executor)
+    lab.begin(handle)
+    theirs = {"by": "executor", "at": lab.world.now(), "id": "theirs"}
+    lab.record().put("cancel-0", theirs)
+    lab.stand_in.faults.add("forbidden", verb="FunctionCallCancel")
+    with pytest.raises(BackendError):
+        executor.cancel(handle)
+    assert lab.record().get("cancel-0") == theirs
+
+
 @pytest.mark.parametrize(
     ("end", "reason"),
     [
@@ -295,6 +321,8 @@ def test_what_could_not_be_ended_is_listed_and_the_rest_cannot_start(lab):
     void = {rank for rank in range(4) if lab.record().get(f"call-{rank}") == {"call": ""}}
     assert void == set(range(4)) - ranks
     lab.stand_in.faults.clear()
+    for handle in caught.value.survivors:
+        assert told(lab.executor().describe(handle)) == ("pending", Reason.QUEUED, 1, False)
     for handle in caught.value.survivors:
         lab.executor().cancel(handle)
     with pytest.raises(RunConflictError, match="was cancelled before rank"):
@@ -425,6 +453,20 @@ def test_refused_before_the_first_call(lab, options, message):
     with pytest.raises(InvalidRequestError, match=message):
         lab.launch(1, **options)
     assert not lab.world.calls()
+
+
+def test_a_region_and_a_cloud_are_asked_for(lab):
+    (handle,) = lab.launch(1, lab.executor(region="us-east", cloud="aws"))
+    options = lab.call(handle).options
+    assert (options["regions"], options["cloud"]) == (["us-east"], "aws")
+
+
+@pytest.mark.parametrize("value", ["us-east,us-west", "US East", "us_east", "-us", "ü"])
+@pytest.mark.parametrize("name", ["region", "cloud"])
+def test_a_place_that_is_not_one_name_is_refused(name, value):
+    """Modal's client passes on any text."""
+    with pytest.raises(InvalidRequestError, match=f"{name}=.* is not one name"):
+        ModalSpawnExecutor(**{name: value})
 
 
 def test_no_token(monkeypatch):

@@ -54,12 +54,26 @@ def check_launch(
         except BackendError as error:
             return [*findings, Finding("secrets", False, str(error))]
         findings.append(Finding("secrets", True, "they are there, with the keys of the launch"))
+    if place := _place(options):
+        # Modal's client does not know which there are, and they change.
+        unknown = f"only a call can tell whether Modal has {place}: give rendezvous_uri="
+        findings.append(Finding("place", None, unknown))
     unknown = f"only a call can tell whether {options.app} reads payloads of version {PAYLOAD_VERSION}: give rendezvous_uri="
     return [*findings, Finding("version", None, unknown)]
 
 
+def _place(options: ModalOptions) -> str:
+    """Where replicas have to run, in words; empty if anywhere."""
+    asked = {"region": options.region, "cloud": options.cloud}
+    return " and ".join(f"{name}={value!r}" for name, value in asked.items() if value is not None)
+
+
 def check_rendezvous(
-    executor: BaseExecutor, uri: str, patience: float, options: Mapping[str, Any]
+    executor: BaseExecutor,
+    uri: str,
+    patience: float,
+    options: Mapping[str, Any],
+    chosen: ModalOptions,
 ) -> list[Finding]:
     """Have one call try the rendezvous, and end it.
 
@@ -68,9 +82,10 @@ def check_rendezvous(
         uri: The prefix to try.
         patience: Seconds until it is given up.
         options: Of the launch.
+        chosen: Of the executor.
 
     Returns:
-        What it says of the rendezvous; if it has run, also of the version of the app.
+        What it says of the rendezvous; if it has run, also of the version of the app and of the place where replicas run.
     """
     try:
         handles = executor.launch_replicas(
@@ -92,12 +107,14 @@ def check_rendezvous(
         return [_of(None, why)]
     if result["status"] != "succeeded":
         return [_of(False, f"a call cannot use {uri}: {result['error']}")]
-    version = Finding("version", True, f"the app reads payloads of version {PAYLOAD_VERSION}")
+    found = [Finding("version", True, f"the app reads payloads of version {PAYLOAD_VERSION}")]
+    if place := _place(chosen):
+        found.insert(0, Finding("place", True, f"Modal has {place}: a call ran there"))
     told = f"a call wrote and read {uri} in {result['result']['seconds']} s"
     if not result["result"]["exclusive"]:
         told += "; it ignores conditional writes, so only strict runs can meet there"
-        return [version, _of(True, told)]
-    return [version, _of(True, f"{told}, conditional writes included")]
+        return [*found, _of(True, told)]
+    return [*found, _of(True, f"{told}, conditional writes included")]
 
 
 def _of(ok: bool | None, message: str) -> Finding:

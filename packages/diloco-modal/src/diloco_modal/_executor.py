@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import copy
 import threading
+import uuid
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, TypeVar
@@ -145,7 +146,8 @@ class ModalSpawnExecutor(BaseExecutor):
 
         Returns:
             What was found, good and bad; each says what to do, and ``ok`` is None where it could not be found out. The
-            subjects are ``"token"``, ``"app"``, ``"secrets"``, ``"version"`` and ``"rendezvous"``.
+            subjects are ``"token"``, ``"app"``, ``"secrets"``, ``"place"`` (``region``, ``cloud``), ``"version"`` and
+            ``"rendezvous"``.
 
         Raises:
             InvalidRequestError: The launch itself would be refused.
@@ -156,7 +158,7 @@ class ModalSpawnExecutor(BaseExecutor):
         small: dict[str, Any] = {
             name: options[name] for name in ("env", "secrets") if name in options
         }
-        tried = check_rendezvous(self, rendezvous_uri, patience, small)
+        tried = check_rendezvous(self, rendezvous_uri, patience, small, self._options)
         told = {finding.subject for finding in tried}
         return [finding for finding in findings if finding.subject not in told] + tried
 
@@ -292,24 +294,29 @@ class ModalSpawnExecutor(BaseExecutor):
     # --- ending and finding ---
 
     def _stop(self, handle: ReplicaHandle) -> None:
-        self._patiently(lambda: self._cancel(handle))
+        mark = self._mark()
+        self._patiently(lambda: self._cancel(handle, mark))
 
-    def _cancel(self, handle: ReplicaHandle) -> None:
+    def _mark(self) -> dict[str, Any]:
+        return {"by": "executor", "at": self._options.clock(), "id": uuid.uuid4().hex}
+
+    def _cancel(self, handle: ReplicaHandle, mark: Mapping[str, Any]) -> None:
         try:
             record, told = self._looked([handle])
         except ReplicaNotFoundError:
             return
         if handle in told and not told[handle].state.terminal:
-            self._end(handle, record)
+            self._end(handle, record, mark)
 
-    def _end(self, handle: ReplicaHandle, record: Any) -> None:
+    def _end(self, handle: ReplicaHandle, record: Any, mark: Mapping[str, Any]) -> None:
         key = f"cancel-{handle.rank}"
-        new = self._client.put_once(record, key, {"by": "executor", "at": self._options.clock()})
         try:
+            self._client.put_once(record, key, mark)
             self._client.cancel(handle.metadata["function_call_id"])
         except BaseException:
-            if new:
-                with contextlib.suppress(BackendError):
+            # It is told by its id, since an earlier try may have made it, and its answer may be lost.
+            with contextlib.suppress(BackendError):
+                if (self._client.get(record, key) or {}).get("id") == mark["id"]:
                     self._client.pop(record, key)
             raise
 
@@ -333,7 +340,8 @@ class ModalSpawnExecutor(BaseExecutor):
                 self.cancel(handle)
             elif handle not in self._ended:
                 # It has written no end, so it is not looked at before: Modal keeps the result of what has ended.
-                self._patiently(lambda: self._end(handle, record))
+                mark = self._mark()
+                self._patiently(lambda: self._end(handle, record, mark))
 
         cancel_all(handles, stop)
 

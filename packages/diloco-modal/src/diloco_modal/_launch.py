@@ -157,12 +157,15 @@ class Launcher:
                 if mine and rank not in made:
                     self._client.put_once(record, f"call-{rank}", {"call": ""})
         for rank, call in sorted(made.items()):
+            key = f"cancel-{rank}"
             try:
                 mark = {"by": "executor", "at": self._options.clock()}
-                self._client.put_once(record, f"cancel-{rank}", mark)
+                self._client.put_once(record, key, mark)
                 self._patiently(lambda call=call: self._client.cancel(call))
             except BackendError:
                 survivors.append(make_handle(launch, rank, call, request.run_id))
+                with contextlib.suppress(BackendError):
+                    self._client.pop(record, key)
         if mine and not survivors:
             # Without the record a call that was left over trains nothing, and the name is free again.
             with contextlib.suppress(BackendError):

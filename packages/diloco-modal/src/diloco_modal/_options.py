@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import re
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from diloco_protocol import Backoff, RunJournal
+from diloco_protocol import Backoff, InvalidRequestError, RunJournal
 from diloco_protocol.backend import (
     Options,
     check_backoff,
@@ -23,6 +24,18 @@ from diloco_protocol.backend import (
 )
 
 DAY = 86_400
+
+
+_PLACE = re.compile(r"[a-z0-9]+(-[a-z0-9]+)*", re.ASCII)
+
+
+def _place(name: str, value: object) -> str:
+    text = check_text(name, value)
+    if _PLACE.fullmatch(text) is None:
+        raise InvalidRequestError(
+            f"{name}={value!r} is not one name in Modal's words: give one, such as 'us-east' for a region or 'aws' for a cloud"
+        )
+    return text
 
 
 def _seconds(most: float) -> Any:
@@ -64,8 +77,8 @@ class ModalOptions(Options):
     run_id: str | None = option(None, check=or_none(check_text), shown="run")
     env: Mapping[str, str] | None = option(None, check=check_variables)
     app_secrets: Sequence[str] | None = option(None, check=or_none(check_names))
-    region: str | None = option(None, check=or_none(check_text), shown="the app's")
-    cloud: str | None = option(None, check=or_none(check_text), shown="the app's")
+    region: str | None = option(None, check=or_none(_place), shown="the app's")
+    cloud: str | None = option(None, check=or_none(_place), shown="the app's")
     max_restarts: int = option(0, check=check_restarts)
     pending_timeout: float = option(3600.0, check=_seconds(7 * DAY))
     grace: float = option(10.0, check=_seconds(25))

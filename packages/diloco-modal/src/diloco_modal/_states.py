@@ -70,11 +70,10 @@ def trace_of(entries: Mapping[str, Any], rank: int) -> Trace:
     return Trace(max(attempt, end["started"]), started, False, lives, end["at"], cancel, again)
 
 
-def living(trace: Trace, url: str, *, stopping: bool = False) -> ReplicaStatus:
-    """The status of a call that has not ended."""
-    stopping = stopping or trace.cancel is not None
-    reason = None
-    if trace.cancel is not None:
+def living(trace: Trace, url: str) -> ReplicaStatus:
+    """The status of a call that has not ended, or whose container may be there."""
+    stopping, reason = trace.cancel is not None, None
+    if stopping:
         reason = Reason.CANCEL_REQUESTED if trace.requested else Reason.STOPPED_EXTERNALLY
     # After its last life the call is about to return.
     if trace.open or trace.again is False:
@@ -134,13 +133,12 @@ def failed(
 
 def stopped(trace: Trace, url: str, now: float, grace: float) -> ReplicaStatus:
     """The status of a call that was terminated: Modal says so before its container is gone."""
-    since = now - float(trace.cancel["at"]) if trace.cancel else 0.0
-    if trace.open and since < INTERRUPT_SECONDS + grace:
-        return living(trace, url, stopping=True)
+    at = now if trace.cancel is None else float(trace.cancel["at"])
+    if trace.open and now - at < INTERRUPT_SECONDS + grace:
+        return living(trace, url)
     more = {"attempt": trace.attempt, "started_at": trace.started_at, "url": url}
-    if trace.waited and trace.cancel is not None:
+    if trace.waited:
         # Ended between two lives: it was the next attempt that waited.
-        at = float(trace.cancel["at"])
         waited = {**more, "attempt": trace.attempt + 1, "started_at": None, "finished_at": at}
         return _cancelled(trace, waited)
     return _cancelled(trace, {**more, "finished_at": trace.ended_at})
