@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 import sys
 from pathlib import Path
 
@@ -78,6 +79,14 @@ def pytest_collection_modifyitems(items):
     for item in items:
         if item.nodeid.split("::")[1:-1] == ["TestModal"] and item.originalname in LONG:
             item.add_marker(pytest.mark.slow)
+
+
+@pytest.fixture
+def interruptible():
+    """SIGINT raises KeyboardInterrupt, also where whoever runs the tests ignores it, as shells do for what is in the background."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
 
 
 @pytest.fixture

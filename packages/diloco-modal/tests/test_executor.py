@@ -1,15 +1,19 @@
 """The verbs, over the scripted stand-in."""
 
+import os
+import signal
 from dataclasses import replace
 
 import modal
 import pytest
 
 from diloco_modal import ModalSpawnExecutor
+from diloco_modal._client import Client
 from diloco_protocol import (
     AuthError,
     BackendError,
     Backoff,
+    ForbiddenError,
     InvalidRequestError,
     LaunchError,
     Reason,
@@ -311,6 +315,36 @@ def test_a_launch_that_fails_leaves_nothing(lab):
     assert len(lab.launch(4)) == 4
 
 
+@pytest.mark.usefixtures("interruptible")
+@pytest.mark.parametrize("stuck", [False, True])
+def test_ctrl_c_ends_what_was_started(lab, monkeypatch, stuck):
+    """And what cannot be ended is named in a note; nobody claims the ranks that were not started."""
+    if stuck:
+        lab.stand_in.faults.add("forbidden", verb="FunctionCallCancel", times=None)
+    plain = Client.spawn
+
+    async def spawn(self, function, payload):
+        call = await plain(self, function, payload)
+        if payload["rank"] == 2:
+            os.kill(os.getpid(), signal.SIGINT)
+        return call
+
+    monkeypatch.setattr(Client, "spawn", spawn)
+    with pytest.raises(KeyboardInterrupt) as caught:
+        lab.launch(100)
+    calls = lab.world.calls()
+    assert 3 <= len(calls) < 100
+    if stuck:
+        (note,) = caught.value.__notes__
+        assert "may be running, and cost money" in note
+        assert all(call.call_id in note for call in calls)
+        held = {lab.record().get(f"call-{rank}")["call"] for rank in range(100)}
+        assert held == {"", *(call.call_id for call in calls)}
+    else:
+        assert {call.status for call in calls} == {"terminated"}
+        assert lab.executor().list_runs() == []
+
+
 def test_what_could_not_be_ended_is_listed_and_the_rest_cannot_start(lab):
     lab.stand_in.faults.add("forbidden", verb="FunctionMap", resource="modal", after=2, times=None)
     lab.stand_in.faults.add("forbidden", verb="FunctionCallCancel", resource="modal", times=None)
@@ -382,6 +416,16 @@ def test_a_line_is_not_gone_on_with_by_another_stream_or_container(lab):
     call.start()
     call.log("shed\n")
     assert executor.stream_logs(handle).split("\n") == ["err", "output", "unfini", "shed"]
+
+
+def test_a_log_that_cannot_be_read_is_shown_where_modal_has_it(lab):
+    (handle,) = lab.launch(1)
+    lab.begin(handle)
+    lab.stand_in.faults.add("forbidden", verb="AppFetchLogs", times=None)
+    page = f"https://modal.com/id/{lab.call(handle).call_id}"
+    with pytest.raises(ForbiddenError, match=f"which Modal shows at {page}:"):
+        lab.executor().stream_logs(handle)
+    assert lab.executor().describe(handle).url == page
 
 
 def test_following_ends_at_its_time_and_bears_throttling(lab):

@@ -14,6 +14,7 @@ import pytest
 
 from diloco_modal import ModalOptions, run_replica
 from diloco_modal._payload import payloads
+from diloco_modal._wrapper import _end, _report, _watch
 from diloco_protocol import Outcome, Reason, make_request
 
 PROGRAM = """
@@ -29,6 +30,8 @@ PROGRAM = """
                 raise ValueError("once")
             while not pathlib.Path(folder, "go").exists():
                 time.sleep(0.02)
+        if what == "session":
+            return os.getsid(os.getppid())
         if what == "wait":
             pathlib.Path(folder, "begun").write_text("")
             time.sleep(600)
@@ -145,6 +148,13 @@ def test_a_container_that_comes_too_late(record):
     assert "pending_timeout=50 allows fewer" in outcome(payload(pending_timeout=50)).error
 
 
+@pytest.mark.processes
+def test_another_container_of_what_came_in_time_is_never_too_late(record):
+    record["launch"]["at"] = time.time() - 100
+    record["life-0-1"] = {"attempt": 1, "at": time.time() - 90}
+    assert outcome(payload("attempt", pending_timeout=50)).result == 2
+
+
 def test_a_payload_of_another_version():
     done = outcome({"version": 99, "deploy": "modal deploy my_app.py"})
     assert done.reason is Reason.START_FAILED
@@ -167,6 +177,7 @@ def test_it_never_raises(record, monkeypatch):
 
 
 @pytest.mark.processes
+@pytest.mark.usefixtures("interruptible")
 def test_an_interrupt_ends_the_runner_and_goes_on(record, tmp_path):
     def interrupt():
         while not (tmp_path / "begun").exists():
@@ -231,4 +242,70 @@ def test_a_life_that_ends_before_its_runner_has_an_end(record, monkeypatch, erro
     else:
         assert outcome(payload()).reason is Reason.START_FAILED
     assert "life-0-1" in record
-    assert "end-0-1" in record
+    assert record["end-0-1"]["again"] is (None if error is KeyboardInterrupt else False)
+
+
+@pytest.mark.processes
+def test_the_runner_does_not_get_the_signals_of_the_container(record):
+    assert outcome(payload("session")).result != os.getsid(0)
+
+
+class FakeRunner:
+    """Ends when it is told to, or, if it is stubborn, when it is killed."""
+
+    def __init__(self, *, looks=0, stubborn=False):
+        self.looks, self.stubborn, self.told = looks, stubborn, []
+
+    def wait(self, seconds=None):
+        if seconds is not None:
+            self.told.append(seconds)
+        self.looks -= 1
+        if self.looks >= 0 or (self.stubborn and "kill" not in self.told):
+            raise subprocess.TimeoutExpired("runner", seconds)
+        return 3
+
+    def send_signal(self, number):
+        self.told.append(number)
+
+    def kill(self):
+        self.told.append("kill")
+
+
+def test_a_runner_that_is_ended_has_its_grace():
+    runner, stubborn = FakeRunner(), FakeRunner(stubborn=True)
+    _end(runner, 7.0)
+    _end(stubborn, 7.0)
+    assert runner.told == [signal.SIGTERM, 9.0]
+    assert stubborn.told == [signal.SIGTERM, 9.0, "kill"]
+
+
+def test_all_attempts_since_the_last_look_are_written_down_also_if_that_fails_once(tmp_path):
+    class Failing(Record):
+        left = 1
+
+        def put(self, key, value, *, skip_if_exists=False):
+            if self.left:
+                self.left -= 1
+                raise ConnectionError("away")
+            return super().put(key, value, skip_if_exists=skip_if_exists)
+
+    counter, record = tmp_path / "attempts", Failing()
+    counter.write_text('{"started": 3, "failed": 2}')
+    before = {"started": 1, "failed": 1}
+    assert _watch(FakeRunner(looks=1), counter, before, record, 5) == 3
+    assert not record
+    assert _watch(FakeRunner(looks=1), counter, before, record, 5) == 3
+    assert list(record) == ["attempt-5-3"]
+    assert _watch(FakeRunner(looks=2), counter, {"started": 0, "failed": 0}, record, 6) == 3
+    assert list(record) == ["attempt-5-3", "attempt-6-2", "attempt-6-3"]
+
+
+@pytest.mark.parametrize(("code", "status"), [(-9, 137), (0, 1), (3, 3), (-200, 255)])
+@pytest.mark.parametrize("text", [None, b"{", b"\xff"])
+def test_a_runner_that_leaves_no_report(tmp_path, code, status, text):
+    path = tmp_path / "outcome"
+    if text is not None:
+        path.write_bytes(text)
+    told = Outcome.from_json(_report(path, code))
+    assert (told.exit_code, told.reason) == (status, Reason.ERROR)
+    assert f"the runner ended with {code} and left no report" in told.error

@@ -11,7 +11,7 @@ from diloco_protocol import BackendError, InvalidRequestError
 
 from . import _many as many
 from ._errors import MissingError, asked, import_modal, translated
-from ._handles import status_in
+from ._handles import link, status_in
 from ._options import ModalOptions
 from ._payload import deploy_command, record_name
 
@@ -169,7 +169,8 @@ class Client:
     def log_entries(self, call_id: str, fetch: Callable[[Any], Any]) -> list[Any]:
         """What ``fetch`` reads of a call's logs."""
         call = self._call(call_id)
-        return self._ask(lambda: list(fetch(call.logs)), f"reading the log of {call_id}")
+        what = f"reading the log of {call_id}, which Modal shows at {link(call_id)}"
+        return self._ask(lambda: list(fetch(call.logs)), what)
 
     # --- records ---
 

@@ -264,7 +264,8 @@ class ModalSpawnExecutor(BaseExecutor):
             self._observe_run([handle])
         if handle not in self._ended:
             raise ResultLostError(
-                f"rank {handle.rank} of run {handle.run_id!r} succeeded, and Modal has kept its result for 7 days only"
+                f"rank {handle.rank} of run {handle.run_id!r} succeeded, and Modal has kept its result for 7 days only: "
+                f"{link(handle.metadata['function_call_id'])}"
             )
         return copy.deepcopy(self._ended[handle][1])  # callers may change it
 
