@@ -83,7 +83,7 @@ def pytest_collection_modifyitems(items):
 
 @pytest.fixture
 def interruptible():
-    """SIGINT raises KeyboardInterrupt, also where whoever runs the tests ignores it, as shells do for what is in the background."""
+    """SIGINT raises KeyboardInterrupt, also where it is ignored, as shells do for what runs in the background."""
     before = signal.signal(signal.SIGINT, signal.default_int_handler)
     yield
     signal.signal(signal.SIGINT, before)
