@@ -66,7 +66,6 @@ def _of_losses(losses: Results) -> Iterator[Goal]:
 
 
 def _of_times(times: Results) -> Iterator[Goal]:
-    worst = 0.0
     for link in LINKS:
         found = [(row, time) for row in ROWS if (time := times.time(row.name, link)) is not None]
         for row, time in found:
@@ -76,13 +75,12 @@ def _of_times(times: Results) -> Iterator[Goal]:
             else:
                 off = abs(time.utilisation - time.bound)
                 yield Goal(f"{text}; goal: at most {100 * POINTS:g} points from it", off <= POINTS)
-            worst = max(worst, *_off(time))
-    if times.found:
-        text = f"bytes on the link differ from the planner's by {worst:.1%} at most (goal: {BYTES:.0%})"
-        yield Goal(text, worst <= BYTES)
+        if found:
+            worst = max(_off(time) for _, time in found)
+            text = f"bytes on the {link} link differ from the planner's by {worst:.1%} at most"
+            yield Goal(f"{text}; goal: {BYTES:.0%}", worst <= BYTES)
 
 
-def _off(time: Time) -> tuple[float, float]:
+def _off(time: Time) -> float:
     pairs = (time.sent, time.planned_sent), (time.received, time.planned_received)
-    sent, received = (abs(math.log(counted / planned)) for counted, planned in pairs)
-    return sent, received
+    return max(abs(math.log(counted / planned)) for counted, planned in pairs)

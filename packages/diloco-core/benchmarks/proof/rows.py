@@ -75,8 +75,7 @@ ROWS = (
     Row("mixed", "alpha 1/2", alpha=0.5),
     Row("delay", "alpha 1/2, delay P/2", against="mixed", within=0.01, delay=0.5, alpha=0.5),
     Row("delay-e2m1", "alpha 1/2, delay P/2, e2m1", against="delay", within=0.01, delay=0.5, alpha=0.5, codec="e2m1"),
-    Row("streaming-2", "2 fragments, alpha 1/2, delay P/2", against="mixed", within=0.01, fragments=2, delay=0.5, alpha=0.5),
-    Row("streaming-4", "4 fragments, alpha 1/2, delay P/2", against="mixed", within=0.01, fragments=4, delay=0.5, alpha=0.5),
+    Row("streaming", "4 fragments, alpha 1/2, delay P/2", against="mixed", within=0.01, fragments=4, delay=0.5, alpha=0.5),
 )  # fmt: skip
 """The rows of the table."""
 

@@ -25,6 +25,9 @@ if TYPE_CHECKING:
     from .losses import Training
     from .rows import Conditions, Row
 
+_POLL = 0.025
+"""Seconds until a replica that waits notices that it need not: in a short wait, it looks every 0.05 s."""
+
 _PACKAGES = Path(__file__).parents[1]
 
 SERVER = """
@@ -56,7 +59,8 @@ class Time:
         topology: Of the exchange: ``"sharded"`` or ``"gather"``, as the planner finds quicker, or ``"strict"`` for means of
             gradients.
         utilisation: The share of the time that went into training, as a mean over the replicas.
-        bound: That share as the planner has it.
+        bound: That share as the planner has it, for steps as long as they were.
+        compute: Seconds of training: those of the sleeps, and by how much each of them was too long.
         exposed: Seconds in which the training stood still.
         hidden: Seconds of syncs beside the training.
         sent: Bytes that passed through the link up, headers and records included.
@@ -68,6 +72,7 @@ class Time:
     topology: str
     utilisation: float
     bound: float
+    compute: float
     exposed: float
     hidden: float
     sent: float
@@ -79,7 +84,9 @@ class Time:
 def plan_of(row: Row, parameters: int, training: Training, conditions: Conditions) -> ExchangePlan:
     """What the planner says of one sync of a row: of one fragment, or of one mean of the gradients."""
     latency, bandwidth = conditions.latency, conditions.bandwidth
-    store = StoreModel(bandwidth, first_byte=latency, put=latency, reads=None, writes=None)
+    store = StoreModel(
+        bandwidth, first_byte=latency, put=latency, poll=_POLL, reads=None, writes=None
+    )
     # A throttled folder is asked for one thing at a time.
     transfer = Transfer(1) if conditions.over == "folder" else Transfer()
     if row.kind == "synchronous":
@@ -127,12 +134,15 @@ def time_of(row: Row, parameters: int, training: Training, conditions: Condition
     syncs = training.sync_every if synchronous else row.fragments  # in H inner steps
     share = syncs / task["syncs"]
     mean = {name: statistics.fmean(each[name] for each in found) for name in found[0]}
-    period = conditions.step * (1 if synchronous else training.sync_every / row.fragments)
-    overlap = 0.0 if synchronous else conditions.step * task["options"]["delay"]
+    period = mean["compute"] / task["syncs"]
+    overlap = (
+        0.0 if synchronous else period * task["options"]["delay"] * syncs / training.sync_every
+    )
     return Time(
         "strict" if synchronous else plan.topology,
         statistics.fmean(each["compute"] / (each["compute"] + each["exposed"]) for each in found),
         1 - plan.blocked(period, overlap),
+        share * mean["compute"],
         share * mean["exposed"],
         share * mean["hidden"],
         share * mean["sent"],

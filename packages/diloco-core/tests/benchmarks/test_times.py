@@ -70,28 +70,26 @@ class TestTimeOf:
         def run(task):
             seen.append(task)
             return [
-                {"compute": 9.0, "exposed": 1.0, "hidden": 2.0, "sent": 80.0, "received": 160.0},
-                {"compute": 6.0, "exposed": 4.0, "hidden": 4.0, "sent": 80.0, "received": 160.0},
+                {"compute": 45.0, "exposed": 5.0, "hidden": 2.0, "sent": 80.0, "received": 160.0},
+                {"compute": 35.0, "exposed": 0.0, "hidden": 4.0, "sent": 80.0, "received": 160.0},
             ]
 
         monkeypatch.setattr(proof.timing, "_run", run)
         training = proof.losses.Training(replicas=2, sync_every=32)
         slow = proof.rows.Conditions(1e5, latency=0.0, step=0.5, rounds=4)
-        row = row_of(proof, "streaming-2")
+        row = row_of(proof, "streaming")
         found = proof.timing.time_of(row, 1e6, training, slow)
         plan = proof.timing.plan_of(row, 1e6, training, slow)
-        assert (seen[0]["syncs"], seen[0]["warm"]) == (8, 2), "two fragments, four rounds"
-        assert seen[0]["options"]["delay"] == 8
-        assert found.utilisation == pytest.approx(0.75)
-        assert (found.exposed, found.hidden) == pytest.approx((0.625, 0.75))
+        assert (seen[0]["syncs"], seen[0]["warm"]) == (16, 4), "four fragments, four rounds"
+        assert seen[0]["options"]["delay"] == 4
+        assert found.utilisation == pytest.approx(0.95)
+        assert (found.compute, found.exposed, found.hidden) == pytest.approx((10, 0.625, 0.75))
         assert (found.sent, found.received) == (20, 40)
-        assert (found.planned_sent, found.planned_received) == (
-            2 * plan.bytes_sent,
-            2 * plan.bytes_received,
-        )
-        # A fragment is synced every 8 seconds, and 4 of them go on beside the training.
-        assert found.bound == pytest.approx(8 / (8 + plan.seconds - 4))
-        assert plan.seconds > 4
+        planned = (found.planned_sent, found.planned_received)
+        assert planned == (4 * plan.bytes_sent, 4 * plan.bytes_received)
+        # There are 2.5 seconds of training between two syncs, and half of them go on beside a sync.
+        assert found.bound == pytest.approx(2.5 / (2.5 + plan.seconds - 1.25))
+        assert plan.seconds > 1.25
 
     def test_a_fragment_is_planned_as_a_part_of_the_model(self, proof):
         training, slow = proof.losses.Training(), proof.rows.Conditions(1e6)
@@ -106,7 +104,7 @@ class TestTimeOf:
     @pytest.mark.slow
     @pytest.mark.processes
     @pytest.mark.parametrize("over", ["folder", "s3"])
-    @pytest.mark.parametrize("name", ["synchronous", "plain", "streaming-2"])
+    @pytest.mark.parametrize("name", ["synchronous", "plain", "streaming"])
     def test_with_processes(self, proof, over, name):
         training = proof.losses.Training(replicas=2)
         fast = proof.rows.Conditions(1e8, latency=0.0, step=0.01, rounds=1, over=over)
@@ -123,7 +121,7 @@ class TestMeasureTimes:
         def time_of(row, parameters, training, link):
             measured.append((row.name, link.over))
             return proof.timing.Time(
-                "sharded", 1 / len(measured), 0.5, 1.0, 2.0, 3.0, 4.0, 5.0, 6.0
+                "sharded", 1 / len(measured), 0.5, 8.0, 1.0, 2.0, 3.0, 4.0, 5.0, 6.0
             )
 
         monkeypatch.setattr(proof.command, "time_of", time_of)
