@@ -57,18 +57,43 @@ def _runs(draw):
         retention=draw(st.integers(1, 2)),
     )
     sizes = draw(st.sampled_from([(40,), (40, 30)]))
-    codec = draw(st.sampled_from(["plain", "plain", "bf16", "int8"]))
+    codec, feedback = draw(
+        st.sampled_from(
+            [
+                ("plain", False),
+                ("plain", False),
+                ("bf16", False),
+                ("int8", False),
+                ("int8", True),
+                ("int8", 0.9),
+            ]
+        )
+    )
     delay, alpha = draw(
         st.sampled_from([(0, 0.0), (0, 0.0), (0, 0.5), (1, 0.0), (2, 0.5), (1, 1.0)])
     )
-    return schedule, elastic, sizes, codec, delay, alpha
+    save_every = draw(st.sampled_from([10, 1])) if feedback else 10
+    return schedule, elastic, sizes, codec, delay, alpha, feedback, save_every
 
 
 def _check(run):
-    schedule, elastic, sizes, codec, delay, alpha = (*run, *("plain", 0, 0.0)[len(run) - 3 :])
+    usual = ("plain", 0, 0.0, False, 10)
+    schedule, elastic, sizes, codec, delay, alpha, feedback, save_every = (
+        *run,
+        *usual[len(run) - 3 :],
+    )
     torch.set_num_threads(1)
     sync_every = 3 * len(sizes) if delay else 2
-    training = SimulatedTraining(5, sizes, sync_every, codec=codec, delay=delay, alpha=alpha)
+    training = SimulatedTraining(
+        5,
+        sizes,
+        sync_every,
+        codec=codec,
+        delay=delay,
+        alpha=alpha,
+        error_feedback=feedback,
+        save_every=save_every,
+    )
     store, broken = SimulatedStore(), []
     store.after_delete = lambda keys: broken.extend(broken_promises(store, keys))
     outcome = simulate(training, schedule, elastic, store=store)

@@ -97,6 +97,12 @@ def test_diloco_converges_on_label_sorted_shards(lab, fragments):
     assert loss < THRESHOLD, loss
 
 
+@pytest.mark.parametrize("delay", [0, 2])
+def test_four_bits_with_error_feedback_converge_as_well(lab, delay):
+    loss = mean_loss(lab, 1, codec="e2m1", error_feedback=True, delay=delay)
+    assert loss < THRESHOLD, loss
+
+
 # --- the mutants: each returns what it changes in the call ---
 
 

@@ -79,6 +79,28 @@ def codec_over(exchange: Exchange, given: object) -> Codec:
     return codec
 
 
+def feedback_of(given: object, codec: Codec) -> float:
+    """The decay of error feedback; 0 without it.
+
+    Raises:
+        ConfigurationError: The value is something else, or the codec loses nothing.
+    """
+    if given is False:
+        return 0.0
+    is_number = isinstance(given, (int, float)) and not isinstance(given, bool)
+    if given is not True and not (is_number and 0 < given <= 1):  # type: ignore[operator]
+        raise ConfigurationError(
+            f"error_feedback is {given!r}, but it must be True, False, or a number above 0 and at most 1: how much of what a "
+            "codec has lost of earlier contributions is added to the next one"
+        )
+    if codec.plain:
+        raise ConfigurationError(
+            f"error_feedback={given!r} cannot be used with codec={codec.name!r}, which loses nothing of a contribution. Leave it "
+            "out, or choose a codec that sends fewer bytes, such as codec='int8'"
+        )
+    return float(given)  # type: ignore[arg-type]
+
+
 def schedule_over(
     exchange: Exchange, sync_every: object, fragments: int, delay: object, alpha: object
 ) -> Schedule:

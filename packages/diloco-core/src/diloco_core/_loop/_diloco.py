@@ -17,13 +17,21 @@ from .._model._partition import Buffers, split
 from .._outer._optimizer import outer_factory
 from .._outer._trial import try_out
 from . import _notices as notices
-from ._arguments import check_parties, codec_over, fragments_of, schedule_over, stateful_of
+from ._arguments import (
+    check_parties,
+    codec_over,
+    feedback_of,
+    fragments_of,
+    schedule_over,
+    stateful_of,
+)
 from ._inner_loop import InnerLoop
 from ._membership import membership_of
 from ._outer_steps import OuterSteps
 from ._own_buffers import OwnBuffers
 from ._place import Place
 from ._process import TrainingProcess
+from ._residuals import Residuals
 from ._saved import SavedState
 from ._synced_model import SyncedModel
 from ._told_to_end import ToldToEnd
@@ -127,7 +135,11 @@ class DiLoCo:
         codec: How pseudo-gradients are sent: ``"plain"`` (as they are in memory), ``"fp32"``, ``"bf16"``, ``"fp16"``, ``"int8"``,
             ``"int8-6sigma"``, ``"e2m1"`` or ``"e3m0"`` (4 bits; see ``docs/codecs.md``), or an object with the members of
             :class:`Codec`. All replicas need the same. It is for runs over a store and between threads. Sums, outer steps and
-            what is published keep their precision. What a codec loses of a contribution is lost: it is not sent later.
+            what is published keep their precision. What a codec loses of a contribution is lost, unless there is error
+            feedback.
+        error_feedback: Whether what a codec loses of a contribution is added to the next one (True), or how much of what is not
+            sent yet: a number above 0 and at most 1 (SparseLoCo, arXiv 2508.15706, has 0.95). All replicas need the same. It
+            needs memory for one more copy of the model, and for two of a fragment while that is synced.
         stateful: Runs over a store only: further objects of this replica that are saved and restored with its inner optimizer
             and random generators, such as ``{"loader": loader}`` (anything with ``state_dict()`` and ``load_state_dict()``).
             Whether they can be saved is tested when the block is entered, and after the first inner step. Saves are made
@@ -168,6 +180,7 @@ class DiLoCo:
         delay: int = 0,
         alpha: float = 0.0,
         codec: str | Codec = "plain",
+        error_feedback: bool | float = False,
         stateful: Mapping[str, Stateful] | None = None,
         save_inner_every: int = 10,
         on_sync: Callable[[SyncReport], None] | None = None,
@@ -180,6 +193,8 @@ class DiLoCo:
         policy = Buffers(one_of("buffers", buffers, Buffers))
         parts = split(model, fragments_of(fragments), policy)
         self._schedule = schedule_over(exchange, sync_every, len(parts), delay, alpha)
+        contribution_codec = codec_over(exchange, codec)
+        feedback = feedback_of(error_feedback, contribution_codec)
         self._exchange = exchange
         self._init = one_of("init", init, ("rank0", "check"))
         self._flush = one_of("flush", flush, ("partial", "none"))
@@ -193,6 +208,7 @@ class DiLoCo:
             whole("save_inner_every", save_inner_every, 0),
             names,
             OwnBuffers(model) if policy is Buffers.NONE else None,
+            Residuals() if feedback else None,
         )
         self._model = SyncedModel(
             model,
@@ -201,8 +217,9 @@ class DiLoCo:
             optimizers,
             factory,
             exchange,
-            codec_over(exchange, codec),
+            contribution_codec,
             self._schedule,
+            feedback,
         )
         self._fragments = self._model.fragments
         self._optimizers = optimizers
@@ -230,6 +247,7 @@ class DiLoCo:
             "init": self._init,
             "flush": self._flush,
             **self._schedule.settings,
+            **({"error_feedback": repr(feedback)} if feedback else {}),
             **self._model.outer_settings,
         }
         self._saved = SavedState(self._model, optimizers, exchange, self._settings, self._count)

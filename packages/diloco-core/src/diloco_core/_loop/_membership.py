@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from .._outer._fragment import Fragment
     from ._counters import Counters
     from ._own_buffers import OwnBuffers
+    from ._residuals import Residuals
 
 
 class Membership(Protocol):
@@ -54,6 +55,10 @@ class Membership(Protocol):
     @property
     def counted(self) -> int:
         """How many inner steps the run has counted for this rank, in all of its lives; 0 if the run keeps no such count."""
+        ...
+
+    def counted_in(self, fragment: int) -> int | None:
+        """How many inner steps of this rank are counted in a fragment; None if every contribution is counted."""
         ...
 
     @property
@@ -138,6 +143,7 @@ def membership_of(
     save_inner_every: int,
     names: Mapping[int, str],
     buffers: OwnBuffers | None,
+    residuals: Residuals | None,
 ) -> Membership:
     """The membership of the run behind an exchange. No other function asks what kind of exchange it is.
 
@@ -148,17 +154,20 @@ def membership_of(
         save_inner_every: The number of syncs from one save of this replica's own state to the next.
         names: The names of the model's parameters, by the ``id`` of the parameter.
         buffers: The model's buffers, if they are not synced.
+        residuals: The residuals of error feedback, if there is any.
 
     Raises:
         ConfigurationError: Something cannot be saved; or ``stateful`` is given although a run of this kind saves nothing.
     """
     if isinstance(exchange, ResumableExchange):
-        own_state = OwnState(exchange, optimizers, stateful, save_inner_every, names, buffers)
+        own_state = OwnState(
+            exchange, optimizers, stateful, save_inner_every, names, buffers, residuals=residuals
+        )
         return ResumableMembership(exchange, own_state)
     if isinstance(exchange, RestartableExchange):
         open_steps = OpenSteps()
         own_state = OwnState(
-            exchange, optimizers, stateful, save_inner_every, names, buffers, open_steps
+            exchange, optimizers, stateful, save_inner_every, names, buffers, open_steps, residuals
         )
         return RestartableMembership(exchange, own_state, open_steps)
     if stateful:
@@ -187,6 +196,10 @@ class FixedMembership:
     def batches_to_skip(self) -> int:
         """0: a run that is not resumed has counted no steps before."""
         return 0
+
+    def counted_in(self, fragment: int) -> int | None:  # noqa: ARG002
+        """None: every contribution is counted."""
+        return None
 
     @property
     def position(self) -> Position:
@@ -304,6 +317,7 @@ class RestartableMembership(_SavesOwnState, FixedMembership):
         """Begin as in any strict run; or take the state of the run that is resumed, and this rank's inner state."""
         exchange = self._store_exchange
         self._open_steps.watch(fragments, count)
+        self._own_state.residuals.watch(fragments)
         if not self.resumes:
             super().begin(fragments, count, restored=restored, catch_up=catch_up)
             return
@@ -316,6 +330,7 @@ class RestartableMembership(_SavesOwnState, FixedMembership):
         count.committed, count.inner_steps = taken.outer_steps, taken.inner_steps
         count.published = list(taken.syncs)
         self._own_state.restore(count.inner_steps)
+        self._own_state.residuals.check(exchange.rank, taken.counted, exchange.position.sync)
         own = self._own_state
         notices.resumed(exchange.rank, count.committed, count.inner_steps, own.behind, own.restored)
         if not self._open_steps.applied:
@@ -375,6 +390,7 @@ class ResumableMembership(_SavesOwnState):
         """Take the run's newest state, and the inner state that an earlier life of this rank has saved."""
         for fragment in fragments:
             fragment.elastic = True
+        self._own_state.residuals.watch(fragments)
         position = self._exchange.restore(fragments)
         count.stand_at(position)
         count.inner_steps = position.inner_steps
@@ -382,11 +398,17 @@ class ResumableMembership(_SavesOwnState):
         # Set it again: while catching up, the run may have gone back to older states, which count fewer steps.
         count.inner_steps = self._exchange.counted
         self._own_state.restore(count.inner_steps)
-        counted = zip(fragments, self._exchange.position.counted, strict=False)
+        position = self._exchange.position
+        self._own_state.residuals.check(self._exchange.rank, position.counted, position.sync)
+        counted = zip(fragments, position.counted, strict=False)
         lost = [(f.name, count.inner_steps - steps) for f, steps in counted]
         # It may hold steps that were taken while a sync was under way, which no sync counts.
         count.inner_steps = max(count.inner_steps, self._own_state.restored_steps)
         notices.lost_between_fragments(self._exchange.rank, [few for few in lost if few[1] > 0])
+
+    def counted_in(self, fragment: int) -> int | None:
+        """How many inner steps of this rank are counted in a fragment."""
+        return self._exchange.position.counted[fragment]
 
     def behind(self) -> bool:
         """Whether a sync was committed without this replica."""

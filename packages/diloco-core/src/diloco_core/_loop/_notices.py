@@ -211,3 +211,15 @@ def told_to_end(rank: int, inner_steps: int) -> None:
 def not_saved_at_the_end(rank: int, error: Exception) -> None:
     """What belongs to this replica alone could not be saved when it was told to end."""
     _log.warning("rank %d: the inner state was not saved: %s", rank, error)
+
+
+def residual_lost(rank: int, fragment: str, sync: int) -> None:
+    """Error feedback starts again from zero in a fragment, since what it held belongs to another state of the run."""
+    _log.warning(
+        "rank %d: error feedback of fragment %s starts again from zero after sync %d: what the codec had lost of this rank's "
+        "contributions was not saved at the point from which the run goes on, and is not sent any more. save_inner_every=1 "
+        "saves it after every sync.",
+        rank,
+        fragment,
+        sync,
+    )

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from .._errors import SyncError, UnequalSyncsError
+from .._outer._delayed import DelayedFragment
 from . import _notices as notices
 from ._counters import Counters
 from ._flight import Flight
@@ -97,7 +98,7 @@ class OuterSteps:
         self._dropped_steps = 0
         self._sent: _Sent | None = None
         self._stood = 0.0  # seconds in which this replica did not train, for the sync under way
-        self._delayed = bool(schedule.delay or schedule.alpha)
+        self._detaches = any(isinstance(fragment, DelayedFragment) for fragment in fragments)
         self._mark = 0.0  # when the last sync was adopted
         self._overlap = 0
 
@@ -273,6 +274,7 @@ class OuterSteps:
         start = self._clock()
         try:
             report = self._result(sent, hurried=last)
+            self._settle_residuals(sent.number, report)
             if sent.behind and last and _undecided(report):
                 # Once more, with all the patience that a replica has that leaves.
                 self._forget_sent()
@@ -318,14 +320,24 @@ class OuterSteps:
 
     def _arrive(self, fragment: Fragment, report: SyncReport) -> None:
         """Give the model the result of a sync."""
-        if self._delayed and report.reloaded:
+        if self._detaches and report.reloaded:
             fragment.attach()
             for each in self._fragments:
                 each.start_over()
-        elif self._delayed and _undecided(report):
+        elif self._detaches and _undecided(report):
             fragment.attach()
         else:
             fragment.arrive(report.contribution)
+
+    def _settle_residuals(self, number: int, report: SyncReport) -> None:
+        """Tell the residuals of all fragments what became of the contribution to one, and where the run stands now."""
+        # Before this replica trains it contributes nothing, and its residuals are restored after what was decided meanwhile.
+        for other, fragment in enumerate(self._fragments if self.training else ()):
+            if fragment.residual is None:
+                continue
+            fate = report.contribution if other == number else "none"
+            if fragment.residual.settle(fate, self._membership.counted_in(other)):
+                notices.residual_lost(self._rank, fragment.name, report.sync)
 
     def _forget_sent(self) -> None:
         self._sent = None

@@ -10,6 +10,7 @@ import torch
 from .._errors import CorruptedObjectError
 from .._inner._state import InnerState
 from . import _notices as notices
+from ._residuals import Residuals
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -36,8 +37,10 @@ class OwnState:
         names: The names of the model's parameters, by the ``id`` of the parameter.
         buffers: The model's buffers, if they belong to this replica alone.
         open_steps: In strict runs: what the replica has learned in fragments since their last sync.
+        residuals: With error feedback: what codecs have lost of its contributions.
 
     Attributes:
+        residuals: The residuals of error feedback; they are of no fragment if there is no error feedback.
         restored: Whether a saved state was restored.
         restored_steps: How many inner steps the rank had taken when it was saved; 0 if none was restored.
         behind: Inner steps that the run has counted after the restored state was saved (all of them if none was restored).
@@ -58,6 +61,7 @@ class OwnState:
         names: Mapping[int, str],
         buffers: OwnBuffers | None = None,
         open_steps: OpenSteps | None = None,
+        residuals: Residuals | None = None,
     ) -> None:
         self._exchange = exchange
         self._open_steps = open_steps
@@ -68,7 +72,8 @@ class OwnState:
         self.overtaken = False
         self._knows_data = any(not isinstance(holder, _NO_DATA) for holder in stateful.values())
         self._untold = 0
-        own = {"buffers": buffers, "open_steps": open_steps}
+        self.residuals = residuals or Residuals()
+        own = {"buffers": buffers, "open_steps": open_steps, "residuals": residuals}
         given = {name: holder for name, holder in own.items() if holder is not None}
         self._inner = InnerState(optimizers, stateful, names, given)
         self._every = every

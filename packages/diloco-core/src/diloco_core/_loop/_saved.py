@@ -66,7 +66,11 @@ class SavedState:
             "stepped": stepped,
             "has_inner_state": [bool(optimizer.state) for optimizer in self._optimizers],
             "fragments": [
-                {"copy": list(fragment.copy), "outer": outer.state_dict()}
+                {
+                    "copy": list(fragment.copy),
+                    "outer": outer.state_dict(),
+                    **({"residual": fragment.residual.values} if fragment.residual else {}),
+                }
                 for fragment, outer in self._model.pairs()
             ],
         }

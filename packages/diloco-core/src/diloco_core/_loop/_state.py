@@ -43,10 +43,13 @@ def load_fragments(
     state: Mapping[str, Any], pairs: Sequence[tuple[Fragment, OuterOptimizer]]
 ) -> None:
     """Copy saved global copies and outer state into the fragments. Call :func:`check_saved` first."""
-    for (fragment, outer), part in zip(pairs, state["fragments"], strict=True):
+    counts = zip(pairs, state["fragments"], state["since_sync"], strict=True)
+    for (fragment, outer), part, since_sync in counts:
         for copy, saved in zip(fragment.copy, part["copy"], strict=True):
             copy.copy_(saved)
         outer.load_state_dict(part["outer"])
+        if fragment.residual is not None:
+            fragment.residual.load(part["residual"], int(state["inner_steps"]) - int(since_sync))
 
 
 def check_saved(
@@ -100,6 +103,12 @@ def check_saved(
         [(copy.numel(), str(copy.dtype)) for copy in part["copy"]] for part in state["fragments"]
     ]
     _same("order of tensors", saved, copies)
+    for fragment, part in zip(fragments, state["fragments"], strict=True):
+        if fragment.residual is not None and not fragment.residual.fits(part.get("residual")):
+            raise ConfigurationError(
+                f"the saved state of the outer loop has no residual that fits fragment {fragment.name}, although it was saved "
+                "with error feedback. Load a state that is as state_dict() returned it."
+            )
     if state["digest"] != digest_of(state):
         raise ConfigurationError(
             "the values in the saved state of the outer loop have changed since state_dict() returned them. They are references "
@@ -143,6 +152,12 @@ def digest_of(state: Mapping[str, Any]) -> str:
     parts = [
         {
             "copy": [checksum(copy) for copy in part["copy"]],
+            # Without error feedback nothing is added, so that states of earlier versions have the digest that they had.
+            **(
+                {"residual": [checksum(values) for values in part["residual"]]}
+                if "residual" in part
+                else {}
+            ),
             "ranges": [
                 [[int(number) for number in entry["range"]], _checksums(entry["tensors"])]
                 for entry in part["outer"]["ranges"]

@@ -14,6 +14,7 @@ from .._model._watch import ModelWatch
 from .._outer._delayed import DelayedFragment
 from .._outer._fragment import Fragment
 from .._outer._optimizer import OuterOptimizer, check_settings
+from .._outer._residual import Residual
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -39,6 +40,7 @@ class SyncedModel:
         exchange: The exchange over which they are synced.
         codec: How contributions are sent.
         schedule: Says whether replicas train while a sync is under way.
+        feedback: The decay of error feedback; 0 without it.
 
     Attributes:
         fragments: The fragments, in the order in which they are synced.
@@ -60,13 +62,15 @@ class SyncedModel:
         exchange: Exchange,
         codec: Codec,
         schedule: Schedule,
+        feedback: float = 0.0,
     ) -> None:
         self._model = model
         self._codec = codec
         self._outers = [OuterOptimizer(factory) for _ in parts]
         self.outer_settings = self._outers[0].settings
         check_settings(self._outers, self.outer_settings)
-        kind = DelayedFragment if schedule.delay or schedule.alpha else Fragment
+        # With error feedback the contribution is computed once: what is sent and what remains must belong together.
+        kind = DelayedFragment if schedule.delay or schedule.alpha or feedback else Fragment
         self.fragments = [
             kind(
                 str(number),
@@ -79,6 +83,10 @@ class SyncedModel:
         ]
         for fragment in self.fragments:
             fragment.alpha = schedule.alpha
+            if feedback:
+                fragment.residual = Residual(
+                    fragment.layout, codec, feedback, exchange.rank, fragment.locate
+                )
         # Made only to raise now what would otherwise be raised when the block is entered.
         Unsynced(model, [named for part in parts for named in part])
         self.trained = [named for part in parts for named in part if named.rule is Rule.OUTER]

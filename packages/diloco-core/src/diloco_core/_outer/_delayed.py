@@ -47,6 +47,8 @@ class DelayedFragment(Fragment):
             if contribution is not values:  # a view of the model
                 values.copy_(contribution)
             sent.append(values)
+        if self.residual is not None and self.steps is not None:
+            self.residual.offer(sent, self.steps[1])
         for segment in self._all_segments():
             segment.values = None
         self._sent = sent

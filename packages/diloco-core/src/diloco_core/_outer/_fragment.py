@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from .._model._partition import NamedTensor
     from .._model._segments import Segment
     from ._optimizer import OuterOptimizer
+    from ._residual import Residual
 
 
 # Numbers below these stay finite when they are rounded to the dtype: half a step above its largest finite number.
@@ -50,9 +51,11 @@ class Fragment:
         elastic: Whether it belongs to an elastic run, so that errors can say what to do there.
         steps: The inner steps of this replica that the contribution covers: first, and first one after; None if there is no
             contribution.
+        residual: What the codec has lost of earlier contributions; None without error feedback.
     """
 
     alpha = 0.0
+    residual: Residual | None = None
 
     def __init__(
         self,

@@ -14,6 +14,7 @@ from .._elastic._records._records import Commit, Rollback, digest, read_record
 from .._elastic._records._rules import done_states
 from .._errors import FencedError
 from .._loop._diloco import DiLoCo
+from ._feedback import Feedback
 from ._mixing import Mixing
 
 if TYPE_CHECKING:
@@ -61,6 +62,7 @@ class SimulatedTraining:
         codec: How contributions are sent.
         delay: Inner steps from sending a fragment to adopting the result.
         alpha: How much of its own values a replica keeps when it adopts a sync.
+        error_feedback: Whether what the codec loses is added to the next contribution, or how much of it.
 
     Attributes:
         states: For every sync, by its number in the log, what replicas held after it: (rank, life, global copies).
@@ -72,6 +74,7 @@ class SimulatedTraining:
         batches: Which batch was learned in an inner step, by (rank, life, step).
         held: What a replica's fragment held when it could be sent, by (rank, life, fragment, step, newest sync adopted then).
         mixed: What was wrong with models after syncs, by (rank, life).
+        feedback: The residuals of replicas.
         longest: The longest that a replica spent in one inner step, its syncs included but not its own faults, in virtual
             seconds.
     """
@@ -93,11 +96,17 @@ class SimulatedTraining:
     codec: str = "plain"
     delay: int = 0
     alpha: float = 0.0
+    error_feedback: bool | float = False
+    feedback: Feedback = field(default_factory=Feedback)
     held: dict[tuple[int, int, int, int, int], torch.Tensor] = field(default_factory=dict)
     mixed: dict[tuple[int, int], list[str]] = field(default_factory=dict)
 
     def __call__(self, node: Node) -> int:
         """Train; returns the number of syncs."""
+        with self.feedback.listening(node.rank, node.life):
+            return self._train(node)
+
+    def _train(self, node: Node) -> int:
         model = torch.nn.ParameterList([torch.zeros(size) for size in self.sizes])
         inner = torch.optim.SGD(model.parameters(), lr=1.0)
         reports = self.reports.setdefault((node.rank, node.life), [])
@@ -109,6 +118,9 @@ class SimulatedTraining:
             reports.append(report)
             ledger.position += report.batches_to_skip
             mixing.synced(report, copies_now(), node.exchange.position.sync)
+            if report.committed and report.contribution == "counted" and not report.reloaded:
+                fragment = fragments[int(report.fragment)]
+                self.feedback.counted(node.rank, node.life, fragment, node.exchange.position.sync)
             note_own(outer.inner_steps)
             if report.committed:
                 note_state(self.states)
@@ -116,6 +128,7 @@ class SimulatedTraining:
         def note_own(step: int) -> None:
             for fragment, values in enumerate(mixing.own):
                 self.held[node.rank, node.life, fragment, step, mixing.adopted] = values
+            self.feedback.note(node.rank, node.life, fragments, step, mixing.adopted)
 
         def copies_now() -> list[torch.Tensor]:
             return [
@@ -145,7 +158,9 @@ class SimulatedTraining:
             codec=self.codec,
             delay=self.delay,
             alpha=self.alpha,
+            error_feedback=self.error_feedback,
         )
+        fragments = outer._fragments  # noqa: SLF001 - nobody else needs to see residuals
         with outer:
             self.salts.setdefault((node.rank, node.exchange.epoch), node.life)
             self.agreed[node.rank, node.exchange.epoch] = (
@@ -202,7 +217,7 @@ class SimulatedTraining:
                 for member in record.members:
                     life = self.salts.get((member.rank, member.epoch), 0)
                     delta = self._learned(values, record, member, life)
-                    mean += self._as_sent(delta) / len(record.members)
+                    mean += self._as_sent(delta, record, member, life) / len(record.members)
                 momentum = _OUTER_MOMENTUM * momentum + mean
                 now[index] = values - _OUTER_LR * (mean + _OUTER_MOMENTUM * momentum), momentum
                 states[record.sync, index] = now[index]
@@ -222,7 +237,15 @@ class SimulatedTraining:
             delta += self.gradient(member.rank, life, step, self.sizes[fragment])
         return delta
 
-    def _as_sent(self, delta: torch.Tensor) -> torch.Tensor:
+    def _as_sent(
+        self, delta: torch.Tensor, commit: Commit, member: Delta, life: int
+    ) -> torch.Tensor:
+        residual = self.feedback.of(commit, member, life)
+        if residual is not None:
+            delta = delta + float(self.error_feedback) * residual
+            after = self.feedback.after.get((member.rank, life, commit.sync))
+            if after is not None:
+                return delta - after  # what was not sent is in the residual
         codec, decoded = find_codec(self.codec), torch.empty_like(delta)
         codec.decode(codec.encode(delta), decoded)
         return decoded
@@ -249,10 +272,11 @@ def violations(
     """What a simulated run has done wrong; empty where nothing.
 
     Replicas at the same sync hold the same bytes, which are those that the log says: no contribution counted twice, half
-    or not at all, and no batch learned twice by a rank. Their models hold what the
-    rules of delay and mixing say. The log is a chain, with a quorum in every record. A life that has not
-    agreed to go back does not go on after a rollback, and one that has a successor saves nothing. No replica waits
-    past the deadline. Every rank gets to the end, and no life ends by an error unless a newer one took its place.
+    or not at all, and no batch learned twice by a rank. Their models hold what the rules of delay and mixing say. What a codec
+    has lost of a contribution is sent later, never twice, and is not lost without a word. The log is a chain, with a quorum in
+    every record. A life that has not agreed to go back does not go on after a rollback, and one that has a successor saves
+    nothing. No replica waits past the deadline. Every rank gets to the end, and no life ends by an error unless a newer one
+    took its place.
 
     Args:
         outcome: The run.
@@ -282,6 +306,8 @@ def violations(
     log, broken = read_log(outcome.store)
     problems += broken
     expected = training.expected(log)
+    exact = training.codec in _EXACT_CODECS or training.feedback.explains(log, training.salts)
+    tolerance = _TOLERANCE if exact else _TOLERANCE_OF_CODECS
     for sync, states in [*sorted(training.states.items()), *sorted(training.entered.items())]:
         for rank, life, copies in states:
             if not all(torch.equal(a, b) for a, b in zip(copies, states[0][2], strict=True)):
@@ -292,9 +318,7 @@ def violations(
                 far = max(
                     float((a - b).abs().max()) for a, b in zip(copies, expected[sync], strict=True)
                 )
-                if not far < (
-                    _TOLERANCE if training.codec in _EXACT_CODECS else _TOLERANCE_OF_CODECS
-                ):
+                if not far < tolerance:
                     problems.append(
                         f"after sync {sync}, rank {rank} (life {life}) is {far:.3g} off what the log says"
                     )
@@ -304,6 +328,7 @@ def violations(
         for sync, counts in sorted(training.steps.items())
         if sync in steps and counts != {steps[sync]}
     ]
+    problems += training.feedback.wrong(log, training.salts)
     return problems + ignored_rollbacks(log, training) + learned_twice(log, training)
 
 

@@ -1,0 +1,181 @@
+"""The residual of error feedback: what is counted and what remains are what was learned, whatever becomes of contributions."""
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from diloco_core import NonFiniteDeltaError
+from diloco_core._arithmetic._layout import Group, Layout, Rule
+from diloco_core._codecs._named import CODECS
+from diloco_core._outer._residual import Residual
+
+CODEC = CODECS["e3m0"]
+SIZE = 70
+LAYOUT = Layout((Group(torch.float32, SIZE, Rule.OUTER), Group(torch.float32, 5, Rule.MEAN)), 2, 32)
+
+
+def make(decay=1.0, codec=CODEC, layout=LAYOUT):
+    return Residual(layout, codec, decay, 3, lambda piece, index: f"element {piece.start + index}")
+
+
+def learned(number):
+    generator = torch.Generator().manual_seed(number)
+    return [torch.randn(SIZE, generator=generator), torch.full((5,), 0.3)]
+
+
+def decoded(values):
+    """What the others read: shard by shard, since blocks begin anew in each."""
+    out = torch.empty_like(values)
+    for shard in range(LAYOUT.shards):
+        for piece in LAYOUT.shard(shard):
+            if piece.group == 0:
+                part = slice(piece.start, piece.stop)
+                CODEC.decode(CODEC.encode(values[part]), out[part])
+    return out
+
+
+def held(residual):
+    return residual.values[0] if residual.values else torch.zeros(SIZE)
+
+
+FATES = ["counted", "carried", "dropped", "none", "foreign", "open", "gone back"]
+
+
+@given(st.lists(st.tuples(st.sampled_from(FATES), st.booleans()), max_size=12))
+def test_what_was_counted_and_what_remains_is_what_was_learned(events):
+    """Also over restarts: a new life goes on with what was saved last, or with zero if another contribution counted since."""
+    residual, position, step = make(), 0, 0
+    offered_to_run = torch.zeros(
+        SIZE, dtype=torch.float64
+    )  # what was learned, of contributions that counted
+    added_up = torch.zeros(SIZE, dtype=torch.float64)
+    lost = torch.zeros(SIZE, dtype=torch.float64)
+    saved, sent = ([], 0), None
+    for fate, restarts in events:
+        step += 2
+        delta, values = learned(step), learned(step)
+        residual.offer(values, step)
+        if sent is None:  # a contribution that was left open is the one that is in the store
+            sent = delta[0].double(), decoded(values[0]), step
+        before = held(residual).clone()
+        if fate == "counted":
+            position = sent[2]
+            offered_to_run += sent[0]
+            added_up += sent[1]
+        elif fate == "foreign":
+            position += 1
+        elif fate == "gone back":
+            position = max(0, position - 1)
+        told = {"foreign": "dropped", "gone back": "dropped"}.get(fate, fate)
+        if residual.settle(told, position):
+            lost += before
+        if fate != "open":
+            sent = None
+        if fate in {"carried", "dropped", "none", "open"}:
+            assert torch.equal(held(residual), before)
+        if fate == "counted":
+            saved = [values.clone() for values in residual.values], residual.tag
+        if restarts:
+            before, residual, sent = held(residual), make(), None
+            residual.load(*saved)
+            if residual.move(position):
+                lost += before
+            elif not torch.equal(held(residual), before):
+                assert not before.any()  # it had lost it already, and says so no more than once
+                lost -= held(residual)
+        assert residual.tag == position
+        total = added_up + held(residual) + lost
+        assert torch.allclose(total, offered_to_run, rtol=0, atol=1e-5)
+
+
+def test_what_is_offered_holds_the_residual_times_its_decay():
+    residual, first, second = make(0.5), learned(0), learned(1)
+    residual.offer(first, 2)
+    assert torch.equal(first[0], learned(0)[0])
+    residual.settle("counted", 2)
+    remains = learned(0)[0] - decoded(learned(0)[0])
+    assert torch.equal(held(residual), remains)
+    residual.offer(second, 4)
+    assert torch.equal(second[0], learned(1)[0] + 0.5 * remains)
+    assert torch.equal(second[1], learned(1)[1]), "buffers are sent as they are"
+    residual.settle("counted", None)
+    assert torch.equal(held(residual), second[0] - decoded(second[0]))
+    assert residual.tag == 4
+
+
+def test_another_life_s_contribution_with_the_same_end_leaves_nothing():
+    """Its steps are the same, but what was lost of it is not known here."""
+    residual = make()
+    residual.offer(learned(0), 2)
+    assert residual.settle("dropped", 2)
+    assert not residual.values
+
+
+def test_an_unknown_outcome_is_not_taken_for_a_counted_one():
+    residual = make()
+    residual.offer(learned(0), 2)
+    residual.settle("counted", 2)
+    before = held(residual).clone()
+    residual.offer(learned(1), 4)
+    assert residual.settle("counted", 3)  # the run has counted another one
+    assert not residual.values
+    residual.load([before, torch.empty(0)], 2)
+    residual.offer(learned(1), 4)
+    residual.settle("none", 2)
+    assert not residual.settle("counted", None)  # nothing is offered any more
+    assert torch.equal(held(residual), before)
+
+
+class Overflows:
+    """Decodes to infinity."""
+
+    name, plain, block = "overflows", False, 32
+
+    def size(self, dtype, numel):
+        return 4 * numel
+
+    def encode(self, values):
+        return values.view(torch.uint8)
+
+    def decode(self, data, out):
+        out.copy_(data.clone().view(torch.float32)).mul_(2.0**100)
+
+
+@pytest.mark.parametrize("bad", [torch.nan, torch.inf, 2.0**100])
+def test_what_is_not_finite_is_refused_and_the_residual_stays(bad):
+    residual = make(codec=Overflows() if bad == 2.0**100 else CODEC)
+    before = torch.rand(SIZE)
+    residual.load([before, torch.empty(0)], 6)
+    values = learned(1)
+    values[0][40] = bad
+    with pytest.raises(NonFiniteDeltaError, match="rank 3 is not finite: tensor 'element 40'"):
+        residual.offer(values, 8)
+    residual.settle("counted", None)
+    assert torch.equal(held(residual), before)
+    assert residual.tag == 6
+
+
+def test_large_values_whose_sum_overflows_are_not_refused():
+    largest = torch.finfo(torch.float32).max
+    residual = make(codec=CODECS["int8"])
+    residual.offer([torch.full((SIZE,), largest / 2), torch.zeros(5)], 2)
+    residual.settle("counted", None)
+    assert bool(held(residual).isfinite().all())
+
+
+def test_only_what_fits_is_a_saved_residual():
+    residual = make()
+    good = [torch.zeros(SIZE), torch.empty(0)]
+    assert residual.fits([])
+    assert residual.fits(good)
+    for bad in (None, {}, [torch.zeros(SIZE)], [torch.zeros(SIZE - 1), torch.empty(0)], [1, 2]):
+        assert not residual.fits(bad)
+    assert not residual.fits([torch.zeros(SIZE, dtype=torch.float64), torch.empty(0)])
+
+
+def test_a_loaded_residual_is_a_copy():
+    residual, values = make(), [torch.ones(SIZE), torch.empty(0)]
+    residual.load(values, 1)
+    values[0].zero_()
+    assert torch.equal(held(residual), torch.ones(SIZE))
