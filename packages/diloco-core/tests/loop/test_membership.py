@@ -13,6 +13,7 @@ from diloco_core import DiLoCo, ElasticExchange, SyncError, in_process
 from diloco_core._exchange._resumable import Position, ResumableExchange
 from diloco_core._loop._counters import Counters
 from diloco_core._loop._membership import FixedMembership, ResumableMembership, membership_of
+from diloco_core._loop._residuals import Residuals
 
 
 class SaysThatItReloaded:
@@ -75,7 +76,7 @@ class GoesBackWhileCatchingUp:
 
 def test_a_run_that_goes_back_while_a_life_begins_counts_fewer_inner_steps():
     exchange, asked_for = GoesBackWhileCatchingUp(), []
-    own_state = SimpleNamespace(restore=asked_for.append, restored_steps=0)
+    own_state = SimpleNamespace(restore=asked_for.append, restored_steps=0, residuals=Residuals())
     count = Counters([0])
 
     def catch_up():

@@ -143,7 +143,7 @@ def membership_of(
     save_inner_every: int,
     names: Mapping[int, str],
     buffers: OwnBuffers | None,
-    residuals: Residuals | None,
+    residuals: Residuals | None = None,
 ) -> Membership:
     """The membership of the run behind an exchange. No other function asks what kind of exchange it is.
 
