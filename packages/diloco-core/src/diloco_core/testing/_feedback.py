@@ -84,9 +84,11 @@ class Feedback:
         """
         held: dict[tuple[int, int], torch.Tensor | None] = {}  # by fragment and rank
         states: dict[tuple[int, int], dict[tuple[int, int], torch.Tensor | None]] = {}
+        applied: dict[tuple[int, int], list[torch.Tensor]] = {}
         problems = []
         for record in log:
             if isinstance(record, Rollback):
+                applied.clear()
                 held = {
                     key: values
                     for index, sync in enumerate(record.states)
@@ -107,10 +109,18 @@ class Feedback:
                         problems.append(
                             f"rank {member.rank} (life {life}) has lost its residual before sync {record.sync} and said nothing"
                         )
+                elif kept is None and any(
+                    torch.equal(before, each) for each in applied.get(key, [])
+                ):
+                    problems.append(
+                        f"rank {member.rank} (life {life}) applied a residual in sync {record.sync} that was applied before"
+                    )
                 elif not known or (kept is not None and not torch.equal(before, kept)):
                     problems.append(
                         f"rank {member.rank} (life {life}) applied a residual in sync {record.sync} that belongs to another state"
                     )
+                if before is not None:
+                    applied.setdefault(key, []).append(before)
             states[record.fragment, record.sync] = dict(held)
         return problems
 
