@@ -268,17 +268,21 @@ class Client:
                 self._entries.clear()
             self._entries[record.object_id] = now, entries
 
-    def delete_record(self, run_id: str) -> None:
-        """Remove the Dict of a run, if it is there."""
+    def delete_record(self, run_id: str, record: Any) -> None:
+        """Remove the Dict of a run, if it is there; one that was made meanwhile under its name is another run's, and stays."""
         import modal
 
-        name = record_name(run_id)
+        name, where = record_name(run_id), self._where
         with self._lock:
             self._records.pop(run_id, None)
-        self._ask(
-            lambda: modal.Dict.objects.delete(name, allow_missing=True, **self._where),
-            f"removing the Dict {name!r}",
-        )
+
+        def delete() -> None:
+            # Modal's client removes by name only.
+            if modal.Dict.from_name(name, **where).hydrate().object_id == record.object_id:
+                modal.Dict.objects.delete(name, allow_missing=True, **where)
+
+        with contextlib.suppress(MissingError):
+            self._ask(delete, f"removing the Dict {name!r}")
 
     async def is_record(self, run_id: str) -> bool:
         """Whether there is a Dict of that name, and it is a run's."""

@@ -324,7 +324,8 @@ class ModalSpawnExecutor(BaseExecutor):
     def cancel_run(self, run_id: str) -> None:
         """End all replicas of a run; see :meth:`BaseExecutor.cancel_run`. Ranks without a call are not started any more."""
         with contextlib.suppress(ReplicaNotFoundError):
-            self._patiently(lambda: self._void(run_id))
+            record, entries = self._patiently(lambda: self._read(run_id))
+            self._patiently(lambda: self._void(record, _unclaimed(entries)))
         handles = self.attach(run_id)
         try:
             record, entries = self._patiently(lambda: self._read(run_id))
@@ -346,27 +347,31 @@ class ModalSpawnExecutor(BaseExecutor):
 
         cancel_all(handles, stop)
 
-    def _void(self, run_id: str) -> None:
-        record, entries = self._read(run_id)
-        for rank in entries["launch"]["ranks"]:
-            if f"call-{rank}" not in entries:
-                self._client.put_once(record, f"call-{rank}", {"call": ""})
+    def _void(self, record: Any, ranks: Sequence[int]) -> None:
+        for rank in ranks:
+            self._client.put_once(record, f"call-{rank}", {"call": ""})
 
     def _purge(self, handle: ReplicaHandle) -> None:
-        try:
-            _, entries = self._patiently(lambda: self._read(handle.run_id))
-        except ReplicaNotFoundError:
-            return
-        if not _is_of(handle, entries):
-            return
-        handles = self._handles(handle.run_id, entries)
-        found = self._patiently(lambda: self._observe_run(handles))
-        alive = sorted(each.rank for each, status in found.items() if not status.state.terminal)
-        if alive:
-            raise InvalidRequestError(
-                f"run {handle.run_id!r} has not ended (rank {', '.join(map(str, alive))}): cancel it first"
-            )
-        self._patiently(lambda: self._client.delete_record(handle.run_id))
+        while True:
+            try:
+                record, entries = self._patiently(lambda: self._read(handle.run_id))
+            except ReplicaNotFoundError:
+                return
+            if not _is_of(handle, entries):
+                return
+            handles = self._handles(handle.run_id, entries)
+            found = self._patiently(lambda handles=handles: self._observe_run(handles))  # type: ignore[misc]
+            alive = sorted(each.rank for each, status in found.items() if not status.state.terminal)
+            if alive:
+                raise InvalidRequestError(
+                    f"run {handle.run_id!r} has not ended (rank {', '.join(map(str, alive))}): cancel it first"
+                )
+            # What claims a rank before the record is gone would train, and nobody could find it any more.
+            unclaimed = _unclaimed(entries)
+            if not unclaimed:
+                break
+            self._patiently(lambda told=(record, unclaimed): self._void(*told))  # type: ignore[misc]
+        self._patiently(lambda: self._client.delete_record(handle.run_id, record))
         with self._lock:
             for each in handles:
                 self._ended.pop(each, None)
@@ -402,6 +407,11 @@ class ModalSpawnExecutor(BaseExecutor):
     def _patiently(self, call: Callable[[], T]) -> T:
         """Try again for a while as long as Modal throttles or fails; everything we do so is repeatable."""
         return retry(call, self._backoff, timeout=self._options.retry_timeout)
+
+
+def _unclaimed(entries: Mapping[str, Any]) -> list[int]:
+    """The ranks that no call holds, and any may claim."""
+    return [rank for rank in entries["launch"]["ranks"] if f"call-{rank}" not in entries]
 
 
 def _is_of(handle: ReplicaHandle, entries: Mapping[str, Any]) -> bool:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import hashlib
+import json
 import uuid
 from collections.abc import Mapping
 from typing import Any
@@ -24,6 +26,7 @@ from ._handles import make_handle
 from ._options import ModalOptions
 from ._payload import call_timeout, payloads, record_name
 from ._resources import cores, mebibytes, modal_gpu
+from ._withdraw import Withdrawal
 
 # Launches with the same options share the containers that are counted here. With fewer, the replicas of one would wait for those
 # of another to end, and an app may have declared fewer.
@@ -42,6 +45,21 @@ def bound_options(request: RunRequest, options: ModalOptions) -> dict[str, Any]:
         "cloud": options.cloud,
     }
     return {name: value for name, value in chosen.items() if value is not None}
+
+
+def _fingerprint(request: RunRequest, options: ModalOptions) -> str:
+    """Digest of all that two launches of one run_id must agree on: what is asked for, and what this executor makes of it."""
+    agreed = [
+        request.fingerprint(),
+        options.app,
+        options.function,
+        list(options.app_secrets or ()),
+        options.region,
+        options.cloud,
+        options.pending_timeout,
+        options.grace,
+    ]
+    return hashlib.sha256(json.dumps(agreed).encode()).hexdigest()
 
 
 class Launcher:
@@ -105,31 +123,38 @@ class Launcher:
                 raise RunConflictError(
                     f"the run {request.run_id!r} was cancelled before rank {voided[0]} was started: choose another run_id"
                 )
+            # The first look need not read what was written here.
+            known = {**entries, **{f"call-{rank}": {"call": call} for rank, call in held.items()}}
+            self._client.keep_entries(record, known, began)
+            return [
+                make_handle(launch, rank, str(held[rank]), request.run_id) for rank in request.ranks
+            ]
         except BaseException as error:
-            mine = launch["id"] == wanted["id"]
-            survivors = self._take_back(request, launch, made, record, mine=mine)
-            if survivors:
+            withdrawal = Withdrawal(
+                self._client, self._options, self._backoff, request, launch, record, made
+            )
+            try:
+                withdrawal.run(mine=launch["id"] == wanted["id"])
+            except BaseException as again:  # a second Ctrl-C
+                if note := withdrawal.note():
+                    again.add_note(note)
+                raise
+            survivors = withdrawal.survivors()
+            if survivors and not isinstance(error, Exception):
+                error.add_note(withdrawal.note())
+            elif survivors:
                 ids = ", ".join(handle.metadata["function_call_id"] for handle in survivors)
-                if not isinstance(error, Exception):
-                    error.add_note(f"these calls may be running, and cost money: {ids}")
-                    raise
                 raise LaunchError(
                     f"{error}. {len(survivors)} calls of this launch could not be ended: cancel this error's survivors ({ids})",
                     survivors,
                 ) from error
             raise
-        # The first look need not read what was written here.
-        known = {**entries, **{f"call-{rank}": {"call": call} for rank, call in held.items()}}
-        self._client.keep_entries(record, known, began)
-        return [
-            make_handle(launch, rank, str(held[rank]), request.run_id) for rank in request.ranks
-        ]
 
     def _entry(self, request: RunRequest) -> dict[str, Any]:
         options = self._options
         return {
             "id": uuid.uuid4().hex,
-            "fingerprint": request.fingerprint(),
+            "fingerprint": _fingerprint(request, options),
             "ranks": list(request.ranks),
             "world_size": request.world_size,
             "app": options.app,
@@ -139,38 +164,6 @@ class Launcher:
             "grace": options.grace,
             "at": options.clock(),
         }
-
-    def _take_back(
-        self,
-        request: RunRequest,
-        launch: Mapping[str, Any],
-        made: Mapping[int, str],
-        record: Any,
-        *,
-        mine: bool,
-    ) -> list[ReplicaHandle]:
-        """End what this launch has started; returns what may live on."""
-        survivors = []
-        # First the ranks that nobody has claimed: a call whose answer was lost trains nothing then.
-        with contextlib.suppress(BackendError):
-            for rank in request.ranks:
-                if mine and rank not in made:
-                    self._client.put_once(record, f"call-{rank}", {"call": ""})
-        for rank, call in sorted(made.items()):
-            key = f"cancel-{rank}"
-            try:
-                mark = {"by": "executor", "at": self._options.clock()}
-                self._client.put_once(record, key, mark)
-                self._patiently(lambda call=call: self._client.cancel(call))
-            except BackendError:
-                survivors.append(make_handle(launch, rank, call, request.run_id))
-                with contextlib.suppress(BackendError):
-                    self._client.pop(record, key)
-        if mine and not survivors:
-            # Without the record a call that was left over trains nothing, and the name is free again.
-            with contextlib.suppress(BackendError):
-                self._client.delete_record(request.run_id)
-        return survivors
 
     def _patiently(self, call: Any) -> Any:
         return retry(call, self._backoff, timeout=self._options.retry_timeout)

@@ -1,0 +1,189 @@
+"""Launches that fail, are interrupted, meet others of their name, or wake up late."""
+
+import os
+import signal
+import threading
+
+import pytest
+
+from diloco_modal import _many as many
+from diloco_modal._client import Client
+from diloco_protocol import (
+    BackendError,
+    ForbiddenError,
+    InvalidRequestError,
+    LaunchError,
+    RunConflictError,
+    UnavailableError,
+)
+
+AGREED = [
+    {"app": "other"},
+    {"function": "trainer"},
+    {"app_secrets": ["bucket"]},
+    {"region": "us-east"},
+    {"cloud": "aws"},
+    {"pending_timeout": 60},
+    {"grace": 5},
+    {"env": {"A": "1"}},
+    {"max_restarts": 1},
+]
+ASKED = [
+    {"n": 1},
+    {"gpu": "H100"},
+    {"timeout": 601},
+    {"cpu": 2},
+    {"memory": "1Gi"},
+    {"env": {"A": "1"}},
+    {"secrets": {"KEY": "held"}},
+    {"labels": {"a": "b"}},
+    {"spot": True},
+    {"max_restarts": 1},
+    {"rank_offset": 1, "world_size": 3},
+    {"world_size": 3},
+    {"cohort": "another"},
+]
+
+
+def test_another_launch_of_that_name_is_refused_whatever_it_differs_in(lab):
+    lab.world.deploy("other", ["replica"])
+    lab.world.deploy("diloco", ["replica", "trainer"])
+    lab.world.add_secret("held", {"KEY": "1"})
+    handles = lab.launch(2)
+    for chosen, asked in [*((each, {}) for each in AGREED), *(({}, each) for each in ASKED)]:
+        with pytest.raises(RunConflictError, match="another launch of the name 'run'"):
+            lab.launch(executor=lab.executor(**chosen), **{"n": 2, **asked})
+    assert len(lab.world.calls()) == 2
+    assert lab.launch(2, lab.executor(retry_timeout=1, request_timeout=20)) == handles
+
+
+def meanwhile(monkeypatch, rank, action):
+    """Do something once, after the call of a rank was started, and before that is written down."""
+    plain, done = Client.spawn, threading.Event()
+
+    async def spawn(self, function, payload):
+        call = await plain(self, function, payload)
+        if payload["rank"] == rank and not done.is_set():
+            done.set()
+            # The action asks Modal, too, and has an event loop of its own.
+            thread = threading.Thread(target=action)
+            thread.start()
+            thread.join()
+        return call
+
+    monkeypatch.setattr(Client, "spawn", spawn)
+
+
+def test_a_launcher_that_wakes_up_late_leaves_the_next_run_of_its_name_alone(lab, monkeypatch):
+    later = []
+
+    def purged_and_launched_again():
+        lab.executor()._client.delete_record("run", lab.executor()._client.record("run"))
+        later.extend(lab.launch(2))
+
+    meanwhile(monkeypatch, 1, purged_and_launched_again)
+    with pytest.raises(BackendError):
+        lab.launch(2)
+    assert lab.executor().attach("run") == later
+    held = {handle.metadata["function_call_id"] for handle in later}
+    assert {c.call_id for c in lab.world.calls() if c.status == "pending"} == held
+
+
+def test_a_launch_that_fails_keeps_the_record_of_what_another_launcher_has_started(
+    lab, monkeypatch
+):
+    monkeypatch.setattr(many, "AT_ONCE", 1)
+    theirs = []
+    meanwhile(monkeypatch, 0, lambda: theirs.extend(lab.launch(2)))
+    lab.stand_in.faults.add("forbidden", verb="FunctionMap", after=3, times=None)
+    with pytest.raises(LaunchError, match="could not be ended") as caught:
+        lab.launch(2)
+    assert list(caught.value.survivors) == theirs
+    assert lab.executor().attach("run") == theirs
+    held = {handle.metadata["function_call_id"] for handle in theirs}
+    assert {call.call_id for call in lab.world.calls() if call.status == "pending"} == held
+
+
+def test_a_call_that_has_begun_though_its_answer_was_lost_is_named(lab, monkeypatch):
+    plain = Client.spawn
+
+    async def spawn(self, function, payload):
+        call = await plain(self, function, payload)
+        lab.record().put("call-0", {"call": call}, skip_if_exists=True)  # its container is quick
+        raise BackendError("the answer was lost")
+
+    monkeypatch.setattr(Client, "spawn", spawn)
+    with pytest.raises(LaunchError) as caught:
+        lab.launch(1)
+    monkeypatch.undo()
+    (survivor,) = caught.value.survivors
+    lab.begin(survivor)
+    lab.executor().cancel(survivor)
+    assert lab.call(survivor).status == "terminated"
+
+
+def test_what_cannot_be_written_down_is_ended_all_the_same(lab):
+    lab.stand_in.faults.add("forbidden", verb="FunctionMap", after=2, times=None)
+    lab.stand_in.faults.add("forbidden", verb="DictUpdate", after=3, times=None)
+    with pytest.raises(BackendError):
+        lab.launch(4)
+    assert {call.status for call in lab.world.calls()} <= {"terminated"}
+
+
+def test_the_time_to_try_again_is_that_of_all_calls_together(lab, monkeypatch):
+    def cancel(*_):
+        raise UnavailableError("away")
+
+    monkeypatch.setattr(many, "AT_ONCE", 1)
+    monkeypatch.setattr(Client, "cancel", cancel)
+    lab.stand_in.faults.add("forbidden", verb="FunctionMap", after=4, times=None)
+    before = lab.world.now()
+    with pytest.raises(LaunchError) as caught:
+        lab.launch(6, lab.executor(retry_timeout=5))
+    assert len(caught.value.survivors) == 4
+    assert lab.world.now() - before < 10
+
+
+def test_a_second_ctrl_c_names_what_is_left(lab, monkeypatch):
+    monkeypatch.setattr(many, "AT_ONCE", 1)
+    plain, cancel, calls = Client.spawn, Client.cancel, []
+
+    async def spawn(self, function, payload):
+        calls.append(await plain(self, function, payload))
+        if payload["rank"] == 2:
+            os.kill(os.getpid(), signal.SIGINT)
+        return calls[-1]
+
+    def interrupted(self, call_id):
+        if call_id == calls[1]:
+            os.kill(os.getpid(), signal.SIGINT)
+            raise ForbiddenError("no")
+        cancel(self, call_id)
+
+    monkeypatch.setattr(Client, "spawn", spawn)
+    monkeypatch.setattr(Client, "cancel", interrupted)
+    with pytest.raises(KeyboardInterrupt) as caught:
+        lab.launch(4)
+    (note,) = caught.value.__notes__
+    assert note.startswith("these calls may be running, and cost money: ")
+    assert calls[1] in note
+    assert calls[0] not in note
+
+
+def test_a_purge_lets_nobody_claim_a_rank_behind_it(lab, monkeypatch):
+    """A call that claims its rank before the record is removed would train, and nobody could find it."""
+    handles = lab.launch(2)
+    lab.record().pop("call-1")
+    lab.begin(handles[0])
+    lab.finish(handles[0])
+    plain = Client.put_once
+
+    def put_once(self, record, key, value):
+        if key == "call-1":
+            lab.record().put("call-1", {"call": handles[1].metadata["function_call_id"]})
+        return plain(self, record, key, value)
+
+    monkeypatch.setattr(Client, "put_once", put_once)
+    with pytest.raises(InvalidRequestError, match=r"has not ended \(rank 1\)"):
+        lab.executor().purge(handles[0])
+    assert lab.executor().attach("run") == handles
