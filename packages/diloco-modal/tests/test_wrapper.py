@@ -1,6 +1,7 @@
 """The wrapper, with a real runner and a Dict in memory."""
 
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -12,7 +13,7 @@ from types import SimpleNamespace
 import modal
 import pytest
 
-from diloco_modal import ModalOptions, run_replica
+from diloco_modal import ModalOptions, _wrapper, run_replica
 from diloco_modal._payload import payloads
 from diloco_modal._wrapper import _end, _report, _watch
 from diloco_protocol import Outcome, Reason, make_request
@@ -153,6 +154,30 @@ def test_another_container_of_what_came_in_time_is_never_too_late(record):
     record["launch"]["at"] = time.time() - 100
     record["life-0-1"] = {"attempt": 1, "at": time.time() - 90}
     assert outcome(payload("attempt", pending_timeout=50)).result == 2
+
+
+@pytest.mark.parametrize("key", ["launch", "call-0", "life-0-1", "end-0-1"])
+def test_modal_never_answers_about_the_record(record, monkeypatch, key):
+    """A container that waits costs money, and one that does not return loses its result."""
+    over, plain = threading.Event(), {"get": record.get, "put": record.put}
+
+    def hanging(name):
+        def call(asked, *rest, **more):
+            if asked == key:
+                over.wait()
+            return plain[name](asked, *rest, **more)
+
+        return call
+
+    for name in plain:
+        monkeypatch.setattr(record, name, hanging(name))
+    monkeypatch.setattr(_wrapper, "_RECORD_SECONDS", 0.2)
+    record["launch"]["at"] = time.time() - 100
+    done = outcome(payload(pending_timeout=50))
+    over.set()
+    said = "pending_timeout" if key == "end-0-1" else r"did not answer within 0\.2 s"
+    assert done.reason is Reason.START_FAILED
+    assert re.search(said, done.error)
 
 
 def test_a_payload_of_another_version():

@@ -24,6 +24,33 @@ _VERSION = 1
 _START_FAILED = 2
 _LOOK_SECONDS = 0.5
 _ASK_SECONDS = 2.0
+_RECORD_SECONDS = 20.0
+
+
+class Record:
+    """The Dict of a run, as long as Modal answers: a container costs money while it waits, and has a result to report.
+
+    Args:
+        held: A ``modal.Dict``.
+
+    Raises:
+        UnavailableError: By its methods: there was no answer for some time.
+    """
+
+    def __init__(self, held: Any) -> None:
+        self._held = held
+
+    def get(self, key: str) -> Any:
+        """An entry; None if there is none."""
+        return bounded(lambda: self._held.get(key), _RECORD_SECONDS, f"reading {key}")
+
+    def put(self, key: str, value: Any, *, skip_if_exists: bool) -> bool:
+        """Create an entry; whether it was this call that did."""
+
+        def put() -> bool:
+            return bool(self._held.put(key, value, skip_if_exists=skip_if_exists))
+
+        return bounded(put, _RECORD_SECONDS, f"writing {key}")
 
 
 def run_replica(payload: dict[str, Any]) -> str:
@@ -56,7 +83,8 @@ def _run(payload: dict[str, Any]) -> str:
     import modal
 
     rank = payload["rank"]
-    record = modal.Dict.from_name(payload["record"], environment_name=payload["environment_name"])
+    where = payload["environment_name"]
+    record = Record(modal.Dict.from_name(payload["record"], environment_name=where))
     launch = record.get("launch")
     refused = claim(payload, record, launch, str(modal.current_function_call_id()))
     if refused is not None:
