@@ -14,6 +14,7 @@ from ._errors import MissingError, asked, import_modal, translated
 from ._handles import link, status_in
 from ._options import ModalOptions
 from ._payload import deploy_command, record_name
+from ._record import checked
 
 T = TypeVar("T")
 
@@ -222,12 +223,17 @@ class Client:
         )
 
     async def hold(self, record: Any, key: str, value: Any) -> Any:
-        """Create an entry if there is none; what is there then."""
+        """Create an entry if there is none; what is there then.
+
+        Raises:
+            DamagedRecordError: It is not what this version writes.
+        """
         seconds = self._options.request_timeout
         put = record.put.aio(key, value, skip_if_exists=True)
         if await many.asked(put, seconds, f"writing {key} to the record"):
             return value
-        return await many.asked(record.get.aio(key), seconds, f"reading {key} from the record")
+        held = await many.asked(record.get.aio(key), seconds, f"reading {key} from the record")
+        return checked(key, held)
 
     def get(self, record: Any, key: str) -> Any:
         """An entry; None if there is none."""

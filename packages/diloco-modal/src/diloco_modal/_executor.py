@@ -39,6 +39,7 @@ from ._launch import Launcher, bound_options
 from ._logs import read_log
 from ._options import DAY, ModalOptions
 from ._payload import LONGEST_CALL, MARGIN, MAX_RESULT_BYTES, call_timeout, payloads, shown_payload
+from ._record import DamagedRecordError, call_of, checked, launch_of
 
 T = TypeVar("T")
 
@@ -256,7 +257,7 @@ class ModalSpawnExecutor(BaseExecutor):
             at = float(trace.cancel["at"])  # it never had a container that could have gone on
         with contextlib.suppress(MissingError):
             if not self._client.put_once(record, key, {"at": at}):
-                at = (self._client.get(record, key) or {"at": at})["at"]
+                at = checked(key, self._client.get(record, key) or {"at": at})["at"]
         return replace(status, finished_at=at)
 
     def _result(self, handle: ReplicaHandle) -> Any:
@@ -289,7 +290,7 @@ class ModalSpawnExecutor(BaseExecutor):
 
         options = self._options
         return read_log(
-            fetch, query, terminal, options.clock, self._backoff, entries["launch"]["at"]
+            fetch, query, terminal, options.clock, self._backoff, launch_of(entries)["at"]
         )
 
     # --- ending and finding ---
@@ -306,6 +307,12 @@ class ModalSpawnExecutor(BaseExecutor):
             record, told = self._looked([handle])
         except ReplicaNotFoundError:
             return
+        except DamagedRecordError:
+            # It may be running, and its call is known nevertheless.
+            record, entries = self._read(handle.run_id)
+            if _is_of(handle, entries):
+                self._end(handle, record, mark)
+            return
         if handle in told and not told[handle].state.terminal:
             self._end(handle, record, mark)
 
@@ -317,7 +324,8 @@ class ModalSpawnExecutor(BaseExecutor):
         except BaseException:
             # It is told by its id, since an earlier try may have made it, and its answer may be lost.
             with contextlib.suppress(BackendError):
-                if (self._client.get(record, key) or {}).get("id") == mark["id"]:
+                held = self._client.get(record, key)
+                if isinstance(held, Mapping) and held.get("id") == mark["id"]:
                     self._client.pop(record, key)
             raise
 
@@ -333,7 +341,11 @@ class ModalSpawnExecutor(BaseExecutor):
             return
 
         def stop(handle: ReplicaHandle) -> None:
-            trace = states.trace_of(entries, handle.rank)
+            try:
+                trace = states.trace_of(entries, handle.rank)
+            except DamagedRecordError:
+                self.cancel(handle)
+                return
             if (
                 not _is_of(handle, entries)
                 or trace.ended_at is not None
@@ -397,8 +409,8 @@ class ModalSpawnExecutor(BaseExecutor):
 
     @staticmethod
     def _handles(run_id: str, entries: Mapping[str, Any]) -> list[ReplicaHandle]:
-        launch = entries["launch"]
-        calls = [(rank, entries.get(f"call-{rank}", {}).get("call")) for rank in launch["ranks"]]
+        launch = launch_of(entries)
+        calls = [(rank, call_of(entries, rank)) for rank in launch["ranks"]]
         return [make_handle(launch, rank, call, run_id) for rank, call in calls if call]
 
     def _check_handle(self, handle: ReplicaHandle) -> None:
@@ -411,13 +423,13 @@ class ModalSpawnExecutor(BaseExecutor):
 
 def _unclaimed(entries: Mapping[str, Any]) -> list[int]:
     """The ranks that no call holds, and any may claim."""
-    return [rank for rank in entries["launch"]["ranks"] if f"call-{rank}" not in entries]
+    return [rank for rank in launch_of(entries)["ranks"] if f"call-{rank}" not in entries]
 
 
 def _is_of(handle: ReplicaHandle, entries: Mapping[str, Any]) -> bool:
     """Whether a record is the handle's, and not of a later launch of the same name."""
-    call = entries.get(f"call-{handle.rank}", {}).get("call")
+    call = call_of(entries, handle.rank)
     if not call:
         return False
-    true = make_handle(entries["launch"], handle.rank, call, handle.run_id).metadata
+    true = make_handle(launch_of(entries), handle.rank, call, handle.run_id).metadata
     return all(handle.metadata[key] == value for key, value in true.items())

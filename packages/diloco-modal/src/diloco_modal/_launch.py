@@ -25,6 +25,7 @@ from ._client import Client
 from ._handles import make_handle
 from ._options import ModalOptions
 from ._payload import call_timeout, payloads, record_name
+from ._record import call_of, launch_of
 from ._resources import cores, mebibytes, modal_gpu
 from ._withdraw import Withdrawal
 
@@ -94,14 +95,14 @@ class Launcher:
         ):
             # The answer may have been lost and the entry made: whose it is says its id.
             entries = self._patiently(lambda: self._client.entries(record))
-        launch = entries["launch"]
+        launch = launch_of(entries)
         if launch["fingerprint"] != wanted["fingerprint"]:
             raise RunConflictError(
                 f"there is another launch of the name {request.run_id!r} already: choose another run_id; "
                 f"attach({request.run_id!r}) finds a run again"
             )
         made: dict[int, str] = {}
-        held = {rank: entries.get(f"call-{rank}", {}).get("call") for rank in request.ranks}
+        held = {rank: call_of(entries, rank) for rank in request.ranks}
         sent = payloads(request, self._options, launch["id"])
 
         async def start(payload: Mapping[str, Any]) -> None:

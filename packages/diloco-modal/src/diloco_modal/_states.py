@@ -8,6 +8,8 @@ from typing import Any
 
 from diloco_protocol import DilocoError, Outcome, Reason, ReplicaState, ReplicaStatus
 
+from ._record import checked, entry
+
 INTERRUPT_SECONDS = 30.0
 """Modal's time between SIGINT and the end of a container."""
 
@@ -51,20 +53,25 @@ class Trace:
 
 
 def trace_of(entries: Mapping[str, Any], rank: int) -> Trace:
-    """What the entries of a record say of a rank."""
+    """What the entries of a record say of a rank.
+
+    Raises:
+        DamagedRecordError: One of them is not what this version writes.
+    """
     lives = 0
     while f"life-{rank}-{lives + 1}" in entries:
         lives += 1
-    cancel = entries.get(f"cancel-{rank}")
-    over = entries.get(f"over-{rank}", {}).get("at")
+    cancel, over = entry(entries, f"cancel-{rank}"), entry(entries, f"over-{rank}")
+    over_at = None if over is None else over["at"]
     if not lives:
-        return Trace(cancel=cancel, ended_at=over)
-    life, end = entries[f"life-{rank}-{lives}"], entries.get(f"end-{rank}-{lives}")
+        return Trace(cancel=cancel, ended_at=over_at)
+    life = checked(f"life-{rank}-{lives}", entries[f"life-{rank}-{lives}"])
+    end = entry(entries, f"end-{rank}-{lives}")
     attempt, started = life["attempt"], life["at"]
-    while (again := entries.get(f"attempt-{rank}-{attempt + 1}")) is not None:
+    while (again := entry(entries, f"attempt-{rank}-{attempt + 1}")) is not None:
         attempt, started = attempt + 1, again["at"]
     if end is None:
-        return Trace(attempt, started, True, lives, over, cancel)
+        return Trace(attempt, started, True, lives, over_at, cancel)
     # An app that was deployed with an earlier version does not say whether the call comes again.
     again = end.get("again")
     return Trace(max(attempt, end["started"]), started, False, lives, end["at"], cancel, again)
