@@ -10,6 +10,7 @@ batches were learned that the records count; nothing that is named may be missin
 from __future__ import annotations
 
 import json
+import struct
 import sys
 from pathlib import Path
 from typing import Any
@@ -87,7 +88,11 @@ class Reader:
             whole = [contribution for contribution in contributions if contribution is not None]
             computed = None
             if state is not None and len(whole) == len(contributions):
-                computed, fresh = outer_step(state, whole, groups, self.manifest["settings"])
+                (lr,) = (
+                    struct.unpack(">d", bytes.fromhex(digits))[0] for digits in commit["outer_lr"]
+                )
+                settings = {**self.manifest["settings"], "outer_lr": str(lr)}
+                computed, fresh = outer_step(state, whole, groups, settings)
                 scales = (
                     [np.maximum(a, b) for a, b in zip(scales, fresh, strict=True)]
                     if scales and steps

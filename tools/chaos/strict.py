@@ -20,7 +20,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
 _DELTA = re.compile(
-    r"deltas/(\d{8})/(\d{5})\.[0-9a-f]{16}\.[0-9a-f]{16}\.([0-9a-f]{1,16})\.safetensors", re.ASCII
+    r"deltas/(\d{8})/(\d{5})\.[0-9a-f]{16}\.[0-9a-f]{16}\.([0-9a-f]{1,16})(?:\.(\d+)-(\d+)-([0-9a-f]+))?\.safetensors",
+    re.ASCII,
 )
 
 
@@ -98,6 +99,8 @@ class StrictReader(Reader):
             )
             if number < count:
                 continue
+            # The rate that was asked for last counts; of several replicas that ask at once, that of the greatest rank.
+            proposed = [(int(name[4]), int(name[5]), name[6]) for name in named if name]
             members = []
             for member in record["members"]:
                 rank, first = member["rank"], counted[fragment][member["rank"]]
@@ -116,7 +119,12 @@ class StrictReader(Reader):
                 f"{key} counts other steps of one rank than of another: {steps}",
             )
             self.commits.append(
-                {"sync": number - count + 1, "fragment": fragment, "members": members}
+                {
+                    "sync": number - count + 1,
+                    "fragment": fragment,
+                    "members": members,
+                    "outer_lr": [max(proposed)[2]],
+                }
             )
 
     def _left(self, number: int, rank: int) -> tuple[dict[str, Vector], dict[str, str]]:

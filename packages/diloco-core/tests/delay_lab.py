@@ -60,8 +60,13 @@ OUTER = {
 }
 
 
-def by_the_formulas(replicas, fragments, period, delay, alpha, inner, outer, steps, refused=()):
-    """What every replica's parameters are after every step and at the end, and the committed syncs; written out plainly."""
+def by_the_formulas(
+    replicas, fragments, period, delay, alpha, inner, outer, steps, refused=(), lr_of=None
+):
+    """What every replica's parameters are after every step and at the end, and the committed syncs; written out plainly.
+
+    The outer learning rate is that of ``OUTER``, or ``lr_of(sync, taken)`` with the inner steps taken when the sync is sent.
+    """
     models = [Parts(fragments) for _ in range(replicas)]
     inners = [INNER[inner](model.parameters()) for model in models]
     copies = [weight.detach().clone() for weight in Parts(fragments).weights]
@@ -71,8 +76,10 @@ def by_the_formulas(replicas, fragments, period, delay, alpha, inner, outer, ste
     k = committed = attempts = 0
     sent = None
 
-    def send():
+    def send(taken):
+        nonlocal lr
         fragment = committed % fragments
+        lr = lr_of(committed + 1, taken) if lr_of else lr
         return [copies[fragment] - model.weights[fragment].detach() for model in models]
 
     def apply(sent):
@@ -98,14 +105,14 @@ def by_the_formulas(replicas, fragments, period, delay, alpha, inner, outer, ste
         return counts
 
     seen = [[] for _ in models]
-    for _ in range(steps):
+    for step in range(steps):
         for rank, model in enumerate(models):
             set_gradients(model.weights, rank)
             inners[rank].step()
         since_sync[:] = [count + 1 for count in since_sync]
         k += 1
         if k == period - delay:
-            sent = send()
+            sent = send(step + 1)
         if k == period:
             apply(sent)
             sent, k = None, 0
@@ -114,15 +121,15 @@ def by_the_formulas(replicas, fragments, period, delay, alpha, inner, outer, ste
     if sent is not None:
         apply(sent)
     for _ in range(fragments):
-        if not any(since_sync) or not apply(send()):
+        if not any(since_sync) or not apply(send(steps)):
             break
     for run in seen:
         run.append([copy.clone() for copy in copies])
     return seen, committed
 
 
-def train(exchange, fragments, period, delay, alpha, inner, outer, steps):
-    """The same by the outer loop."""
+def train(exchange, fragments, period, delay, alpha, inner, outer, steps, wishes=None, **more):
+    """The same by the outer loop, which asks for an outer learning rate before some steps, by (rank, step)."""
     model = Parts(fragments)
     optimizer = INNER[inner](model.parameters())
     seen, reports = [], []
@@ -135,9 +142,11 @@ def train(exchange, fragments, period, delay, alpha, inner, outer, steps):
         delay=delay,
         alpha=alpha,
         on_sync=reports.append,
-        **OUTER[outer],
+        **{**OUTER[outer], **more},
     ) as loop:
-        for _ in range(steps):
+        for step in range(steps):
+            if (exchange.rank, step) in (wishes or {}):
+                loop.set_outer_lr(wishes[exchange.rank, step])
             set_gradients(model.weights, exchange.rank)
             optimizer.step()
             seen.append([weight.detach().clone() for weight in model.weights])

@@ -31,6 +31,7 @@ class Run:
     options: dict = field(default_factory=dict)
     store: SimulatedStore = field(default_factory=SimulatedStore)
     lives: int = 0
+    wishes: dict = field(default_factory=dict)  # outer learning rates, by (rank, inner step)
     behind: int = 0
     chunk: int = 64
 
@@ -132,6 +133,8 @@ class Run:
             if seen is not None:
                 seen[exchange.rank] = (outer.committed, outer.inner_steps, outer.batches_to_skip)
             while outer.committed < until:
+                if (exchange.rank, outer.inner_steps) in self.wishes:
+                    outer.set_outer_lr(self.wishes[exchange.rank, outer.inner_steps])
                 push(net, inner, exchange.rank, outer.inner_steps)
         return values(net)
 

@@ -73,12 +73,24 @@ def _runs(draw):
         st.sampled_from([(0, 0.0), (0, 0.0), (0, 0.5), (1, 0.0), (2, 0.5), (1, 1.0)])
     )
     save_every = draw(st.sampled_from([10, 1])) if feedback else 10
-    return schedule, elastic, sizes, codec, delay, alpha, feedback, save_every
+    wishes = draw(
+        st.dictionaries(
+            st.tuples(st.integers(0, world_size - 1), st.integers(1, 2), st.integers(0, 12)),
+            st.sampled_from([0.125, 0.25, 1.0]),
+            max_size=3,
+        )
+    )
+    return schedule, elastic, sizes, codec, delay, alpha, feedback, save_every, wishes
+
+
+def _rate(rank, life, sync):
+    """The outer learning rate that every life would take for itself."""
+    return 1 / (1 + rank + life + sync)
 
 
 def _check(run):
-    usual = ("plain", 0, 0.0, False, 10)
-    schedule, elastic, sizes, codec, delay, alpha, feedback, save_every = (
+    usual = ("plain", 0, 0.0, False, 10, {})
+    schedule, elastic, sizes, codec, delay, alpha, feedback, save_every, wishes = (
         *run,
         *usual[len(run) - 3 :],
     )
@@ -93,6 +105,8 @@ def _check(run):
         alpha=alpha,
         error_feedback=feedback,
         save_every=save_every,
+        lr=_rate,
+        wishes=wishes,
     )
     store, broken = SimulatedStore(), []
     store.after_delete = lambda keys: broken.extend(broken_promises(store, keys))

@@ -26,7 +26,7 @@ class Model(torch.nn.Module):
         self.register_buffer("mask", torch.ones(5, dtype=torch.bool))
 
 
-def replica(exchange, *, steps, raise_at=None, nan_at=None, huge=False, delay=0):
+def replica(exchange, *, steps, raise_at=None, nan_at=None, huge=False, delay=0, asks=False):
     model = Model()
     generator = torch.Generator().manual_seed(0)
     with torch.no_grad():
@@ -34,8 +34,11 @@ def replica(exchange, *, steps, raise_at=None, nan_at=None, huge=False, delay=0)
             parameter.copy_(torch.randn(parameter.shape, generator=generator) + exchange.rank)
     inner = torch.optim.SGD(model.parameters(), lr=1.0)
     period = {"sync_every": 4 if delay else 2, "fragments": 2, "delay": delay}
-    with DiLoCo(model, inner, exchange, **period, alpha=delay / 2):
+    lr = {"outer_lr": lambda sync: (0.5 + exchange.rank) / sync} if asks else {}
+    with DiLoCo(model, inner, exchange, **period, alpha=delay / 2, **lr) as outer:
         for step in range(steps):
+            if asks and step in {2, 3}:
+                outer.set_outer_lr((1 + exchange.rank) / 8)
             if step == raise_at:
                 raise ValueError("no more data")
             gradients = torch.Generator().manual_seed(1000 * exchange.rank + step)
@@ -80,6 +83,7 @@ def take_part(meet, rank, n, how):
             nan_at=nan_at,
             huge=how == "overflows",
             delay=int(how.startswith("delayed")),
+            asks=how.endswith("asks"),
         )
         print("digest", digest(model))  # noqa: T201 - the parent process reads it
     except Exception as error:
@@ -110,6 +114,13 @@ def test_the_same_bytes_as_between_threads(n, tmp_path, lab):
 def test_a_delay_gives_the_same_bytes_as_between_threads(tmp_path, lab):
     models = lab.run(lambda exchange: replica(exchange, steps=6, delay=1), in_process(2))
     assert start(tmp_path, 2, "delayed") == [f"digest {digest(models[0])}"] * 2
+
+
+def test_learning_rates_that_differ_give_the_same_bytes_as_between_threads(tmp_path, lab):
+    """Each replica has a function of its own, and both ask for another rate at the same time."""
+    models = lab.run(lambda exchange: replica(exchange, steps=6, delay=1, asks=True), in_process(2))
+    assert digest(models[0]) == digest(models[1])
+    assert start(tmp_path, 2, "delayed-asks") == [f"digest {digest(models[0])}"] * 2
 
 
 @pytest.mark.parametrize("how", ["fails", "delayed-fails"])

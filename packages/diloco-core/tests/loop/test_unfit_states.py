@@ -47,7 +47,7 @@ class TestWhatDoesNotFit:
     def test_another_version(self, lab):
         (state,) = self.states(lab, 1)
         _, _, outer = self.outer(in_process(1)[0])
-        with pytest.raises(ConfigurationError, match="version is 99 in the saved state, but 3 in"):
+        with pytest.raises(ConfigurationError, match="version is 99 in the saved state, but 4 in"):
             outer.load_state_dict({**state, "version": 99})
 
     @pytest.mark.parametrize(

@@ -283,7 +283,7 @@ class TestMeeting:
         (exchange,) = lab.store_exchanges(tmp_path, 2, ranks=[0], join_timeout=50.0)
         exchange.store.put("claims/00001.json", [b'{"format": 1, "rank": 1}'])
         with pytest.raises(
-            FormatError, match=r"claims/00001.json has format 1.*reads format 5 only"
+            FormatError, match=r"claims/00001.json has format 1.*reads format 6 only"
         ):
             exchange.join(Schema({}, {}))
 

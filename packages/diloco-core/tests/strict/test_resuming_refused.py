@@ -28,6 +28,7 @@ from diloco_core._store._open import open_store
 from diloco_core._store._patient import Patient
 from diloco_core._strict._records._manifest import MANIFEST
 from diloco_core._strict._records._records import beat_key, claim_key, note, note_key
+from diloco_core._strict._records._version import VERSION
 from diloco_core._strict._resume._ended import check_ended
 from diloco_core._wire._sealed import seal, unseal
 
@@ -264,7 +265,7 @@ class TestWhatDiffers:
         refused(
             stopped,
             FormatError,
-            "of an earlier version, and this version of diloco-core reads version 5",
+            f"of an earlier version, and this version of diloco-core reads version {VERSION} only",
         )
 
     def test_a_loaded_state(self, tmp_path):

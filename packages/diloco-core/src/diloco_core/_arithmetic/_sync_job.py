@@ -11,10 +11,18 @@ if TYPE_CHECKING:
 
     from .._codecs._codec import Codec
     from ._layout import Layout, Piece
+    from ._rate import Proposal, Rate
 
 
 class SyncJob(Protocol):
-    """One replica's side of one sync. Tensors are flat, contiguous, on the CPU and in their group's dtype."""
+    """One replica's side of one sync. Tensors are flat, contiguous, on the CPU and in their group's dtype.
+
+    Attributes:
+        rate: The learning rate with which :meth:`update` takes the outer step. An exchange that agrees on it
+            (``Exchange.agrees_on_lr``) sets it before the first update, and before the sync ends.
+    """
+
+    rate: Rate
 
     @property
     def name(self) -> str:
@@ -44,6 +52,11 @@ class SyncJob(Protocol):
     @property
     def supersedes(self) -> Sequence[int]:
         """Earlier syncs whose published state is no longer needed once this one is complete."""
+        ...
+
+    @property
+    def proposal(self) -> Proposal:
+        """The learning rate that this replica proposes; it does not change while the sync is under way."""
         ...
 
     def contribution(self, piece: Piece, out: torch.Tensor) -> torch.Tensor:

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 
 from .._errors import CorruptedObjectError, FencedError, FormatError, RunExistsError
 from .._wire._sealed import seal, unseal
-from ._records._keys import Delta, Hint, claim_key, commit_key, epochs, parse_inner
+from ._records._keys import Delta, Hint, Wish, claim_key, commit_key, epochs, parse_inner
 from ._records._records import Rollback, of_run, read_record
 
 if TYPE_CHECKING:
@@ -142,7 +142,7 @@ def _traces(store: Patient, rank: int, run: str) -> Iterator[int]:
         yield epoch_and_sync[0]
     newest = 0
     for key in store.list("deltas/"):
-        payload = Delta.parse(key) or Hint.parse(key)
+        payload = Delta.parse(key) or Hint.parse(key) or Wish.parse(key)
         if payload is not None:
             newest = max(newest, payload.sync)
             if payload.rank == rank:

@@ -81,6 +81,7 @@ class ElasticExchange(ResumableExchange):
     """
 
     codecs = True
+    agrees_on_lr = True
     delays = True
 
     def __init__(
@@ -343,7 +344,12 @@ class ElasticExchange(ResumableExchange):
         life = self._running()
         counted = [progress.positions.get(self.rank, 0) for progress in life.fragments]
         return Position(
-            life.sync, life.outer_steps, max(counted, default=0), life.rollback, counted
+            life.sync,
+            life.outer_steps,
+            max(counted, default=0),
+            life.rollback,
+            counted,
+            life.standing.rate,
         )
 
     @property

@@ -56,6 +56,9 @@ class Exchange(Protocol):
         world_size: The number of ranks.
         codecs: Whether contributions are sent as the job's codec encodes them. If not, a codec is refused.
         delays: Whether a sync may be carried out by another thread while the replica trains. If not, a delay is refused.
+        agrees_on_lr: Whether all replicas take an outer step with the same learning rate, chosen of those that they propose
+            (:attr:`.SyncJob.proposal`, :func:`.chosen`) and set as :attr:`.SyncJob.rate`. If not, it cannot be changed.
+        compares_lr: Whether replicas that propose different learning rates are refused. If not, the rate must be constant.
         begins_behind: Whether that thread may also call :meth:`begin`. If not, the thread that trains does.
         in_background: How that thread is started; see :class:`.Timing`.
         clock: A clock in seconds.
@@ -65,6 +68,8 @@ class Exchange(Protocol):
     world_size: int
     codecs: bool = False
     delays: bool = False
+    agrees_on_lr: bool = False
+    compares_lr: bool = False
     begins_behind: bool = True
     in_background: Callable[[Callable[[], object]], Callable[[float | None], bool]] = staticmethod(
         in_thread

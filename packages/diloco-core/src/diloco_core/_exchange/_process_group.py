@@ -15,6 +15,7 @@ import torch
 import torch.distributed as dist
 
 from .._arithmetic._layout import Rule
+from .._arithmetic._rate import chosen
 from .._arithmetic._reduction import mean
 from .._arithmetic._sent import as_sent
 from .._arithmetic._sharded import Scratch, check_contribution
@@ -67,6 +68,7 @@ class ProcessGroupExchange(Exchange):
     """
 
     delays = True
+    agrees_on_lr = True
 
     def __init__(
         self,
@@ -286,17 +288,19 @@ class ProcessGroupExchange(Exchange):
     def _agree(self, job: SyncJob) -> None:
         """All replicas say which sync comes next, or how they ended. Raises an error unless all want the same sync."""
         self._in_collectives = True
-        answers = self._gather_objects((job.fingerprint, None))
-        endings = {rank: ending for rank, (_, ending) in enumerate(answers) if ending is not None}
+        answers = self._gather_objects((job.fingerprint, None, job.proposal.rate(self.rank)))
+        endings = {rank: answer[1] for rank, answer in enumerate(answers) if answer[1] is not None}
         error = conclude(endings, endings, self.rank, self._progress)
         if error is not None:
             raise error
-        for rank, (fingerprint, _) in enumerate(answers):
+        for rank, (fingerprint, *_) in enumerate(answers):
             if fingerprint != job.fingerprint:
                 raise MismatchError(
                     f"in {describe(job.kind, job.name, self._progress)}, rank {rank} contributes other tensors than rank "
                     f"{self.rank}: all replicas must sync the same tensors, with the same shapes and dtypes, in the same order"
                 )
+
+        job.rate = chosen(rate for _, _, rate in answers)
 
     def _gather_objects(self, value: Any) -> list[Any]:
         """The values of all replicas, in rank order."""

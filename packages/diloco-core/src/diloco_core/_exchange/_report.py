@@ -31,6 +31,8 @@ class SyncReport:
         inner_steps: Inner steps that this replica's contribution covers. It is 0 without an inner loop, and if the
             contribution was carried or is open: then the report of the fragment's next sync counts these steps.
         total_inner_steps: Inner steps since the start of the run.
+        outer_lr: The learning rate of the outer step; one for each parameter group if the outer optimizer has several. None
+            without an outer step, or if the outer optimizer has none.
         contribution: What became of this replica's contribution: ``counted``; ``carried`` into the next sync of the fragment;
             ``dropped`` (neither this sync nor a later one holds it); ``open`` if this replica did not wait for the end (it may
             be counted later); or ``none`` if there was nothing to contribute. In strict runs it is always ``counted``, except
@@ -55,6 +57,7 @@ class SyncReport:
     exposed_seconds: float = 0.0
     inner_steps: int = 0
     total_inner_steps: int = 0
+    outer_lr: float | tuple[float, ...] | None = None
     contribution: str = "counted"
     reloaded: bool = False
     batches_to_skip: int = 0

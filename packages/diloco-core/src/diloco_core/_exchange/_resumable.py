@@ -12,6 +12,7 @@ from abc import abstractmethod
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
 
+from .._arithmetic._rate import NO_RATE, Rate
 from .._arithmetic._sync_job import SyncJob
 from ._base import Exchange
 
@@ -35,6 +36,7 @@ class Position:
         inner_steps: The number of inner steps of this rank that are counted in these syncs.
         rollback: Number of the newest rollback in the log; 0 if there was none.
         counted: For each fragment, the number of inner steps of this rank that its last sync counted; empty if not known.
+        rate: The learning rate of the newest of these outer steps.
     """
 
     sync: int
@@ -42,6 +44,7 @@ class Position:
     inner_steps: int
     rollback: int = 0
     counted: Sequence[int] = ()
+    rate: Rate = NO_RATE
 
 
 class ResumableJob(SyncJob, Protocol):
@@ -120,12 +123,14 @@ class TakenUp:
         inner_steps: The number of inner steps of this rank that are in them.
         syncs: For each fragment, the number of its last sync.
         counted: For each fragment, the number of inner steps of this rank that this sync counted.
+        rate: The learning rate of the newest of these outer steps.
     """
 
     outer_steps: int
     inner_steps: int
     syncs: Sequence[int]
     counted: Sequence[int]
+    rate: Rate = NO_RATE
 
 
 class RestartableExchange(KeepingExchange):

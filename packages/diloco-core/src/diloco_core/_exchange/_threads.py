@@ -8,6 +8,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from .._arithmetic._layout import CHUNK_BYTES
+from .._arithmetic._rate import chosen
 from .._arithmetic._reduction import reduce_shards
 from .._arithmetic._sent import as_sent
 from .._arithmetic._sharded import Scratch, adopt_shard, check_contribution
@@ -33,6 +34,7 @@ if TYPE_CHECKING:
     import torch
 
     from .._arithmetic._layout import Piece
+    from .._arithmetic._rate import Rate
     from ._pending import Pending, Steps
 
 
@@ -129,6 +131,7 @@ class InProcessExchange(Exchange):
 
     codecs = True
     delays = True
+    agrees_on_lr = True
 
     def __init__(self, hub: _Hub, rank: int, timing: Timing, chunk_bytes: int) -> None:
         self.rank = rank
@@ -210,12 +213,15 @@ class InProcessExchange(Exchange):
         layout, start = job.layout, clock()
         for shard in range(layout.shards):
             check_contribution(job, shard, self.rank, self._chunk_bytes, self._scratch)
-        self._hub.arrive(self.rank, "contribute", self._progress, job)
+        # The rate is noted now, since a job belongs to its own thread.
+        contributed = (job, job.proposal.rate(self.rank))
+        self._hub.arrive(self.rank, "contribute", self._progress, contributed)
         busy = clock() - start
         yield partial(self._hub.settled, "contribute", self._progress)
         start = clock() - busy  # the time between the two halves does not count
         ready = clock()
-        jobs = self._meet("contribute", job)
+        contributions: list[tuple[SyncJob, Rate]] = self._meet("contribute", job, contributed)
+        jobs = [other for other, _ in contributions]
         waited = clock() - ready
         for rank, other in enumerate(jobs):
             if other.fingerprint != job.fingerprint:
@@ -223,6 +229,7 @@ class InProcessExchange(Exchange):
                     f"in {self._describe(job)}, rank {rank} contributes other tensors than rank {self.rank}: all replicas must "
                     "sync the same tensors, with the same shapes and dtypes, in the same order"
                 )
+        job.rate = chosen(rate for _, rate in contributions)
         own_shards = range(self.rank, layout.shards, self.world_size)
         for shard in own_shards:
             sources = [as_sent(other) for other in jobs]
@@ -230,7 +237,7 @@ class InProcessExchange(Exchange):
                 job, [shard], sources, self._chunk_bytes, self._scratch, sync=self._progress.next
             )
         ready = clock()
-        self._meet("reduce", job)
+        self._meet("reduce", job, job)
         waited += clock() - ready
         bytes_read = 0
         for shard in range(layout.shards):
@@ -240,7 +247,7 @@ class InProcessExchange(Exchange):
                 bytes_read += sum(layout.piece_bytes(piece) for piece in layout.shard(shard))
         ready = clock()
         # Published values may be the caller's own tensors, which it may change as soon as this returns: wait for all readers.
-        self._meet("adopt", job)
+        self._meet("adopt", job, job)
         waited += clock() - ready
         number, self._progress = self._progress.number, self._progress.plus(job.kind)
         return SyncReport(
@@ -254,13 +261,13 @@ class InProcessExchange(Exchange):
             exchange_seconds=clock() - start - waited,
         )
 
-    def _meet(self, round_name: str, job: SyncJob) -> list[SyncJob]:
+    def _meet(self, round_name: str, job: SyncJob, value: object) -> list[Any]:
         try:
-            jobs: list[SyncJob] = self._hub.meet(
+            return self._hub.meet(
                 self.rank,
                 round_name,
                 self._progress,
-                job,
+                value,
                 self._timing.sync_timeout,
                 self._syncs.interrupted,
             )
@@ -271,7 +278,6 @@ class InProcessExchange(Exchange):
                 f"{named_ranks(missing.ranks)}. If their threads are only slow, raise sync_timeout.",
                 missing.ranks,
             ) from None
-        return jobs
 
     def _describe(self, job: SyncJob) -> str:
         return describe(job.kind, job.name, self._progress)

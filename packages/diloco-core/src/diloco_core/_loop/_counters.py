@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
+from .._arithmetic._rate import NO_RATE, Rate
+
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
@@ -22,6 +24,7 @@ class Counters:
         since_event: Inner steps since the last sync of any fragment.
         given_up: The number of decisions in the run's log that are not outer steps of the model: rollbacks, and the syncs
             that were given up by them.
+        rate: The learning rate of the last outer step.
         published: For every fragment, the number of its last sync, whose published state is superseded by the next one.
     """
 
@@ -30,6 +33,7 @@ class Counters:
     inner_steps: int = 0
     since_event: int = 0
     given_up: int = 0
+    rate: Rate = NO_RATE
     published: list[int | None] = field(init=False)
 
     def __post_init__(self) -> None:
@@ -48,6 +52,7 @@ class Counters:
     def stand_at(self, position: Position) -> None:
         """Continue from the outer steps that an elastic run has taken. The count of inner steps never goes back."""
         self.committed, self.given_up = position.outer_steps, position.sync - position.outer_steps
+        self.rate = position.rate
 
     def count(self) -> None:
         """Count an inner step."""
@@ -67,6 +72,7 @@ class Counters:
             "inner_steps": self.inner_steps,
             "since_event": self.since_event,
             "since_sync": list(self.since_sync),
+            "outer_lr": self.rate.text,
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
@@ -75,3 +81,4 @@ class Counters:
         self.inner_steps = int(state["inner_steps"])
         self.since_event = int(state["since_event"])
         self.since_sync = [int(steps) for steps in state["since_sync"]]
+        self.rate = Rate.parse(state["outer_lr"]) or NO_RATE

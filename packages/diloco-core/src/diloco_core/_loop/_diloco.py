@@ -27,6 +27,7 @@ from ._arguments import (
 )
 from ._inner_loop import InnerLoop
 from ._membership import membership_of
+from ._outer_lr import OuterLr, check_changeable, schedule_of
 from ._outer_steps import OuterSteps
 from ._own_buffers import OwnBuffers
 from ._place import Place
@@ -110,7 +111,11 @@ class DiLoCo:
             into each fragment, as in the paper. What comes before the layers (embeddings) goes into the first fragment, and
             what comes after them (final norm, head) into the last. Or a list of modules, or of lists of modules, each of which
             becomes one fragment.
-        outer_lr: Learning rate of the outer SGD; 0.7 if left out.
+        outer_lr: Learning rate of the outer SGD; 0.7 if left out. Or a function that is given the number of an outer step, from 1
+            (:attr:`SyncReport.sync`), and returns its learning rate; ``outer_optimizer`` may be given with it. The rate that was
+            used is recorded with the sync, and all replicas take it from there, also those that come late or take the step
+            again. It is what the function returns on one of them: on rank 0 in strict runs, and in elastic runs on the replica
+            that writes the record. :meth:`set_outer_lr` changes the rate of a running run.
         outer_momentum: Its momentum, in [0, 1); 0.9 if left out.
         nesterov: Whether the momentum is Nesterov's (as in ``torch.optim.SGD``); True if left out.
         outer_optimizer: A function that makes any element-wise torch optimizer from a list of parameters; replaces these
@@ -170,7 +175,7 @@ class DiLoCo:
         | Literal["strided", "sequential"]
         | tuple[Literal["strided", "sequential"], int]
         | Sequence[torch.nn.Module | Sequence[torch.nn.Module]] = 1,
-        outer_lr: float | None = None,
+        outer_lr: float | Callable[[int], float] | None = None,
         outer_momentum: float | None = None,
         nesterov: bool | None = None,
         outer_optimizer: OuterOptimizerFactory | None = None,
@@ -190,6 +195,7 @@ class DiLoCo:
         factory = outer_factory(outer_optimizer, outer_lr, outer_momentum, nesterov)
         if outer_optimizer is not None:
             try_out(factory)
+        schedule = schedule_of(outer_lr, exchange)
         policy = Buffers(one_of("buffers", buffers, Buffers))
         parts = split(model, fragments_of(fragments), policy)
         self._schedule = schedule_over(exchange, sync_every, len(parts), delay, alpha)
@@ -216,6 +222,7 @@ class DiLoCo:
             policy,
             optimizers,
             factory,
+            schedule is not None,
             exchange,
             contribution_codec,
             self._schedule,
@@ -226,13 +233,16 @@ class DiLoCo:
         self._process = TrainingProcess()
         self._told_to_end = ToldToEnd()
         self._has_values = False
+        self._is_open = False
         self._inner_steps_before = 0
         self._unseen = UnseenChanges(self._model.trained, self._schedule.sync_every)
         self._kept = KeptWeights(optimizers, names)
+        self._lr = OuterLr(self._model.outer.rates, schedule, exchange.rank)
         self._outer_steps = OuterSteps(
             self._fragments,
             self._schedule,
             self._membership,
+            self._lr,
             exchange.rank,
             before=self._check_before_sync,
             adopted=self._note_sync,
@@ -348,6 +358,7 @@ class DiLoCo:
         self._inner.enter()
         self._unseen.watch()
         self._told_to_end.training = True
+        self._is_open = True
         return self
 
     def __exit__(
@@ -364,6 +375,7 @@ class DiLoCo:
         try:
             self._leave(error)
         finally:
+            self._is_open = False
             self._told_to_end.stop()
 
     def _leave(self, error: BaseException | None) -> None:
@@ -393,11 +405,40 @@ class DiLoCo:
             self._outer_steps.give_up()
             self._exchange.abort(late)
             raise
+        self._lr.end()
         if self.inner_steps == self._inner_steps_before:
             run = self.committed if self._membership.resumes else None
             notices.left_without_a_step(self._exchange.rank, run)
         self._membership.save_last(self.inner_steps)
         self._exchange.leave()
+
+    def set_outer_lr(self, value: float) -> None:
+        """Change the outer learning rate of the running run, from any replica; for all parameter groups of the outer optimizer.
+
+        The wish travels with this replica's next contribution, and holds from the sync on that takes it: for all replicas, all
+        fragments, and whoever continues the run. It takes the place of the ``outer_lr`` that the loop was made with, also if that
+        is a function. A sync that is under way keeps its rate. If several replicas ask at the same time, the one with the
+        greatest rank is heard, and the others log a warning. :attr:`SyncReport.outer_lr` says which rate a sync has used.
+        If this process dies before the next sync, nothing was changed; calling it on several replicas with the same value does
+        no harm. If a run goes back to an older state, it goes back to the rate of that state.
+
+        Args:
+            value: The new learning rate; a number above 0.
+
+        Raises:
+            ConfigurationError: The value is not allowed; the outer optimizer has no learning rate; or the exchange cannot tell
+                the others (:class:`ManagerExchange`).
+            SyncError: The block has not been entered yet, or has been left; or an earlier sync has failed.
+        """
+        if not self._is_open:
+            raise SyncError(
+                "set_outer_lr() changes the learning rate of a running run, and can only be called inside the block (`with "
+                "DiLoCo(...) as outer:`). For a run that is about to begin, pass outer_lr to DiLoCo(...)."
+            )
+        self._check_whole()
+        check_changeable(self._exchange)
+        self._model.outer.check_changeable("set_outer_lr() was called")
+        self._lr.ask(value)
 
     def flush(self) -> list[SyncReport]:
         """Sync every fragment that has inner steps since its last sync, so that nothing learned is left out.

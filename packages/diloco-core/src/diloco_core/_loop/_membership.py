@@ -227,6 +227,7 @@ class FixedMembership:
         """Take rank 0's values, or check that all replicas have the same ones."""
         for number, fragment in enumerate(fragments):
             fragment.begin()
+            fragment.rate = count.rate
             self._say_counted(count.inner_steps - count.since_sync[number])
             report = self._exchange.begin(Initial(fragment, into_model=not restored)).finish()
             fragment.finish()
@@ -328,7 +329,7 @@ class RestartableMembership(_SavesOwnState, FixedMembership):
         for fragment in fragments:
             fragment.finish()
         count.committed, count.inner_steps = taken.outer_steps, taken.inner_steps
-        count.published = list(taken.syncs)
+        count.published, count.rate = list(taken.syncs), taken.rate
         self._own_state.restore(count.inner_steps)
         self._own_state.residuals.check(exchange.rank, taken.counted, exchange.position.sync)
         own = self._own_state

@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from .._arithmetic._rate import Rate
+
 _log = logging.getLogger("diloco_core")
 
 
@@ -35,6 +37,27 @@ def fresh_inner_state(rank: int, why: str, what: str, behind: int, level: int) -
         why,
         what,
         behind,
+    )
+
+
+def other_lr(rank: int, wish: Sequence[float], rate: Rate) -> None:
+    """This replica has asked for an outer learning rate, and the run has taken the one that another replica asked for."""
+    _log.warning(
+        "rank %d: set_outer_lr(%g) was called on this replica, but the run takes %g, which rank %d has asked for at the same "
+        "time. Call set_outer_lr() again if that is not what you want.",
+        rank,
+        wish[0],
+        rate.values[0],
+        rate.rank,
+    )
+
+
+def unused_lr(rank: int, wish: Sequence[float]) -> None:
+    """The block is left, and no sync has taken the outer learning rate that this replica has asked for."""
+    _log.warning(
+        "rank %d: set_outer_lr(%g) was called, but this replica has contributed to no sync since then, so nothing was changed.",
+        rank,
+        wish[0],
     )
 
 

@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from .._exchange._report import SyncReport
     from .._outer._fragment import Fragment
     from ._membership import Membership
+    from ._outer_lr import OuterLr
     from ._schedule import Schedule
 
 _log = logging.getLogger("diloco_core")
@@ -60,6 +61,7 @@ class OuterSteps:
         fragments: All of them, in the order of their turns.
         schedule: Says which fragment is next.
         membership: The kind of membership of the run.
+        lr: Says which learning rate this replica proposes.
         rank: The number of this replica.
         before: Called before every sync; raises an error if the model must not be synced.
         adopted: Called when values were adopted, before anything is counted.
@@ -76,6 +78,7 @@ class OuterSteps:
         fragments: Sequence[Fragment],
         schedule: Schedule,
         membership: Membership,
+        lr: OuterLr,
         rank: int,
         *,
         before: Callable[[], None],
@@ -88,6 +91,7 @@ class OuterSteps:
         self._fragments = fragments
         self._schedule = schedule
         self._membership = membership
+        self._lr = lr
         self._rank = rank
         self._before = before
         self._adopted = adopted
@@ -247,6 +251,9 @@ class OuterSteps:
         previous = count.published[number]
         fragment.supersedes = [] if previous is None else [previous]
         fragment.steps = count.steps(number)
+        fragment.proposal = self._lr.propose(count.rate, count.committed + 1)
+        # The exchange sets it to what the sync takes, if it can be another rate.
+        fragment.rate = fragment.proposal.standing
         membership, sent_at, counted = self._membership, count.inner_steps, self._membership.counted
         try:
             with _ordinary_mode():
@@ -366,16 +373,20 @@ class OuterSteps:
         if report.committed:
             count.published[number] = report.sync
             count.committed += 1
+            count.rate = self._fragments[number].rate
         if report.reloaded:
             count.stand_at(self._membership.position)
             self._say_what_is_lost(number, inner_steps if report.contribution == "dropped" else 0)
             count.close_all()
             if self._membership.counted < sent.counted and self.training:
                 notices.went_back(self._rank, self._membership.counted, count.inner_steps)
+        self._lr.settle(count.rate)
+        values = count.rate.values if report.committed else ()
         return dataclasses.replace(
             report,
             sync=count.committed,
             inner_steps=inner_steps,
+            outer_lr=values[0] if len(values) == 1 else values or None,
             batches_to_skip=self._jump(),
             total_inner_steps=count.inner_steps,
         )

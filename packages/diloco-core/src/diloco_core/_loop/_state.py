@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from .._arithmetic._rate import Rate
 from .._checks import is_whole, kind_of
 from .._errors import ConfigurationError
 from .._exchange._schemas import MAY_CHANGE
@@ -20,7 +21,7 @@ if TYPE_CHECKING:
     from .._outer._fragment import Fragment
     from .._outer._optimizer import OuterOptimizer
 
-STATE_VERSION = 3
+STATE_VERSION = 4
 
 _SAVED = {
     "settings",
@@ -30,6 +31,7 @@ _SAVED = {
     "inner_steps",
     "since_event",
     "since_sync",
+    "outer_lr",
     "stepped",
     "fragments",
     "has_inner_state",
@@ -123,6 +125,8 @@ def _is_whole_state(state: Mapping[str, Any]) -> bool:
     if not all(isinstance(state[key], Mapping) for key in ("settings", "tensors", "model")):
         return False
     if not all(isinstance(values, list) for values in lists):
+        return False
+    if not isinstance(state["outer_lr"], str) or Rate.parse(state["outer_lr"]) is None:
         return False
     counters = [
         state["committed"],

@@ -37,6 +37,7 @@ class SyncedModel:
         buffers: What happens to its buffers.
         optimizers: The inner optimizers.
         factory: Makes the outer optimizer of a fragment.
+        scheduled: Whether the outer learning rate is a function of the sync.
         exchange: The exchange over which they are synced.
         codec: How contributions are sent.
         schedule: Says whether replicas train while a sync is under way.
@@ -59,6 +60,7 @@ class SyncedModel:
         buffers: Buffers,
         optimizers: Sequence[torch.optim.Optimizer],
         factory: OuterOptimizerFactory,
+        scheduled: bool,
         exchange: Exchange,
         codec: Codec,
         schedule: Schedule,
@@ -66,7 +68,7 @@ class SyncedModel:
     ) -> None:
         self._model = model
         self._codec = codec
-        self._outers = [OuterOptimizer(factory) for _ in parts]
+        self._outers = [OuterOptimizer(factory, scheduled=scheduled) for _ in parts]
         self.outer_settings = self._outers[0].settings
         check_settings(self._outers, self.outer_settings)
         # With error feedback the contribution is computed once: what is sent and what remains must belong together.
@@ -115,6 +117,11 @@ class SyncedModel:
             ModelChangedError: The values of one have changed.
         """
         self._frozen.check(everything=True)
+
+    @property
+    def outer(self) -> OuterOptimizer:
+        """One of the outer optimizers: all have the same settings."""
+        return self._outers[0]
 
     def synced(self) -> dict[str, torch.Tensor]:
         """The tensors that are synced, by name."""

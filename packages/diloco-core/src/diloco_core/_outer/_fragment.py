@@ -12,6 +12,7 @@ import torch
 import xxhash
 
 from .._arithmetic._layout import Layout, Piece, Rule
+from .._arithmetic._rate import NO_RATE, Proposal
 from .._codecs._plain import PLAIN
 from .._errors import NonFiniteUpdateError
 from .._model._segments import arrange, tensor_table
@@ -52,6 +53,8 @@ class Fragment:
         steps: The inner steps of this replica that the contribution covers: first, and first one after; None if there is no
             contribution.
         residual: What the codec has lost of earlier contributions; None without error feedback.
+        proposal: The learning rate that this replica proposes for the next outer step.
+        rate: The learning rate of the outer step that is taken, or was taken last; see :class:`.SyncJob`.
     """
 
     alpha = 0.0
@@ -73,6 +76,8 @@ class Fragment:
         self.elastic = False
         self.supersedes: Sequence[int] = ()
         self.steps: tuple[int, int] | None = None
+        self.proposal = Proposal()
+        self.rate = NO_RATE
         self._adopted = False
         groups, self._segments = arrange(tensors)
         self.layout = Layout(groups, shards, codec.block)
@@ -237,6 +242,7 @@ class Fragment:
         """Take the outer step on the global copy. Buffers just take the reduced values."""
         values = self.destination(piece)
         if self.outer is not None and self.layout.groups[piece.group].rule is Rule.OUTER:
+            self.outer.use(self.rate.values)
             self.outer.step(piece, values, reduced)
         else:
             values.copy_(reduced)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from .._arithmetic._layout import Group, Layout, Rule
+from .._arithmetic._rate import Proposal
 from .._wire._sections import fingerprint
 
 if TYPE_CHECKING:
@@ -36,6 +37,9 @@ class Initial:
         # The codec encodes nothing here: values that are taken from one replica are sent as they are.
         self.codec = fragment.codec
         self.fingerprint = initial_fingerprint(fragment.fingerprint)
+        # A loop that was loaded goes on with the learning rate that it had.
+        self.rate = fragment.rate
+        self.proposal = Proposal(fragment.rate)
         self.locate = fragment.locate
         self.must_be_finite = fragment.must_be_finite
         # Always an empty list: before the first sync, the copies of the replicas differ.

@@ -14,6 +14,7 @@ from .._arithmetic._layout import Piece
 from .._checks import kind_of, number, yes_or_no
 from .._errors import ConfigurationError
 from .._generators import undisturbed
+from ._learning_rate import OF_THE_SYNC, LearningRate, checked_lr, lr_of_sync
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -25,7 +26,7 @@ if TYPE_CHECKING:
 
 def outer_factory(
     optimizer: OuterOptimizerFactory | None,
-    lr: float | None,
+    lr: float | LearningRate | None,
     momentum: float | None,
     nesterov: bool | None,
 ) -> OuterOptimizerFactory:
@@ -33,7 +34,7 @@ def outer_factory(
 
     Args:
         optimizer: The caller's function, or None for SGD.
-        lr: Learning rate of the SGD; 0.7 if None.
+        lr: Learning rate of the SGD, or a function of the sync; 0.7 if None.
         momentum: Momentum of the SGD; 0.9 if None.
         nesterov: Whether the momentum is Nesterov's; True if None.
 
@@ -42,7 +43,11 @@ def outer_factory(
     """
     if optimizer is not None:
         settings = {"outer_lr": lr, "outer_momentum": momentum, "nesterov": nesterov}
-        given = [f"{name}={value!r}" for name, value in settings.items() if value is not None]
+        given = [
+            f"{name}={value!r}"
+            for name, value in settings.items()
+            if value is not None and not (name == "outer_lr" and callable(value))
+        ]
         if given:
             raise ConfigurationError(
                 f"{', '.join(given)} cannot be given together with outer_optimizer: these are settings of the SGD that is used "
@@ -54,19 +59,15 @@ def outer_factory(
                 f"lambda parameters: torch.optim.SGD(parameters, lr=0.7), not {kind_of(optimizer)}"
             )
         return optimizer
-    lr = number("outer_lr", 0.7 if lr is None else lr)
+    first = lr_of_sync(lr, 1) if callable(lr) else checked_lr("outer_lr", 0.7 if lr is None else lr)
     momentum = number("outer_momentum", 0.9 if momentum is None else momentum)
     nesterov = yes_or_no("nesterov", True if nesterov is None else nesterov)
-    if not lr > 0:
-        raise ConfigurationError(
-            f"outer_lr must be positive, not {lr}; usual values are 0.4 to 1.0"
-        )
     if not 0 <= momentum < 1:
         raise ConfigurationError(
             f"outer_momentum must be at least 0 and less than 1, not {momentum}; a usual value is 0.9"
         )
     return partial(
-        torch.optim.SGD, lr=lr, momentum=momentum, nesterov=nesterov and momentum > 0, fused=True
+        torch.optim.SGD, lr=first, momentum=momentum, nesterov=nesterov and momentum > 0, fused=True
     )
 
 
@@ -78,18 +79,28 @@ class OuterOptimizer:
 
     Args:
         factory: Makes the optimizer from a list of parameters.
+        scheduled: Whether its learning rate is a function of the sync.
 
     Raises:
-        ConfigurationError: The factory does not make an optimizer of these parameters, or its settings are impossible.
+        ConfigurationError: The factory does not make an optimizer of these parameters, its settings are impossible, or it has
+            no learning rate that could change.
     """
 
-    def __init__(self, factory: OuterOptimizerFactory) -> None:
+    def __init__(self, factory: OuterOptimizerFactory, *, scheduled: bool = False) -> None:
         probe = [torch.nn.Parameter(torch.zeros(1, device="cpu"))]
         self._factory = factory
         self._optimizer = make(factory, probe)
         self._optimizer.param_groups[0]["params"] = []
         self._chunks: dict[Piece, torch.nn.Parameter] = {}
         self._loaded: dict[str, Any] = {}
+        if scheduled:
+            self.check_changeable("outer_lr is a function")
+        self._scheduled = scheduled
+        self._lr_at_first = self._lr_used = self._group.get("lr")
+
+    @property
+    def _group(self) -> dict[str, Any]:
+        return self._optimizer.param_groups[0]
 
     @property
     def name(self) -> str:
@@ -101,6 +112,9 @@ class OuterOptimizer:
         """The class and the hyperparameters as text, in which all replicas must agree."""
         group = self._optimizer.param_groups[0]
         values = {key: _as_text(value) for key, value in group.items() if key != "params"}
+        # What use() has set is no other setting. Anything else was set by the caller, and is refused.
+        if "lr" in values and values["lr"] == _as_text(self._lr_used):
+            values["lr"] = OF_THE_SYNC if self._scheduled else _as_text(self._lr_at_first)
         return {
             "outer_optimizer": self.name,
             **{f"outer_{key}": value for key, value in sorted(values.items())},
@@ -108,8 +122,33 @@ class OuterOptimizer:
 
     @property
     def lr(self) -> float:
-        """The learning rate."""
-        return float(self._optimizer.param_groups[0].get("lr", 1.0))
+        """The learning rate of the next step."""
+        return float(self._group.get("lr", 1.0))
+
+    @property
+    def rates(self) -> tuple[float, ...]:
+        """The learning rate of every parameter group; empty if the optimizer has none."""
+        return (self.lr,) if "lr" in self._group else ()
+
+    def check_changeable(self, what: str) -> None:
+        """Refuse an optimizer that has no learning rate; ``what`` says why it needs one.
+
+        Raises:
+            ConfigurationError: It has none.
+        """
+        if "lr" not in self._group:
+            raise ConfigurationError(
+                f"{what}, but the outer optimizer {self.name} has no learning rate: its parameter group has no 'lr'"
+            )
+
+    def use(self, rates: Sequence[float]) -> None:
+        """Take the next steps with these learning rates, one for every parameter group; as before if there are none."""
+        if not rates or rates[0] == self.lr:
+            return
+        lr = self._group["lr"]
+        # Some optimizers keep it as a tensor, whose dtype may round it. So does every other replica's.
+        self._lr_used = torch.full_like(lr, rates[0]) if isinstance(lr, torch.Tensor) else rates[0]
+        self._group["lr"] = self._lr_used
 
     def tensors_kept(self) -> int:
         """How many tensors of the size of the values it keeps: 1 for SGD with momentum, 2 for Adam. Takes one step to see."""
@@ -298,9 +337,7 @@ def make(
             f"the outer optimizer {name} does not hold the parameters that were passed to outer_optimizer: make a new optimizer "
             "at every call, from the list that is passed in"
         )
-    lr = number("the outer learning rate", group.get("lr", 1.0))
-    if not lr > 0:
-        raise ConfigurationError(f"the outer learning rate must be positive, not {lr}")
+    checked_lr("the outer learning rate", group.get("lr", 1.0))
     if group.get("maximize"):
         raise ConfigurationError(
             f"the outer optimizer {name} has maximize=True, which would undo the progress of the replicas: leave it out"

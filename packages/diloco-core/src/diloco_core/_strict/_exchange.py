@@ -73,6 +73,7 @@ class ObjectStoreExchange(RestartableExchange):
 
     codecs = True
     delays = True
+    agrees_on_lr = True
 
     def __init__(
         self,

@@ -95,16 +95,22 @@ def compared_copy(job: SyncJob, committed: int) -> list[Compared]:
         else "Some replicas have taken outer steps that others have not. Start all replicas again from the same checkpoint."
     )
     place = f"fragment {job.name} after {committed} outer steps"
+    rates = ", ".join(map(repr, job.rate.values))
     return [
         Compared(
-            "the fragment that is synced",
+            "fragment that is synced",
             f"{place} (digest of its tensors: {job.fingerprint})",
             advice,
         ),
         Compared(
-            "the values from which they have trained",
+            "values from which they have trained",
             f"{place}: digest {digest.hexdigest()}",
             advice,
+        ),
+        Compared(
+            "outer learning rate",
+            f"{rates or 'none'} for outer step {committed + 1}",
+            "outer_lr must return the same number on all replicas for the same outer step: a manager only averages.",
         ),
     ]
 

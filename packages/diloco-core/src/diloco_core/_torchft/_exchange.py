@@ -74,6 +74,7 @@ class ManagerExchange(Exchange):
     """
 
     delays = True
+    compares_lr = True
     begins_behind = (
         False  # a manager may heal the replica when a step begins, which changes the model
     )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -18,7 +19,7 @@ from ._feedback import Feedback
 from ._mixing import Mixing
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping, Sequence
+    from collections.abc import Callable, Iterable, Mapping, Sequence
 
     from .._elastic._records._keys import Delta
     from .._exchange._report import SyncReport
@@ -48,6 +49,25 @@ class Ledger:
         self.position = state["position"]
 
 
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """A life has asked for another outer learning rate.
+
+    Attributes:
+        rank: Its rank.
+        epoch: Its epoch.
+        step: The inner step before which it asked.
+        value: What it asked for.
+        number: How often the rate had been changed then, as far as it knew.
+    """
+
+    rank: int
+    epoch: int
+    step: int
+    value: float
+    number: int
+
+
 @dataclass(slots=True)
 class SimulatedTraining:
     """Training of a tiny model with made-up gradients, for :func:`simulate`; remembers what every replica came to.
@@ -63,6 +83,8 @@ class SimulatedTraining:
         delay: Inner steps from sending a fragment to adopting the result.
         alpha: How much of its own values a replica keeps when it adopts a sync.
         error_feedback: Whether what the codec loses is added to the next contribution, or how much of it.
+        lr: The outer learning rate as a function of rank, life and sync; None if it is the same everywhere.
+        wishes: Which outer learning rate a life asks for before an inner step, by (rank, life, step).
 
     Attributes:
         states: For every sync, by its number in the log, what replicas held after it: (rank, life, global copies).
@@ -73,6 +95,7 @@ class SimulatedTraining:
         agreed: Whether a life had agreed to go back to older states, by rank and epoch.
         batches: Which batch was learned in an inner step, by (rank, life, step).
         held: What a replica's fragment held when it could be sent, by (rank, life, fragment, step, newest sync adopted then).
+        asked: The wishes that were made.
         mixed: What was wrong with models after syncs, by (rank, life).
         feedback: The residuals of replicas.
         longest: The longest that a replica spent in one inner step, its syncs included but not its own faults, in virtual
@@ -98,6 +121,9 @@ class SimulatedTraining:
     alpha: float = 0.0
     error_feedback: bool | float = False
     feedback: Feedback = field(default_factory=Feedback)
+    lr: Callable[[int, int, int], float] | None = None
+    wishes: dict[tuple[int, int, int], float] = field(default_factory=dict)
+    asked: list[Asked] = field(default_factory=list)
     held: dict[tuple[int, int, int, int, int], torch.Tensor] = field(default_factory=dict)
     mixed: dict[tuple[int, int], list[str]] = field(default_factory=dict)
 
@@ -111,10 +137,13 @@ class SimulatedTraining:
         inner = torch.optim.SGD(model.parameters(), lr=1.0)
         reports = self.reports.setdefault((node.rank, node.life), [])
         ledger = Ledger()
+        changes = 0  # how often the outer learning rate had been changed
         mixing = Mixing(list(model), self.alpha)
         self.mixed[node.rank, node.life] = mixing.wrong
 
         def seen(report: SyncReport) -> None:
+            nonlocal changes
+            changes = node.exchange.position.rate.number
             reports.append(report)
             ledger.position += report.batches_to_skip
             mixing.synced(report, copies_now(), node.exchange.position.sync)
@@ -150,7 +179,7 @@ class SimulatedTraining:
             node.exchange,
             sync_every=self.sync_every,
             fragments=len(self.sizes),
-            outer_lr=_OUTER_LR,
+            outer_lr=_OUTER_LR if self.lr is None else partial(self.lr, node.rank, node.life),
             outer_momentum=_OUTER_MOMENTUM,
             on_sync=seen,
             stateful={"ledger": ledger},
@@ -168,6 +197,7 @@ class SimulatedTraining:
             )
             ledger.position += outer.batches_to_skip
             note_state(self.entered)
+            changes = node.exchange.position.rate.number
             mixing.begin(copies_now(), node.exchange.position.sync)
             while outer.committed < self.syncs:
                 start = self._spent(node)
@@ -180,6 +210,10 @@ class SimulatedTraining:
                     tensor.grad = self.gradient(
                         node.rank, node.life, outer.inner_steps, tensor.numel()
                     )
+                wish = self.wishes.get((node.rank, node.life, step))
+                if wish is not None:
+                    outer.set_outer_lr(wish)
+                    self.asked.append(Asked(node.rank, node.exchange.epoch, step, wish, changes))
                 self.batches[node.rank, node.life, step] = ledger.position
                 mixing.step()
                 note_own(step + 1)
@@ -219,7 +253,8 @@ class SimulatedTraining:
                     delta = self._learned(values, record, member, life)
                     mean += self._as_sent(delta, record, member, life) / len(record.members)
                 momentum = _OUTER_MOMENTUM * momentum + mean
-                now[index] = values - _OUTER_LR * (mean + _OUTER_MOMENTUM * momentum), momentum
+                (lr,) = record.rate.values
+                now[index] = values - lr * (mean + _OUTER_MOMENTUM * momentum), momentum
                 states[record.sync, index] = now[index]
             values_by_sync[record.sync] = [values for values, _ in now]
         return values_by_sync
@@ -329,7 +364,61 @@ def violations(
         if sync in steps and counts != {steps[sync]}
     ]
     problems += training.feedback.wrong(log, training.salts)
+    problems += learning_rates(log, training) + ignored_wishes(log, training)
     return problems + ignored_rollbacks(log, training) + learned_twice(log, training)
+
+
+def learning_rates(log: Sequence[Commit | Rollback], training: SimulatedTraining) -> list[str]:
+    """Records whose outer learning rate is neither that of the record before, nor a wish, nor what a life's function returns."""
+    in_force: dict[int, Commit] = {}  # by fragment
+    by_sync: dict[int, Commit] = {}
+    steps, problems = training.outer_steps(log), []
+    wishes = {(asked.rank, asked.epoch, asked.value) for asked in training.asked}
+    for record in log:
+        if isinstance(record, Rollback):
+            in_force = {
+                index: by_sync[sync] for index, sync in enumerate(record.states) if sync in by_sync
+            }
+            continue
+        last = max(in_force.values(), key=lambda commit: commit.sync, default=None)
+        in_force[record.fragment] = by_sync[record.sync] = record
+        (lr,), number = record.rate.values, 0 if last is None else last.rate.number
+        if record.rate.number == number > 0:
+            right = last is not None and record.rate == last.rate
+        elif record.rate.number == number:
+            right = training.lr is None and lr == _OUTER_LR
+            right = right or lr in {
+                training.lr(rank, life, steps[record.sync])
+                for (rank, _), life in training.salts.items()
+                if training.lr is not None
+            }
+        else:
+            wish = (record.rate.rank, record.rate.epoch, lr)
+            right = record.rate.number == number + 1 and wish in wishes
+        if not right:
+            problems.append(f"record {record.sync} has the outer learning rate {record.rate}")
+    return problems
+
+
+def ignored_wishes(log: Sequence[Commit | Rollback], training: SimulatedTraining) -> list[str]:
+    """Wishes that were made before a contribution, and that neither the record that counts it nor an earlier one has heard."""
+    commits = [record for record in log if isinstance(record, Commit)]
+    if len(commits) != len(log):
+        return []  # where a run goes back, its learning rate goes back, too
+    problems = []
+    for asked in training.asked:
+        counted = (
+            commit
+            for commit in commits
+            for member in commit.members
+            if (member.rank, member.epoch) == (asked.rank, asked.epoch) and member.stop > asked.step
+        )
+        first = next(counted, None)
+        if first is not None and first.rate.number <= asked.number:
+            problems.append(
+                f"record {first.sync} counts a contribution of {asked}, and not its wish"
+            )
+    return problems
 
 
 def ignored_rollbacks(log: Sequence[Commit | Rollback], training: SimulatedTraining) -> list[str]:

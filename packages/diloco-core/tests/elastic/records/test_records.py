@@ -2,6 +2,7 @@
 
 import pytest
 
+from diloco_core._arithmetic._rate import Rate
 from diloco_core._elastic._records._keys import (
     Delta,
     commit_key,
@@ -23,7 +24,10 @@ def _delta(rank, stop=5, sync=3):
     return Delta(sync, rank, 1, 0, stop, _BASE, _SCHEMA)
 
 
-COMMIT = Commit(3, 1, _BASE, "1" * 16, (_delta(0), _delta(4)), {0: 5, 2: 1, 4: 5}, 2, 2, run=_RUN)
+RATE = Rate((0.1, 2.0), 4, 1, 3)
+COMMIT = Commit(
+    3, 1, _BASE, "1" * 16, (_delta(0), _delta(4)), {0: 5, 2: 1, 4: 5}, 2, 2, RATE, run=_RUN
+)
 DONE = Done(3, 1, (1, 2**63), (5, 6), COMMIT)
 ROLLBACK = Rollback(9, (3, 4), (6, 7, 8), {0: 2, 7: 1}, 5, run=_RUN)
 MANIFEST = Manifest(
@@ -102,6 +106,21 @@ def _member(**changes):
         _changed("rollback", 3),
         _changed("outer_steps", 0),
         _changed("outer_steps", 4),
+        *(
+            _changed("outer_lr", [digits])
+            for digits in (
+                "0" * 16,
+                "7ff0000000000000",
+                "7ff8000000000000",
+                "bfe0000000000000",
+                "3f",
+            )
+        ),
+        *(
+            _changed("lr_wish", {"n": 4, "rank": 1, "epoch": 3} | {name: wrong})
+            for name in ("n", "rank", "epoch")
+            for wrong in (-1, None, 1.5)
+        ),
     ],
 )
 def test_a_sealed_commit_with_wrong_fields_is_refused_by_name(fields):

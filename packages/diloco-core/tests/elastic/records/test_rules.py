@@ -4,7 +4,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from diloco_core._elastic._records._keys import Delta, Hint, done_key, shard_key
+from diloco_core._arithmetic._rate import Rate, digits
+from diloco_core._elastic._records._keys import Delta, Hint, Wish, done_key, shard_key
 from diloco_core._elastic._records._records import Rollback
 from diloco_core._elastic._records._rules import (
     collectable,
@@ -14,6 +15,7 @@ from diloco_core._elastic._records._rules import (
     kept_from,
     may_commit,
     newest_done,
+    rate_of,
     valid,
 )
 
@@ -137,6 +139,10 @@ class TestCollectable:
         keys = [_delta(0, sync=sync).key for sync in (1, 2, 3)]
         assert _collect(keys, last=3, kept=[2]) == keys[:2]
 
+    def test_wishes_go_with_the_contributions_beside_them(self):
+        keys = [_wish(1, 0, sync=sync).key for sync in (1, 2, 3)]
+        assert _collect(keys, last=3, kept=[2]) == keys[:2]
+
     def test_with_several_fragments_each_counts_for_itself(self):
         keys = [_delta(0, sync=sync).key for sync in (1, 2, 3, 4)]
         assert _collect(keys, last=4, kept=[3, 2]) == keys[:3]
@@ -200,6 +206,78 @@ def test_newest_done_is_per_fragment_and_ignores_states_that_are_not_complete():
 )
 def test_keys_of_contributions_say_everything(delta):
     assert Delta.parse(delta.key) == delta
+
+
+def _wish(number, rank, value=0.5, sync=3, epoch=1, schema=_SCHEMA):
+    return Wish(sync, Rate((value,), number, rank, epoch), schema)
+
+
+@given(
+    st.builds(
+        _wish,
+        st.integers(1, 10**9 - 1),
+        st.integers(0, 99999),
+        st.floats(5e-324, 1.7e308),
+        st.integers(1, 99_999_999),
+        st.integers(1, 10**6),
+    )
+)
+def test_keys_of_wishes_say_everything(wish):
+    assert Wish.parse(wish.key) == wish
+
+
+@pytest.mark.parametrize(
+    ("old", "new"),
+    [
+        (digits([0.5]), "0" * 16),
+        (digits([0.5]), "7ff0000000000000"),
+        (digits([0.5]), "bfe0000000000000"),
+        (digits([0.5]), "3fe000000000000"),
+        ("lr.1.", "lr.0."),
+        ("lr.1.", "lr.01."),
+        ("lr.1.", "lr.1111111111."),
+        (_SCHEMA, "f"),
+    ],
+)
+def test_keys_that_are_no_wishes_are_passed_over(old, new):
+    key = _wish(1, 0).key
+    assert old in key
+    assert Wish.parse(key.replace(old, new)) is None
+
+
+LAST = Rate((0.7,), 2, 5, 1)
+
+
+@pytest.mark.parametrize(
+    ("wishes", "heard"),
+    [
+        ([], None),
+        ([_wish(3, 0, 0.1)], 0),
+        ([_wish(3, 0, 0.1), _wish(3, 1, 0.2)], 1),
+        ([_wish(3, 1, 0.2), _wish(3, 0, 0.1)], 0),
+        ([_wish(4, 0, 0.1), _wish(3, 1, 0.2)], 0),
+        ([_wish(3, 1, 0.1, epoch=1), _wish(3, 1, 0.2, epoch=2)], 1),
+        ([_wish(3, 1, 0.2), _wish(3, 1, 0.1)], 1),
+        ([_wish(2, 7, 0.1), _wish(1, 9, 0.2)], None),
+        ([_wish(3, 1, schema="e" * 16)], None),
+        ([Wish(3, Rate((0.1, 0.2), 3, 1, 1), _SCHEMA)], None),
+    ],
+    ids=[
+        "none",
+        "one",
+        "the greater rank",
+        "in any order",
+        "the greater number",
+        "the later life",
+        "two of one life",
+        "heard before",
+        "of another run",
+        "for another number of groups",
+    ],
+)
+def test_the_rate_that_a_record_takes(wishes, heard):
+    listing = [_delta(0).key, *(wish.key for wish in wishes), "deltas/00000003/lr.x"]
+    assert rate_of(LAST, listing, _SCHEMA) == (LAST if heard is None else wishes[heard].rate)
 
 
 def test_the_two_newest_states_of_a_fragment_are_kept():

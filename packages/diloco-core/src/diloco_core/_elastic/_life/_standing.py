@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from ..._arithmetic._rate import NO_RATE, Rate
 from ..._errors import CorruptedObjectError
 from .._records._keys import commit_key
 
@@ -68,6 +69,12 @@ class Standing:
     def members(self) -> Mapping[int, int]:
         """The members of that sync, as epoch by rank; before the first sync, all ranks with epoch 0."""
         return self._members
+
+    @property
+    def rate(self) -> Rate:
+        """The learning rate of the newest outer step that the states in memory hold."""
+        commits = [progress.commit for progress in self._fragments if progress.commit is not None]
+        return max(commits, key=lambda commit: commit.sync).rate if commits else NO_RATE
 
     @property
     def rollback(self) -> int:

@@ -7,6 +7,7 @@ Keys under the run's prefix::
     manifest.copy.json                             put     the same, in case that is lost
     claims/{rank}/{epoch}.json                     create  one life of a rank; the highest epoch is the rightful one
     deltas/{sync}/{rank}.{epoch}.{from}-{to}.{base}.{schema}.{groups}.safetensors    put  a contribution, immutable
+    deltas/{sync}/lr.{n}.{rank}.{epoch}.{outer learning rates}.{schema}    put     a life asks for other rates from this sync on
     deltas/{sync}/hint.{rank}.{epoch}.join|leave|repair   put     advice; nothing is decided by it
     commits/{sync}.json                            create  the members of a sync, or a rollback: this alone decides
     state/{sync}/{fragment}.{shard}.safetensors    create  parameters and outer state after the sync
@@ -26,9 +27,10 @@ import re
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from ..._arithmetic._rate import DIGITS, Rate, digits, values_of
+
 if TYPE_CHECKING:
     from collections.abc import Iterable
-
 
 BEGINNING = "beginning.json"
 MANIFEST = "manifest.json"
@@ -39,6 +41,10 @@ _DELTA = re.compile(
     re.ASCII,
 )
 _HINT = re.compile(rf"deltas/(\d{{8}})/hint\.(\d{{5}})\.{_EPOCH}\.(join|leave|repair)", re.ASCII)
+_WISH = re.compile(
+    rf"deltas/(\d{{8}})/lr\.([1-9]\d{{0,8}})\.(\d{{5}})\.{_EPOCH}\.({DIGITS}+)\.([0-9a-f]{{16}})",
+    re.ASCII,
+)
 _CLAIM = re.compile(rf"claims/(\d{{5}})/{_EPOCH}\.json", re.ASCII)
 _COMMIT = re.compile(r"commits/(\d{8})\.json", re.ASCII)
 _INNER = re.compile(rf"inner/(\d{{5}})/{_EPOCH}\.(\d{{8}})\.safetensors", re.ASCII)
@@ -109,6 +115,50 @@ class Hint:
             return None
         sync, rank, epoch, event = match.groups()
         return cls(int(sync), int(rank), int(epoch), event)
+
+
+@dataclass(frozen=True, slots=True)
+class Wish:
+    """What the key of a wish says: a life asks for another outer learning rate, from a sync on.
+
+    It is put before the life's own contribution, so that whoever sees the contribution sees the wish.
+
+    Attributes:
+        sync: The sync.
+        rate: The rate that is asked for, with the rank and the epoch of the life.
+        schema: As in :class:`Delta`.
+    """
+
+    sync: int
+    rate: Rate
+    schema: str
+
+    @property
+    def rank(self) -> int:
+        """The rank that asks."""
+        return self.rate.rank
+
+    @property
+    def epoch(self) -> int:
+        """The life of that rank."""
+        return self.rate.epoch
+
+    @property
+    def key(self) -> str:
+        """The key that says this."""
+        rate = self.rate
+        life = f"{rate.number}.{rate.rank:05}.{rate.epoch:04}"
+        return f"{deltas(self.sync)}lr.{life}.{digits(rate.values)}.{self.schema}"
+
+    @classmethod
+    def parse(cls, key: str) -> Wish | None:
+        """The wish that a key gives; None if it is not the key of one, or a rate is not a positive number."""
+        match = _WISH.fullmatch(key)
+        values = None if match is None else values_of(match[5])
+        if match is None or values is None:
+            return None
+        sync, number, rank, epoch = map(int, match.groups()[:4])
+        return cls(sync, Rate(values, number, rank, epoch), match[6])
 
 
 def deltas(sync: int) -> str:

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import xxhash
 
+from ..._arithmetic._rate import NO_RATE, Rate, digits, values_of
 from ..._errors import RunExistsError
 from ..._wire._fields import Fields
 from ..._wire._sealed import seal, unseal
@@ -37,6 +38,7 @@ class Commit:
         previous: Digest of the record before this one; for the first record, the name of the run.
         members: The contributions that count, in rank order.
         positions: The inner steps that are counted in the fragment's state after this sync, by rank.
+        rate: The learning rate of this outer step. Everybody takes it from here, also those who take the step again.
         outer_steps: Outer steps that the fragment's state has taken after this sync, without those that were given up.
         rollback: Number of the newest rollback before this record; 0 if there was none.
         run: Name of the run.
@@ -50,6 +52,7 @@ class Commit:
     positions: Mapping[int, int]
     outer_steps: int
     rollback: int = 0
+    rate: Rate = NO_RATE
     run: str = field(kw_only=True)
 
     def to_json(self) -> bytes:
@@ -78,6 +81,12 @@ class Commit:
             "members": members,
             "positions": _pairs(self.positions),
             "outer_steps": self.outer_steps,
+            "outer_lr": [digits([value]) for value in self.rate.values],
+            "lr_wish": {
+                "n": self.rate.number,
+                "rank": self.rate.rank,
+                "epoch": self.rate.epoch,
+            },
         }
 
     @classmethod
@@ -112,6 +121,7 @@ class Commit:
             positions,
             fields.whole("outer_steps", 1, sync),
             fields.whole("rollback", 0, sync - 1),
+            _rate(fields),
             run=fields.text("run", DIGEST),
         )
 
@@ -288,6 +298,14 @@ def _member(fields: Fields, sync: int) -> Delta:
     ):
         fields.agree(name, value)
     return delta
+
+
+def _rate(fields: Fields) -> Rate:
+    values = values_of("".join(fields.texts("outer_lr", DIGEST)))
+    if values is None:
+        raise fields.wrong("an outer learning rate must be a positive number")
+    wish = fields.part("lr_wish")
+    return Rate(values, wish.whole("n"), wish.whole("rank"), wish.whole("epoch"))
 
 
 def _pairs(numbers: Mapping[int, int]) -> list[list[int]]:

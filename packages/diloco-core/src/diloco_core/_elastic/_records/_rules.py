@@ -8,7 +8,8 @@ from __future__ import annotations
 import re
 from typing import TYPE_CHECKING
 
-from ._keys import Delta, Hint
+from ..._arithmetic._rate import Rate, chosen
+from ._keys import Delta, Hint, Wish
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterable, Mapping
@@ -40,7 +41,7 @@ def valid(
         positions: Inner steps counted so far, by rank.
         size: Returns the size in bytes of a contribution that carries these groups; None if no contribution may carry them.
     """
-    chosen: dict[int, Delta] = {}
+    newest: dict[int, Delta] = {}
     for key, stored_size in listing.items():
         delta = Delta.parse(key)
         if (
@@ -51,10 +52,10 @@ def valid(
             continue
         if not positions.get(delta.rank, 0) <= delta.start < delta.stop:
             continue
-        other = chosen.get(delta.rank)
+        other = newest.get(delta.rank)
         if other is None or other.epoch < delta.epoch:
-            chosen[delta.rank] = delta
-    return dict(sorted(chosen.items()))
+            newest[delta.rank] = delta
+    return dict(sorted(newest.items()))
 
 
 def expected(
@@ -97,6 +98,27 @@ def former_farewells(listing: Iterable[str], rank: int, epoch: int) -> set[str]:
         if any(hint.rank == rank and hint.epoch < epoch for hint in hints.values())
         else set()
     )
+
+
+def rate_of(standing: Rate, listing: Iterable[str], schema: str) -> Rate:
+    """The learning rate of the outer step that a record decides.
+
+    Args:
+        standing: The rate of the outer step before; before any wish, what the life itself proposes.
+        listing: Keys under the sync's folder. A wish stands there before the contribution of its life does, so one listing
+            that shows a contribution shows its wish, too.
+        schema: Identifies the run and the fragment in the keys of wishes.
+    """
+    wishes = (
+        wish.rate
+        for wish in map(Wish.parse, listing)
+        if wish is not None
+        and wish.schema == schema
+        and wish.rate.number > standing.number
+        and len(wish.rate.values) == len(standing.values)
+    )
+    # Two wishes of one life differ in nothing but their values. Any order will do, since the record decides.
+    return chosen([standing, *sorted(wishes, key=lambda rate: rate.values)])
 
 
 def may_commit(
@@ -192,7 +214,7 @@ def collectable(
     """
     unneeded = []
     for key in keys:
-        payload = Delta.parse(key) or Hint.parse(key)
+        payload = Delta.parse(key) or Hint.parse(key) or Wish.parse(key)
         state, initial_shard = _STATE.fullmatch(key), _INITIAL.fullmatch(key)
         if payload is not None:
             sync = payload.sync

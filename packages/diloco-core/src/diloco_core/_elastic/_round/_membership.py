@@ -70,11 +70,13 @@ class Folder:
         chosen: The contributions that count for the life's state, at most one per rank, in rank order.
         elsewhere: Ranks that contributed from another state, with the digest of that state.
         missing: Ranks that are waited for, in order.
+        listing: The keys that were listed.
     """
 
     chosen: Mapping[int, Delta]
     elsewhere: Mapping[int, str]
     missing: tuple[int, ...]
+    listing: Collection[str] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -149,7 +151,7 @@ def read_folder(at: Round, listing: Mapping[str, int]) -> Folder:
         if rank not in chosen and delta.base != at.base
     }
     waited_for = expected(at.members, listing, at.absent, at.former) - elsewhere.keys()
-    return Folder(chosen, elsewhere, tuple(sorted(waited_for - chosen.keys())))
+    return Folder(chosen, elsewhere, tuple(sorted(waited_for - chosen.keys())), listing.keys())
 
 
 def on_look(at: Round, folder: Folder | None, *, overdue: bool, expired: bool) -> Decision:

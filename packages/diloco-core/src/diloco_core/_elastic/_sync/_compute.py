@@ -132,6 +132,8 @@ class Computation:
             self._progress.values_at[shard] = None
         first, unchanged = watched(self._result, batch, inputs.sources[0])
 
+        self._job.rate = self._commit.rate
+
         def verify() -> None:
             inputs.verify(batch)
             unchanged()

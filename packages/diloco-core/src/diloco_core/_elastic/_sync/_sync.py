@@ -6,12 +6,13 @@ import logging
 from functools import partial
 from typing import TYPE_CHECKING
 
+from ..._arithmetic._rate import Rate
 from ..._arithmetic._sharded import carried_groups
 from ..._errors import CorruptedObjectError, SyncError
 from .._records._delta import ChangedError, schema
-from .._records._keys import Delta, Hint, commit_key, deltas
+from .._records._keys import Delta, Hint, Wish, commit_key, deltas
 from .._records._records import Commit
-from .._records._rules import former_farewells, in_force
+from .._records._rules import former_farewells, in_force, rate_of
 from .._repair import answer, commit_mended, read_commit
 from .._round._membership import (
     Create,
@@ -38,7 +39,7 @@ from ._messages import notice, say_what_is_lost, say_who_is_missing, timed_out
 from ._reports import completed, left, reloaded
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
+    from collections.abc import Callable, Iterable, Sequence
 
     from ..._exchange._report import SyncReport
     from ..._exchange._resumable import ResumableJob
@@ -153,6 +154,7 @@ class ElasticSync:
             return reload
         if learned:
             self._job.reapply(learned)
+        self._job.rate = commit.rate
         life.standing.advance(commit, record_digest)
         if commit.members[commit.sync % len(commit.members)].rank == life.rank:
             collect(life)
@@ -196,6 +198,7 @@ class ElasticSync:
                 f"already counted its steps up to {progress.positions.get(life.rank, 0)}. Contributions must continue from the "
                 "counted steps, which restore() returned."
             )
+        self._ask(self._job.proposal.wish)
         base = partial(life.shard, progress.sync, self._index)
         parts = partial(
             progress.format.parts, delta, life.chunk_bytes, life.scratch, base, progress.sums
@@ -214,6 +217,13 @@ class ElasticSync:
             return Reload(Why.CHANGED)
         self._own_delta = delta
         return None
+
+    def _ask(self, wish: Sequence[float]) -> None:
+        """Ask for another outer learning rate, if this replica wants one. To be called before its contribution is put."""
+        life = self._life
+        if wish:
+            rate = Rate(tuple(wish), life.standing.rate.number + 1, life.rank, life.epoch)
+            life.store.put(Wish(self._sync, rate, self._round.schema).key, lambda: [b"\n"])
 
     def _wait(self) -> tuple[Commit, str] | Reload | None:
         """Wait for the record, and create it when this life may. Returns None if this life continues without the sync."""
@@ -282,6 +292,7 @@ class ElasticSync:
         reload = look_back(life)
         if reload is not None:
             return reload
+        standing = life.standing.rate
         commit = Commit(
             self._sync,
             self._index,
@@ -291,6 +302,11 @@ class ElasticSync:
             self._progress.counting(members),
             self._progress.outer_steps + 1,
             life.rollback,
+            rate_of(
+                standing if standing.number else self._job.proposal.standing,
+                self._folder.listing,
+                self._round.schema,
+            ),
             run=life.run,
         )
         if life.store.create(commit_key(self._sync), commit.to_json):

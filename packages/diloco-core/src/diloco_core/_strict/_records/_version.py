@@ -9,11 +9,12 @@ from ..._errors import FormatError
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-VERSION = 5
+VERSION = 6
 """Version of the records of strict runs. In version 1, commit records did not name the run, and it could not be resumed.
 
 Version 2 did not name what was given up when the run was resumed. In version 3, claims did not say how often a process gives a
-sign of life. In version 4, the keys of inner state did not name the life that had saved it.
+sign of life. In version 4, the keys of inner state did not name the life that had saved it. In version 5,
+contributions did not say with which learning rate the outer step is to be taken.
 """
 
 

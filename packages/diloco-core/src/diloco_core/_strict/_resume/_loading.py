@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING
 
+from ..._arithmetic._rate import Rate
 from ..._errors import CorruptedObjectError
 from ..._exchange._resumable import TakenUp
 from ..._store._ahead import open_ahead
@@ -132,7 +133,9 @@ class Loader:
             *(key for key in own_shards(listing, rank, manifest.world_size) if key not in kept),
             *own_contributions(participant.store.list("deltas/"), rank, participant.run),
         ]
-        taken = TakenUp(manifest.outer_steps(sync), max(counted), syncs, counted)
+        newest = syncs.index(max(syncs))
+        rate = next(_rate(headers[part], part.key) for part in headers if part.index == newest)
+        taken = TakenUp(manifest.outer_steps(sync), max(counted), syncs, counted, rate)
         return taken, obsolete, previous
 
     def _write_again(
@@ -202,6 +205,13 @@ class Loader:
                     read_shard(participant, copy_key(key), None, act, _GONE)
                     replaced.append(key)
         return replaced
+
+
+def _rate(header: Mapping[str, str], origin: str) -> Rate:
+    rate = Rate.parse(header.get("outer_lr", "-"))
+    if rate is None:
+        raise CorruptedObjectError(f"the header of {origin} does not say its outer learning rate")
+    return rate
 
 
 def _steps(text: str | None, origin: str) -> int:

@@ -10,6 +10,7 @@ from ..._store._reread import read_again
 from .._records._records import check_commit, commit, commit_key
 
 if TYPE_CHECKING:
+    from ..._arithmetic._rate import Rate
     from .._participant import Participant
     from ._objects import SyncObjects
 
@@ -115,6 +116,10 @@ class Members:
         return {
             rank: self._objects.carried(rank, key) or 0 for rank, key in sorted(self._keys.items())
         }
+
+    def proposed(self) -> list[Rate]:
+        """The learning rate that each rank proposes, in rank order. Once the sync is committed."""
+        return [self._objects.proposed(key) for _, key in sorted(self._keys.items())]
 
     def key(self, rank: int) -> str:
         """The key of a rank's contribution."""

@@ -6,6 +6,7 @@ import re
 from functools import partial
 from typing import TYPE_CHECKING
 
+from ..._arithmetic._rate import NO_RATE, Rate
 from ..._arithmetic._sharded import may_carry
 from ..._wire._published import Shard
 from ..._wire._sections import fingerprint, seed
@@ -19,7 +20,7 @@ if TYPE_CHECKING:
 
 _SHARD = re.compile(r"state/([0-9]{8})/([0-9]{5})\.([0-9a-f]{16})(\.copy)?\.safetensors")
 _DELTA = re.compile(
-    r"deltas/([0-9]{8})/([0-9]{5})\.([0-9a-f]{16})\.[0-9a-f]{16}\.([0-9a-f]{1,16})\.safetensors"
+    r"deltas/([0-9]{8})/([0-9]{5})\.([0-9a-f]{16})\.[0-9a-f]{16}\.([0-9a-f]{1,16})(?:\.([0-9a-f-]{1,999}))?\.safetensors"
 )
 
 
@@ -31,10 +32,14 @@ class SyncObjects:
         number: Number of the sync in the exchange.
         job: What is synced.
         steps: How many inner steps of this rank the sync counts, for those who resume the run.
+
+    Attributes:
+        rate: The learning rate of the outer step, once it is known, for those who resume the run.
     """
 
     def __init__(self, participant: Participant, number: int, job: SyncJob, steps: int = 0) -> None:
         self._steps = steps
+        self.rate = job.rate
         self._participant = participant
         self._number = number
         self._job = job
@@ -53,10 +58,11 @@ class SyncObjects:
         """The folder of the published shards."""
         return f"state/{self._number:08}/"
 
-    def delta_key(self, rank: int, groups: int) -> str:
-        """Key of the contribution of a rank that carries certain groups."""
+    def delta_key(self, rank: int, groups: int, rate: Rate) -> str:
+        """Key of the contribution of a rank that carries certain groups, and proposes a learning rate."""
         run, job = self._participant.run[:16], self._job.fingerprint[:16]
-        return f"{self.deltas}{rank:05}.{run}.{job}.{groups:x}.safetensors"
+        lr = f".{rate.text}" if rate.text else ""
+        return f"{self.deltas}{rank:05}.{run}.{job}.{groups:x}{lr}.safetensors"
 
     def contributor(self, key: str) -> int | None:
         """The rank that has contributed an object with this key; None if it is not a contribution to this run."""
@@ -68,13 +74,21 @@ class SyncObjects:
     def carried(self, rank: int, key: str) -> int | None:
         """The groups that the contribution with this key carries; None if it is not one of this rank to this sync."""
         match = _DELTA.fullmatch(key)
-        groups = int(match[4], 16) if match is not None else -1
+        rate = None if match is None else Rate.parse(match[5] or "")
+        if match is None or rate is None:
+            return None
+        groups = int(match[4], 16)
         valid = (
-            groups >= 0
-            and key == self.delta_key(rank, groups)
+            key == self.delta_key(rank, groups, rate)
             and may_carry(self._job.layout, groups)
+            and len(rate.values) == len(self._job.proposal.standing.values)
         )
         return groups if valid else None
+
+    def proposed(self, key: str) -> Rate:
+        """The learning rate that the contribution with this key proposes; :meth:`carried` accepts it."""
+        match = _DELTA.fullmatch(key)
+        return (match and Rate.parse(match[5] or "")) or NO_RATE
 
     def delta(self, rank: int, groups: int) -> DeltaFile:
         """The contribution of a rank that carries certain groups."""
@@ -102,7 +116,7 @@ class SyncObjects:
 
     def shard_metadata(self) -> dict[str, str]:
         """What the header of a published shard says beside its tensors."""
-        return {**self._metadata("state"), "steps": str(self._steps)}
+        return {**self._metadata("state"), "steps": str(self._steps), "outer_lr": self.rate.text}
 
     def _seed(self, *parts: object) -> int:
         return seed(self._fingerprint, self._number, *parts)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from functools import partial
 from typing import TYPE_CHECKING
 
+from ..._arithmetic._rate import chosen
 from ..._arithmetic._sharded import carried_groups, check_contribution, contributions
 from ..._errors import RunExistsError, SyncTimeoutError
 from ..._exchange._endings import describe, named_ranks
@@ -56,6 +57,7 @@ class StoreSync:
         self._previous = previous
         self._owned = participant.owned(job.layout)
         self._groups = carried_groups(job)
+        self._proposed = job.proposal.rate(participant.rank)
         self._description = describe(job.kind, job.name, progress)
         self._traffic = Traffic()
         self._contributing = 0.0  # seconds
@@ -88,6 +90,7 @@ class StoreSync:
         self._wait_for_commit()
         # All replicas have contributed to this sync, so all have finished the one before.
         self._previous = None
+        self._job.rate = self._objects.rate = chosen(self._members.proposed())
         reduction = Reduction(self._participant, self._job, self._objects, self._members, traffic)
         reduction.run(self._progress.next, partial(self._publish, [*obsolete]))
         self._adopt()
@@ -109,7 +112,7 @@ class StoreSync:
     @property
     def contributed(self) -> list[str]:
         """Keys of this replica's contribution."""
-        return [self._objects.delta_key(self._participant.rank, self._groups)]
+        return [self._objects.delta_key(self._participant.rank, self._groups, self._proposed)]
 
     @property
     def superseded(self) -> list[str]:

@@ -1,0 +1,160 @@
+"""The outer learning rate in elastic runs: whatever goes wrong, every replica and every replay takes the record's."""
+
+import random
+
+import pytest
+import torch
+
+from diloco_core import Elastic
+from diloco_core._arithmetic._rate import NO_RATE
+from diloco_core._elastic._life._standing import Standing
+from diloco_core._elastic._sync._sync import ElasticSync
+from diloco_core._loop._outer_lr import OuterLr
+from diloco_core._outer._fragment import Fragment
+from diloco_core.testing import (
+    Fault,
+    Schedule,
+    SimulatedStore,
+    SimulatedTraining,
+    broken_promises,
+    simulate,
+    violations,
+)
+from diloco_core.testing._checks import read_log
+
+_HARMFUL = ("kill before", "kill after", "delay", "zombie", "jump", "lose answer")
+
+
+def of_its_own(rank, life, sync):
+    """A function that is another one for every life, as on another machine, or after the program was changed."""
+    return 1 / (1 + rank + 2 * life + sync)
+
+
+def _run(number):
+    """A simulated run with wishes at random: what goes wrong, and the records that hear one."""
+    chance = random.Random(number)
+    faults = [
+        Fault(
+            chance.randrange(3),
+            chance.randint(1, 2),
+            chance.randint(10, 110),
+            chance.choice(_HARMFUL),
+            60.0,
+        )
+        for _ in range(chance.randint(0, 6))
+    ]
+    wishes = {
+        (chance.randrange(3), chance.choice([1, 1, 2]), chance.randint(0, 9)): number / 16
+        for number in range(1, 6)
+    }
+    sizes = chance.choice([(40,), (40, 30)])
+    delay, alpha = chance.choice([(0, 0.0), (1, 0.0), (2, 0.5)])
+    training = SimulatedTraining(
+        syncs=6,
+        sizes=sizes,
+        sync_every=3 * len(sizes) if delay else 2,
+        delay=delay,
+        alpha=alpha,
+        lr=of_its_own,
+        wishes=wishes,
+    )
+    store, broken = SimulatedStore(), []
+    store.after_delete = lambda keys: broken.extend(broken_promises(store, keys))
+    settings = Elastic(
+        chance.randint(1, 3),
+        grace=8.0,
+        topology=chance.choice(["sharded", "gather"]),
+        late=chance.choice(["carry", "drop"]),
+        publish_every=chance.randint(1, 3),
+        retention=chance.randint(1, 2),
+    )
+    schedule = Schedule(
+        3, seed=number, faults=faults, restart_after=2.0, latency=chance.choice([0.02, 0.3])
+    )
+    outcome = simulate(training, schedule, settings, store=store, limit=5000.0)
+    heard = {record.rate.number for record in read_log(store)[0] if record.rate.number}
+    return violations(outcome, training) + broken, heard
+
+
+@pytest.mark.parametrize("numbers", [range(6), pytest.param(range(6, 400), marks=pytest.mark.slow)])
+def test_wishes_are_heard_whatever_goes_wrong(numbers):
+    torch.set_num_threads(1)
+    results = [_run(number) for number in numbers]
+    assert [wrong for wrong, _ in results] == [[]] * len(numbers)
+    assert sum(len(heard) for _, heard in results) > len(numbers)
+
+
+def own_rate_in_place_of_the_records(monkeypatch):
+    own = property(lambda self: self.proposal.standing, lambda self, rate: None)
+    monkeypatch.setattr(Fragment, "rate", own, raising=False)
+
+
+def wish_after_the_contribution(monkeypatch):
+    ask, wait = ElasticSync._ask, ElasticSync._wait
+
+    def mutant(self):
+        ask(self, self.wish)
+        return wait(self)
+
+    monkeypatch.setattr(ElasticSync, "wish", (), raising=False)
+    monkeypatch.setattr(ElasticSync, "_ask", lambda self, wish: setattr(self, "wish", wish))
+    monkeypatch.setattr(ElasticSync, "_wait", mutant)
+
+
+def forgets_the_last_change(monkeypatch):
+    monkeypatch.setattr(Standing, "rate", NO_RATE)
+
+
+def asks_only_once(monkeypatch):
+    propose = OuterLr.propose
+
+    def mutant(self, last, sync):
+        proposal = propose(self, last, sync)
+        self._wish = ()
+        return proposal
+
+    monkeypatch.setattr(OuterLr, "propose", mutant)
+
+
+def does_not_look_for_wishes(monkeypatch):
+    monkeypatch.setattr(
+        "diloco_core._elastic._sync._sync.rate_of", lambda standing, listing, schema: standing
+    )
+
+
+@pytest.mark.parametrize(
+    ("mutate", "first"),
+    [
+        (own_rate_in_place_of_the_records, 0),
+        (wish_after_the_contribution, 29),
+        (forgets_the_last_change, 4),
+        (does_not_look_for_wishes, 0),
+    ],
+    ids=lambda argument: getattr(argument, "__name__", ""),
+)
+def test_without_a_rule_some_run_goes_wrong(mutate, first, monkeypatch):
+    torch.set_num_threads(1)
+    mutate(monkeypatch)
+    assert any(_run(number)[0] for number in range(first, first + 60))
+
+
+def _left_out():
+    """A life is held up while it asks, so that syncs are decided without it: what goes wrong, and the rates in the log."""
+    training = SimulatedTraining(
+        syncs=10, sizes=(40,), pauses={(0, 2): 14.0}, wishes={(0, 1, 2): 0.25}
+    )
+    outcome = simulate(training, Schedule(3), Elastic(2, grace=8.0))
+    log, _ = read_log(outcome.store)
+    left_out = [record.sync for record in log if 0 not in {m.rank for m in record.members}]
+    return violations(outcome, training), left_out, [record.rate.values[0] for record in log]
+
+
+def test_a_wish_stands_until_a_sync_counts_its_maker(monkeypatch):
+    wrong, left_out, rates = _left_out()
+    assert wrong == []
+    assert left_out[0] == 2
+    assert left_out[-1] < len(rates)
+    back = left_out[-1]
+    assert rates == [0.7] * back + [0.25] * (len(rates) - back)
+    asks_only_once(monkeypatch)
+    assert _left_out()[0]
