@@ -363,6 +363,20 @@ def test_what_could_not_be_ended_is_listed_and_the_rest_cannot_start(lab):
         lab.launch(4)
 
 
+def test_a_cancel_does_not_pass_over_what_lives_on_without_its_record(lab):
+    """Somebody has removed the Dict: nobody would know of a container that goes on."""
+    handles = lab.launch(2)
+    lab.begin(handles[0])
+    lab.finish(handles[0])
+    modal.Dict.objects.delete("diloco-run", client=lab.client)
+    lab.executor().cancel(handles[0])
+    call = lab.call(handles[1]).call_id
+    with pytest.raises(BackendError, match=f"has not ended, and may cost money: .*{call}"):
+        lab.executor().cancel(handles[1])
+    lab.call(handles[1]).stop()
+    lab.executor().cancel(handles[1])
+
+
 def test_cancelled_before_every_rank_was_started(lab):
     lab.launch(2)
     lab.record().pop("call-1")

@@ -306,6 +306,7 @@ class ModalSpawnExecutor(BaseExecutor):
         try:
             record, told = self._looked([handle])
         except ReplicaNotFoundError:
+            self._check_over(handle)
             return
         except DamagedRecordError:
             # It may be running, and its call is known nevertheless.
@@ -315,6 +316,32 @@ class ModalSpawnExecutor(BaseExecutor):
             return
         if handle in told and not told[handle].state.terminal:
             self._end(handle, record, mark)
+
+    def _check_over(self, handle: ReplicaHandle) -> None:
+        """Refuse to say that nothing is left to end, if the record is gone and the call is not.
+
+        It is not ended here: without a record nobody knows whether the handle is true.
+        """
+        call = handle.metadata["function_call_id"]
+
+        async def lives(call: str) -> bool:
+            try:
+                await self._client.answer(call)
+            except TimeoutError:
+                return True
+            except MissingError:
+                return False
+            except BackendError:
+                raise
+            except BaseException:  # noqa: BLE001 - what its container has raised
+                return False
+            return False
+
+        if many.at_once(lives, [call]) == [True]:
+            raise BackendError(
+                f"the record of the run {handle.run_id!r} was removed from Modal, but the call of this handle has not ended, and "
+                f"may cost money: modal.FunctionCall.from_id({call!r}).cancel(terminate_containers=True) ends it ({link(call)})"
+            )
 
     def _end(self, handle: ReplicaHandle, record: Any, mark: Mapping[str, Any]) -> None:
         key = f"cancel-{handle.rank}"
