@@ -13,6 +13,7 @@ from diloco_protocol import (
     AuthError,
     BackendError,
     Backoff,
+    FolderJournal,
     ForbiddenError,
     InvalidRequestError,
     LaunchError,
@@ -216,6 +217,7 @@ def test_a_refused_cancel_leaves_the_mark_of_another(lab):
         ("timeout", Reason.TIMEOUT),
         ("exit", Reason.START_FAILED),
         ("fail", Reason.START_FAILED),
+        ("barrier", Reason.START_FAILED),
         ("other", Reason.START_FAILED),
     ],
 )
@@ -230,6 +232,8 @@ def test_other_ends(lab, end, reason):
         call.exit(3)
     elif end == "fail":
         call.fail(ValueError("not ours"))
+    elif end == "barrier":
+        call.fail(TimeoutError("not Modal's"))
     elif end == "other":
         call.end({"not": "an outcome"})
     else:
@@ -375,6 +379,16 @@ def test_a_cancel_does_not_pass_over_what_lives_on_without_its_record(lab):
         lab.executor().cancel(handles[1])
     lab.call(handles[1]).stop()
     lab.executor().cancel(handles[1])
+
+
+def test_a_run_that_only_a_journal_knows_is_not_said_to_be_cancelled_while_it_lives(lab, tmp_path):
+    executor = lab.executor(journal=FolderJournal(tmp_path))
+    (handle,) = lab.launch(1, executor)
+    modal.Dict.objects.delete("diloco-run", client=lab.client)
+    with pytest.raises(BackendError, match="has not ended, and may cost money"):
+        executor.cancel_run("run")
+    lab.call(handle).stop()
+    executor.cancel_run("run")
 
 
 def test_cancelled_before_every_rank_was_started(lab):

@@ -151,11 +151,11 @@ class Client:
                 self._calls.clear()
             self._calls[call_id] = call
 
-    def terminated(self, call_id: str) -> bool:
-        """Whether a call that has ended was terminated."""
+    def status(self, call_id: str) -> str:
+        """Modal's word for the state of a call, such as ``"PENDING"``, also while it runs, or ``"TERMINATED"``."""
         call = self._call(call_id)
         graph = self._ask(call.get_call_graph, f"looking at the call {call_id}")
-        return status_in(graph, call_id) == "TERMINATED"
+        return status_in(graph, call_id)
 
     def cancel(self, call_id: str) -> None:
         """End a call and its container; one that is gone is ignored."""

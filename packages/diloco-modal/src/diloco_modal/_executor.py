@@ -219,8 +219,12 @@ class ModalSpawnExecutor(BaseExecutor):
         trace = states.trace_of(entries, handle.rank)
         try:
             status, result = states.reported(await self._client.answer(call), trace, url)
-        except TimeoutError:  # the builtin one: it has not ended
-            return states.living(trace, url)
+        except TimeoutError as error:  # the builtin one: it has not ended
+            # Modal's own says nothing. An app that is not ours may raise one, too, and would wait for ever.
+            if not error.args or await asyncio.to_thread(self._client.status, call) == "PENDING":
+                return states.living(trace, url)
+            ended_by = asyncio.to_thread(self._ended_by, error, handle, record, trace)
+            status, result = await ended_by, None
         except MissingError:
             return None
         except BackendError:
@@ -239,7 +243,7 @@ class ModalSpawnExecutor(BaseExecutor):
         self, error: BaseException, handle: ReplicaHandle, record: Any, trace: states.Trace
     ) -> ReplicaStatus:
         call = handle.metadata["function_call_id"]
-        if not self._client.terminated(call):
+        if self._client.status(call) != "TERMINATED":
             return states.died(error, trace, link(call))
         now = self._options.clock()
         if trace.cancel is None:
@@ -365,6 +369,7 @@ class ModalSpawnExecutor(BaseExecutor):
         try:
             record, entries = self._patiently(lambda: self._read(run_id))
         except ReplicaNotFoundError:  # only the journal knows it
+            cancel_all(handles, self.cancel)
             return
 
         def stop(handle: ReplicaHandle) -> None:
