@@ -1,7 +1,8 @@
 """What encoding and decoding cost, as ratios to a copy of the same values in the same run: ``hatch run bench-codecs``.
 
 One thread works through 64 chunks of 1 MiB of fp32 values in turn, more than any cache holds, as an exchange does. Each figure
-is the median over rounds in which all codecs take their turns, so that a noisy machine disturbs all alike.
+is the median over rounds in which all codecs take their turns, so that a noisy machine disturbs all alike. With ``--compile``
+the codecs that ``compile_codec`` knows are measured compiled, too.
 """
 
 from __future__ import annotations
@@ -14,10 +15,12 @@ from typing import TYPE_CHECKING
 import torch
 
 from diloco_core._arithmetic._layout import CHUNK_BYTES
-from diloco_core._codecs._named import CODECS
+from diloco_core._codecs._named import CODECS, FORMULAS, compile_codec
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Mapping, Sequence
+
+    from diloco_core import Codec
 
 CHUNKS = 64
 
@@ -31,13 +34,16 @@ def seconds(work: Callable[[int], object]) -> float:
 
 
 def rounds_of(
-    count: int, values: Sequence[torch.Tensor], out: Sequence[torch.Tensor]
+    count: int,
+    codecs: Mapping[str, Codec],
+    values: Sequence[torch.Tensor],
+    out: Sequence[torch.Tensor],
 ) -> dict[str, list[tuple[float, float]]]:
     """For every codec, the times of encoding and decoding in each round, in copies of the values."""
-    data = {name: [codec.encode(chunk) for chunk in values] for name, codec in CODECS.items()}
-    found: dict[str, list[tuple[float, float]]] = {name: [] for name in CODECS}
+    data = {name: [codec.encode(chunk) for chunk in values] for name, codec in codecs.items()}
+    found: dict[str, list[tuple[float, float]]] = {name: [] for name in codecs}
     for _ in range(count):
-        for name, codec in CODECS.items():
+        for name, codec in codecs.items():
             copy = seconds(lambda number: out[number].copy_(values[number]))
             encode = seconds(lambda number, codec=codec: codec.encode(values[number]))
             decode = seconds(
@@ -53,18 +59,24 @@ def main() -> int:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--rounds", type=int, default=7, help="counted rounds (default: 7)")
+    parser.add_argument("--compile", action="store_true", help="measure compiled codecs, too")
     arguments = parser.parse_args()
     torch.set_num_threads(1)
+    codecs = dict(CODECS)
+    if arguments.compile:
+        start = time.perf_counter()
+        codecs |= {f"{name} compiled": compile_codec(name) for name in FORMULAS}
+        print(f"compiled in {time.perf_counter() - start:.1f} s")
     elements = CHUNK_BYTES // torch.float32.itemsize
     values = list(torch.randn(CHUNKS, elements, generator=torch.Generator().manual_seed(0)))
     out = list(torch.empty(CHUNKS, elements))
-    rounds_of(1, values, out)
+    rounds_of(1, codecs, values, out)
     print("one thread; times in copies of the fp32 values\n")
-    print(f"{'codec':12} {'bytes a value':>13} {'encode':>7} {'decode':>7}")
-    for name, times in rounds_of(arguments.rounds, values, out).items():
+    print(f"{'codec':14} {'bytes a value':>13} {'encode':>7} {'decode':>7}")
+    for name, times in rounds_of(arguments.rounds, codecs, values, out).items():
         encode, decode = (statistics.median(column) for column in zip(*times, strict=True))
-        width = CODECS[name].size(torch.float32, elements) / elements
-        print(f"{name:12} {width:13.3f} {encode:7.2f} {decode:7.2f}")
+        width = codecs[name].size(torch.float32, elements) / elements
+        print(f"{name:14} {width:13.3f} {encode:7.2f} {decode:7.2f}")
     return 0
 
 

@@ -3,6 +3,7 @@
 from .__about__ import __version__ as __version__
 from ._allreduce import ObjectStoreAllReduce
 from ._codecs._codec import Codec
+from ._codecs._named import compile_codec
 from ._connect import connect
 from ._elastic._exchange import ElasticExchange
 from ._elastic._settings import Elastic
@@ -86,6 +87,7 @@ __all__ = [
     "Transfer",
     "UnequalSyncsError",
     "UnseenStepsError",
+    "compile_codec",
     "connect",
     "export",
     "in_process",

@@ -1,5 +1,7 @@
 """Codecs with a scale at the edges of what float32 holds."""
 
+import threading
+
 import pytest
 import torch
 
@@ -45,6 +47,22 @@ def test_numbers_too_large_for_float32_become_large_ones(codec):
     assert bool(out.isfinite().all())
     assert torch.equal(out.sign(), values.sign())
     assert bool((out.abs()[:3] >= min(65504.0, LARGEST / 4)).all())
+
+
+@pytest.mark.parametrize("codec", ["int8", "e2m1", "e3m0"])
+def test_a_thread_that_began_in_inference_mode_can_go_on_without(codec):
+    codec, values, encoded = CODECS[codec], torch.randn(100), []
+
+    def both():
+        with torch.inference_mode():
+            encoded.append(codec.encode(values))
+        encoded.append(codec.encode(values).clone())
+
+    thread = threading.Thread(target=both)
+    thread.start()
+    thread.join()
+    first, second = encoded
+    assert torch.equal(first, second)
 
 
 def test_e2m1_is_the_format_of_the_specification():

@@ -100,7 +100,9 @@ def work(which: int, rows: torch.Tensor) -> torch.Tensor:
     """A float32 buffer in the shape of ``rows``, with anything in it; the same memory whenever this thread asks for ``which``."""
     buffer = _work.buffers.get(which)
     if buffer is None or buffer.numel() < rows.numel():
-        buffer = torch.empty(rows.numel(), dtype=torch.float32, device="cpu")
+        # A tensor that is made inside torch.inference_mode() could not be used outside of it.
+        with torch.inference_mode(mode=False):
+            buffer = torch.empty(rows.numel(), dtype=torch.float32, device="cpu")
         if buffer.nbytes <= _KEPT_BYTES:
             _work.buffers[which] = buffer
     return buffer[: rows.numel()].view(rows.shape)

@@ -15,22 +15,22 @@ from ._blocks import BlockCodec, work
 
 _SCALE_BYTES = 1
 _BLOCK = 32
-_MANTISSA_BITS = 23
-_BIAS = 127
-_LARGEST_EXPONENT = 253
-_NOT_A_NUMBER = 255
-_INFINITY = 0x7F800000
-_SIGN = 8
+MANTISSA_BITS = 23
+BIAS = 127
+LARGEST_EXPONENT = 253
+NOT_A_NUMBER = 255
+INFINITY = 0x7F800000
+SIGN = 8
 _CODES = 16
 # A float of this size has no bits for fractions. To add it to a small positive number rounds that to the nearest whole number,
 # ties to the even one, and the lowest byte of the sum is that number: one step in place of two.
-_WHOLE = 2.0**_MANTISSA_BITS
+_WHOLE = 2.0**MANTISSA_BITS
 
 
 class _Float4(BlockCodec):
     def __init__(self, name: str) -> None:
         super().__init__(name, _BLOCK)
-        numbers = self.numbers(torch.arange(_SIGN, dtype=torch.uint8, device="cpu")).float()
+        numbers = self.numbers(torch.arange(SIGN, dtype=torch.uint8, device="cpu")).float()
         signed = torch.cat((numbers, -numbers)) + 0.0  # without a negative zero
         # For every byte the two numbers that it stands for, as one element, so that they are looked up together.
         pairs = torch.stack((signed.repeat(_CODES), signed.repeat_interleave(_CODES)), 1)
@@ -45,23 +45,23 @@ class _Float4(BlockCodec):
         magnitudes = torch.abs(rows, out=work(0, rows))
         # The bits of positive numbers are in the order of the numbers, with NaN at the end.
         largest = magnitudes.view(torch.int32).amax(1, keepdim=True)
-        exponent = self.exponent(largest).clamp_(0, _LARGEST_EXPONENT)
+        exponent = self.exponent(largest).clamp_(0, LARGEST_EXPONENT)
         # One over the scale, which is a normal number for every byte that is used.
-        inverse = (2 * _BIAS - exponent) << _MANTISSA_BITS
+        inverse = (2 * BIAS - exponent) << MANTISSA_BITS
         codes = self.codes(magnitudes.mul_(inverse.view(torch.float32)))
         signs = torch.bitwise_right_shift(
             rows.view(torch.int32), 28, out=magnitudes.view(torch.int32)
         )
-        codes |= signs.to(torch.int8).bitwise_and_(_SIGN)
-        exponent.masked_fill_(largest >= _INFINITY, _NOT_A_NUMBER)
+        codes |= signs.to(torch.int8).bitwise_and_(SIGN)
+        exponent.masked_fill_(largest >= INFINITY, NOT_A_NUMBER)
         out[:, :_SCALE_BYTES].copy_(exponent)
         out[:, _SCALE_BYTES:].copy_(_packed(codes))
 
     def decode_rows(self, data: torch.Tensor, out: torch.Tensor) -> None:
         """Multiply whole numbers by the scale, which is exact."""
         exponent = data[:, :_SCALE_BYTES].to(torch.int32)
-        scale = (exponent << _MANTISSA_BITS).view(torch.float32)
-        scale.mul_(self.unit).masked_fill_(exponent == _NOT_A_NUMBER, torch.nan)
+        scale = (exponent << MANTISSA_BITS).view(torch.float32)
+        scale.mul_(self.unit).masked_fill_(exponent == NOT_A_NUMBER, torch.nan)
         codes = data[:, _SCALE_BYTES:].to(torch.int32)
         if out.shape[1] % 2 == 0 and out.storage_offset() % 2 == 0:
             torch.index_select(self._pairs, 0, codes.view(-1), out=out.view(torch.int64).view(-1))
@@ -101,7 +101,7 @@ class E2M1(_Float4):
 
     def exponent(self, largest: torch.Tensor) -> torch.Tensor:
         """The exponent of the largest magnitude, less that of 4; 0 if the smallest magnitude would not be a normal number."""
-        exponent = (largest >> _MANTISSA_BITS).sub_(2)
+        exponent = (largest >> MANTISSA_BITS).sub_(2)
         return exponent.masked_fill_(exponent < 2, 0)
 
     def codes(self, magnitudes: torch.Tensor) -> torch.Tensor:
@@ -140,7 +140,7 @@ class E3M0(_Float4):
 
     def exponent(self, largest: torch.Tensor) -> torch.Tensor:
         """The exponent of the largest magnitude, rounded up; 0 if the smallest magnitude would not be a normal number."""
-        exponent = (largest + ((1 << _MANTISSA_BITS) - 1)) >> _MANTISSA_BITS
+        exponent = (largest + ((1 << MANTISSA_BITS) - 1)) >> MANTISSA_BITS
         return exponent.masked_fill_(exponent < 8, 0)
 
     def codes(self, magnitudes: torch.Tensor) -> torch.Tensor:
@@ -148,8 +148,8 @@ class E3M0(_Float4):
         # Between a half and three quarters of the smallest magnitude, values are raised to three quarters of it.
         raised = torch.mul(magnitudes, 1.5, out=work(1, magnitudes)).clamp_(max=0.75 / 64)
         bits = torch.maximum(magnitudes, raised, out=magnitudes).view(torch.int32)
-        exponents = bits.add_(1 << (_MANTISSA_BITS - 1)).bitwise_right_shift_(_MANTISSA_BITS)
-        return exponents.to(torch.int8).sub_(_BIAS - 7).clamp_(0, 7)
+        exponents = bits.add_(1 << (MANTISSA_BITS - 1)).bitwise_right_shift_(MANTISSA_BITS)
+        return exponents.to(torch.int8).sub_(BIAS - 7).clamp_(0, 7)
 
     def numbers(self, codes: torch.Tensor) -> torch.Tensor:
         """64 times the magnitudes: 0, 1, 2, 4 … 64."""

@@ -7,10 +7,10 @@ import torch
 from ._blocks import BlockCodec, copied, work
 
 _SCALE_BYTES = 4
-_LEVELS = 127
+LEVELS = 127
 # Scales below it would make numbers that some processors take for zero, and others do not.
-_SMALLEST = torch.finfo(torch.float32).tiny
-_LARGEST_SCALE = (torch.finfo(torch.float32).max / _LEVELS) * (1 - 2**-23)
+SMALLEST = torch.finfo(torch.float32).tiny
+LARGEST_SCALE = (torch.finfo(torch.float32).max / LEVELS) * (1 - 2**-23)
 # Largest magnitudes of blocks between these bounds have a scale that needs no correction.
 _ORDINARY = 2.0**-118, 2.0**127
 
@@ -33,13 +33,13 @@ class Int8(BlockCodec):
         """Divide by the scale and round."""
         values = torch.abs(rows, out=work(0, rows))
         largest = values.amax(1, keepdim=True)
-        scale = divisor = largest / _LEVELS
+        scale = divisor = largest / LEVELS
         least, most = largest.aminmax()
         if not (least.item() >= _ORDINARY[0] and most.item() <= _ORDINARY[1]):
-            scale.masked_fill_(scale < _SMALLEST, 0.0)
+            scale.masked_fill_(scale < SMALLEST, 0.0)
             # The product of a rounded scale and 127 may be infinite where the largest magnitude is not.
-            too_large = (scale * _LEVELS).isinf() & largest.isfinite()
-            scale.masked_fill_(too_large, _LARGEST_SCALE)
+            too_large = (scale * LEVELS).isinf() & largest.isfinite()
+            scale.masked_fill_(too_large, LARGEST_SCALE)
             divisor = scale.masked_fill(scale == 0.0, torch.inf)
         torch.div(rows, divisor, out=values)
         out[:, :_SCALE_BYTES].copy_(scale.view(torch.uint8))

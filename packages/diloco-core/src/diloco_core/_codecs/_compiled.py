@@ -1,0 +1,182 @@
+"""Codecs that run as compiled code: the same bytes in less time."""
+
+from __future__ import annotations
+
+import logging
+import time
+from typing import TYPE_CHECKING, NamedTuple
+
+import torch
+
+from ._blocks import BlockCodec, copied
+from ._formulas import FORMULAS
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from ._codec import Codec
+    from ._formulas import Formula
+
+    Function = Callable[..., torch.Tensor | None]
+    Build = Callable[[Function, Sequence[torch.Tensor]], Function]
+
+# Compiled code works on as many values as a chunk of the usual size has. What is left over runs as it does without it.
+_VALUES = 2**18
+_COMPARED = 2**18  # as many values are encoded and decoded to compare the bytes
+
+_log = logging.getLogger("diloco_core")
+
+
+def build(function: Function, examples: Sequence[torch.Tensor]) -> Function:
+    """Compile a function for tensors of the shapes, dtypes and strides of the examples.
+
+    Not by ``torch.compile``, which compiles again whenever something else has changed, such as whether gradients are recorded.
+    """
+    # These take seconds to import, which is why they are not at the top.
+    import torch._inductor as inductor
+    from torch.fx.experimental.proxy_tensor import make_fx
+
+    with torch.no_grad():
+        graph = make_fx(function)(*examples)
+        # In this thread and process: no other is to stay behind.
+        return inductor.compile(graph, list(examples), options={"compile_threads": 1})  # type: ignore[no-any-return]
+
+
+class _Kernels(NamedTuple):
+    """Compiled code for a fixed number of blocks.
+
+    Attributes:
+        encode: Takes blocks, fills the bodies, and returns the heads.
+        decode: Takes heads and bodies, and fills blocks.
+        blocks: The number of blocks.
+        head: Dtype of a head.
+    """
+
+    encode: Function
+    decode: Function
+    blocks: int
+    head: torch.dtype
+
+
+class CompiledCodec(BlockCodec):
+    """A codec some of whose blocks are encoded and decoded by compiled code; see :class:`._codec.Codec`.
+
+    Args:
+        usual: The codec as it is without that.
+        kernels: The compiled code.
+    """
+
+    def __init__(self, usual: BlockCodec, kernels: _Kernels) -> None:
+        super().__init__(usual.name, usual.block)
+        self._usual = usual
+        self._kernels = kernels
+
+    def row_bytes(self, numel: int) -> int:
+        """As without compiled code."""
+        return self._usual.row_bytes(numel)
+
+    def encode_rows(self, rows: torch.Tensor, out: torch.Tensor) -> None:
+        """Encode as many blocks as possible with compiled code, and the others as usual."""
+        end = 0
+        for begin, end in self._steps(rows):
+            head, body = self._parts(out[begin:end])
+            heads = self._kernels.encode(rows[begin:end], body)
+            assert heads is not None
+            head.copy_(heads.view(torch.uint8))
+        if end < len(rows):
+            self._usual.encode_rows(rows[end:], out[end:])
+
+    def decode_rows(self, data: torch.Tensor, out: torch.Tensor) -> None:
+        """The reverse."""
+        end = 0
+        for begin, end in self._steps(out):
+            head, body = self._parts(data[begin:end])
+            heads = copied(head).view(self._kernels.head)
+            self._kernels.decode(heads, body, out[begin:end])
+        if end < len(out):
+            self._usual.decode_rows(data[end:], out[end:])
+
+    def _steps(self, rows: torch.Tensor) -> list[tuple[int, int]]:
+        # A shorter block at the end comes alone, and never fills a step.
+        blocks = self._kernels.blocks
+        return [(end - blocks, end) for end in range(blocks, len(rows) + 1, blocks)]
+
+    def _parts(self, data: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        width = self._kernels.head.itemsize
+        return data[:, :width], data[:, width:]
+
+
+def compiled(codec: BlockCodec, build: Build) -> Codec:
+    """The codec with compiled code, or as it is, if there cannot be such code or it is wrong."""
+    start = time.monotonic()
+    try:
+        made = CompiledCodec(codec, _kernels(codec, FORMULAS[codec.name], build))
+        same = same_bytes(codec, made)
+    except Exception as error:  # noqa: BLE001 - compilers have errors of every kind
+        _log.warning(
+            "codec %r could not be compiled (%s: %s). It runs as it does without compile_codec(), more slowly and with the same "
+            "bytes. To compile, torch needs a C++ compiler such as g++.",
+            codec.name,
+            type(error).__name__,
+            (str(error).strip().splitlines() or [""])[0],
+        )
+        return codec
+    if not same:
+        _log.warning(
+            "the compiled code of codec %r gives other bytes on this machine, and is not used. The codec runs as it does without "
+            "compile_codec(), more slowly.",
+            codec.name,
+        )
+        return codec
+    _log.info("codec %r was compiled in %.1f s", codec.name, time.monotonic() - start)
+    return made
+
+
+def _kernels(codec: BlockCodec, formula: Formula, build: Build) -> _Kernels:
+    def encode(rows: torch.Tensor, body: torch.Tensor) -> torch.Tensor:
+        head, bodies = formula.encode(rows)
+        body.copy_(bodies)
+        return head
+
+    def decode(head: torch.Tensor, body: torch.Tensor, out: torch.Tensor) -> None:
+        out.copy_(formula.decode(head, body))
+
+    blocks, cpu = _VALUES // codec.block, torch.device("cpu")
+    rows = torch.zeros(blocks, codec.block, dtype=torch.float32, device=cpu)
+    head = torch.zeros(blocks, 1, dtype=formula.head, device=cpu)
+    # With the strides that bodies have between heads.
+    data = torch.zeros(blocks, codec.row_bytes(codec.block), dtype=torch.uint8, device=cpu)
+    body = data[:, formula.head.itemsize :]
+    return _Kernels(
+        build(encode, (rows, body)), build(decode, (head, body, rows)), blocks, formula.head
+    )
+
+
+def same_bytes(usual: BlockCodec, other: Codec) -> bool:
+    """Whether two codecs agree on a chunk that has what is difficult: ties, zeros, and numbers at the ends of the range."""
+    generator = torch.Generator().manual_seed(0)
+    values = torch.randn(_COMPARED, generator=generator)
+    blocks = values.view(-1, 2 * usual.block)
+    kinds = blocks.shape[0] // 4  # of each kind; the others stay as they are
+    # Multiples of an eighth, times a power of two that differs from block to block.
+    ties = torch.randint(-64, 65, (kinds, 2 * usual.block), generator=generator).float() / 8
+    exponents = torch.linspace(-149, 124, kinds).round().view(-1, 1)
+    blocks[:kinds] = ties.double().mul(torch.exp2(exponents.double())).clamp(-3.4e38, 3.4e38)
+    # Any bits that are a number.
+    bits = torch.randint(-(2**31), 2**31, (kinds, 2 * usual.block), generator=generator)
+    numbers = bits.to(torch.int32).view(torch.float32)
+    blocks[kinds : 2 * kinds] = torch.where(numbers.isfinite(), numbers, -0.0)
+    # As near as can be to the middle between two steps of int8, where a division that is not exact shows.
+    steps = torch.randint(-127, 127, (kinds, 2 * usual.block), generator=generator) + 0.5
+    largest = torch.rand(kinds, 1, generator=generator) + 1.0
+    blocks[2 * kinds : 3 * kinds] = steps * (largest / 127)
+    blocks[2 * kinds : 3 * kinds, :: usual.block] = largest
+    blocks[-2] = 0.0
+    blocks[-1] = torch.finfo(torch.float32).max
+    data = usual.encode(values)
+    wanted, found = torch.empty_like(values), torch.empty_like(values)
+    usual.decode(data, wanted)
+    other.decode(data, found)
+    return torch.equal(other.encode(values), data) and torch.equal(
+        found.view(torch.int32), wanted.view(torch.int32)
+    )
