@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import torch
 
-from ._blocks import BlockCodec, copied
+from ._blocks import BlockCodec
 from ._formulas import FORMULAS
 
 if TYPE_CHECKING:
@@ -47,15 +47,15 @@ class _Kernels(NamedTuple):
 
     Attributes:
         encode: Takes blocks, fills the bodies, and returns the heads.
-        decode: Takes heads and bodies, and fills blocks.
+        decode: Takes heads and bodies together, and fills blocks.
         blocks: The number of blocks.
-        head: Dtype of a head.
+        head: Bytes of a head.
     """
 
     encode: Function
     decode: Function
     blocks: int
-    head: torch.dtype
+    head: int
 
 
 class CompiledCodec(BlockCodec):
@@ -79,10 +79,10 @@ class CompiledCodec(BlockCodec):
         """Encode as many blocks as possible with compiled code, and the others as usual."""
         end = 0
         for begin, end in self._steps(rows):
-            head, body = self._parts(out[begin:end])
-            heads = self._kernels.encode(rows[begin:end], body)
+            data, width = out[begin:end], self._kernels.head
+            heads = self._kernels.encode(rows[begin:end], data[:, width:])
             assert heads is not None
-            head.copy_(heads.view(torch.uint8))
+            data[:, :width].copy_(heads.view(torch.uint8))
         if end < len(rows):
             self._usual.encode_rows(rows[end:], out[end:])
 
@@ -90,9 +90,7 @@ class CompiledCodec(BlockCodec):
         """The reverse."""
         end = 0
         for begin, end in self._steps(out):
-            head, body = self._parts(data[begin:end])
-            heads = copied(head).view(self._kernels.head)
-            self._kernels.decode(heads, body, out[begin:end])
+            self._kernels.decode(data[begin:end], out[begin:end])
         if end < len(out):
             self._usual.decode_rows(data[end:], out[end:])
 
@@ -100,10 +98,6 @@ class CompiledCodec(BlockCodec):
         # A shorter block at the end comes alone, and never fills a step.
         blocks = self._kernels.blocks
         return [(end - blocks, end) for end in range(blocks, len(rows) + 1, blocks)]
-
-    def _parts(self, data: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        width = self._kernels.head.itemsize
-        return data[:, :width], data[:, width:]
 
 
 def compiled(codec: BlockCodec, build: Build) -> Codec:
@@ -138,17 +132,14 @@ def _kernels(codec: BlockCodec, formula: Formula, build: Build) -> _Kernels:
         body.copy_(bodies)
         return head
 
-    def decode(head: torch.Tensor, body: torch.Tensor, out: torch.Tensor) -> None:
-        out.copy_(formula.decode(head, body))
+    def decode(data: torch.Tensor, out: torch.Tensor) -> None:
+        out.copy_(formula.decode(data))
 
-    blocks, cpu = _VALUES // codec.block, torch.device("cpu")
+    blocks, width, cpu = _VALUES // codec.block, formula.head.itemsize, torch.device("cpu")
     rows = torch.zeros(blocks, codec.block, dtype=torch.float32, device=cpu)
-    head = torch.zeros(blocks, 1, dtype=formula.head, device=cpu)
-    # With the strides that bodies have between heads.
     data = torch.zeros(blocks, codec.row_bytes(codec.block), dtype=torch.uint8, device=cpu)
-    body = data[:, formula.head.itemsize :]
     return _Kernels(
-        build(encode, (rows, body)), build(decode, (head, body, rows)), blocks, formula.head
+        build(encode, (rows, data[:, width:])), build(decode, (data, rows)), blocks, width
     )
 
 

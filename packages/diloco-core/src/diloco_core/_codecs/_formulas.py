@@ -21,12 +21,12 @@ class Formula(NamedTuple):
     Attributes:
         encode: From float32 ``(blocks, elements)`` to the head of each block, ``(blocks, 1)``, and its body, uint8
             ``(blocks, bytes)``.
-        decode: The reverse.
+        decode: From uint8 ``(blocks, bytes)``, heads and bodies together, to float32 ``(blocks, elements)``.
         head: Dtype of a head: that of the scale as it is sent.
     """
 
     encode: Callable[[torch.Tensor], tuple[torch.Tensor, torch.Tensor]]
-    decode: Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
+    decode: Callable[[torch.Tensor], torch.Tensor]
     head: torch.dtype
 
 
@@ -40,8 +40,12 @@ def _int8_encode(rows: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     return scale, steps.to(torch.int8).view(torch.uint8)
 
 
-def _int8_decode(head: torch.Tensor, body: torch.Tensor) -> torch.Tensor:
-    return body.view(torch.int8).to(torch.float32) * head
+def _int8_decode(data: torch.Tensor) -> torch.Tensor:
+    # The scale byte by byte, since a block may begin anywhere in memory.
+    head, body = data[:, :4].to(torch.int32), data[:, 4:].view(torch.int8)
+    low = head[:, 0:1] | (head[:, 1:2] << 8)
+    scale = low | (head[:, 2:3] << 16) | (head[:, 3:4] << 24)
+    return body.to(torch.float32) * scale.view(torch.float32)
 
 
 def _e2m1_exponent(largest: torch.Tensor) -> torch.Tensor:
@@ -93,9 +97,9 @@ def _float4_formula(
         exponent = torch.where(largest >= _float4.INFINITY, _float4.NOT_A_NUMBER, exponent)
         return exponent.to(torch.uint8), body
 
-    def decode(head: torch.Tensor, body: torch.Tensor) -> torch.Tensor:
-        exponent, pairs = head.to(torch.int32), body.to(torch.int32)
-        codes = torch.stack((pairs & 15, pairs >> 4), 2).view(body.shape[0], -1)
+    def decode(data: torch.Tensor) -> torch.Tensor:
+        exponent, pairs = data[:, :1].to(torch.int32), data[:, 1:].to(torch.int32)
+        codes = torch.stack((pairs & 15, pairs >> 4), 2).view(data.shape[0], -1)
         numbers = numbers_of(codes & 7)
         numbers = torch.where((codes & sign) != 0, -numbers, numbers).to(torch.float32)
         scale = (exponent << bits).view(torch.float32) * unit
