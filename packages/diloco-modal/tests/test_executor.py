@@ -17,6 +17,7 @@ from diloco_protocol import (
     ForbiddenError,
     InvalidRequestError,
     LaunchError,
+    Outcome,
     Reason,
     ReplicaNotFoundError,
     RunConflictError,
@@ -88,11 +89,32 @@ def test_cancelled_only_when_the_container_is_gone(lab):
     lab.begin(handles[0])
     executor.cancel(handles[0])
     assert told(executor.describe(handles[0])) == ("running", Reason.CANCEL_REQUESTED, 1, True)
+    assert executor.describe(handles[0]).finished_at is None
+    assert lab.record().get("over-0") is None
     lab.world.advance(60)
     assert told(executor.describe(handles[0]))[:2] == ("cancelled", Reason.CANCEL_REQUESTED)
     executor.cancel_run("run")
     assert told(executor.describe(handles[1]))[:2] == ("cancelled", Reason.CANCEL_REQUESTED)
     assert executor.collect(handles, timeout=1)[0]["exit_code"] is None
+
+
+def test_a_call_that_modal_does_not_know_any_more_is_no_obstacle_to_a_cancel(lab):
+    lab.launch(2)
+    lab.stand_in._workspace.calls._calls.clear()
+    lab.executor().cancel_run("run")
+
+
+def test_a_cancel_kills_what_does_not_react(lab):
+    executor = lab.executor()
+    (handle,) = lab.launch(1, executor)
+    lab.begin(handle)
+    lab.call(handle).ignore_interrupt()
+    executor.cancel(handle)
+    lab.world.advance(60)
+    assert not lab.call(handle).has_container
+    status = executor.describe(handle)
+    # Nobody saw when its container was gone, but for the one who looks now.
+    assert (status.state, status.finished_at) == ("cancelled", lab.world.now())
 
 
 def test_cancelled_between_two_lives_it_is_the_next_attempt(lab):
@@ -319,6 +341,48 @@ def test_a_launch_that_fails_leaves_nothing(lab):
     assert len(lab.launch(4)) == 4
 
 
+def test_a_launch_that_fails_leaves_alone_what_another_process_has_started(lab, monkeypatch):
+    """Both launch the same run at the same time; the other one's call holds a rank, and has to be found."""
+    plain = Client.hold
+
+    async def hold(self, record, key, value):
+        if key == "call-1":
+            lab.record().put(key, {"call": "fc-other"})
+        return await plain(self, record, key, value)
+
+    monkeypatch.setattr(Client, "hold", hold)
+    lab.stand_in.faults.add("forbidden", verb="FunctionMap", after=3, times=None)
+    with pytest.raises(LaunchError, match="fc-other"):
+        lab.launch(4)
+    assert {call.status for call in lab.world.calls()} == {"terminated"}
+    entries = lab.record().items()
+    assert entries["call-1"] == {"call": "fc-other"}
+    assert "cancel-1" not in entries
+
+
+def test_a_launch_that_fails_does_not_remove_the_record_that_another_process_has_made(lab):
+    """It has started nothing yet, and may be about to."""
+    lab.launch(1)
+    lab.record().pop("call-0")
+    lab.stand_in.faults.add("forbidden", verb="FunctionMap", times=None)
+    with pytest.raises(ForbiddenError):
+        lab.launch(1)
+    assert set(lab.record().items()) == {"launch"}
+
+
+def test_a_launch_that_another_process_has_begun_and_that_fails_can_be_repeated(lab):
+    handles = lab.launch(2)
+    lab.record().pop("call-1")
+    lab.stand_in.faults.add("forbidden", verb="FunctionMap", times=None)
+    with pytest.raises(ForbiddenError):
+        lab.launch(2)
+    lab.stand_in.faults.clear()
+    again = lab.launch(2)
+    assert again[0] == handles[0]
+    assert again[1] != handles[1]
+    assert [lab.executor().poll(handle) for handle in again] == ["pending", "pending"]
+
+
 @pytest.mark.usefixtures("interruptible")
 @pytest.mark.parametrize("stuck", [False, True])
 def test_ctrl_c_ends_what_was_started(lab, monkeypatch, stuck):
@@ -412,6 +476,18 @@ def test_a_run_is_cancelled_with_two_calls_for_each_replica_that_lives(lab):
     assert executor.poll(handles[0]) == "succeeded"
 
 
+def test_a_run_is_cancelled_and_what_was_seen_to_end_is_left_alone(lab):
+    """Also if its container could not write down its end."""
+    executor = lab.executor()
+    (handle,) = lab.launch(1, executor)
+    lab.begin(handle)
+    at = lab.world.now()
+    lab.call(handle).end(Outcome(0, started_at=at, finished_at=at).to_json())
+    assert executor.poll(handle) == "succeeded"
+    executor.cancel_run("run")
+    assert lab.record().get("cancel-0") is None
+
+
 def test_logs(lab):
     executor = lab.executor()
     (handle,) = lab.launch(1, executor)
@@ -444,6 +520,14 @@ def test_a_line_is_not_gone_on_with_by_another_stream_or_container(lab):
     call.start()
     call.log("shed\n")
     assert executor.stream_logs(handle).split("\n") == ["err", "output", "unfini", "shed"]
+
+
+def test_a_launcher_whose_clock_is_half_a_minute_ahead_sees_the_first_lines(lab):
+    executor = lab.executor(clock=lambda: lab.world.now() + 30)
+    (handle,) = lab.launch(1, executor)
+    lab.begin(handle)
+    lab.call(handle).log("first\n")
+    assert list(executor.log_iter(handle)) == ["first"]
 
 
 def test_a_log_that_cannot_be_read_is_shown_where_modal_has_it(lab):
@@ -480,10 +564,16 @@ def test_the_last_line_of_many_pieces(lab):
 # --- bad input ---
 
 
-def test_what_is_not_deployed_is_named_with_the_command(lab):
-    executor = lab.executor(app="other")
-    with pytest.raises(InvalidRequestError, match=r"modal deploy my_app\.py.*build_app\('other'"):
-        lab.launch(1, executor)
+@pytest.mark.parametrize(
+    ("options", "command"),
+    [
+        ({"app": "other"}, r"modal deploy my_app\.py.*build_app\('other', function='replica'"),
+        ({"function": "other"}, r"modal deploy my_app\.py.*build_app\('diloco', function='other'"),
+    ],
+)
+def test_what_is_not_deployed_is_named_with_the_command(lab, options, command):
+    with pytest.raises(InvalidRequestError, match=command):
+        lab.launch(1, lab.executor(**options))
     assert lab.executor().list_runs() == []
 
 
@@ -494,6 +584,25 @@ def test_a_secret_without_the_key_is_named(lab):
         lab.launch(1, secrets={"HF_TOKEN": "tokens"})
     lab.world.add_secret("huggingface", {"HF_TOKEN": "1"})
     assert lab.launch(1, secrets={"HF_TOKEN": "huggingface"})
+
+
+def test_a_secret_that_could_not_be_looked_for_may_be_there(lab):
+    lab.world.add_secret("huggingface", {"HF_TOKEN": "1"})
+    lab.stand_in.faults.add("server_error", verb="SecretGetOrCreate", times=None)
+    with pytest.raises(UnavailableError):
+        lab.launch(1, secrets={"HF_TOKEN": "huggingface"})
+    assert not lab.world.calls()
+
+
+def test_secrets_of_the_app_are_kept_if_they_are_named(lab):
+    """What a launch names replaces those of the app."""
+    lab.world.add_secret("bucket", {"AWS_ACCESS_KEY_ID": "1"})
+    lab.world.add_secret("huggingface", {"HF_TOKEN": "1"})
+    secrets = {"HF_TOKEN": "huggingface"}
+    (handle,) = lab.launch(1, lab.executor(app_secrets=["bucket"]), secrets=secrets)
+    assert lab.call(handle).options["secrets"] == ["bucket", "huggingface"]
+    with pytest.raises(InvalidRequestError, match=r"modal secret create other"):
+        lab.launch(1, lab.executor(app_secrets=["other"]), secrets=secrets, run_id="two")
 
 
 def test_an_environment_that_is_not_there_is_no_missing_app(lab):
@@ -527,6 +636,32 @@ def test_refused_before_the_first_call(lab, options, message):
     assert not lab.world.calls()
 
 
+@pytest.mark.parametrize(
+    ("memory", "asked"),
+    [
+        ("16Gi", 16384),
+        ("16G", 15258),
+        ("512Mi", 512),
+        ("512M", 488),
+        ("1073741824", 1024),
+        (" 1.5Gi ", 1536),
+    ],
+)
+def test_memory_is_asked_for_in_mebibytes(lab, memory, asked):
+    (request,) = lab.executor().plan(1, "trainer:train", memory=memory, timeout=60).requests
+    assert request["options"]["memory"] == asked
+
+
+@pytest.mark.parametrize("restarts", [0, 3])
+def test_the_longest_timeout_is_allowed_and_a_longer_one_is_not(lab, restarts):
+    executor = lab.executor(max_restarts=restarts, grace=20.0)
+    longest = executor.capabilities.max_timeout
+    (request,) = executor.plan(1, "trainer:train", timeout=longest).requests
+    assert request["options"]["timeout"] == 86_400
+    with pytest.raises(InvalidRequestError, match="timeout"):
+        executor.plan(1, "trainer:train", timeout=longest + 1)
+
+
 def test_a_region_and_a_cloud_are_asked_for(lab):
     (handle,) = lab.launch(1, lab.executor(region="us-east", cloud="aws"))
     options = lab.call(handle).options
@@ -550,6 +685,14 @@ def test_no_token(monkeypatch):
     with pytest.raises(AuthError, match=r"Token missing\. Run 'modal token new'"):
         executor.launch_replicas(1, "trainer:train")
     assert [finding.ok for finding in executor.check(1, rendezvous_uri="s3://b")] == [False]
+
+
+def test_a_handle_of_another_environment_is_refused(lab):
+    (handle,) = lab.launch(1)
+    lab.world.add_environment("other")
+    words = "is of Modal's environment '', and this executor has environment_name='other'"
+    with pytest.raises(InvalidRequestError, match=words):
+        lab.executor(environment_name="other").describe(handle)
 
 
 def test_a_server_that_does_not_answer(lab):

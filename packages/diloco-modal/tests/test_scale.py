@@ -1,12 +1,15 @@
 """What many ranks cost: calls are counted. How long they take: ``benchmarks/scale.py``."""
 
 import asyncio
+import contextlib
 import threading
 from collections import Counter
 
 import modal
 import pytest
 
+from diloco_localcloud._modal._workspace._dicts import Dict
+from diloco_localcloud._modal._workspace._refused import RefusedError
 from diloco_modal._many import AT_ONCE, at_once
 from diloco_protocol import BackendError, LaunchError, ReplicaNotFoundError, UnavailableError
 
@@ -43,6 +46,9 @@ def test_a_look_asks_once_for_each_rank_that_has_not_ended(lab):
     assert (changed["DictContents"], changed["FunctionGetOutputs"]) == (1, RANKS)
     after = counted(lab, lambda: executor.collect(handles, timeout=0))
     assert after == {"DictLen": 1, "FunctionGetOutputs": 50}
+    lab.world.advance(60)
+    later = counted(lab, lambda: executor.collect(handles, timeout=0))
+    assert later == {**after, "DictGetOrCreate": 1, "DictContents": 1}
 
 
 def test_calls_that_were_started_here_are_ready_to_be_asked(lab, monkeypatch):
@@ -76,8 +82,19 @@ def test_a_record_is_read_again_after_a_minute(lab):
         executor.poll(handle)
 
 
-def test_a_record_that_was_made_anew_under_the_same_name_is_found(lab):
-    """By whoever had found the former one: it has another id."""
+@pytest.mark.parametrize("empty", [False, True])
+def test_a_record_that_was_made_anew_under_the_same_name_is_found(lab, monkeypatch, empty):
+    """By whoever had found the former one: it has another id. Modal may also say of that one that it is empty."""
+    dicts = lab.stand_in._workspace.dicts
+    by_id = dicts.by_id
+
+    def lenient(dict_id):
+        with contextlib.suppress(RefusedError):
+            return by_id(dict_id)
+        return Dict(dict_id, "", "", 0.0)
+
+    if empty:
+        monkeypatch.setattr(dicts, "by_id", lenient)
     executor, other = lab.executor(), lab.executor()
     (old,) = lab.launch(1, executor)
     assert executor.poll(old) == "pending"

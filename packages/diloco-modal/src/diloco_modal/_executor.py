@@ -378,11 +378,7 @@ class ModalSpawnExecutor(BaseExecutor):
             except DamagedRecordError:
                 self.cancel(handle)
                 return
-            if (
-                not _is_of(handle, entries)
-                or trace.ended_at is not None
-                or trace.cancel is not None
-            ):
+            if not _is_of(handle, entries) or trace.ended_at is not None:
                 self.cancel(handle)
             elif handle not in self._ended:
                 # It has written no end, so it is not looked at before: Modal keeps the result of what has ended.

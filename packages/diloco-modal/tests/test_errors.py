@@ -1,0 +1,77 @@
+"""Which error of the protocol stands for which of Modal's client."""
+
+import sys
+
+import pytest
+from grpclib.exceptions import ProtocolError, StreamTerminatedError
+from modal import exception as modal_errors
+
+from diloco_modal._errors import MissingError, bounded, meant, translated
+from diloco_protocol import (
+    AuthError,
+    BackendError,
+    ForbiddenError,
+    InvalidRequestError,
+    QuotaExceededError,
+    ThrottledError,
+    UnavailableError,
+)
+
+KNOWN = [
+    (modal_errors.NotFoundError, MissingError, False),
+    (modal_errors.OutputExpiredError, MissingError, False),
+    (modal_errors.ResourceExhaustedError, ThrottledError, True),
+    (modal_errors.AuthError, AuthError, False),
+    (modal_errors.PermissionDeniedError, ForbiddenError, False),
+    (modal_errors.ServiceError, UnavailableError, True),
+    (modal_errors.InternalError, UnavailableError, True),
+    (modal_errors.ConnectionError, UnavailableError, True),
+    (modal_errors.ClientClosed, UnavailableError, True),
+    (modal_errors.LogsFetchError, UnavailableError, True),
+    (StreamTerminatedError, UnavailableError, True),
+    (ProtocolError, UnavailableError, True),
+    (modal_errors.InvalidError, InvalidRequestError, False),
+]
+
+
+@pytest.mark.parametrize(("theirs", "ours", "retryable"), KNOWN)
+def test_errors_of_the_client(theirs, ours, retryable):
+    for read in (translated, meant):
+        error = read(theirs("no such thing"), "looking")
+        assert type(error) is ours
+        assert error.retryable is retryable
+        assert str(error).startswith("looking: ")
+        assert "no such thing" in str(error)
+
+
+def test_our_own_stay_as_they_are():
+    error = QuotaExceededError("enough")
+    assert translated(error, "looking") is error
+    assert meant(error, "looking") is error
+
+
+@pytest.mark.parametrize("error", [ValueError("x"), TimeoutError("x"), OSError("x"), KeyError("x")])
+def test_what_a_replica_may_have_raised_is_not_the_clients(error):
+    """The builtin TimeoutError among them, which says that a call has not ended."""
+    assert translated(error, "looking") is None
+
+
+@pytest.mark.parametrize(
+    ("error", "retryable"),
+    [
+        (ConnectionRefusedError(111, "refused"), True),
+        (TimeoutError(), True),
+        (KeyError("x"), False),
+    ],
+)
+def test_where_no_replica_can_be_the_network_may_pass(error, retryable):
+    told = meant(error, "looking")
+    assert isinstance(told, BackendError)
+    assert told.retryable is retryable
+    assert str(told).startswith(f"looking: {type(error).__name__}")
+
+
+def test_a_call_has_the_time_that_it_is_given():
+    assert bounded(lambda: 3, 60.0, "looking") == 3
+    with pytest.raises(SystemExit):
+        bounded(lambda: sys.exit(3), 60.0, "looking")
