@@ -80,7 +80,8 @@ def _runs(draw):
             max_size=3,
         )
     )
-    return schedule, elastic, sizes, codec, delay, alpha, feedback, save_every, wishes
+    weight = draw(st.sampled_from(["equal", "steps", "tokens"]))
+    return schedule, elastic, sizes, codec, delay, alpha, feedback, save_every, wishes, weight
 
 
 def _rate(rank, life, sync):
@@ -89,8 +90,8 @@ def _rate(rank, life, sync):
 
 
 def _check(run):
-    usual = ("plain", 0, 0.0, False, 10, {})
-    schedule, elastic, sizes, codec, delay, alpha, feedback, save_every, wishes = (
+    usual = ("plain", 0, 0.0, False, 10, {}, "equal")
+    schedule, elastic, sizes, codec, delay, alpha, feedback, save_every, wishes, weight = (
         *run,
         *usual[len(run) - 3 :],
     )
@@ -107,6 +108,7 @@ def _check(run):
         save_every=save_every,
         lr=_rate,
         wishes=wishes,
+        weight=weight,
     )
     store, broken = SimulatedStore(), []
     store.after_delete = lambda keys: broken.extend(broken_promises(store, keys))

@@ -26,7 +26,17 @@ class Model(torch.nn.Module):
         self.register_buffer("mask", torch.ones(5, dtype=torch.bool))
 
 
-def replica(exchange, *, steps, raise_at=None, nan_at=None, huge=False, delay=0, asks=False):
+def replica(
+    exchange,
+    *,
+    steps,
+    raise_at=None,
+    nan_at=None,
+    huge=False,
+    delay=0,
+    asks=False,
+    weight="equal",
+):
     model = Model()
     generator = torch.Generator().manual_seed(0)
     with torch.no_grad():
@@ -35,7 +45,7 @@ def replica(exchange, *, steps, raise_at=None, nan_at=None, huge=False, delay=0,
     inner = torch.optim.SGD(model.parameters(), lr=1.0)
     period = {"sync_every": 4 if delay else 2, "fragments": 2, "delay": delay}
     lr = {"outer_lr": lambda sync: (0.5 + exchange.rank) / sync} if asks else {}
-    with DiLoCo(model, inner, exchange, **period, alpha=delay / 2, **lr) as outer:
+    with DiLoCo(model, inner, exchange, **period, alpha=delay / 2, **lr, weight=weight) as outer:
         for step in range(steps):
             if asks and step in {2, 3}:
                 outer.set_outer_lr((1 + exchange.rank) / 8)
@@ -49,6 +59,8 @@ def replica(exchange, *, steps, raise_at=None, nan_at=None, huge=False, delay=0,
                 )
             if huge and step == 3:
                 model.b.bias.grad[2] = 3e38
+            if weight == "tokens":
+                outer.count_tokens(1 + 3 * exchange.rank + step)
             inner.step()
     return model
 
@@ -84,6 +96,7 @@ def take_part(meet, rank, n, how):
             huge=how == "overflows",
             delay=int(how.startswith("delayed")),
             asks=how.endswith("asks"),
+            weight="tokens" if how == "weighed" else "equal",
         )
         print("digest", digest(model))  # noqa: T201 - the parent process reads it
     except Exception as error:
@@ -109,6 +122,11 @@ def start(tmp_path, n, how="equal"):
 def test_the_same_bytes_as_between_threads(n, tmp_path, lab):
     models = lab.run(lambda exchange: replica(exchange, steps=6), in_process(n))
     assert start(tmp_path, n) == [f"digest {digest(models[0])}"] * n
+
+
+def test_weights_give_the_same_bytes_as_between_threads(tmp_path, lab):
+    models = lab.run(lambda exchange: replica(exchange, steps=6, weight="tokens"), in_process(2))
+    assert start(tmp_path, 2, "weighed") == [f"digest {digest(models[0])}"] * 2
 
 
 def test_a_delay_gives_the_same_bytes_as_between_threads(tmp_path, lab):

@@ -51,6 +51,7 @@ def reduce_shards(
     block_bytes: int = 0,
     everything: bool = False,
     verify: Callable[[], None] = lambda: None,
+    shares: Sequence[float] = (),
 ) -> None:
     """Sum the contributions to shards in rank order, update this replica's copy, and adopt the new values.
 
@@ -64,6 +65,7 @@ def reduce_shards(
         block_bytes: How much is read from one source before the next one is read: at least one chunk.
         everything: Whether all sources also give the groups for which only the first source's values are used.
         verify: Called after all contributions have been read; raises if they are not what was written.
+        shares: For every rank, in order, what its contribution is multiplied by; empty if all count the same.
 
     Raises:
         NonFiniteUpdateError: The new values would be NaN or infinite. This replica's copy is undefined then.
@@ -72,7 +74,7 @@ def reduce_shards(
     for block in blocks(job.layout, shards, chunk_bytes, block_bytes):
         chunks = [chunk for _, chunk in block]
         means = [
-            _mean_of(job, chunk, out, scratch, len(sources), everything=everything)
+            _mean_of(job, chunk, out, scratch, len(sources), shares, everything=everything)
             for chunk, out in zip(chunks, scratch.totals(job.layout, chunks), strict=True)
         ]
         for source in sources:
@@ -94,7 +96,12 @@ def reduce_shards(
 
 
 def mean(
-    job: SyncJob, chunk: Piece, sources: Sequence[Source], scratch: Scratch, sync: int
+    job: SyncJob,
+    chunk: Piece,
+    sources: Sequence[Source],
+    scratch: Scratch,
+    sync: int,
+    shares: Sequence[float] = (),
 ) -> torch.Tensor:
     """The mean of all contributions to a chunk, summed in rank order.
 
@@ -104,16 +111,13 @@ def mean(
         sources: For every rank, in order, the source of its contribution.
         scratch: Buffers; the first one may hold the result.
         sync: Number of the sync, for errors.
+        shares: For every rank, in order, what its contribution is multiplied by; empty if all count the same.
 
     Raises:
         NonFiniteUpdateError: The mean of a buffer is not finite, although the contributions are.
     """
     (out,) = scratch.totals(job.layout, [chunk])
-    chunk_mean = (
-        _Mean(job, chunk, out, scratch)
-        if _is_plain(job, chunk, len(sources))
-        else _MeanOfBuffers(job, chunk, out, scratch)
-    )
+    chunk_mean = _summed(job, chunk, out, scratch, len(sources), shares)
     for source in sources:
         chunk_mean.add(source)
     return chunk_mean.result(sync)
@@ -145,6 +149,39 @@ class _Mean:
 
     def _next(self, source: Source) -> torch.Tensor:
         return source(self._chunk, self._scratch.tensor(1, self._job.layout, self._chunk))
+
+
+class _WeightedMean(_Mean):
+    """The sum of the contributions to a chunk, each multiplied by its share."""
+
+    def __init__(
+        self,
+        job: SyncJob,
+        chunk: Piece,
+        out: torch.Tensor,
+        scratch: Scratch,
+        shares: Sequence[float],
+    ) -> None:
+        super().__init__(job, chunk, out, scratch)
+        self._shares = shares
+
+    def add(self, source: Source) -> None:
+        """Add the next contribution, in rank order."""
+        share = self._shares[self._count]
+        self._count += 1
+        if self._total is None:
+            # What a source returns may be a view of memory that must not change.
+            self._total = torch.mul(source(self._chunk, self._out), share, out=self._out)
+            return
+        product = self._scratch.tensor(1, self._job.layout, self._chunk)
+        # Not torch.add(alpha=...), which rounds once or twice, depending on the processor.
+        torch.mul(self._next(source), share, out=product)
+        self._total = torch.add(self._total, product, out=self._out)
+
+    def result(self, sync: int) -> torch.Tensor:  # noqa: ARG002 - a subclass needs it
+        """The weighted mean."""
+        assert self._total is not None
+        return self._total
 
 
 class _First(_Mean):
@@ -208,10 +245,31 @@ class _MeanOfBuffers(_Mean):
 
 
 def _mean_of(
-    job: SyncJob, chunk: Piece, out: torch.Tensor, scratch: Scratch, count: int, *, everything: bool
+    job: SyncJob,
+    chunk: Piece,
+    out: torch.Tensor,
+    scratch: Scratch,
+    count: int,
+    shares: Sequence[float],
+    *,
+    everything: bool,
 ) -> _Mean:
     if job.layout.groups[chunk.group].rule is Rule.FIRST:
         return _First(job, chunk, out, scratch, everything=everything)
+    return _summed(job, chunk, out, scratch, count, shares)
+
+
+def _summed(
+    job: SyncJob,
+    chunk: Piece,
+    out: torch.Tensor,
+    scratch: Scratch,
+    count: int,
+    shares: Sequence[float],
+) -> _Mean:
+    # Weights say how much was learned. Buffers were not learned, so their mean has none.
+    if shares and job.layout.groups[chunk.group].rule is Rule.OUTER:
+        return _WeightedMean(job, chunk, out, scratch, shares)
     return (_Mean if _is_plain(job, chunk, count) else _MeanOfBuffers)(job, chunk, out, scratch)
 
 

@@ -12,6 +12,7 @@ if TYPE_CHECKING:
     from .._codecs._codec import Codec
     from ._layout import Layout, Piece
     from ._rate import Proposal, Rate
+    from ._weights import Amount, Weighting
 
 
 class SyncJob(Protocol):
@@ -57,6 +58,16 @@ class SyncJob(Protocol):
     @property
     def proposal(self) -> Proposal:
         """The learning rate that this replica proposes; it does not change while the sync is under way."""
+        ...
+
+    @property
+    def weighting(self) -> Weighting:
+        """By what the contributions are weighed; the same on all replicas."""
+        ...
+
+    @property
+    def amount(self) -> Amount:
+        """How much training the contribution covers; it does not change while the sync is under way."""
         ...
 
     def contribution(self, piece: Piece, out: torch.Tensor) -> torch.Tensor:

@@ -82,6 +82,7 @@ class ElasticExchange(ResumableExchange):
 
     codecs = True
     agrees_on_lr = True
+    weighs = True
     delays = True
 
     def __init__(

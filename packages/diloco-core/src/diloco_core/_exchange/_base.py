@@ -55,6 +55,7 @@ class Exchange(Protocol):
         rank: The rank of this replica.
         world_size: The number of ranks.
         codecs: Whether contributions are sent as the job's codec encodes them. If not, a codec is refused.
+        weighs: Whether contributions are weighed as the job says. If not, weights are refused.
         delays: Whether a sync may be carried out by another thread while the replica trains. If not, a delay is refused.
         agrees_on_lr: Whether all replicas take an outer step with the same learning rate, chosen of those that they propose
             (:attr:`.SyncJob.proposal`, :func:`.chosen`) and set as :attr:`.SyncJob.rate`. If not, it cannot be changed.
@@ -67,6 +68,7 @@ class Exchange(Protocol):
     rank: int
     world_size: int
     codecs: bool = False
+    weighs: bool = False
     delays: bool = False
     agrees_on_lr: bool = False
     compares_lr: bool = False

@@ -20,6 +20,7 @@ from .._arithmetic._reduction import mean
 from .._arithmetic._sent import as_sent
 from .._arithmetic._sharded import Scratch, check_contribution
 from .._arithmetic._sync_job import SyncJob
+from .._arithmetic._weights import shares
 from .._checks import check_whole
 from .._errors import (
     ConfigurationError,
@@ -69,6 +70,7 @@ class ProcessGroupExchange(Exchange):
 
     delays = True
     agrees_on_lr = True
+    weighs = True
 
     def __init__(
         self,
@@ -100,6 +102,7 @@ class ProcessGroupExchange(Exchange):
         self._progress = Progress()
         self._syncs = Syncs()
         self._in_collectives = False  # whether the others are in the collectives of the same sync
+        self._shares: tuple[float, ...] = ()
         self._refused: NonFiniteUpdateError | None = None
         self._ended = False
         # Held while collectives are called. With a delay, two threads use the exchange, and all replicas need the same order.
@@ -134,7 +137,7 @@ class ProcessGroupExchange(Exchange):
         if not self._ended and self._schema is not None:
             self._syncs.check("this replica cannot leave")
             self._ended = True
-            self._gather_objects(("", Ending(self.rank, "left", self._progress)))
+            self._gather_objects(("", Ending(self.rank, "left", self._progress), None))
 
     def abort(self, error: BaseException) -> None:
         """Tell the others, at their next sync, that this replica has failed; repeatable, never raises.
@@ -150,7 +153,7 @@ class ProcessGroupExchange(Exchange):
         if not self._ended and self._schema is not None:
             self._ended = True
             try:
-                self._gather_objects(("", failure(self.rank, self._progress, error)))
+                self._gather_objects(("", failure(self.rank, self._progress, error), None))
             except RuntimeError:
                 return  # the others are gone, too
 
@@ -204,6 +207,7 @@ class ProcessGroupExchange(Exchange):
             bytes_received=received,
             wait_seconds=waited,
             exchange_seconds=clock() - start - waited,
+            weights=self._shares,
         )
 
     def _reduce(self, job: SyncJob, chunk: Piece, owner: int) -> None:
@@ -260,7 +264,9 @@ class ProcessGroupExchange(Exchange):
 
     def _mean(self, job: SyncJob, chunk: Piece, parts: list[torch.Tensor]) -> torch.Tensor | None:
         sources: list[Source] = [partial(_moved, part) for part in parts]
-        return mean(job, chunk, sources, self._scratch, self._progress.next) if sources else None
+        if not sources:
+            return None
+        return mean(job, chunk, sources, self._scratch, self._progress.next, self._shares)
 
     def _from_rank_zero(
         self, contribution: torch.Tensor | None, buffer: torch.Tensor, owner: int
@@ -288,7 +294,8 @@ class ProcessGroupExchange(Exchange):
     def _agree(self, job: SyncJob) -> None:
         """All replicas say which sync comes next, or how they ended. Raises an error unless all want the same sync."""
         self._in_collectives = True
-        answers = self._gather_objects((job.fingerprint, None, job.proposal.rate(self.rank)))
+        asked = job.proposal.rate(self.rank)
+        answers = self._gather_objects((job.fingerprint, None, (asked, job.amount)))
         endings = {rank: answer[1] for rank, answer in enumerate(answers) if answer[1] is not None}
         error = conclude(endings, endings, self.rank, self._progress)
         if error is not None:
@@ -299,8 +306,9 @@ class ProcessGroupExchange(Exchange):
                     f"in {describe(job.kind, job.name, self._progress)}, rank {rank} contributes other tensors than rank "
                     f"{self.rank}: all replicas must sync the same tensors, with the same shapes and dtypes, in the same order"
                 )
+        self._shares = shares(job.weighting, [amount for *_, (_, amount) in answers])
 
-        job.rate = chosen(rate for _, _, rate in answers)
+        job.rate = chosen(rate for *_, (rate, _) in answers)
 
     def _gather_objects(self, value: Any) -> list[Any]:
         """The values of all replicas, in rank order."""

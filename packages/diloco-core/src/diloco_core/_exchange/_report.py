@@ -40,6 +40,8 @@ class SyncReport:
         reloaded: Whether this replica had to start again from the published state (elastic runs only). Its contribution may
             still be counted. Its progress in other fragments since their last syncs is lost; a warning in the log gives the
             number of inner steps.
+        weights: The share of each member's contribution in their sum, in rank order; they add up to 1. Empty if all count the
+            same, and if the sync does not count.
         batches_to_skip: How many batches the data loader has to skip now (elastic runs only): with this sync the run has
             counted inner steps that an earlier life of this rank took with these batches. 0 for almost all syncs.
     """
@@ -61,6 +63,7 @@ class SyncReport:
     contribution: str = "counted"
     reloaded: bool = False
     batches_to_skip: int = 0
+    weights: tuple[float, ...] = ()
 
     def to_json(self, **extra: Any) -> str:
         """The report and ``extra`` as one line of JSON."""

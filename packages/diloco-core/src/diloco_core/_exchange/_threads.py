@@ -13,6 +13,7 @@ from .._arithmetic._reduction import reduce_shards
 from .._arithmetic._sent import as_sent
 from .._arithmetic._sharded import Scratch, adopt_shard, check_contribution
 from .._arithmetic._sync_job import SyncJob
+from .._arithmetic._weights import shares
 from .._checks import check_whole
 from .._errors import (
     ConfigurationError,
@@ -130,6 +131,7 @@ class InProcessExchange(Exchange):
     """The exchange of one thread; see :class:`._base.Exchange` and :func:`in_process`."""
 
     codecs = True
+    weighs = True
     delays = True
     agrees_on_lr = True
 
@@ -230,11 +232,18 @@ class InProcessExchange(Exchange):
                     "sync the same tensors, with the same shapes and dtypes, in the same order"
                 )
         job.rate = chosen(rate for _, rate in contributions)
+        weights = shares(job.weighting, [other.amount for other in jobs])
         own_shards = range(self.rank, layout.shards, self.world_size)
         for shard in own_shards:
             sources = [as_sent(other) for other in jobs]
             reduce_shards(
-                job, [shard], sources, self._chunk_bytes, self._scratch, sync=self._progress.next
+                job,
+                [shard],
+                sources,
+                self._chunk_bytes,
+                self._scratch,
+                sync=self._progress.next,
+                shares=weights,
             )
         ready = clock()
         self._meet("reduce", job, job)
@@ -259,6 +268,7 @@ class InProcessExchange(Exchange):
             bytes_received=bytes_read,
             wait_seconds=waited,
             exchange_seconds=clock() - start - waited,
+            weights=weights,
         )
 
     def _meet(self, round_name: str, job: SyncJob, value: object) -> list[Any]:

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
+from .._arithmetic._weights import Weighting
 from .._checks import kind_of, one_of, whole
 from .._codecs._named import find_codec
 from .._errors import ConfigurationError
@@ -16,10 +17,12 @@ from ._schedule import Schedule
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from .._arithmetic._weights import Amount
     from .._codecs._codec import Codec
     from .._exchange._base import Exchange
     from .._inner._state import Stateful
 
+_MOST_TOKENS = 10**18 - 1  # keys have 18 digits for them
 _EXCHANGE_METHODS = ("join", "begin", "shards", "leave", "abort")
 
 
@@ -99,6 +102,55 @@ def feedback_of(given: object, codec: Codec) -> float:
             "out, or choose a codec that sends fewer bytes, such as codec='int8'"
         )
     return float(given)  # type: ignore[arg-type]
+
+
+def weighting_over(exchange: Exchange, given: str) -> Weighting:
+    """By what contributions are weighed over an exchange.
+
+    Raises:
+        ConfigurationError: There is no such weight, or the exchange counts all contributions the same.
+    """
+    weighting = Weighting(one_of("weight", given, Weighting))
+    if weighting is not Weighting.EQUAL and not getattr(exchange, "weighs", False):
+        raise ConfigurationError(
+            f"weight={str(weighting)!r} cannot be used with {type(exchange).__name__}, where all contributions count the same. "
+            "Leave weight out, or use an exchange that connect() or in_process() returned"
+        )
+    return weighting
+
+
+def check_counted(weighting: Weighting, amount: Amount, rank: int) -> None:
+    """Refuse to contribute inner steps without tokens where contributions are weighed by their tokens.
+
+    Raises:
+        ConfigurationError: No tokens were counted.
+    """
+    if weighting is Weighting.TOKENS and amount.steps and not amount.tokens:
+        raise ConfigurationError(
+            f"weight='tokens' weighs contributions by their tokens, but rank {rank} has counted none in its last {amount.steps} "
+            "inner steps. Call outer.count_tokens(n) before every inner_optimizer.step(), with the number of tokens of that step"
+        )
+
+
+def tokens_counted(weighting: Weighting, given: object, before: int) -> int:
+    """The tokens that :meth:`DiLoCo.count_tokens` was given.
+
+    Raises:
+        ConfigurationError: They are not a whole number of at least 0, there are too many of them since the last sync, or
+            contributions are not weighed by tokens.
+    """
+    tokens = whole("n", given, 0)
+    if weighting is not Weighting.TOKENS:
+        raise ConfigurationError(
+            f"count_tokens() was called, but contributions are weighed by weight={str(weighting)!r}, which ignores tokens. Pass "
+            "weight='tokens' to the outer loop, or leave this call out"
+        )
+    if before + tokens > _MOST_TOKENS:
+        raise ConfigurationError(
+            f"n is {tokens}, which makes {before + tokens} tokens since the last sync, but there may be at most {_MOST_TOKENS}. "
+            "Count in a larger unit, the same on all replicas"
+        )
+    return tokens
 
 
 def schedule_over(

@@ -25,6 +25,7 @@ class Counters:
         given_up: The number of decisions in the run's log that are not outer steps of the model: rollbacks, and the syncs
             that were given up by them.
         rate: The learning rate of the last outer step.
+        tokens: For every fragment, the tokens that were counted since its last sync. Its next contribution covers them.
         published: For every fragment, the number of its last sync, whose published state is superseded by the next one.
     """
 
@@ -34,9 +35,11 @@ class Counters:
     since_event: int = 0
     given_up: int = 0
     rate: Rate = NO_RATE
+    tokens: list[int] = field(init=False)
     published: list[int | None] = field(init=False)
 
     def __post_init__(self) -> None:
+        self.tokens = [0] * len(self.since_sync)
         self.published = [None] * len(self.since_sync)
 
     @property
@@ -60,9 +63,14 @@ class Counters:
         self.since_event += 1
         self.since_sync = [steps + 1 for steps in self.since_sync]
 
+    def close(self, fragment: int) -> None:
+        """Note that a fragment has no inner steps that are still to be synced."""
+        self.since_sync[fragment] = self.tokens[fragment] = 0
+
     def close_all(self) -> None:
         """Note that no fragment has inner steps that are still to be synced."""
         self.since_sync = [0] * len(self.since_sync)
+        self.tokens = [0] * len(self.since_sync)
         self.since_event = 0
 
     def state_dict(self) -> dict[str, Any]:
@@ -73,6 +81,7 @@ class Counters:
             "since_event": self.since_event,
             "since_sync": list(self.since_sync),
             "outer_lr": self.rate.text,
+            "tokens": list(self.tokens),
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
@@ -82,3 +91,4 @@ class Counters:
         self.since_event = int(state["since_event"])
         self.since_sync = [int(steps) for steps in state["since_sync"]]
         self.rate = Rate.parse(state["outer_lr"]) or NO_RATE
+        self.tokens = [int(tokens) for tokens in state["tokens"]]

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any, Literal, Self
 
 import torch
 
+from .._arithmetic._weights import Weighting
 from .._checks import one_of, whole
 from .._errors import ConfigurationError, SyncError, UnequalSyncsError, UnseenStepsError
 from .._inner._kept_weights import KeptWeights
@@ -24,6 +25,8 @@ from ._arguments import (
     fragments_of,
     schedule_over,
     stateful_of,
+    tokens_counted,
+    weighting_over,
 )
 from ._inner_loop import InnerLoop
 from ._membership import membership_of
@@ -145,6 +148,10 @@ class DiLoCo:
         error_feedback: Whether what a codec loses of a contribution is added to the next one (True), or how much of what is not
             sent yet: a number above 0 and at most 1 (SparseLoCo, arXiv 2508.15706, has 0.95). All replicas need the same. It
             needs memory for one more copy of the model, and for two of a fragment while that is synced.
+        weight: How much a replica's pseudo-gradient counts in a sync. ``"equal"``: all count the same. ``"steps"``: by the
+            inner steps that it covers. ``"tokens"``: by the square of its tokens, divided by its inner steps (Decoupled
+            DiLoCo, arXiv 2604.21428); :meth:`count_tokens` counts them. The mean of buffers is not weighted. All replicas need
+            the same.
         stateful: Runs over a store only: further objects of this replica that are saved and restored with its inner optimizer
             and random generators, such as ``{"loader": loader}`` (anything with ``state_dict()`` and ``load_state_dict()``).
             Whether they can be saved is tested when the block is entered, and after the first inner step. Saves are made
@@ -186,6 +193,7 @@ class DiLoCo:
         alpha: float = 0.0,
         codec: str | Codec = "plain",
         error_feedback: bool | float = False,
+        weight: Literal["equal", "steps", "tokens"] = "equal",
         stateful: Mapping[str, Stateful] | None = None,
         save_inner_every: int = 10,
         on_sync: Callable[[SyncReport], None] | None = None,
@@ -196,6 +204,7 @@ class DiLoCo:
         if outer_optimizer is not None:
             try_out(factory)
         schedule = schedule_of(outer_lr, exchange)
+        self._weighting = weighting_over(exchange, weight)
         policy = Buffers(one_of("buffers", buffers, Buffers))
         parts = split(model, fragments_of(fragments), policy)
         self._schedule = schedule_over(exchange, sync_every, len(parts), delay, alpha)
@@ -226,6 +235,7 @@ class DiLoCo:
             exchange,
             contribution_codec,
             self._schedule,
+            self._weighting,
             feedback,
         )
         self._fragments = self._model.fragments
@@ -258,6 +268,7 @@ class DiLoCo:
             "flush": self._flush,
             **self._schedule.settings,
             **({"error_feedback": repr(feedback)} if feedback else {}),
+            **self._weight_settings(),
             **self._model.outer_settings,
         }
         self._saved = SavedState(self._model, optimizers, exchange, self._settings, self._count)
@@ -440,6 +451,25 @@ class DiLoCo:
         self._model.outer.check_changeable("set_outer_lr() was called")
         self._lr.ask(value)
 
+    def count_tokens(self, n: int) -> None:
+        """Say how many tokens the next inner step learns from; only with ``weight="tokens"``.
+
+        Call it before every ``inner_optimizer.step()``, or before some of them with the sum: a sync inside ``step()`` weighs
+        this replica's contribution by what was counted before. Whatever becomes of a contribution becomes of its tokens: if it
+        is carried into the next sync, so are they. What is counted after the last step before a sync belongs to the next one.
+
+        Raises:
+            ConfigurationError: ``n`` is not a whole number of at least 0, or contributions are not weighed by tokens.
+            SyncError: The block has not been entered.
+        """
+        tokens = tokens_counted(self._weighting, n, max(self._count.tokens))
+        if not self._inner.entered:
+            raise SyncError(
+                "count_tokens() was called before the block was entered: inner steps and their tokens count inside the block "
+                "(with DiLoCo(...) as outer: ...)"
+            )
+        self._count.tokens = [before + tokens for before in self._count.tokens]
+
     def flush(self) -> list[SyncReport]:
         """Sync every fragment that has inner steps since its last sync, so that nothing learned is left out.
 
@@ -532,6 +562,11 @@ class DiLoCo:
         self._saved.load(state)
         self._inner.load(state["stepped"])
         self._has_values = True
+
+    def _weight_settings(self) -> dict[str, str]:
+        # Left out where it is the default, so that the settings of a run are what an older version wrote.
+        weighed = self._weighting is not Weighting.EQUAL
+        return {"weight": str(self._weighting)} if weighed else {}
 
     def _watch_steps(self, check: Callable[[], None]) -> None:
         self._inner.watch()

@@ -47,7 +47,9 @@ class OpenSteps:
             for named in fragment.followed()
         }
         since_event = 0 if self._count is None else self._count.since_event
-        return {"since_sync": steps, "since_event": since_event, "values": values}
+        tokens = [] if self._count is None else list(self._count.tokens)
+        saved = {"since_sync": steps, "since_event": since_event, "values": values}
+        return {**saved, "tokens": tokens} if any(tokens) else saved
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Remember a saved state, for :meth:`apply`."""
@@ -71,4 +73,5 @@ class OpenSteps:
         self.applied = True
         self._count.inner_steps = inner_steps
         self._count.since_sync = [int(number) for number in steps]
+        self._count.tokens = [int(n) for n in self._loaded.get("tokens", [0] * len(steps))]
         self._count.since_event = int(self._loaded["since_event"])

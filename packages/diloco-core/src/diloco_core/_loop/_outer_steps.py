@@ -14,6 +14,7 @@ import torch
 from .._errors import SyncError, UnequalSyncsError
 from .._outer._delayed import DelayedFragment
 from . import _notices as notices
+from ._arguments import check_counted
 from ._counters import Counters
 from ._flight import Flight
 
@@ -250,7 +251,8 @@ class OuterSteps:
         fragment = self._fragments[number]
         previous = count.published[number]
         fragment.supersedes = [] if previous is None else [previous]
-        fragment.steps = count.steps(number)
+        fragment.steps, fragment.tokens = count.steps(number), count.tokens[number]
+        check_counted(fragment.weighting, fragment.amount, self._rank)
         fragment.proposal = self._lr.propose(count.rate, count.committed + 1)
         # The exchange sets it to what the sync takes, if it can be another rate.
         fragment.rate = fragment.proposal.standing
@@ -368,7 +370,7 @@ class OuterSteps:
         if report.contribution in {"carried", "open"}:
             inner_steps = 0  # the fragment's next sync covers them, and its report counts them
         else:
-            count.since_sync[number] = 0
+            count.close(number)
         count.since_event = 0
         if report.committed:
             count.published[number] = report.sync

@@ -32,6 +32,7 @@ _SAVED = {
     "since_event",
     "since_sync",
     "outer_lr",
+    "tokens",
     "stepped",
     "fragments",
     "has_inner_state",
@@ -121,7 +122,9 @@ def check_saved(
 
 def _is_whole_state(state: Mapping[str, Any]) -> bool:
     """Whether all parts of a saved state are of the right kinds."""
-    lists = [state["since_sync"], state["stepped"], state["fragments"], state["has_inner_state"]]
+    lists = [
+        state[key] for key in ("since_sync", "tokens", "stepped", "fragments", "has_inner_state")
+    ]
     if not all(isinstance(state[key], Mapping) for key in ("settings", "tensors", "model")):
         return False
     if not all(isinstance(values, list) for values in lists):
@@ -133,13 +136,15 @@ def _is_whole_state(state: Mapping[str, Any]) -> bool:
         state["inner_steps"],
         state["since_event"],
         *state["since_sync"],
+        *state["tokens"],
         *state["stepped"],
     ]
     if not all(is_whole(count) and count >= 0 for count in counters):
         return False
-    if state["settings"].get("fragments") != str(len(state["fragments"])) or len(
-        state["since_sync"]
-    ) != len(state["fragments"]):
+    count = len(state["fragments"])
+    if state["settings"].get("fragments") != str(count):
+        return False
+    if not len(state["since_sync"]) == len(state["tokens"]) == count:
         return False
     return all(
         isinstance(part, Mapping)

@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 
     import torch
 
+    from .._arithmetic._weights import Weighting
     from .._codecs._codec import Codec
     from .._exchange._base import Exchange
     from .._model._partition import NamedTensor
@@ -42,6 +43,7 @@ class SyncedModel:
         codec: How contributions are sent.
         schedule: Says whether replicas train while a sync is under way.
         feedback: The decay of error feedback; 0 without it.
+        weighting: By what contributions are weighed.
 
     Attributes:
         fragments: The fragments, in the order in which they are synced.
@@ -64,6 +66,7 @@ class SyncedModel:
         exchange: Exchange,
         codec: Codec,
         schedule: Schedule,
+        weighting: Weighting,
         feedback: float = 0.0,
     ) -> None:
         self._model = model
@@ -89,6 +92,7 @@ class SyncedModel:
                 fragment.residual = Residual(
                     fragment.layout, codec, feedback, exchange.rank, fragment.locate
                 )
+            fragment.weighting = weighting
         # Made only to raise now what would otherwise be raised when the block is entered.
         Unsynced(model, [named for part in parts for named in part])
         self.trained = [named for part in parts for named in part if named.rule is Rule.OUTER]

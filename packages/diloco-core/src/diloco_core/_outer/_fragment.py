@@ -13,6 +13,7 @@ import xxhash
 
 from .._arithmetic._layout import Layout, Piece, Rule
 from .._arithmetic._rate import NO_RATE, Proposal
+from .._arithmetic._weights import Amount, Weighting
 from .._codecs._plain import PLAIN
 from .._errors import NonFiniteUpdateError
 from .._model._segments import arrange, tensor_table
@@ -55,9 +56,13 @@ class Fragment:
         residual: What the codec has lost of earlier contributions; None without error feedback.
         proposal: The learning rate that this replica proposes for the next outer step.
         rate: The learning rate of the outer step that is taken, or was taken last; see :class:`.SyncJob`.
+        tokens: The tokens of these steps, if they are counted.
+        weighting: By what contributions are weighed.
     """
 
     alpha = 0.0
+    tokens = 0
+    weighting = Weighting.EQUAL
     residual: Residual | None = None
 
     def __init__(
@@ -88,6 +93,12 @@ class Fragment:
         ]
         self.copy = [torch.empty(group.numel, dtype=group.dtype, device="cpu") for group in groups]
         self.fingerprint = fingerprint("fragment", name, shards, self.schema())
+
+    @property
+    def amount(self) -> Amount:
+        """How much training the contribution covers."""
+        start, stop = self.steps or (0, 0)
+        return Amount(stop - start, self.tokens)
 
     def schema(self) -> dict[str, str]:
         """The description of each tensor by its name."""

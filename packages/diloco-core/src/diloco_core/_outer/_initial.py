@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 from .._arithmetic._layout import Group, Layout, Rule
 from .._arithmetic._rate import Proposal
+from .._arithmetic._weights import Amount, Weighting
 from .._wire._sections import fingerprint
 
 if TYPE_CHECKING:
@@ -27,6 +28,8 @@ class Initial:
 
     kind = "initial"
     supersedes: Sequence[int] = ()
+    weighting = Weighting.EQUAL
+    amount = Amount()
 
     def __init__(self, fragment: Fragment, into_model: bool) -> None:
         self.fragment = fragment

@@ -72,6 +72,7 @@ class ObjectStoreExchange(RestartableExchange):
     """
 
     codecs = True
+    weighs = True
     delays = True
     agrees_on_lr = True
 

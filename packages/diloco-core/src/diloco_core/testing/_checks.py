@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 import torch
 
@@ -85,6 +85,7 @@ class SimulatedTraining:
         error_feedback: Whether what the codec loses is added to the next contribution, or how much of it.
         lr: The outer learning rate as a function of rank, life and sync; None if it is the same everywhere.
         wishes: Which outer learning rate a life asks for before an inner step, by (rank, life, step).
+        weight: By what contributions are weighed.
 
     Attributes:
         states: For every sync, by its number in the log, what replicas held after it: (rank, life, global copies).
@@ -124,6 +125,7 @@ class SimulatedTraining:
     lr: Callable[[int, int, int], float] | None = None
     wishes: dict[tuple[int, int, int], float] = field(default_factory=dict)
     asked: list[Asked] = field(default_factory=list)
+    weight: Literal["equal", "steps", "tokens"] = "equal"
     held: dict[tuple[int, int, int, int, int], torch.Tensor] = field(default_factory=dict)
     mixed: dict[tuple[int, int], list[str]] = field(default_factory=dict)
 
@@ -188,6 +190,7 @@ class SimulatedTraining:
             delay=self.delay,
             alpha=self.alpha,
             error_feedback=self.error_feedback,
+            weight=self.weight,
         )
         fragments = outer._fragments  # noqa: SLF001 - nobody else needs to see residuals
         with outer:
@@ -218,6 +221,8 @@ class SimulatedTraining:
                 mixing.step()
                 note_own(step + 1)
                 ledger.position += 1
+                if self.weight == "tokens":
+                    outer.count_tokens(self.tokens(node.rank, node.life, step))
                 inner.step()
                 self.longest = max(self.longest, self._spent(node) - start)
         return outer.committed
@@ -248,16 +253,33 @@ class SimulatedTraining:
                 index = record.fragment
                 values, momentum = now[index]
                 mean = torch.zeros_like(values)
-                for member in record.members:
+                weights = [self._weight(member) for member in record.members]
+                for member, weight in zip(record.members, weights, strict=True):
                     life = self.salts.get((member.rank, member.epoch), 0)
                     delta = self._learned(values, record, member, life)
-                    mean += self._as_sent(delta, record, member, life) / len(record.members)
+                    sent = self._as_sent(delta, record, member, life)
+                    mean += sent.double() * weight / sum(weights)
                 momentum = _OUTER_MOMENTUM * momentum + mean
                 (lr,) = record.rate.values
                 now[index] = values - lr * (mean + _OUTER_MOMENTUM * momentum), momentum
                 states[record.sync, index] = now[index]
             values_by_sync[record.sync] = [values for values, _ in now]
         return values_by_sync
+
+    @staticmethod
+    def tokens(rank: int, life: int, step: int) -> int:
+        """The tokens of an inner step."""
+        return 1 + (rank * 5 + life * 3 + step * 7) % 11
+
+    def _weight(self, member: Delta) -> float:
+        """The weight of a contribution, from the steps that it covers."""
+        steps = range(member.start, member.stop)
+        if self.weight == "equal":
+            return 1.0
+        if self.weight == "steps":
+            return len(steps)
+        life = self.salts.get((member.rank, member.epoch), 0)
+        return sum(self.tokens(member.rank, life, step) for step in steps) ** 2 / len(steps)
 
     def _learned(
         self, values: torch.Tensor, commit: Commit, member: Delta, life: int

@@ -1,5 +1,7 @@
 """Records of elastic runs: each is what was written under its key, field by field, or it is refused by name."""
 
+from dataclasses import replace
+
 import pytest
 
 from diloco_core._arithmetic._rate import Rate
@@ -186,3 +188,21 @@ def test_keys_that_do_not_parse_are_not_of_the_run():
 def test_what_is_no_record_of_this_version_is_named(data, read):
     with pytest.raises((CorruptedObjectError, FormatError), match="where it lies"):
         read(data)
+
+
+def test_a_record_says_the_tokens_of_its_members():
+    member = replace(_delta(0), tokens=4096)
+    commit = replace(COMMIT, members=(member, _delta(4)))
+    assert read_record(commit.to_json(), 3, "here") == commit
+    assert [fields.get("tokens") for fields in commit.fields()["members"]] == [4096, None]
+    other = commit.fields()
+    other["members"][0]["tokens"] = 4097
+    with pytest.raises(CorruptedObjectError, match="tokens"):
+        read_record(seal("commit", "commits/00000003.json", other), 3, "here")
+
+
+@pytest.mark.parametrize("tokens", ["0", "07", "-7", "7.5", "9" * 19])
+def test_tokens_are_written_in_one_way_only(tokens):
+    key = replace(_delta(0), tokens=7).key
+    assert Delta.parse(key).tokens == 7
+    assert Delta.parse(key.replace(".7.", f".{tokens}.")) is None

@@ -6,7 +6,7 @@ Keys under the run's prefix::
     manifest.json                                  create  what the run is; names the initial state
     manifest.copy.json                             put     the same, in case that is lost
     claims/{rank}/{epoch}.json                     create  one life of a rank; the highest epoch is the rightful one
-    deltas/{sync}/{rank}.{epoch}.{from}-{to}.{base}.{schema}.{groups}.safetensors    put  a contribution, immutable
+    deltas/{sync}/{rank}.{epoch}.{from}-{to}[.{tokens}].{base}.{schema}.{groups}.safetensors    put  a contribution, immutable
     deltas/{sync}/lr.{n}.{rank}.{epoch}.{outer learning rates}.{schema}    put     a life asks for other rates from this sync on
     deltas/{sync}/hint.{rank}.{epoch}.join|leave|repair   put     advice; nothing is decided by it
     commits/{sync}.json                            create  the members of a sync, or a rollback: this alone decides
@@ -28,6 +28,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from ..._arithmetic._rate import DIGITS, Rate, digits, values_of
+from ..._arithmetic._weights import Amount
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -37,7 +38,8 @@ MANIFEST = "manifest.json"
 # Every number can be written in only one way, so that no two keys mean the same.
 _EPOCH = r"(\d{4}|[1-9]\d{4,17})"
 _DELTA = re.compile(
-    rf"deltas/(\d{{8}})/(\d{{5}})\.{_EPOCH}\.(\d+)-(\d+)\.([0-9a-f]{{16}})\.([0-9a-f]{{16}})\.([0-9a-f]{{1,16}})\.safetensors",
+    rf"deltas/(\d{{8}})/(\d{{5}})\.{_EPOCH}\.(\d+)-(\d+)(?:\.([1-9]\d{{0,17}}))?"
+    r"\.([0-9a-f]{16})\.([0-9a-f]{16})\.([0-9a-f]{1,16})\.safetensors",
     re.ASCII,
 )
 _HINT = re.compile(rf"deltas/(\d{{8}})/hint\.(\d{{5}})\.{_EPOCH}\.(join|leave|repair)", re.ASCII)
@@ -64,6 +66,7 @@ class Delta:
         base: Digest of the fragment's state that it was made from.
         schema: Identifies the run and the fragment together; see :func:`._delta.schema`.
         groups: The groups of values that it carries, as a bit mask; the other groups are as in the state that it was made from.
+        tokens: The tokens of these steps, in runs that weigh contributions by them. The key says nothing if there are none.
     """
 
     sync: int
@@ -74,11 +77,19 @@ class Delta:
     base: str
     schema: str
     groups: int = 1
+    tokens: int = 0
+
+    @property
+    def amount(self) -> Amount:
+        """How much training it covers."""
+        return Amount(self.stop - self.start, self.tokens)
 
     @property
     def key(self) -> str:
         """The key that says this."""
         life_and_steps = f"{self.rank:05}.{self.epoch:04}.{self.start}-{self.stop}"
+        if self.tokens:
+            life_and_steps += f".{self.tokens}"
         origin = f"{self.base}.{self.schema}.{self.groups:x}"
         return f"{deltas(self.sync)}{life_and_steps}.{origin}.safetensors"
 
@@ -89,7 +100,8 @@ class Delta:
         if match is None:
             return None
         sync, rank, epoch, start, stop = map(int, match.groups()[:5])
-        delta = cls(sync, rank, epoch, start, stop, match[6], match[7], int(match[8], 16))
+        tokens = int(match[6] or 0)
+        delta = cls(sync, rank, epoch, start, stop, match[7], match[8], int(match[9], 16), tokens)
         return delta if delta.key == key else None
 
 

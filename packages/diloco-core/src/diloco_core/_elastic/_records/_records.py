@@ -68,6 +68,7 @@ class Commit:
                 "from": member.start,
                 "to": member.stop,
                 "key": member.key,
+                **({"tokens": member.tokens} if member.tokens else {}),
             }
             for member in self.members
         ]
@@ -297,6 +298,8 @@ def _member(fields: Fields, sync: int) -> Delta:
         ("to", delta.stop),
     ):
         fields.agree(name, value)
+    if delta.tokens:
+        fields.agree("tokens", delta.tokens)
     return delta
 
 

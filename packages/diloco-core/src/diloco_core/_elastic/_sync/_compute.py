@@ -6,6 +6,7 @@ import logging
 from typing import TYPE_CHECKING
 
 from ..._arithmetic._reduction import reduce_shards
+from ..._arithmetic._weights import shares
 from ..._errors import CorruptedObjectError, ObjectNotFoundError, StoreUnavailableError
 from ..._store._patient import PAUSES
 from ..._wire._published import shard_metadata
@@ -148,6 +149,7 @@ class Computation:
             block_bytes=inputs.block_bytes,
             everything=True,
             verify=verify,
+            shares=shares(self._job.weighting, [member.amount for member in self._commit.members]),
         )
         for shard in batch:
             self._progress.outer_at[shard] = self._commit.sync

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from ..._arithmetic._weights import shares
 from ..._exchange._report import SyncReport
 
 if TYPE_CHECKING:
@@ -26,6 +27,7 @@ def completed(
         wait_seconds=life.traffic.waited,
         exchange_seconds=life.timing.clock() - since - life.traffic.waited,
         contribution=contribution,
+        weights=_weights(job, commit),
     )
 
 
@@ -53,4 +55,9 @@ def _not_completed(
         exchange_seconds=0.0,
         contribution=contribution,
         reloaded=reloaded,
+        weights=() if commit is None else _weights(job, commit),
     )
+
+
+def _weights(job: SyncJob, commit: Commit) -> tuple[float, ...]:
+    return shares(job.weighting, [member.amount for member in commit.members])

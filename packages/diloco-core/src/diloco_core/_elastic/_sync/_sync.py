@@ -190,7 +190,15 @@ class ElasticSync:
         life, progress = self._life, self._progress
         groups = carried_groups(self._job)
         delta = Delta(
-            self._sync, life.rank, life.epoch, start, stop, self._base, self._round.schema, groups
+            self._sync,
+            life.rank,
+            life.epoch,
+            start,
+            stop,
+            self._base,
+            self._round.schema,
+            groups,
+            self._job.amount.tokens,
         )
         if not self._round.valid({delta.key: progress.format.size(groups) or 0}):
             raise SyncError(

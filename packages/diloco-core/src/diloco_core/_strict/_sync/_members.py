@@ -5,12 +5,14 @@ from __future__ import annotations
 import logging
 from typing import TYPE_CHECKING
 
+from ..._arithmetic._weights import shares
 from ..._errors import CorruptedObjectError, MismatchError
 from ..._store._reread import read_again
 from .._records._records import check_commit, commit, commit_key
 
 if TYPE_CHECKING:
     from ..._arithmetic._rate import Rate
+    from ..._arithmetic._weights import Weighting
     from .._participant import Participant
     from ._objects import SyncObjects
 
@@ -120,6 +122,11 @@ class Members:
     def proposed(self) -> list[Rate]:
         """The learning rate that each rank proposes, in rank order. Once the sync is committed."""
         return [self._objects.proposed(key) for _, key in sorted(self._keys.items())]
+
+    def shares(self, weighting: Weighting) -> tuple[float, ...]:
+        """The share of each rank's contribution in their sum, in rank order; empty if all count the same. Once committed."""
+        keys = [key for _, key in sorted(self._keys.items())]
+        return shares(weighting, [self._objects.amount(key) for key in keys])
 
     def key(self, rank: int) -> str:
         """The key of a rank's contribution."""

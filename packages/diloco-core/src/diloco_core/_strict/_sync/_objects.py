@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 from ..._arithmetic._rate import NO_RATE, Rate
 from ..._arithmetic._sharded import may_carry
+from ..._arithmetic._weights import NO_AMOUNT, Amount, Weighting
 from ..._wire._published import Shard
 from ..._wire._sections import fingerprint, seed
 from .._records._delta import DeltaFile, DeltaPlan
@@ -20,7 +21,8 @@ if TYPE_CHECKING:
 
 _SHARD = re.compile(r"state/([0-9]{8})/([0-9]{5})\.([0-9a-f]{16})(\.copy)?\.safetensors")
 _DELTA = re.compile(
-    r"deltas/([0-9]{8})/([0-9]{5})\.([0-9a-f]{16})\.[0-9a-f]{16}\.([0-9a-f]{1,16})(?:\.([0-9a-f-]{1,999}))?\.safetensors"
+    r"deltas/([0-9]{8})/([0-9]{5})\.([0-9a-f]{16})\.[0-9a-f]{16}\.([0-9a-f]{1,16})(?:\.w([0-9]{1,18})-([0-9]{1,18}))?"
+    r"(?:\.([0-9a-f-]{1,999}))?\.safetensors"
 )
 
 
@@ -58,11 +60,16 @@ class SyncObjects:
         """The folder of the published shards."""
         return f"state/{self._number:08}/"
 
-    def delta_key(self, rank: int, groups: int, rate: Rate) -> str:
-        """Key of the contribution of a rank that carries certain groups, and proposes a learning rate."""
+    def delta_key(self, rank: int, groups: int, rate: Rate, amount: Amount = NO_AMOUNT) -> str:
+        """Key of the contribution of a rank that carries certain groups, and proposes a learning rate.
+
+        It says its amount if contributions are weighed.
+        """
         run, job = self._participant.run[:16], self._job.fingerprint[:16]
+        weighed = self._job.weighting is not Weighting.EQUAL
+        weight = f".w{amount.steps}-{amount.tokens}" if weighed else ""
         lr = f".{rate.text}" if rate.text else ""
-        return f"{self.deltas}{rank:05}.{run}.{job}.{groups:x}{lr}.safetensors"
+        return f"{self.deltas}{rank:05}.{run}.{job}.{groups:x}{weight}{lr}.safetensors"
 
     def contributor(self, key: str) -> int | None:
         """The rank that has contributed an object with this key; None if it is not a contribution to this run."""
@@ -74,12 +81,12 @@ class SyncObjects:
     def carried(self, rank: int, key: str) -> int | None:
         """The groups that the contribution with this key carries; None if it is not one of this rank to this sync."""
         match = _DELTA.fullmatch(key)
-        rate = None if match is None else Rate.parse(match[5] or "")
+        rate = None if match is None else Rate.parse(match[7] or "")
         if match is None or rate is None:
             return None
         groups = int(match[4], 16)
         valid = (
-            key == self.delta_key(rank, groups, rate)
+            key == self.delta_key(rank, groups, rate, self.amount(key))
             and may_carry(self._job.layout, groups)
             and len(rate.values) == len(self._job.proposal.standing.values)
         )
@@ -88,7 +95,14 @@ class SyncObjects:
     def proposed(self, key: str) -> Rate:
         """The learning rate that the contribution with this key proposes; :meth:`carried` accepts it."""
         match = _DELTA.fullmatch(key)
-        return (match and Rate.parse(match[5] or "")) or NO_RATE
+        return (match and Rate.parse(match[7] or "")) or NO_RATE
+
+    def amount(self, key: str) -> Amount:
+        """How much training the contribution with this key covers; nothing if the key does not say so."""
+        match = _DELTA.fullmatch(key)
+        if match is None or match[5] is None:
+            return Amount()
+        return Amount(int(match[5]), int(match[6]))
 
     def delta(self, rank: int, groups: int) -> DeltaFile:
         """The contribution of a rank that carries certain groups."""

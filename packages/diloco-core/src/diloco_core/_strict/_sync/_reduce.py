@@ -89,6 +89,7 @@ class Reduction:
                     participant.scratch,
                     sync=sync,
                     block_bytes=block_bytes,
+                    shares=self._members.shares(job.weighting),
                 )
                 publish(shard)
 

@@ -58,6 +58,7 @@ class StoreSync:
         self._owned = participant.owned(job.layout)
         self._groups = carried_groups(job)
         self._proposed = job.proposal.rate(participant.rank)
+        self._amount = job.amount
         self._description = describe(job.kind, job.name, progress)
         self._traffic = Traffic()
         self._contributing = 0.0  # seconds
@@ -107,12 +108,14 @@ class StoreSync:
             bytes_received=traffic.received,
             wait_seconds=traffic.waited,
             exchange_seconds=self._contributing + clock() - start - traffic.waited,
+            weights=self._members.shares(self._job.weighting),
         )
 
     @property
     def contributed(self) -> list[str]:
         """Keys of this replica's contribution."""
-        return [self._objects.delta_key(self._participant.rank, self._groups, self._proposed)]
+        participant, objects = self._participant, self._objects
+        return [objects.delta_key(participant.rank, self._groups, self._proposed, self._amount)]
 
     @property
     def superseded(self) -> list[str]:

@@ -1,0 +1,63 @@
+"""How much each contribution to a sync counts. A pure function of what the keys of the contributions say."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+
+class Weighting(StrEnum):
+    """By what contributions are weighed."""
+
+    EQUAL = "equal"
+    """All count the same."""
+    STEPS = "steps"
+    """By the inner steps that they cover."""
+    TOKENS = "tokens"
+    """By tokens squared over inner steps, as in Decoupled DiLoCo."""
+
+
+@dataclass(frozen=True, slots=True)
+class Amount:
+    """How much training a contribution covers.
+
+    Attributes:
+        steps: The number of inner steps.
+        tokens: The number of tokens; 0 unless they are counted.
+    """
+
+    steps: int = 0
+    tokens: int = 0
+
+
+NO_AMOUNT = Amount()
+"""The amount of a contribution that does not say any."""
+
+
+def weight(weighting: Weighting, amount: Amount) -> float:
+    """The weight of a contribution among others; 0 if it covers no inner step."""
+    match weighting:
+        case Weighting.EQUAL:
+            return 1.0
+        case Weighting.STEPS:
+            return float(amount.steps)
+        case Weighting.TOKENS:
+            # Python divides integers exactly, and rounds once.
+            return amount.tokens**2 / amount.steps if amount.steps else 0.0
+
+
+def shares(weighting: Weighting, amounts: Iterable[Amount]) -> tuple[float, ...]:
+    """What each contribution is multiplied by before all are added up, in the order of ``amounts``. They add up to 1.
+
+    Empty if all weights are equal: the contributions are then added up as they are, and their sum is divided by their number.
+    """
+    weights = [weight(weighting, amount) for amount in amounts]
+    if len(set(weights)) < 2:
+        return ()
+    total = math.fsum(weights)
+    return tuple(each / total for each in weights)
