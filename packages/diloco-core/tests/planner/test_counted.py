@@ -59,7 +59,21 @@ class TestCounted:
         [(n, "momentum", 1.0) for n in (1, 2, 8)] + [(3, "plain", 0.0), (3, "Adam", 2.0)],
     )
     def test_bytes(self, lab, tmp_path, kind, replicas, optimizer, outer_state):
-        params, cycles = 24_000, 2
+        plan, mean = self.moved(lab, tmp_path, kind, replicas, optimizer, outer_state, 24_000)
+        assert mean == pytest.approx([plan.bytes_sent, plan.bytes_received], rel=0.03, abs=3000)
+
+    @pytest.mark.parametrize("outer_state", [0.0, 1.0])
+    def test_bytes_of_encoded_state(self, lab, tmp_path, outer_state):
+        optimizer = "momentum" if outer_state else "plain"
+        codecs = {"codec": "int8", "state_codec": "int8", "full_state_every": 2}
+        plan, mean = self.moved(
+            lab, tmp_path, "strict", 4, optimizer, outer_state, 400_000, **codecs
+        )
+        assert mean == pytest.approx([plan.bytes_sent, plan.bytes_received], rel=0.02)
+
+    def moved(self, lab, tmp_path, kind, replicas, optimizer, outer_state, params, **codecs):
+        """The plan, and the bytes that a replica sent and received per sync."""
+        cycles = 2
         outer = {
             "plain": {"outer_momentum": 0.0},
             "momentum": {},
@@ -77,7 +91,7 @@ class TestCounted:
                 seen[exchange.rank].append((store.sent, store.received))
                 reports[exchange.rank].append(report)
 
-            with DiLoCo(model, inner, exchange, sync_every=1, on_sync=count, **outer):
+            with DiLoCo(model, inner, exchange, sync_every=1, on_sync=count, **outer, **codecs):
                 # A sync is planned as it is in the middle of a run, with the outer state there.
                 for step in range(2 + 2 * cycles):
                     lab.push(model, inner, exchange.rank, step)
@@ -102,12 +116,13 @@ class TestCounted:
             strict=kind == "strict",
             outer_state=outer_state,
             publish_every=2,
+            **codecs,
         )
         mean = [
             sum(seen[r][-1][i] - seen[r][1][i] for r in range(replicas)) / replicas / 2 / cycles
             for i in (0, 1)
         ]
-        assert mean == pytest.approx([plan.bytes_sent, plan.bytes_received], rel=0.03, abs=3000)
+        return plan, mean
 
     @staticmethod
     def exchange(kind, store, rank, replicas):

@@ -10,6 +10,7 @@ if TYPE_CHECKING:
     import torch
 
     from .._codecs._codec import Codec
+    from ._coded import CodedUpdates
     from ._layout import Layout, Piece
     from ._rate import Proposal, Rate
     from ._weights import Amount, Weighting
@@ -43,6 +44,11 @@ class SyncJob(Protocol):
     @property
     def codec(self) -> Codec:
         """How contributions are encoded; part of the fingerprint."""
+        ...
+
+    @property
+    def coded(self) -> CodedUpdates | None:
+        """How the state is published if it is encoded; None if values and outer state are published as they are."""
         ...
 
     @property

@@ -19,6 +19,7 @@ from .._timing import in_thread
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
+    from .._arithmetic._coded import CodedUpdates
     from .._arithmetic._sync_job import SyncJob
     from .._codecs._codec import Codec
     from .._model._unsynced import Unsynced
@@ -38,6 +39,7 @@ class Schema:
         unsynced: The tensors of the model that are not synced; the replica that begins the run stores them. Not compared.
         outer_state: Returns how many tensors the outer optimizer keeps per parameter, for plans. Not compared.
         codec: How contributions are sent, for plans. Not compared here: the lines in ``tensors`` name it.
+        coded: How the state is published if it is encoded, for plans. Not compared here: ``settings`` name it.
     """
 
     tensors: Mapping[str, str]
@@ -46,6 +48,7 @@ class Schema:
     unsynced: Unsynced | None = field(default=None, compare=False)
     outer_state: Callable[[], float] = field(default=lambda: 1.0, compare=False)
     codec: Codec = field(default=PLAIN, compare=False)
+    coded: CodedUpdates | None = field(default=None, compare=False)
 
 
 class Exchange(Protocol):
@@ -56,6 +59,7 @@ class Exchange(Protocol):
         world_size: The number of ranks.
         codecs: Whether contributions are sent as the job's codec encodes them. If not, a codec is refused.
         weighs: Whether contributions are weighed as the job says. If not, weights are refused.
+        state_codecs: Whether state can be published encoded. If not, a codec for it is refused.
         delays: Whether a sync may be carried out by another thread while the replica trains. If not, a delay is refused.
         agrees_on_lr: Whether all replicas take an outer step with the same learning rate, chosen of those that they propose
             (:attr:`.SyncJob.proposal`, :func:`.chosen`) and set as :attr:`.SyncJob.rate`. If not, it cannot be changed.
@@ -69,6 +73,7 @@ class Exchange(Protocol):
     world_size: int
     codecs: bool = False
     weighs: bool = False
+    state_codecs: bool = False
     delays: bool = False
     agrees_on_lr: bool = False
     compares_lr: bool = False

@@ -132,6 +132,7 @@ class InProcessExchange(Exchange):
 
     codecs = True
     weighs = True
+    state_codecs = True
     delays = True
     agrees_on_lr = True
 

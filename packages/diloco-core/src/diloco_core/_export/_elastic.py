@@ -88,6 +88,7 @@ class ElasticSource:
                 shard_key(sync, index, number, initial),
                 published_seed(*seed_parts, number),
                 checksum,
+                number,
             )
             for number, checksum in enumerate(done.sums)
         ]

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
+    from .._codecs._codec import Codec
     from .._elastic._records._records import Rollback
 
 
@@ -19,11 +20,16 @@ class PublishedFile:
         key: The key of the file.
         seed: Seed of the checksum of its values.
         checksum: What this checksum must be; None if no record says it.
+        shard: The number of the shard.
+        update: If the file holds an update of the values in the files before it: how that is encoded, and the seed of its
+            checksum.
     """
 
     key: str
     seed: int
     checksum: int | None = None
+    shard: int = 0
+    update: tuple[Codec, int] | None = None
 
 
 class Source(Protocol):
@@ -56,7 +62,7 @@ class Source(Protocol):
         ...
 
     def files(self, index: int, sync: int) -> list[PublishedFile]:
-        """The shards of a fragment's state after a sync."""
+        """The files that hold a fragment's state after a sync, in the order in which they are to be read."""
         ...
 
     def expected(self) -> list[int]:

@@ -139,6 +139,7 @@ def unsynced_files(source: Source) -> list[PublishedFile]:
             unsynced_key(table["folder"], number),
             unsynced_seed(table["folder"], number),
             int(checksum, 16),
+            number,
         )
         for number, checksum in enumerate(table.get("sums", ()))
     ]

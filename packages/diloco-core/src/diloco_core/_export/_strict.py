@@ -7,7 +7,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from .._errors import ObjectNotFoundError
+from .._codecs._named import CODECS
+from .._errors import FormatError, ObjectNotFoundError
 from .._outer._initial import initial_fingerprint
 from .._strict._states import (
     committed_syncs,
@@ -20,8 +21,10 @@ from .._wire._sections import fingerprint, seed
 from ._source import PublishedFile
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterator, Sequence
 
+    from .._arithmetic._coded import FullStates
+    from .._codecs._codec import Codec
     from .._elastic._records._records import Rollback
     from .._store._api import Store
     from .._strict._records._manifest import Manifest
@@ -58,16 +61,33 @@ class StrictSource:
         return number
 
     def files(self, index: int, sync: int) -> list[PublishedFile]:
-        """The shards of a fragment's state after a sync."""
+        """The files that hold a fragment's state after a sync: the newest whole one, and the updates since."""
+        full = self._manifest.full_states(index)
+        return [
+            file
+            for needed in full.needed(self._stored_sync(index, sync))
+            for file in self._files_of(index, needed, full)
+        ]
+
+    def _files_of(self, index: int, stored_sync: int, full: FullStates) -> Iterator[PublishedFile]:
         job_fingerprint = self.fragments[index]["fingerprint"]
-        stored_sync = self._stored_sync(index, sync)
-        if sync == self.initial_steps:
+        if stored_sync < len(self.fragments):
             job_fingerprint = initial_fingerprint(job_fingerprint)
         identity = fingerprint(self._manifest.run_of(stored_sync), job_fingerprint)
-        return [
-            PublishedFile(key, seed(identity, stored_sync, "values", number))
-            for number, key in enumerate(keys_of(self._manifest, index, stored_sync))
-        ]
+        codec = None if full.is_full(stored_sync) else self._state_codec()
+        for number, key in enumerate(keys_of(self._manifest, index, stored_sync)):
+            values_seed = seed(identity, stored_sync, "values", number)
+            update = (codec, seed(identity, stored_sync, "update", number)) if codec else None
+            yield PublishedFile(key, values_seed, shard=number, update=update)
+
+    def _state_codec(self) -> Codec:
+        name = self._manifest.settings.get("state_codec", "")
+        if name not in CODECS:
+            raise FormatError(
+                f"the run at {self._store.uri} has published its state with the codec {name!r}, which this version of "
+                f"diloco-core does not know: it knows {', '.join(CODECS)}. Export with the version that the run has used."
+            )
+        return CODECS[name]
 
     def expected(self) -> list[int]:
         """Numbers of the log whose states must have been published once, or are being published now; the newest first."""

@@ -7,15 +7,17 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import torch
+import xxhash
 
-from .._arithmetic._layout import Group, Layout, Piece, Rule
+from .._arithmetic._layout import CHUNK_BYTES, Group, Layout, Piece, Rule
 from .._errors import ConfigurationError, CorruptedObjectError, ObjectNotFoundError
 from .._store._ahead import open_ahead
 from .._store._copies import copy_key
 from .._store._reread import read_again
 from .._timing import Timing
-from .._wire._published import ValuesReader
-from .._wire._sections import Section
+from .._wire._coded import EncodedUpdate
+from .._wire._published import ValuesReader, end_sums
+from .._wire._sections import Section, view
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -48,24 +50,24 @@ def read_tensors(
         return {}
     layout = Layout(tuple(map(_group, table["groups"])), table["shards"], table.get("block", 1))
     flat = [torch.empty(group.numel, dtype=group.dtype, device="cpu") for group in layout.groups]
-    numbers = {file.key: number for number, file in enumerate(files)}
+    by_key = {file.key: file for file in files}
     listing: dict[str, int] = {}
     for folder in sorted({file.key.rpartition("/")[0] for file in files}):
         listing.update(store.list(f"{folder}/"))
 
     def announce(key: str, reader: ObjectReader) -> None:
-        _values(store, layout, numbers[key], files[numbers[key]], reader)
+        _announce(store, layout, by_key[key], reader)
 
-    with open_ahead(store, {key: listing.get(key) for key in numbers}, announce) as readers:
-        for number, (file, opened) in enumerate(zip(files, readers, strict=True)):
+    with open_ahead(store, {key: listing.get(key) for key in by_key}, announce) as readers:
+        for file, opened in zip(files, readers, strict=True):
             try:
-                _read_file(store, layout, flat, number, file, opened)
+                _read_file(store, layout, flat, file, opened)
             except (CorruptedObjectError, ObjectNotFoundError) as error:
                 if copy_key(file.key) not in listing:
                     raise
                 _log.warning("%s. Its copy is read instead.", str(as_damage(error)).rstrip("."))
                 copy = replace(file, key=copy_key(file.key))
-                _read_file(store, layout, flat, number, copy, None)
+                _read_file(store, layout, flat, copy, None)
     return {entry["name"]: _tensor(flat, entry, dtype) for entry in table["tensors"]}
 
 
@@ -73,7 +75,6 @@ def _read_file(
     store: Store,
     layout: Layout,
     flat: list[torch.Tensor],
-    number: int,
     file: PublishedFile,
     opened: ObjectReader | None,
 ) -> None:
@@ -83,10 +84,13 @@ def _read_file(
         nonlocal opened
         reader, opened = opened or store.open(file.key), None
         with reader:
-            values = _values(store, layout, number, file, reader)
-            for piece in layout.shard(number):
-                values.read(_part(flat, piece))
-            checksum = values.verify().values
+            if file.update is not None:
+                checksum = _add_update(store, layout, flat, file, reader)
+            else:
+                values = _values(store, layout, file, reader)
+                for piece in layout.shard(file.shard):
+                    values.read(_part(flat, piece))
+                checksum = values.verify().values
         if file.checksum not in {None, checksum}:
             raise CorruptedObjectError(
                 f"{store.uri}/{file.key} does not have the checksum that the record of its sync says"
@@ -95,11 +99,49 @@ def _read_file(
     reading_again(read)
 
 
+def _add_update(
+    store: Store,
+    layout: Layout,
+    flat: list[torch.Tensor],
+    file: PublishedFile,
+    reader: ObjectReader,
+) -> int:
+    """Add the update in a file to its place in ``flat``. Returns the checksum of the new values."""
+    origin = f"{store.uri}/{file.key}"
+    update = _update(layout, file)
+    expected = end_sums(reader, origin).values
+    data, offset = update.read(reader, origin, CHUNK_BYTES), 0
+    digest = xxhash.xxh3_64(seed=file.seed)
+    for chunk in layout.chunks(file.shard, CHUNK_BYTES):
+        values = _part(flat, chunk)
+        offset = update.add(data, chunk, offset, values)
+        digest.update(view(values))
+    if digest.intdigest() != expected:
+        raise CorruptedObjectError(
+            f"{origin} does not fit the files before it: the values after its update do not have the checksum that it says"
+        )
+    return expected
+
+
+def _announce(store: Store, layout: Layout, file: PublishedFile, reader: ObjectReader) -> None:
+    """Announce what will be read of a file."""
+    if file.update is not None:
+        _update(layout, file).announce(reader)
+    else:
+        _values(store, layout, file, reader)
+
+
+def _update(layout: Layout, file: PublishedFile) -> EncodedUpdate:
+    assert file.update is not None
+    codec, seed = file.update
+    return EncodedUpdate(layout, file.shard, codec, seed, Section("values", (), file.seed))
+
+
 def _values(
-    store: Store, layout: Layout, number: int, file: PublishedFile, reader: ObjectReader
+    store: Store, layout: Layout, file: PublishedFile, reader: ObjectReader
 ) -> ValuesReader:
     """A reader of a file's values. Making it announces what it will read."""
-    section = Section("values", layout.shard(number), file.seed)
+    section = Section("values", layout.shard(file.shard), file.seed)
     return ValuesReader(reader, layout, section, f"{store.uri}/{file.key}")
 
 

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 import torch
 
 from .._arithmetic._weights import Weighting
 from .._checks import kind_of, one_of, whole
-from .._codecs._named import find_codec
+from .._codecs._codec import Codec
+from .._codecs._named import CODECS, find_codec
 from .._errors import ConfigurationError
+from .._exchange._resumable import ResumableExchange
 from .._model._layers import PATTERNS, Pattern
 from ._schedule import Schedule
 
@@ -18,11 +20,11 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from .._arithmetic._weights import Amount
-    from .._codecs._codec import Codec
     from .._exchange._base import Exchange
     from .._inner._state import Stateful
 
 _MOST_TOKENS = 10**18 - 1  # keys have 18 digits for them
+FULL_STATE_EVERY = 8
 _EXCHANGE_METHODS = ("join", "begin", "shards", "leave", "abort")
 
 
@@ -151,6 +153,55 @@ def tokens_counted(weighting: Weighting, given: object, before: int) -> int:
             "Count in a larger unit, the same on all replicas"
         )
     return tokens
+
+
+class StateCoding(NamedTuple):
+    """How published state is encoded.
+
+    Attributes:
+        codec: The codec.
+        full_every: Every so many syncs of a fragment, its values are published whole.
+    """
+
+    codec: Codec
+    full_every: int
+
+    @property
+    def settings(self) -> dict[str, str]:
+        """Both by name: settings that all replicas must have in common."""
+        return {"state_codec": self.codec.name, "full_state_every": str(self.full_every)}
+
+
+def state_coding_over(exchange: Exchange, given: object, full_every: object) -> StateCoding | None:
+    """How state is published over an exchange; None if values and outer state are published as they are.
+
+    Raises:
+        ConfigurationError: There is no such codec, the exchange cannot publish encoded state, or the arguments do not fit.
+    """
+    if not isinstance(given, str) or given not in CODECS:
+        raise ConfigurationError(
+            f"state_codec must be one of {', '.join(CODECS)}, not {repr(given) if isinstance(given, str) else kind_of(given)}. "
+            "(A codec of your own can only be given as codec: export() has to read the state without your program.)"
+        )
+    codec = CODECS[given]
+    if codec.plain:
+        if full_every is not None:
+            raise ConfigurationError(
+                f"full_state_every={full_every!r} needs a state_codec: without one, the whole state is published in every sync"
+            )
+        return None
+    every = whole("full_state_every", FULL_STATE_EVERY if full_every is None else full_every)
+    if isinstance(exchange, ResumableExchange):
+        raise ConfigurationError(
+            f"state_codec={given!r} cannot be used in elastic runs (min_replicas), which publish state in full. Leave it out; "
+            "codec, which encodes contributions, can be used there"
+        )
+    if not getattr(exchange, "state_codecs", False):
+        raise ConfigurationError(
+            f"state_codec={given!r} cannot be used with {type(exchange).__name__}, which publishes no state. Leave it out, or "
+            "use an exchange that connect() or in_process() returned"
+        )
+    return StateCoding(codec, every)
 
 
 def schedule_over(

@@ -24,6 +24,7 @@ from ._arguments import (
     feedback_of,
     fragments_of,
     schedule_over,
+    state_coding_over,
     stateful_of,
     tokens_counted,
     weighting_over,
@@ -152,6 +153,12 @@ class DiLoCo:
             inner steps that it covers. ``"tokens"``: by the square of its tokens, divided by its inner steps (Decoupled
             DiLoCo, arXiv 2604.21428); :meth:`count_tokens` counts them. The mean of buffers is not weighted. All replicas need
             the same.
+        state_codec: How the owners of shards publish the results of syncs, as the names above; ``"plain"``: values and outer
+            state as they are. Otherwise they publish the encoded change of the values, which all replicas add, and what the
+            codec loses of a change is in the next one. Strict runs over a store and threads only, with SGD as the outer
+            optimizer.
+        full_state_every: With a ``state_codec``: the number of syncs of a fragment from one whole publication of its values to
+            the next, 8 if left out. A run that is resumed, and :func:`export`, start from such a publication.
         stateful: Runs over a store only: further objects of this replica that are saved and restored with its inner optimizer
             and random generators, such as ``{"loader": loader}`` (anything with ``state_dict()`` and ``load_state_dict()``).
             Whether they can be saved is tested when the block is entered, and after the first inner step. Saves are made
@@ -194,6 +201,8 @@ class DiLoCo:
         codec: str | Codec = "plain",
         error_feedback: bool | float = False,
         weight: Literal["equal", "steps", "tokens"] = "equal",
+        state_codec: str = "plain",
+        full_state_every: int | None = None,
         stateful: Mapping[str, Stateful] | None = None,
         save_inner_every: int = 10,
         on_sync: Callable[[SyncReport], None] | None = None,
@@ -225,6 +234,7 @@ class DiLoCo:
             OwnBuffers(model) if policy is Buffers.NONE else None,
             Residuals() if feedback else None,
         )
+        coding = state_coding_over(exchange, state_codec, full_state_every)
         self._model = SyncedModel(
             model,
             parts,
@@ -237,6 +247,7 @@ class DiLoCo:
             self._schedule,
             self._weighting,
             feedback,
+            coding,
         )
         self._fragments = self._model.fragments
         self._optimizers = optimizers
@@ -269,6 +280,7 @@ class DiLoCo:
             **self._schedule.settings,
             **({"error_feedback": repr(feedback)} if feedback else {}),
             **self._weight_settings(),
+            **(coding.settings if coding is not None else {}),
             **self._model.outer_settings,
         }
         self._saved = SavedState(self._model, optimizers, exchange, self._settings, self._count)

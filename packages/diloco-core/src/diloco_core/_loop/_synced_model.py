@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from .._arithmetic._coded import CodedUpdates, FullStates
 from .._arithmetic._layout import Rule
 from .._exchange._base import Schema
 from .._model._frozen import FrozenValues
@@ -26,6 +27,7 @@ if TYPE_CHECKING:
     from .._exchange._base import Exchange
     from .._model._partition import NamedTensor
     from .._outer._optimizer import OuterOptimizerFactory
+    from ._arguments import StateCoding
     from ._schedule import Schedule
 
 
@@ -44,6 +46,7 @@ class SyncedModel:
         schedule: Says whether replicas train while a sync is under way.
         feedback: The decay of error feedback; 0 without it.
         weighting: By what contributions are weighed.
+        state_coding: How state is published if it is encoded.
 
     Attributes:
         fragments: The fragments, in the order in which they are synced.
@@ -68,6 +71,7 @@ class SyncedModel:
         schedule: Schedule,
         weighting: Weighting,
         feedback: float = 0.0,
+        state_coding: StateCoding | None = None,
     ) -> None:
         self._model = model
         self._codec = codec
@@ -76,6 +80,8 @@ class SyncedModel:
         check_settings(self._outers, self.outer_settings)
         # With error feedback the contribution is computed once: what is sent and what remains must belong together.
         kind = DelayedFragment if schedule.delay or schedule.alpha or feedback else Fragment
+        if state_coding is not None:
+            self._outers[0].check_state_codec(state_coding.codec.name)
         self.fragments = [
             kind(
                 str(number),
@@ -83,6 +89,10 @@ class SyncedModel:
                 outer,
                 exchange.shards(sum(tensor.wire_bytes for tensor in tensors)),
                 codec,
+                state_coding
+                and CodedUpdates(
+                    state_coding.codec, FullStates(state_coding.full_every, number, len(parts))
+                ),
             )
             for number, (tensors, outer) in enumerate(zip(parts, self._outers, strict=True))
         ]
@@ -168,6 +178,7 @@ class SyncedModel:
             Unsynced(self._model, self._followed()),
             self._outer_state,
             self._codec,
+            self.fragments[0].coded,
         )
 
     def _followed(self) -> list[NamedTensor]:

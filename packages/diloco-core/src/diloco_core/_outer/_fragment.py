@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 import xxhash
 
+from .._arithmetic._coded import RESIDUAL, encode_update
 from .._arithmetic._layout import Layout, Piece, Rule
 from .._arithmetic._rate import NO_RATE, Proposal
 from .._arithmetic._weights import Amount, Weighting
@@ -22,6 +23,7 @@ from .._wire._sections import fingerprint, view
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 
+    from .._arithmetic._coded import CodedUpdates
     from .._codecs._codec import Codec
     from .._model._partition import NamedTensor
     from .._model._segments import Segment
@@ -47,6 +49,7 @@ class Fragment:
         outer: Its outer optimizer; None if none of its tensors takes an outer step.
         shards: The number of shards into which it is cut.
         codec: How its contributions are encoded.
+        coded: How its state is published, if that is encoded.
 
     Attributes:
         alpha: How much of its own values the replica keeps when it adopts a sync, from 0 (nothing) to 1 (everything).
@@ -72,12 +75,14 @@ class Fragment:
         outer: OuterOptimizer | None,
         shards: int,
         codec: Codec = PLAIN,
+        coded: CodedUpdates | None = None,
     ) -> None:
         self.name = name
         self.tensors = tuple(tensors)
         self.outer = outer
         self.kind = "outer"
         self.codec = codec
+        self.coded = coded
         self.elastic = False
         self.supersedes: Sequence[int] = ()
         self.steps: tuple[int, int] | None = None
@@ -85,7 +90,8 @@ class Fragment:
         self.rate = NO_RATE
         self._adopted = False
         groups, self._segments = arrange(tensors)
-        self.layout = Layout(groups, shards, codec.block)
+        block = codec.block if coded is None else math.lcm(codec.block, coded.codec.block)
+        self.layout = Layout(groups, shards, block)
         self._parts_of_pieces: dict[Piece, list[tuple[Segment, int, int]]] = {}
         self._starts = [[segment.start for segment in segments] for segments in self._segments]
         self._square_bounds = [
@@ -254,10 +260,28 @@ class Fragment:
         values = self.destination(piece)
         if self.outer is not None and self.layout.groups[piece.group].rule is Rule.OUTER:
             self.outer.use(self.rate.values)
+            old = None if self.coded is None else values.clone()
             self.outer.step(piece, values, reduced)
+            if self.coded is not None and old is not None:
+                self._encode_update(self.outer, self.coded, piece, old)
         else:
             values.copy_(reduced)
         return values
+
+    def _encode_update(
+        self, outer: OuterOptimizer, coded: CodedUpdates, piece: Piece, old: torch.Tensor
+    ) -> None:
+        """Encode what an outer step did to a chunk, and hold from now on what all replicas will read."""
+        codec, state = coded.codec, outer.tensors(piece)
+        residual = state.pop(RESIDUAL, None)
+        update = encode_update(codec, old, self.destination(piece), residual)
+        if update is None:
+            return  # check_update() raises the error
+        encoded = {name: codec.encode(values) for name, values in state.items()}
+        for name, data in encoded.items():
+            codec.decode(data, state[name])
+        outer.keep(piece, RESIDUAL, update.residual)
+        coded.keep(piece, update.data, {**encoded, RESIDUAL: update.left})
 
     def must_be_finite(self, piece: Piece) -> bool:
         """Whether the piece takes an outer step."""

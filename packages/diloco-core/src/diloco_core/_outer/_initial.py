@@ -30,6 +30,7 @@ class Initial:
     supersedes: Sequence[int] = ()
     weighting = Weighting.EQUAL
     amount = Amount()
+    coded = None  # there are no values yet to which an update could be added
 
     def __init__(self, fragment: Fragment, into_model: bool) -> None:
         self.fragment = fragment

@@ -227,6 +227,23 @@ class OuterOptimizer:
             if parameter is not None:
                 self._optimizer.state.pop(parameter, None)
 
+    def keep(self, piece: Piece, name: str, values: torch.Tensor) -> None:
+        """Keep a tensor with the state of a chunk that has taken a step; it is saved and loaded with that state."""
+        self._optimizer.state[self._chunks[piece]][name] = values
+
+    def check_state_codec(self, name: str) -> None:
+        """Refuse a codec for the state of an optimizer that could not bear it.
+
+        Raises:
+            ConfigurationError: The optimizer keeps other tensors than a momentum.
+        """
+        if not isinstance(self._optimizer, torch.optim.SGD):
+            raise ConfigurationError(
+                f"state_codec={name!r} cannot be used with the outer optimizer {self.name}: its state is published encoded, and "
+                "small numbers of a block, such as Adam's second moments, may become zero, which makes its steps arbitrarily "
+                "large. Use torch.optim.SGD as the outer optimizer, or leave state_codec out."
+            )
+
     def state_dict(self) -> dict[str, Any]:
         """The whole state: the ranges that it covers (group, start, stop), their tensors, and the scalars."""
         ranges = [

@@ -43,6 +43,8 @@ class Model:
         shards: The number of shards into which the values are cut.
         transfer: How the replicas read and write.
         sent: The size of a contribution's values after they are encoded, as a part of what it was before.
+        coded: The same for what owners publish: updates, residuals and outer state; None if values are published as they are.
+        full_every: If they are encoded: every so many syncs, an owner also publishes the values as they are.
     """
 
     values: float
@@ -51,6 +53,8 @@ class Model:
     shards: int
     transfer: Transfer
     sent: float = 1.0
+    coded: float | None = None
+    full_every: int = 1
 
     @classmethod
     def of(
@@ -60,16 +64,28 @@ class Model:
         replicas: int,
         transfer: Transfer,
         codec: Codec = PLAIN,
+        state_codec: Codec = PLAIN,
+        full_every: int = 1,
         *,
         strict: bool,
     ) -> Model:
         """The model of a strict run, or of an elastic one."""
         shards = replicas if strict else shards_of(math.ceil(values), replicas)
         elements = max(1, round(values / shards / torch.float32.itemsize))
-        encoded = 1.0
-        if not codec.plain:
-            encoded = codec.size(torch.float32, elements) / (elements * torch.float32.itemsize)
-        return cls(values, outer_state, replicas, shards, transfer, encoded)
+        sent, coded = (
+            each.size(torch.float32, elements) / (elements * torch.float32.itemsize)
+            for each in (codec, state_codec)
+        )
+        return cls(
+            values,
+            outer_state,
+            replicas,
+            shards,
+            transfer,
+            sent,
+            None if state_codec.plain else coded,
+            full_every,
+        )
 
     @property
     def shard(self) -> float:
@@ -88,8 +104,12 @@ class Model:
 
     @property
     def published(self) -> float:
-        """Size of a published shard."""
+        """Size of a published shard, as a mean over syncs."""
         tensors = math.ceil(self.outer_state / self.values)
+        content = self.values + self.outer_state
+        if self.coded is not None:
+            tensors += 2  # the residual and the update
+            content = self.coded * (content + self.values) + self.values / self.full_every
         piece = (Piece(0, 0, self._layout.groups[0].numel),)
         sections = [
             *(Section(f"outer.{number}", piece, 0) for number in range(tensors)),
@@ -97,12 +117,13 @@ class Model:
         ]
         beginning = header(self._layout, [*sections, *END], _METADATA)
         sums = CHECKSUM_BYTES * (len(sections) + len(END))
-        return len(beginning) + (self.values + self.outer_state) / self.shards + sums
+        return len(beginning) + content / self.shards + sums
 
     @property
     def adopted(self) -> Ranges:
-        """What is read from a published shard: its values, and the checksums after them."""
-        size = self.shard + CHECKSUM_BYTES * (1 + len(END))
+        """What is read from a published shard: its values or its update, and the checksums after them."""
+        values = self.shard * (1 if self.coded is None else self.coded)
+        size = values + CHECKSUM_BYTES * (1 + len(END))
         return Ranges(
             math.ceil(size / self.transfer.block_bytes), size, min(size, self.transfer.block_bytes)
         )

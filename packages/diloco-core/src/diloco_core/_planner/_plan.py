@@ -103,6 +103,8 @@ def plan_exchange(
     strict: bool = False,
     publish_every: int = 4,
     codec: str | Codec = "plain",
+    state_codec: str | Codec = "plain",
+    full_state_every: int = 8,
     store: StoreModel | None = None,
     transfer: Transfer | None = None,
 ) -> ExchangePlan:
@@ -124,7 +126,10 @@ def plan_exchange(
         strict: Whether membership is strict: then a replica does not send the part of its contribution that only it uses.
         publish_every: In the gather topology, the number of syncs from one publication of the state to the next. All
             figures are means over these syncs.
-        codec: How contributions are sent, as given to :class:`DiLoCo`. What is published is sent in full.
+        codec: How contributions are sent, as given to :class:`DiLoCo`.
+        state_codec: How results are published, as given to :class:`DiLoCo`; only for strict runs.
+        full_state_every: With a ``state_codec``: the number of syncs of a fragment from one whole publication to the next. The
+            figures are means over these syncs.
         store: How the store behaves; like S3 if left out.
         transfer: How the replicas read and write, as given to :func:`connect`. (That function also checks how many
             connections its process may open.)
@@ -168,8 +173,23 @@ def plan_exchange(
         raise ConfigurationError(
             f"topology must be 'auto', 'sharded' or 'gather', not {topology!r}"
         )
+    check_whole("full_state_every", full_state_every)
+    published = find_codec(state_codec)
+    if not published.plain and not strict:
+        raise ConfigurationError(
+            f"state_codec={published.name!r} needs strict=True: elastic runs publish their state in full"
+        )
     size = params * bytes_per_param / fragments
-    model = Model.of(size, size * outer_state, replicas, transfer, find_codec(codec), strict=strict)
+    model = Model.of(
+        size,
+        size * outer_state,
+        replicas,
+        transfer,
+        find_codec(codec),
+        published,
+        full_state_every,
+        strict=strict,
+    )
     syncs: dict[str, Callable[[StoreModel, float], Costs]] = (
         {"sharded": partial(strict_sync, model)}
         if strict
@@ -221,7 +241,8 @@ def _plan(
         * (
             4 * params
             + model.values
-            + model.outer_state / (1 if topology == "gather" else model.replicas)
+            + (model.outer_state if model.coded is None else model.outer_state + model.values)
+            / (1 if topology == "gather" else model.replicas)
         ),
         limits=sentences,
         longest_part=costs.longest_part,

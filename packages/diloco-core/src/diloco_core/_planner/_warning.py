@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
     from typing import Any
 
+    from .._arithmetic._coded import CodedUpdates
     from .._codecs._codec import Codec
     from .._store._api import Store
 
@@ -43,6 +44,7 @@ def warn_of_long_syncs(
     publish_every: int = 1,
     outer_state: Callable[[], float] = lambda: 1.0,
     codec: Codec = PLAIN,
+    coded: CodedUpdates | None = None,
 ) -> None:
     """Log a warning if a slow replica could make the others give up a sync, with the figures and what helps.
 
@@ -62,6 +64,7 @@ def warn_of_long_syncs(
         publish_every: How often an elastic run publishes its state; see :func:`plan_exchange`.
         outer_state: Returns how many tensors the outer optimizer keeps for every parameter.
         codec: How contributions are sent.
+        coded: How state is published if it is encoded.
     """
     if store.near or not size:
         return
@@ -76,6 +79,8 @@ def warn_of_long_syncs(
         strict=strict,
         publish_every=publish_every,
         codec=codec,
+        state_codec=PLAIN if coded is None else coded.codec,
+        full_state_every=1 if coded is None else coded.full.every,
         transfer=store.transfer if isinstance(store, InBackground) else None,
     )
     if plan.longest_part <= sync_timeout:

@@ -73,6 +73,7 @@ class ObjectStoreExchange(RestartableExchange):
 
     codecs = True
     weighs = True
+    state_codecs = True
     delays = True
     agrees_on_lr = True
 
@@ -141,6 +142,7 @@ class ObjectStoreExchange(RestartableExchange):
             strict=True,
             outer_state=schema.outer_state,
             codec=schema.codec,
+            coded=schema.coded,
         )
         own_claim = Claim.of_this_process(
             self.rank,

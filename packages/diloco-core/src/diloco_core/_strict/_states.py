@@ -166,12 +166,18 @@ def missing_keys(manifest: Manifest, listed: Collection[str], sync: int) -> list
 
 
 def missing_shards(manifest: Manifest, index: int, sync: int, listed: Collection[str]) -> list[str]:
-    """Keys of the missing shards, without copies, of a fragment's state after a sync of it."""
-    keys = keys_of(manifest, index, sync)
+    """Keys of the missing objects, without copies, from which a fragment's state after a sync of it is made."""
+    keys = needed_keys(manifest, index, sync)
     return [key for key in keys if key not in listed and copy_key(key) not in listed]
 
 
+def needed_keys(manifest: Manifest, index: int, sync: int) -> list[str]:
+    """Keys of all objects from which a fragment's state after a sync of it is made."""
+    syncs = manifest.full_states(index).needed(sync)
+    return [key for needed in syncs for key in keys_of(manifest, index, needed)]
+
+
 def keys_of(manifest: Manifest, index: int, sync: int) -> list[str]:
-    """Keys of the shards of a fragment's state after a sync of it."""
+    """Keys of the shards that a sync of a fragment has published."""
     run = manifest.run_of(sync)
     return [state_key(run, sync, shard) for shard in range(manifest.fragments[index]["shards"])]

@@ -87,7 +87,7 @@ class ValuesReader:
         Raises:
             CorruptedObjectError: The values or the checksums are damaged.
         """
-        sums = _end(self._reader, self._origin, self._section.padding)
+        sums = end_sums(self._reader, self._origin, self._section.padding)
         if sums.values != self._section.digest:
             raise CorruptedObjectError(
                 f"{self._origin}: the checksum of its values is wrong. The object is damaged, or it was written for another "
@@ -122,7 +122,7 @@ class Shard:
         rest: list[int] = []
         yield from self._before_values(metadata, rest.append)
         last_part: Buffer = b""
-        for last_part in section_parts(self.values(), map(self._job.published, self._chunks())):
+        for last_part in self._values_parts():
             yield last_part
         sums = Sums(int.from_bytes(last_part[-CHECKSUM_BYTES:], "little"), rest[0])
         yield ending(sums)
@@ -171,6 +171,11 @@ class Shard:
         deque(self.parts(metadata, sums.append), maxlen=0)
         return sums[0]
 
+    @property
+    def adopted_bytes(self) -> int:
+        """How many bytes of values a replica reads that adopts the shard."""
+        return self.values().values_bytes(self._layout)
+
     def announce(self, reader: ObjectReader, origin: str) -> None:
         """Announce that the values of a file will be read, for stores that fetch ahead.
 
@@ -200,6 +205,14 @@ class Shard:
         adopt_shard(self._job, self.number, read, self._chunk_bytes, scratch)
         return values.verify()
 
+    def announce_load(self, reader: ObjectReader, origin: str) -> None:
+        """Announce what :meth:`load` will read; as :meth:`announce`."""
+        self.announce(reader, origin)
+
+    def load(self, reader: ObjectReader, origin: str, scratch: Scratch) -> Sums:
+        """Adopt a file when a run is resumed; as :meth:`adopt`."""
+        return self.adopt(reader, origin, scratch)
+
     def check(
         self, reader: ObjectReader, origin: str, scratch: Scratch, *, whole: bool = False
     ) -> Sums:
@@ -221,7 +234,7 @@ class Shard:
         Raises:
             CorruptedObjectError: The checksums themselves are damaged.
         """
-        return _end(reader, origin)
+        return end_sums(reader, origin)
 
     def outer_state(
         self, reader: ObjectReader, origin: str, expected: int | None = None
@@ -249,7 +262,7 @@ class Shard:
         """
         beginning, fields = read_header(reader, origin)
         names, scalars = _names_and_scalars(fields, origin)
-        sections = [*(self.outer(name) for name in names), self.values(), *END]
+        sections = self._sections(names)
         if len(beginning) + section_starts(self._layout, sections)[-1] != reader.size:
             raise CorruptedObjectError(
                 f"{origin} does not have the size that follows from its header: it is damaged"
@@ -268,7 +281,7 @@ class Shard:
                 section.read(tensors[name])
             section.verify()
             rest.update(section.digest.to_bytes(CHECKSUM_BYTES, "little"))
-        if rest.intdigest() != (_end(reader, origin).rest if expected is None else expected):
+        if rest.intdigest() != (end_sums(reader, origin).rest if expected is None else expected):
             raise CorruptedObjectError(
                 f"{origin}: the checksum of its header and outer state is wrong. It is damaged, or it is not what the record "
                 "of its sync says."
@@ -289,24 +302,38 @@ class Shard:
         self, metadata: Mapping[str, str], checksum: Callable[[int], None]
     ) -> Iterator[Buffer]:
         beginning, names = self._beginning(metadata)
-        outer = self._outer_chunks()
         rest = xxhash.xxh3_64(beginning, seed=self._seed("rest", self.number))
         yield beginning
         last_part: Buffer = b""
-        for name in names:
-            for last_part in section_parts(
-                self.outer(name), (self._job.outer_state(chunk)[name] for chunk in outer)
-            ):
+        for section, chunks, in_rest in self._before(names):
+            for last_part in section_parts(section, chunks):
                 yield last_part
-            rest.update(last_part[-CHECKSUM_BYTES:])
+            if in_rest:
+                rest.update(last_part[-CHECKSUM_BYTES:])
         checksum(rest.intdigest())
+
+    def _sections(self, names: Sequence[str]) -> list[Section]:
+        """All sections of the file, given the names of the outer optimizer's tensors."""
+        return [*map(self.outer, names), self.values(), *END]
+
+    def _before(
+        self, names: Sequence[str]
+    ) -> Iterator[tuple[Section, Iterator[torch.Tensor], bool]]:
+        """The sections before the values, each with its chunks, and whether the checksum of the rest covers it."""
+        outer = self._outer_chunks()
+        for name in names:
+            yield self.outer(name), (self._job.outer_state(chunk)[name] for chunk in outer), True
+
+    def _values_parts(self) -> Iterator[Buffer]:
+        """The bytes of the values, and then their checksum."""
+        return section_parts(self.values(), map(self._job.published, self._chunks()))
 
     def _beginning(self, metadata: Mapping[str, str]) -> tuple[bytes, list[str]]:
         """The header, and the names of the outer optimizer's tensors."""
         outer = self._outer_chunks()
         names = sorted(self._job.outer_state(outer[0])) if outer else []
         scalars = dict(self._job.outer_scalars(outer[0])) if outer else {}
-        sections = [*map(self.outer, names), self.values(), *END]
+        sections = self._sections(names)
         metadata = {
             **metadata,
             "shard": str(self.number),
@@ -355,7 +382,12 @@ def ending(sums: Sums) -> bytes:
     )
 
 
-def _end(reader: ObjectReader, origin: str, padding: int = 0) -> Sums:
+def end_sums(reader: ObjectReader, origin: str, padding: int = 0) -> Sums:
+    """The checksums at the end of a file, which follow so many zeros after the values.
+
+    Raises:
+        CorruptedObjectError: They are damaged.
+    """
     stored = bytearray(padding + 3 * CHECKSUM_BYTES)
     if reader.size < len(stored):
         raise CorruptedObjectError(f"{origin} has {reader.size} bytes: it is truncated")

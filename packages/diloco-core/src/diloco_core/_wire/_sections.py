@@ -89,7 +89,7 @@ def section_starts(layout: Layout, sections: Iterable[Section]) -> list[int]:
     return starts
 
 
-def _padding(size: int) -> int:
+def padding_bytes(size: int) -> int:
     """The number of zeros that follow so many bytes of pieces."""
     return -size % _ALIGNMENT
 
@@ -106,7 +106,7 @@ def header(layout: Layout, sections: Sequence[Section], metadata: Mapping[str, s
             shape = [piece.numel if plain else end - offset]
             tensors[f"{section.name}.{piece.group}"] = entry(dtype, shape, offset, end)
             offset = end
-        end = offset + _padding(offset - start) + CHECKSUM_BYTES * section.sums
+        end = offset + padding_bytes(offset - start) + CHECKSUM_BYTES * section.sums
         tensors[f"{section.name}.xxh3"] = entry(torch.uint8, [end - offset], offset, end)
     return header_bytes(tensors, metadata)
 
@@ -114,7 +114,7 @@ def header(layout: Layout, sections: Sequence[Section], metadata: Mapping[str, s
 def section_bytes(layout: Layout, section: Section) -> int:
     """Size of a section in bytes, including padding and checksums."""
     size = section.values_bytes(layout)
-    return size + _padding(size) + CHECKSUM_BYTES * section.sums
+    return size + padding_bytes(size) + CHECKSUM_BYTES * section.sums
 
 
 class ValuesDecoder:
@@ -223,7 +223,7 @@ class SectionReader:
     @property
     def padding(self) -> int:
         """The number of zeros that follow the bytes that were read so far, if those are all."""
-        return _padding(self._offset - self._start)
+        return padding_bytes(self._offset - self._start)
 
     def verify(self) -> None:
         """Verify the checksum of the section.
@@ -233,7 +233,7 @@ class SectionReader:
         """
         if self._ending is None:
             self._read_ending()
-        expected = bytes(_padding(self._offset - self._start)) + self.digest.to_bytes(
+        expected = bytes(padding_bytes(self._offset - self._start)) + self.digest.to_bytes(
             CHECKSUM_BYTES, "little"
         )
         if self._ending != expected:
@@ -262,4 +262,4 @@ def section_parts(section: Section, chunks: Iterable[torch.Tensor]) -> Iterator[
         digest.update(buffer)
         size += len(buffer)
         yield buffer
-    yield bytes(_padding(size)) + digest.intdigest().to_bytes(CHECKSUM_BYTES, "little")
+    yield bytes(padding_bytes(size)) + digest.intdigest().to_bytes(CHECKSUM_BYTES, "little")

@@ -11,6 +11,7 @@ import re
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
+from ..._arithmetic._coded import FullStates
 from ..._checks import MOST_RANKS
 from ..._errors import CorruptedObjectError
 from ..._store._copies import copy_key
@@ -102,6 +103,12 @@ class Manifest:
         for number in range(max(0, sync + 1 - count), sync + 1):
             last[self.fragment_of(number)] = number
         return last
+
+    def full_states(self, index: int) -> FullStates:
+        """Which published states of a fragment hold all values: all of them, unless the state is encoded."""
+        return FullStates(
+            int(self.settings.get("full_state_every", "1")), index, len(self.fragments)
+        )
 
     def to_bytes(self) -> bytes:
         """The manifest as stored."""

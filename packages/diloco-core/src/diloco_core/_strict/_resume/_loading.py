@@ -12,7 +12,7 @@ from ..._errors import CorruptedObjectError
 from ..._exchange._resumable import TakenUp
 from ..._store._ahead import open_ahead
 from ..._store._copies import copy_key
-from .._states import keys_of
+from .._states import needed_keys
 from .._sync._adopt import read_shard
 from .._sync._objects import SyncObjects, own_contributions, own_shards
 from ._base import GO_BACK
@@ -40,12 +40,14 @@ class _Part:
         shard: How it is read.
         index: The number of its fragment.
         has_copy: Whether it is of the fragment's first state, of which there are copies.
+        newest: Whether no later update of the fragment follows.
     """
 
     key: str
     shard: Shard
     index: int
     has_copy: bool
+    newest: bool
 
     @property
     def keys(self) -> set[str]:
@@ -107,13 +109,13 @@ class Loader:
         headers: dict[_Part, Mapping[str, str]] = {}
 
         def load(part: _Part, reader: ObjectReader, origin: str) -> None:
-            if participant.owner(part.shard.number) == rank:
+            if part.newest and participant.owner(part.shard.number) == rank:
                 headers[part], chunks, scalars = part.shard.described(reader, origin)
                 # Before its first outer step a fragment has outer state only if the outer loop was loaded when the run began.
                 if scalars or any(chunks.values()):
                     self._jobs[part.index].install_outer(chunks, scalars)
                 counted[part.index] = _steps(headers[part].get("steps"), origin)
-            part.shard.adopt(reader, origin, participant.scratch)
+            part.shard.load(reader, origin, participant.scratch)
 
         try:
             replaced = self._read(manifest, sync, listing, load)
@@ -124,7 +126,9 @@ class Loader:
             ) from error
         self._write_again(headers, {*listing}.difference(replaced))
         syncs = manifest.last_syncs(sync)
-        kept = {key for index, last in enumerate(syncs) for key in keys_of(manifest, index, last)}
+        kept = {
+            key for index, last in enumerate(syncs) for key in needed_keys(manifest, index, last)
+        }
         previous = [self._superseded(manifest, last) for last in sorted(syncs)]
         # A fragment's first state has copies.
         kept.update(map(copy_key, [*kept]))
@@ -144,7 +148,7 @@ class Loader:
         """Write what is missing or damaged of shards that have copies, with the values that were adopted.
 
         Args:
-            headers: The metadata of the shards of this rank.
+            headers: The metadata of the shards of this rank that hold the newest values.
             whole: The keys of the objects that are there and not damaged.
         """
         for part, metadata in headers.items():
@@ -160,8 +164,11 @@ class Loader:
         # Not always as many syncs before as there are fragments: a run that was begun with a loaded outer loop may have begun in
         # the middle of the turns.
         before = manifest.last_syncs(sync - 1)[index]
-        keys = keys_of(manifest, index, before)
-        if before < len(self._jobs):
+        full = manifest.full_states(index)
+        if not full.is_full(sync):
+            return []  # it has only an update, so what came before is still needed
+        keys = needed_keys(manifest, index, before)
+        if full.needed(before)[0] < len(self._jobs):
             keys += [copy_key(key) for key in keys]
         return own_shards(keys, self._participant.rank, manifest.world_size)
 
@@ -180,15 +187,19 @@ class Loader:
         participant, count = self._participant, len(self._jobs)
         parts: dict[str, _Part] = {}
         for index, last in enumerate(manifest.last_syncs(sync)):
-            job = self._initial[index] if last < count else self._jobs[index]
-            of_run = replace(participant, run=manifest.run_of(last))
-            objects = SyncObjects(of_run, last, job)
-            for number in range(job.layout.shards):
-                key = objects.state_key(number)
-                parts[key] = _Part(key, objects.shard(number), index, has_copy=last < count)
+            for needed in manifest.full_states(index).needed(last):
+                job = self._initial[index] if needed < count else self._jobs[index]
+                of_run = replace(participant, run=manifest.run_of(needed))
+                objects = SyncObjects(of_run, needed, job)
+                for number in range(job.layout.shards):
+                    key = objects.state_key(number)
+                    shard = objects.shard(number)
+                    parts[key] = _Part(
+                        key, shard, index, has_copy=needed < count, newest=needed == last
+                    )
 
         def announce(key: str, reader: ObjectReader) -> None:
-            parts[key].shard.announce(reader, key)
+            parts[key].shard.announce_load(reader, key)
 
         replaced = []
         sizes = {key: listing.get(key) for key in parts}

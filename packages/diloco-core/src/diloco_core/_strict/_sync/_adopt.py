@@ -39,7 +39,6 @@ class Adoption:
         traffic: Traffic,
     ) -> None:
         self._participant = participant
-        self._layout = layout
         self._objects = objects
         self._repairs = repairs
         self._traffic = traffic
@@ -73,9 +72,7 @@ class Adoption:
                 except CorruptedObjectError as error:
                     self._repairs.ask(shard, self._participant.owner(shard), error)
                     continue
-                self._traffic.received += sum(
-                    map(self._layout.piece_bytes, self._layout.shard(shard))
-                )
+                self._traffic.received += self._objects.shard(shard).adopted_bytes
                 self.pending.remove(shard)
         return len(self.pending) < before
 

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 from ..._arithmetic._rate import NO_RATE, Rate
 from ..._arithmetic._sharded import may_carry
 from ..._arithmetic._weights import NO_AMOUNT, Amount, Weighting
+from ..._wire._coded import CodedShard
 from ..._wire._published import Shard
 from ..._wire._sections import fingerprint, seed
 from .._records._delta import DeltaFile, DeltaPlan
@@ -126,7 +127,11 @@ class SyncObjects:
 
     def shard(self, shard: int) -> Shard:
         """A published shard."""
-        return Shard(self._job, shard, self._seed, self._participant.chunk_bytes)
+        coded, chunk_bytes = self._job.coded, self._participant.chunk_bytes
+        if coded is not None:
+            full = coded.full.is_full(self._number)
+            return CodedShard(self._job, shard, self._seed, chunk_bytes, coded, full=full)
+        return Shard(self._job, shard, self._seed, chunk_bytes)
 
     def shard_metadata(self) -> dict[str, str]:
         """What the header of a published shard says beside its tensors."""

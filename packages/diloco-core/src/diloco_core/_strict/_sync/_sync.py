@@ -21,7 +21,7 @@ from ._published import OwnShards
 from ._reduce import Reduction
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator
+    from collections.abc import Callable, Iterable, Iterator, Sequence
 
     import torch
 
@@ -122,11 +122,19 @@ class StoreSync:
         """Keys of the shards of this replica, and of their copies, in whose place this sync has put newer ones."""
         initial_syncs = self._progress.number - self._progress.syncs
         keys = []
-        for sync in self._job.supersedes:
+        for sync in self._superseded_syncs():
             for shard in self._owned:
                 key = state_key(self._participant.run_of(sync), sync, shard)
                 keys += [key, copy_key(key)] if sync < initial_syncs else [key]
         return keys
+
+    def _superseded_syncs(self) -> Sequence[int]:
+        coded = self._job.coded
+        if coded is None:
+            return self._job.supersedes
+        if not coded.full.is_full(self._progress.number):
+            return ()  # this sync has only an update, so what came before is still needed
+        return [sync for last in self._job.supersedes for sync in coded.full.needed(last)]
 
     def repair(self) -> None:
         """Write those shards of this replica again that others have found damaged; see :meth:`._published.OwnShards.repair`."""

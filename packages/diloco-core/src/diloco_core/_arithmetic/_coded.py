@@ -1,0 +1,129 @@
+"""Published state that is encoded: the owner of a shard publishes what changes the values, not the values.
+
+With G the global copy before a sync, the outer step makes a new one; U is the new one minus G, plus the residual r. The codec E
+turns U into bytes, and all replicas, the owner too, take G + decode(E(U)) as the new global copy. What is lost of U is the new
+residual, as it is after coding too: decode(E(U - decode(E(U)))). So are the outer optimizer's tensors. Everything that the next
+sync depends on is thus in the store, and nothing is private to the owner. Every few syncs of a fragment, the values are published
+whole as well; a run that is resumed starts there, and adds the updates since.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, NamedTuple
+
+import torch
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from .._codecs._codec import Codec
+    from ._layout import Piece
+
+RESIDUAL = "update_residual"
+"""The name of the residual among the outer optimizer's tensors, with which it is published, saved and loaded."""
+
+
+@dataclass(frozen=True, slots=True)
+class FullStates:
+    """Which published states of a fragment hold all values. Syncs are numbered from 0; the first of each fragment shares values.
+
+    Attributes:
+        every: Every so many syncs of the fragment, the values are published whole.
+        fragment: The number of the fragment, and of its first sync.
+        fragments: How many fragments are synced in turn.
+    """
+
+    every: int
+    fragment: int
+    fragments: int
+
+    def is_full(self, sync: int) -> bool:
+        """Whether the state after a sync of the fragment is published whole."""
+        return sync // self.fragments % self.every == 0
+
+    def needed(self, sync: int) -> list[int]:
+        """The syncs whose objects make the state after a sync of the fragment: the newest full one, and the updates since."""
+        syncs = [sync]
+        while not self.is_full(syncs[-1]):
+            before = syncs[-1] - self.fragments
+            # In the first turns a run that was begun with a loaded outer loop may begin with any fragment.
+            syncs.append(before if before >= self.fragments else self.fragment)
+        return syncs[::-1]
+
+
+class Update(NamedTuple):
+    """An update as it is published.
+
+    Attributes:
+        data: E(U).
+        left: E(U - decode(E(U))).
+        residual: What ``left`` decodes to: the residual of the next update.
+    """
+
+    data: torch.Tensor
+    left: torch.Tensor
+    residual: torch.Tensor
+
+
+def encode_update(
+    codec: Codec, old: torch.Tensor, new: torch.Tensor, residual: torch.Tensor | None
+) -> Update | None:
+    """Encode an update, and make ``new`` what all replicas will hold.
+
+    Args:
+        codec: The codec.
+        old: The values before the outer step; flat.
+        new: The values after it. They become ``old`` plus what the update decodes to; NaN or infinite if the update is.
+        residual: What the update before lost; None if there was none.
+
+    Returns:
+        The update; None if it is not finite, and so cannot be encoded.
+    """
+    update = new - old
+    if residual is not None:
+        update += residual
+    if not math.isfinite(update.sum().item()) and not bool(update.isfinite().all()):
+        new.copy_(update)
+        return None
+    data = codec.encode(update)
+    decoded = torch.empty_like(update)
+    codec.decode(data, decoded)
+    torch.add(old, decoded, out=new)
+    left = codec.encode(update - decoded)
+    residual = torch.empty_like(update)
+    codec.decode(left, residual)
+    return Update(data, left, residual)
+
+
+class CodedUpdates:
+    """How a fragment's state is published, and the encoded chunks of this replica's shards in the last sync. Not thread-safe.
+
+    The bytes are kept, since encoding what was decoded need not give the same bytes, and damaged objects are written again.
+
+    Args:
+        codec: Encodes updates, residuals and the outer optimizer's tensors.
+        full: Which states are published whole.
+
+    Attributes:
+        codec: As given.
+        full: As given.
+    """
+
+    def __init__(self, codec: Codec, full: FullStates) -> None:
+        self.codec = codec
+        self.full = full
+        self._encoded: dict[Piece, tuple[torch.Tensor, Mapping[str, torch.Tensor]]] = {}
+
+    def keep(self, piece: Piece, update: torch.Tensor, tensors: Mapping[str, torch.Tensor]) -> None:
+        """Keep the encoded update of a chunk, and its encoded outer state by name."""
+        self._encoded[piece] = update, tensors
+
+    def update(self, piece: Piece) -> torch.Tensor:
+        """The encoded update of a chunk of one of this replica's shards."""
+        return self._encoded[piece][0]
+
+    def outer(self, piece: Piece, name: str) -> torch.Tensor:
+        """One of the outer optimizer's tensors for such a chunk, encoded."""
+        return self._encoded[piece][1][name]

@@ -1,0 +1,229 @@
+"""Published shards whose updates are encoded (:mod:`.._arithmetic._coded`).
+
+What is in such a file::
+
+    header | the outer optimizer's tensors, encoded | update, encoded | values | checksum of the values | ...
+
+The end is as in :mod:`._published`. In most files the values are left out, but their checksum is there: who adds the update to
+the values before must come to it. Values that take no outer step, such as buffers, are in the update as they are.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+import torch
+import xxhash
+
+from .._arithmetic._sent import codec_of, sent_bytes
+from .._errors import CorruptedObjectError, DivergedError
+from .._store._api import ReadsAhead
+from ._published import END, Shard, Sums
+from ._safetensors import LENGTH_BYTES
+from ._sections import CHECKSUM_BYTES, Section, padding_bytes, section_bytes, view
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Sequence
+
+    from .._arithmetic._coded import CodedUpdates
+    from .._arithmetic._layout import Layout, Piece
+    from .._arithmetic._sharded import Scratch
+    from .._arithmetic._sync_job import SyncJob
+    from .._codecs._codec import Codec
+    from .._store._api import Buffer, ObjectReader
+
+
+class EncodedUpdate:
+    """The update in a file: read and verified whole, before any of it is added.
+
+    Args:
+        layout: How the tensors of the sync are cut into shards.
+        number: The number of the shard.
+        codec: How updates are encoded.
+        seed: Seed of the checksum of the update.
+        values: The section of the values after it; its pieces are empty where they are left out.
+    """
+
+    def __init__(
+        self, layout: Layout, number: int, codec: Codec, seed: int, values: Section
+    ) -> None:
+        self.section = Section("update", layout.shard(number), seed, codec=codec)
+        self._layout = layout
+        self._codec = codec
+        after = section_bytes(layout, values) + CHECKSUM_BYTES * len(END)
+        self._before_end = section_bytes(layout, self.section) + after
+
+    @property
+    def size(self) -> int:
+        """Size of the encoded update in bytes."""
+        return self.section.values_bytes(self._layout)
+
+    def announce(self, reader: ObjectReader) -> None:
+        """Announce that the update and the checksums after it will be read, for stores that fetch ahead."""
+        start = reader.size - self._before_end
+        if isinstance(reader, ReadsAhead) and start > 0:
+            reader.expect(start, start + section_bytes(self._layout, self.section))
+
+    def read(self, reader: ObjectReader, origin: str, chunk_bytes: int) -> torch.Tensor:
+        """The bytes of the update.
+
+        Raises:
+            CorruptedObjectError: They are damaged.
+        """
+        start = reader.size - self._before_end
+        if start < LENGTH_BYTES:
+            raise CorruptedObjectError(
+                f"{origin} has only {reader.size} bytes: it is truncated, or it was written for another model"
+            )
+        data = torch.empty(
+            section_bytes(self._layout, self.section), dtype=torch.uint8, device="cpu"
+        )
+        whole = view(data)
+        for offset in range(0, len(whole), chunk_bytes):
+            reader.read_into(start + offset, whole[offset : offset + chunk_bytes])
+        checksum = xxhash.xxh3_64_intdigest(whole[: self.size], seed=self.section.seed)
+        ending = bytes(padding_bytes(self.size)) + checksum.to_bytes(CHECKSUM_BYTES, "little")
+        if bytes(whole[self.size :]) != ending:
+            raise CorruptedObjectError(
+                f"{origin}, section update: the checksum is wrong. The object is damaged, or it was written for another run, "
+                "model or sync."
+            )
+        return data[: self.size]
+
+    def add(self, data: torch.Tensor, piece: Piece, offset: int, values: torch.Tensor) -> int:
+        """Add the update of a chunk to its values, or set them where they take no outer step.
+
+        Args:
+            data: What :meth:`read` returned.
+            piece: The chunk.
+            offset: Where its bytes begin.
+            values: The values before the sync, which are changed.
+
+        Returns:
+            Where the bytes of the next chunk begin.
+        """
+        stop = offset + sent_bytes(self._codec, self._layout, piece)
+        encoded = data[offset:stop].clone()  # aligned, as codecs expect it
+        codec = codec_of(self._codec, self._layout, piece.group)
+        if codec is self._codec:
+            update = torch.empty_like(values)
+            codec.decode(encoded, update)
+            values += update
+        else:
+            view(values)[:] = view(encoded)
+        return stop
+
+
+class CodedShard(Shard):
+    """One shard of a job whose updates are encoded.
+
+    Args:
+        job: The sync whose state it is.
+        number: The number of the shard.
+        seed: Returns the seed of a section's checksum, given what identifies the section.
+        chunk_bytes: Number of bytes handled at once.
+        coded: How the job's state is published.
+        full: Whether the file holds the values, too.
+    """
+
+    def __init__(
+        self,
+        job: SyncJob,
+        number: int,
+        seed: Callable[..., int],
+        chunk_bytes: int,
+        coded: CodedUpdates,
+        *,
+        full: bool,
+    ) -> None:
+        super().__init__(job, number, seed, chunk_bytes)
+        self._coded = coded
+        self._full = full
+        values = self._stored_values()
+        self._update = EncodedUpdate(
+            job.layout, number, coded.codec, seed("update", number), values
+        )
+
+    @property
+    def adopted_bytes(self) -> int:
+        """How many bytes of values a replica reads that adopts the shard."""
+        return self._update.size
+
+    def announce(self, reader: ObjectReader, origin: str) -> None:  # noqa: ARG002 - the signature of Shard
+        """Announce that the update in a file will be read, for stores that fetch ahead."""
+        self._update.announce(reader)
+
+    def adopt(self, reader: ObjectReader, origin: str, scratch: Scratch) -> Sums:  # noqa: ARG002 - the signature of Shard
+        """Add the update in a file to the values of the sync before. Returns the checksums of the file.
+
+        Raises:
+            CorruptedObjectError: The update in the file is damaged. Nothing was added.
+            DivergedError: The sum is not what the owner of the shard holds.
+        """
+        sums = self.end(reader, origin)
+        data = self._update.read(reader, origin, self._chunk_bytes)
+        digest = xxhash.xxh3_64(seed=self.values().seed)
+        offset = 0
+        for chunk in self._chunks():
+            values = self._job.destination(chunk)
+            assert values is not None  # only fragments of a model are published in this way
+            offset = self._update.add(data, chunk, offset, values)
+            digest.update(view(values))
+            self._job.adopt(chunk, values)
+        if digest.intdigest() != sums.values:
+            raise DivergedError(
+                f"with the update in {origin}, this replica does not come to the values of the replica that published it: the "
+                "two held different values before. The memory of one of them is damaged, or something has changed the tensors "
+                "of its global copy. Start all ranks again with resume=True, which loads the values from the store."
+            )
+        return sums
+
+    def announce_load(self, reader: ObjectReader, origin: str) -> None:
+        """Announce what :meth:`load` will read, for stores that fetch ahead."""
+        (super().announce if self._full else self.announce)(reader, origin)
+
+    def load(self, reader: ObjectReader, origin: str, scratch: Scratch) -> Sums:
+        """Adopt the values of a file if it holds them; otherwise add its update. Raises as :meth:`adopt` does."""
+        return (super().adopt if self._full else self.adopt)(reader, origin, scratch)
+
+    def check(
+        self, reader: ObjectReader, origin: str, scratch: Scratch, *, whole: bool = False
+    ) -> Sums:
+        """Verify the update and the values of a file, and with ``whole`` also the rest. Returns its checksums.
+
+        Raises:
+            CorruptedObjectError: The file is damaged.
+        """
+        self._update.read(reader, origin, self._chunk_bytes)
+        if self._full:
+            return super().check(reader, origin, scratch, whole=whole)
+        if whole:
+            self.outer_state(reader, origin)
+        return self.end(reader, origin)
+
+    def outer(self, name: str) -> Section:
+        """The section of one of the outer optimizer's tensors."""
+        return replace(super().outer(name), codec=self._coded.codec)
+
+    def _stored_values(self) -> Section:
+        return self.values() if self._full else replace(self.values(), pieces=())
+
+    def _sections(self, names: Sequence[str]) -> list[Section]:
+        return [*map(self.outer, names), self._update.section, self._stored_values(), *END]
+
+    def _before(
+        self, names: Sequence[str]
+    ) -> Iterator[tuple[Section, Iterator[torch.Tensor], bool]]:
+        outer, coded = self._outer_chunks(), self._coded
+        for name in names:
+            yield self.outer(name), (coded.outer(chunk, name) for chunk in outer), True
+        yield self._update.section, map(self._encoded, self._chunks()), False
+
+    def _encoded(self, chunk: Piece) -> torch.Tensor:
+        return self._coded.update(chunk) if self._is_outer(chunk) else self._job.published(chunk)
+
+    def _values_parts(self) -> Iterator[Buffer]:
+        if self._full:
+            return super()._values_parts()
+        return iter([self.digest().to_bytes(CHECKSUM_BYTES, "little")])

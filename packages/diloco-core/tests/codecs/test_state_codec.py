@@ -1,0 +1,316 @@
+"""The outer loop's arguments ``state_codec`` and ``full_state_every``: what they change, and where they are refused."""
+
+import functools
+import shutil
+
+import pytest
+import torch
+from damage_lab import flip, late_bit
+from safetensors.torch import load_file
+from training_lab import fill, identical, push, run, train, values
+
+from diloco_core import (
+    ConfigurationError,
+    CorruptedObjectError,
+    DiLoCo,
+    DivergedError,
+    ManagerExchange,
+    MismatchError,
+    MockManager,
+    NonFiniteUpdateError,
+    ObjectStoreExchange,
+    connect,
+    export,
+    in_process,
+    plan_exchange,
+)
+from diloco_core._codecs._named import CODECS
+
+INT8 = {"state_codec": "int8", "full_state_every": 3}
+
+
+def make(rank=0):
+    """With buffers, which are published as they are, and sizes that fit no block."""
+    layers = torch.nn.Linear(40, 30), torch.nn.BatchNorm1d(30), torch.nn.Linear(30, 7)
+    return fill(torch.nn.Sequential(*layers))
+
+
+def over_store(folder, ranks=2, **options):
+    return [connect(folder, rank=rank, world_size=ranks, **options) for rank in range(ranks)]
+
+
+def until(last, exchange, outer_state=None, **options):
+    """Train up to a number of inner steps in all lives; what the model holds, and with ``outer_state`` the loop's state."""
+    model = make()
+    inner = torch.optim.SGD(model.parameters(), lr=1.0)
+    with DiLoCo(model, inner, exchange, **{"sync_every": 2, "flush": "none", **options}) as outer:
+        while outer.inner_steps < last:
+            push(model, inner, exchange.rank, outer.inner_steps)
+        if outer_state is not None:
+            outer_state[exchange.rank] = outer.state_dict()
+    return values(model)
+
+
+@pytest.mark.parametrize("name", [name for name in CODECS if name != "plain"])
+def test_all_hold_the_same_over_a_store_and_between_threads(name, tmp_path):
+    options = {"steps": 6, "state_codec": name, "full_state_every": 2}
+    threads = train(make, in_process(2), **options)
+    store = train(make, over_store(tmp_path), **options)
+    assert identical([*threads, *store])
+
+
+@pytest.mark.parametrize("name", [name for name in CODECS if name != "plain"])
+def test_the_model_ends_near_the_plain_run(name):
+    plain = train(make, in_process(2), steps=8)[0]
+    coded = train(make, in_process(2), steps=8, state_codec=name)[0]
+    keys = [key for key, _ in make().named_parameters()]
+    moved = torch.cat([(plain[key] - start).flatten() for key, start in make().named_parameters()])
+    off = torch.cat([(plain[key] - coded[key]).flatten() for key in keys])
+    assert off.norm() < (1e-6 if name == "fp32" else 0.3) * moved.norm()  # the sum is rounded
+    assert bool(off.any())
+
+
+@pytest.mark.parametrize("fragments", [1, 2])
+@pytest.mark.parametrize("every", [1, 3])
+def test_a_resumed_run_ends_as_one_that_was_not_interrupted(fragments, every, tmp_path):
+    """Wherever it stopped: it begins with the newest whole state, and adds the updates since; so does ``export``."""
+    options = {"state_codec": "e2m1", "full_state_every": every, "fragments": fragments}
+    whole = run(functools.partial(until, 14, **options), over_store(tmp_path / "whole"))
+    for last in range(2, 15, 2):
+        parts = over_store(tmp_path / "parts", resume=last > 2)
+        ends = run(functools.partial(until, last, **options), parts)
+        export(tmp_path / "parts", tmp_path / "model.safetensors")
+        exported = load_file(tmp_path / "model.safetensors")
+        assert all(torch.equal(exported[key], value) for key, value in ends[0].items())
+    assert identical([*whole, *ends])
+
+
+def test_delays_and_codecs_go_with_it(tmp_path):
+    options = {**INT8, "codec": "int8", "delay": 1, "alpha": 0.5, "flush": "partial"}
+    ends = run(functools.partial(until, 8, **options), over_store(tmp_path))
+    threads = run(functools.partial(until, 8, **options), in_process(2))
+    assert identical([*ends, *threads])
+
+
+def test_a_loop_that_was_saved_keeps_its_residual():
+    saved = {}
+    run(functools.partial(until, 4, outer_state=saved, **INT8), in_process(2))
+    for state in saved.values():
+        entries = [entry["tensors"] for entry in state["fragments"][0]["outer"]["ranges"]]
+        assert all({"momentum_buffer", "update_residual"} == entry.keys() for entry in entries)
+        assert any(entry["update_residual"].any() for entry in entries)
+
+
+def states(folder):
+    return sorted(int(path.name) for path in (folder / "state").iterdir() if any(path.iterdir()))
+
+
+def test_only_what_is_needed_is_kept(tmp_path):
+    """The newest two states can be made, of every fragment: the whole ones that they begin with, and what follows these."""
+    kept = {}
+    for syncs in (4, 5, 7):
+        run(functools.partial(until, 2 * syncs, **INT8), over_store(tmp_path / str(syncs)))
+        kept[syncs] = states(tmp_path / str(syncs))
+    # Syncs 3 and 6 are whole. What was before a whole one goes in the second sync after it.
+    assert kept == {4: [0, 1, 2, 3, 4], 5: [3, 4, 5], 7: [3, 4, 5, 6, 7]}
+
+
+def shards(folder, sync):
+    return sorted((folder / "state" / f"{sync:08}").iterdir())
+
+
+def test_a_whole_state_is_larger(tmp_path):
+    run(functools.partial(until, 10, **INT8), over_store(tmp_path))
+    sizes = {
+        sync: sum(path.stat().st_size for path in shards(tmp_path, sync)) for sync in (3, 4, 5)
+    }
+    numel = sum(parameter.numel() for parameter in make().parameters())
+    assert sizes[4] == sizes[5]
+    buffers = sum(buffer.numel() * buffer.itemsize for buffer in make().buffers())
+    assert sizes[3] - sizes[4] == pytest.approx(4 * numel + buffers, abs=400)
+
+
+@pytest.fixture(scope="module")
+def stopped(tmp_path_factory):
+    """Runs that have stopped after four and five outer steps."""
+    folder = tmp_path_factory.mktemp("stopped")
+    for syncs in (4, 5):
+        run(functools.partial(until, 2 * syncs, **INT8), over_store(folder / str(syncs)))
+    return folder
+
+
+def with_damage(stopped, folder, sync, place):
+    """A copy of a stopped run, with a wrong bit at a place (0 to 1) of rank 1's shard of a sync; its exchanges to resume it."""
+    shutil.copytree(stopped / "5", folder, dirs_exist_ok=True)
+    path = shards(folder, sync)[1]
+    content = path.read_bytes()
+    path.write_bytes(flip(content, int(8 * len(content) * place)))
+    return over_store(folder, resume=True)
+
+
+@pytest.mark.parametrize(("sync", "place"), [(3, 0.95), (4, 0.95), (5, 0.05), (5, 0.5), (5, 0.95)])
+def test_damage_is_found(sync, place, stopped, tmp_path):
+    """In the header, outer state, update or values, in the whole state or an update after it: a resumed run refuses."""
+    exchanges = with_damage(stopped, tmp_path, sync, place)
+    with pytest.raises(BaseExceptionGroup) as caught:
+        run(functools.partial(until, 12, **INT8), exchanges)
+    errors = [str(e) for e in caught.value.exceptions if isinstance(e, CorruptedObjectError)]
+    assert errors
+    assert f"{sync:08}" in errors[0]
+
+
+def test_older_outer_state_is_not_needed(stopped, tmp_path):
+    """Of the objects before the newest one, only the values and updates are."""
+    exchanges = with_damage(stopped, tmp_path, 4, 0.5)
+    undisturbed = over_store(shutil.copytree(stopped / "5", tmp_path / "again"), resume=True)
+    ends = [run(functools.partial(until, 12, **INT8), each) for each in (exchanges, undisturbed)]
+    assert identical([*ends[0], *ends[1]])
+
+
+def test_a_run_and_an_export_go_back_before_a_damaged_update(stopped, tmp_path):
+    shutil.copytree(stopped / "4", tmp_path / "until 8")
+    shutil.copytree(stopped / "5", tmp_path / "run")
+    path = shards(tmp_path / "run", 5)[0]
+    path.write_bytes(late_bit(path.read_bytes()))
+    for folder in ("until 8", "run"):
+        export(tmp_path / folder, tmp_path / f"{folder}.safetensors")
+    before, after = (load_file(tmp_path / f"{name}.safetensors") for name in ("until 8", "run"))
+    assert identical([before, after])
+    again = over_store(tmp_path / "run", resume="newest-whole")
+    ends = run(functools.partial(until, 12, **INT8), again)
+    assert identical(ends)
+
+
+def test_a_damaged_update_is_written_again(tmp_path, monkeypatch):
+    """A replica that finds an update damaged adds nothing, and asks its owner to write it again."""
+    undamaged = train(make, in_process(2), steps=8, **INT8)
+    damaged = []
+    put = ObjectStoreExchange.__init__
+
+    def init(self, store, *args, **options):
+        put(self, Damaging(store, damaged) if args[0] == 0 else store, *args, **options)
+
+    monkeypatch.setattr(ObjectStoreExchange, "__init__", init)
+    ends = train(make, over_store(tmp_path), steps=8, **INT8)
+    assert damaged
+    assert identical([*undamaged, *ends])
+
+
+class Damaging:
+    """A store that writes the first update wrongly."""
+
+    def __init__(self, store, damaged):
+        self._store = store
+        self._damaged = damaged
+
+    def __getattr__(self, name):
+        return getattr(self._store, name)
+
+    def put(self, key, parts):
+        content = b"".join(map(bytes, parts))
+        if key.startswith("state/00000002") and not self._damaged:
+            self._damaged.append(key)
+            content = late_bit(content)
+        return self._store.put(key, [content])
+
+
+def test_replicas_that_held_different_values_notice(tmp_path):
+    """The update that both add is not damaged; the sum is not the owner's."""
+
+    def one(exchange):
+        model = make()
+        inner = torch.optim.SGD(model.parameters(), lr=1.0)
+        with DiLoCo(model, inner, exchange, sync_every=2, **INT8) as outer:
+            for step in range(6):
+                if step == 2 and exchange.rank == 1:
+                    max(outer._fragments[0].copy, key=len)[3] += 1e-3  # the parameters
+                push(model, inner, exchange.rank, step)
+
+    with pytest.raises(BaseExceptionGroup) as caught:
+        run(one, over_store(tmp_path))
+    kinds = {type(error) for error in caught.value.exceptions}
+    assert DivergedError in kinds
+    assert "start all ranks again with resume=True" in str(caught.value.exceptions).replace(
+        "S", "s"
+    )
+
+
+def test_an_update_that_is_not_finite_is_not_published(tmp_path):
+    def one(exchange):
+        model = make()
+        inner = torch.optim.SGD(model.parameters(), lr=1.0)
+        with DiLoCo(model, inner, exchange, sync_every=1, outer_lr=3e38, **INT8):
+            for step in range(9):
+                push(model, inner, exchange.rank, step)
+
+    with pytest.raises(BaseExceptionGroup) as caught:
+        run(one, over_store(tmp_path))
+    assert any(isinstance(error, NonFiniteUpdateError) for error in caught.value.exceptions)
+
+
+@pytest.mark.parametrize(
+    ("other", "setting"),
+    [
+        ({"state_codec": "bf16", "full_state_every": 3}, "state_codec"),
+        ({"state_codec": "int8", "full_state_every": 4}, "full_state_every"),
+        ({"state_codec": "plain"}, "state_codec"),
+    ],
+)
+def test_replicas_and_lives_need_the_same(other, setting, tmp_path):
+    for begun, resumed in ((INT8, other), (other, INT8)):
+        folder = tmp_path / begun["state_codec"] / str(len(list(tmp_path.iterdir())))
+        train(make, over_store(folder), **begun)
+        with pytest.raises(BaseExceptionGroup) as caught:
+            train(make, over_store(folder, resume=True), **resumed)
+        assert all(isinstance(error, MismatchError) for error in caught.value.exceptions)
+        assert all(f"{setting}=" in str(error) for error in caught.value.exceptions)
+    both = INT8, other
+    with pytest.raises(BaseExceptionGroup) as caught:
+        run(lambda exchange: until(2, exchange, **both[exchange.rank]), in_process(2))
+    assert any(f"differ in setting '{setting}'" in str(e) for e in caught.value.exceptions)
+
+
+def refused(pattern, exchange=None, **options):
+    model = make()
+    exchange = exchange or in_process(1)[0]
+    with pytest.raises(ConfigurationError, match=pattern):
+        DiLoCo(model, torch.optim.SGD(model.parameters()), exchange, sync_every=1, **options)
+
+
+def test_what_does_not_fit_is_refused(tmp_path):
+    refused("state_codec must be one of plain, fp32, .*e3m0, not 'int9'", state_codec="int9")
+    refused("not an Int8.*can only be given as codec", state_codec=CODECS["int8"])
+    refused("full_state_every=4 needs a state_codec", full_state_every=4)
+    refused("full_state_every must be", state_codec="int8", full_state_every=0)
+    refused(
+        "state_codec='int8' cannot be used with the outer optimizer Adam",
+        state_codec="int8",
+        outer_optimizer=lambda parameters: torch.optim.Adam(parameters, lr=0.1),
+    )
+    refused(
+        "state_codec='int8' cannot be used with ManagerExchange, which publishes no state",
+        ManagerExchange(MockManager(in_process(1)[0])),
+        state_codec="int8",
+    )
+    (elastic,) = [connect(tmp_path / "run", rank=0, world_size=1, min_replicas=1)]
+    refused("cannot be used in elastic runs", elastic, state_codec="int8")
+    assert not (tmp_path / "run").exists() or not any((tmp_path / "run").iterdir())
+
+
+def test_planning_refuses_what_does_not_fit():
+    with pytest.raises(ConfigurationError, match="state_codec='int8' needs strict=True"):
+        plan_exchange(1e6, 4, 1e9, state_codec="int8")
+    with pytest.raises(ConfigurationError, match="full_state_every"):
+        plan_exchange(1e6, 4, 1e9, strict=True, state_codec="int8", full_state_every=0)
+
+
+@pytest.mark.parametrize(("replicas", "share"), [(4, 0.288), (8, 0.270)])
+def test_both_codecs_move_little_more_than_a_quarter(replicas, share):
+    """Of what a sync moves without them, in both directions."""
+
+    def moved(**options):
+        plan = plan_exchange(1e8, replicas, 1e9, strict=True, **options)
+        return plan.bytes_sent + plan.bytes_received
+
+    both = {"codec": "int8", "state_codec": "int8"}
+    assert moved(**both) / moved() == pytest.approx(share, abs=0.002)
