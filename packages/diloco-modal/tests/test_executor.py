@@ -2,12 +2,14 @@
 
 import os
 import signal
+import time
 from dataclasses import replace
 
 import modal
 import pytest
 
-from diloco_modal import ModalSpawnExecutor
+from diloco_localcloud import ModalStandIn
+from diloco_modal import ModalSpawnExecutor, _logs
 from diloco_modal._client import Client
 from diloco_protocol import (
     AuthError,
@@ -559,6 +561,32 @@ def test_the_last_line_of_many_pieces(lab):
         lab.call(handle).log(piece)
         lab.world.advance(1)
     assert executor.stream_logs(handle, n_lines=1) == "abcde"
+
+
+def test_the_last_line_of_more_pieces_than_the_client_gives(lab, monkeypatch):
+    """As of a progress bar, which writes many steps into one line."""
+    (handle,) = lab.launch(1)
+    lab.begin(handle)
+    lab.call(handle).log("first\n")
+    for step in range(40):
+        lab.call(handle).log(f"\r{step}", "stderr")
+        lab.world.advance(1)
+    monkeypatch.setattr(_logs, "_MOST_ENTRIES", 20)
+    steps = "".join(f"\r{step}" for step in range(40))
+    assert lab.executor().stream_logs(handle, n_lines=1) == steps
+    assert lab.executor().stream_logs(handle, n_lines=100) == f"first\n{steps}"
+
+
+@pytest.mark.parametrize("behind", [600, -600], ids=["behind", "ahead"])
+def test_logs_where_clocks_differ(lab, behind):
+    with ModalStandIn(start=time.time() + behind) as stand_in:
+        lab = type(lab)(stand_in)
+        executor = lab.executor(clock=time.time)
+        (handle,) = lab.launch(1, executor)
+        lab.begin(handle)
+        lab.call(handle).log("a line\n")
+        assert list(executor.log_iter(handle)) == ["a line"]
+        lab.client.__exit__(None, None, None)
 
 
 # --- bad input ---

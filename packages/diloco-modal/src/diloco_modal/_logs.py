@@ -15,6 +15,11 @@ _QUIET_LOOKS = 3
 """How often nothing new is seen after the end until a log that is followed counts as complete: a container that has given its
 result still passes on what it has printed."""
 
+_MOST_ENTRIES = 20_000
+"""So many the client gives of the end of a log at most."""
+_CLOCKS = 3600.0
+"""Seconds by which the clocks of this machine, of who launched the run and of Modal may differ: what lies outside is not read."""
+
 
 def lines_of(entries: list[Any]) -> tuple[list[str], int]:
     """The lines in entries, which are cut anywhere; and how many of them, the last ones, may still go on.
@@ -61,18 +66,24 @@ def read_log(
         since: When the run was launched, in Unix seconds; nothing is older.
     """
     source = None if query.streams == "combined" else query.streams
+    begin = datetime.fromtimestamp(max(query.since or 0.0, since - _CLOCKS, 0.0), UTC)
+
+    def read() -> list[Any]:
+        # Without an end the client takes the time of its own clock.
+        last = clock() + _CLOCKS if query.until is None else query.until
+        end = datetime.fromtimestamp(last, UTC)
+        return fetch(lambda logs: logs.fetch(since=begin, until=end, source=source))
+
     if query.n_lines is not None:
-        yield from _tail(fetch, query.n_lines, source)
+        yield from _tail(fetch, query.n_lines, source, read)
         return
     pattern = None if query.regex is None else re.compile(query.regex)
-    begin = datetime.fromtimestamp(max(query.since or 0.0, since - 60.0), UTC)
-    end = None if query.until is None else datetime.fromtimestamp(query.until, UTC)
     given, seen, quiet, ended, delays = 0, 0, 0, False, backoff.delays()
     while True:
         late = query.until is not None and clock() >= query.until
         if not ended and query.follow and terminal():
             ended, delays = True, backoff.delays()
-        entries = fetch(lambda logs: logs.fetch(since=begin, until=end, source=source))
+        entries = read()
         quiet = quiet + 1 if ended and len(entries) == seen else 0
         seen = len(entries)
         last = late or not query.follow or quiet >= _QUIET_LOOKS
@@ -89,16 +100,19 @@ def read_log(
         backoff.sleep(next(delays))
 
 
-def _tail(fetch: Fetch, wanted: int, source: str | None) -> list[str]:
-    """The last lines; an entry may be a piece of one."""
+def _tail(
+    fetch: Fetch, wanted: int, source: str | None, read: Callable[[], list[Any]]
+) -> list[str]:
+    """The last lines; an entry may be a piece of one, such as a step of a progress bar."""
     asked = wanted + 1
-    while True:
+    while asked <= _MOST_ENTRIES:
         count = asked
         entries = fetch(lambda logs, count=count: logs.tail(count, source=source))  # type: ignore[misc]
         lines, _ = lines_of(entries)
         if len(lines) > wanted or len(entries) < asked:
             return lines[-wanted:]
         asked *= 2
+    return lines_of(read())[0][-wanted:]
 
 
 def _within(entry: Any, query: LogQuery) -> bool:
