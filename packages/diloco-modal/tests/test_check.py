@@ -145,6 +145,24 @@ def test_a_call_that_does_not_come_is_not_known_and_ended(check, lab):
     assert lab.executor().list_runs() == []
 
 
+def test_a_call_that_could_not_be_ended_is_named(check, lab):
+    lab.stand_in.faults.add("forbidden", verb="FunctionCallCancel", times=None)
+    findings = check(rendezvous_uri=URI, patience=30.0)
+    assert found(findings)["cleanup"] is False
+    (run,) = lab.executor().list_runs()
+    assert f"may cost money: end it with cancel_run({run!r})" in told(findings, "cleanup")
+
+
+def test_ctrl_c_while_a_call_is_waited_for(lab):
+    def interrupt(_):
+        raise KeyboardInterrupt
+
+    backoff = Backoff(first=0.1, clock=lab.world.now, sleep=interrupt)
+    with pytest.raises(KeyboardInterrupt):
+        lab.executor(backoff=backoff).check(rendezvous_uri=URI)
+    assert [call.status for call in lab.world.calls()] == ["terminated"]
+
+
 def test_a_call_that_could_not_be_started(check, lab):
     lab.stand_in.faults.add("forbidden", verb="FunctionMap", times=None)
     findings = check(rendezvous_uri=URI)

@@ -704,6 +704,12 @@ def test_a_place_that_is_not_one_name_is_refused(name, value):
         ModalSpawnExecutor(**{name: value})
 
 
+@pytest.mark.parametrize("name", ["request_timeout", "pending_timeout"])
+def test_no_time_at_all_is_refused(name):
+    with pytest.raises(InvalidRequestError, match=f"{name} must be"):
+        ModalSpawnExecutor(**{name: 0})
+
+
 def test_no_token(monkeypatch):
     def refuse():
         raise modal.exception.AuthError("Token missing.")

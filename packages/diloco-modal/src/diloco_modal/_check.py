@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import contextlib
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Protocol, TypeVar
 
-from diloco_protocol import BackendError, BaseExecutor, Finding, RunRequest
+from diloco_protocol import BackendError, BaseExecutor, Finding, ReplicaHandle, RunRequest
 
 from ._client import Client
 from ._launch import bound_options
@@ -85,7 +84,8 @@ def check_rendezvous(
         chosen: Of the executor.
 
     Returns:
-        What it says of the rendezvous; if it has run, also of the version of the app and of the place where replicas run.
+        What it says of the rendezvous; if it has run, also of the version of the app and of the place where replicas run. If it
+        could not be ended, also what is left (``"cleanup"``).
     """
     try:
         handles = executor.launch_replicas(
@@ -94,14 +94,38 @@ def check_rendezvous(
     except BackendError as error:
         return [_of(False, f"the call that was to try {uri} could not be started: {error}")]
     try:
+        found = _tried(executor, handles, uri, patience, chosen)
+    except BaseException as error:  # such as Ctrl-C
+        if left := _end(executor, handles):
+            error.add_note(left)
+        raise
+    left = _end(executor, handles)
+    return [*found, Finding("cleanup", False, left)] if left else found
+
+
+def _end(executor: BaseExecutor, handles: Sequence[ReplicaHandle]) -> str:
+    """End and remove the call that tried; what is left, in words, or nothing."""
+    try:
+        executor.cancel(handles[0])
+        executor.collect(handles, timeout=_CLEANUP_SECONDS)
+        executor.purge(handles[0])
+    except BackendError as error:
+        run = handles[0].run_id
+        return f"the run {run!r}, which tried the rendezvous, may cost money: end it with cancel_run({run!r}). {error}"
+    return ""
+
+
+def _tried(
+    executor: BaseExecutor,
+    handles: Sequence[ReplicaHandle],
+    uri: str,
+    patience: float,
+    chosen: ModalOptions,
+) -> list[Finding]:
+    try:
         (result,) = executor.collect(handles, timeout=patience)
     except BackendError as error:
         return [_of(None, f"what became of the call that tried {uri} is not known: {error}")]
-    finally:
-        with contextlib.suppress(BackendError):
-            executor.cancel(handles[0])
-            executor.collect(handles, timeout=_CLEANUP_SECONDS)
-            executor.purge(handles[0])
     if result["status"] in {"pending", "running"}:
         why = f"the call that was to try {uri} was still {result['status']} after {patience:g} s ({result['reason']})"
         return [_of(None, why)]

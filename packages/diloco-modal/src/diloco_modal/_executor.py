@@ -148,7 +148,7 @@ class ModalSpawnExecutor(BaseExecutor):
         Returns:
             What was found, good and bad; each says what to do, and ``ok`` is None where it could not be found out. The
             subjects are ``"token"``, ``"app"``, ``"secrets"``, ``"place"`` (``region``, ``cloud``), ``"version"`` and
-            ``"rendezvous"``.
+            ``"rendezvous"``; and ``"cleanup"`` if the call could not be ended.
 
         Raises:
             InvalidRequestError: The launch itself would be refused.

@@ -38,8 +38,8 @@ def _place(name: str, value: object) -> str:
     return text
 
 
-def _seconds(most: float) -> Any:
-    return lambda name, value: check_seconds(name, value, most=most)
+def _seconds(most: float, *, positive: bool = False) -> Any:
+    return lambda name, value: check_seconds(name, value, most=most, positive=positive)
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -80,9 +80,9 @@ class ModalOptions(Options):
     region: str | None = option(None, check=or_none(_place), shown="the app's")
     cloud: str | None = option(None, check=or_none(_place), shown="the app's")
     max_restarts: int = option(0, check=check_restarts)
-    pending_timeout: float = option(3600.0, check=_seconds(7 * DAY))
+    pending_timeout: float = option(3600.0, check=_seconds(7 * DAY, positive=True))
     grace: float = option(10.0, check=_seconds(25))
-    request_timeout: float = option(30.0, check=_seconds(DAY))
+    request_timeout: float = option(30.0, check=_seconds(DAY, positive=True))
     retry_timeout: float = option(60.0, check=_seconds(DAY))
     journal: RunJournal | None = option(None, check=check_journal)
     backoff: Backoff | None = option(None, check=check_backoff, shown="1 s to 20 s")
