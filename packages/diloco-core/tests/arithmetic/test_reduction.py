@@ -22,6 +22,8 @@ groups = st.lists(
 class Job:
     """Keeps what it is given."""
 
+    trim = 0
+
     def __init__(self, layout):
         self.layout = layout
         self.values = [torch.zeros(group.numel, dtype=group.dtype) for group in layout.groups]

@@ -184,6 +184,34 @@ class _WeightedMean(_Mean):
         return self._total
 
 
+class _TrimmedMean(_Mean):
+    """The mean of the contributions to a chunk, in every element without the ``trim`` largest and the ``trim`` smallest values.
+
+    It needs memory for a chunk of every contribution.
+    """
+
+    def __init__(
+        self, job: SyncJob, chunk: Piece, out: torch.Tensor, scratch: Scratch, count: int
+    ) -> None:
+        super().__init__(job, chunk, out, scratch)
+        self._values = torch.empty((count, chunk.numel), dtype=out.dtype, device="cpu")
+
+    def add(self, source: Source) -> None:
+        """Take the next contribution, in rank order."""
+        self._values[self._count].copy_(self._next(source))
+        self._count += 1
+
+    def result(self, sync: int) -> torch.Tensor:  # noqa: ARG002 - a subclass needs it
+        """The trimmed mean; the values that are left are added up from the smallest to the largest."""
+        trim = self._job.trim
+        ordered = torch.sort(self._values, dim=0, stable=True).values
+        left = ordered[trim : self._count - trim]
+        self._out.copy_(left[0])
+        for row in left[1:]:
+            self._out.add_(row)
+        return self._out.div_(len(left))
+
+
 class _First(_Mean):
     """The first contribution to a chunk. With ``everything`` the others are read too, so that their sections can be verified."""
 
@@ -267,6 +295,8 @@ def _summed(
     count: int,
     shares: Sequence[float],
 ) -> _Mean:
+    if job.layout.groups[chunk.group].rule is Rule.OUTER and job.trim:
+        return _TrimmedMean(job, chunk, out, scratch, count)
     # Weights say how much was learned. Buffers were not learned, so their mean has none.
     if shares and job.layout.groups[chunk.group].rule is Rule.OUTER:
         return _WeightedMean(job, chunk, out, scratch, shares)

@@ -76,6 +76,11 @@ class SyncJob(Protocol):
         """How much training the contribution covers; it does not change while the sync is under way."""
         ...
 
+    @property
+    def trim(self) -> int:
+        """How many of the largest, and of the smallest, values are left out in every element of what takes an outer step."""
+        ...
+
     def contribution(self, piece: Piece, out: torch.Tensor) -> torch.Tensor:
         """This replica's contribution: written into ``out``, or a view whose values do not change until the piece is updated."""
         ...

@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from .._exchange._base import Exchange
     from .._inner._state import Stateful
 
+_NOT_LOCAL = {"rda", "rfa", "krum", "multi-krum", "geometric-median"}
 _MOST_TOKENS = 10**18 - 1  # keys have 18 digits for them
 FULL_STATE_EVERY = 8
 _EXCHANGE_METHODS = ("join", "begin", "shards", "leave", "abort")
@@ -119,6 +120,45 @@ def weighting_over(exchange: Exchange, given: str) -> Weighting:
             "Leave weight out, or use an exchange that connect() or in_process() returned"
         )
     return weighting
+
+
+def trim_over(exchange: Exchange, aggregate: object, trim: object, weighting: Weighting) -> int:
+    """How many values are left out at either end of every element; 0 for the mean.
+
+    Raises:
+        ConfigurationError: The values are not allowed, do not fit together, or do not fit the exchange.
+    """
+    if isinstance(aggregate, str) and aggregate.lower() in _NOT_LOCAL:
+        raise ConfigurationError(
+            f"aggregate={aggregate!r} needs inner products of whole tensors, but a replica that updates a shard reads only that "
+            "shard of each contribution. Use aggregate='trimmed', which decides in every element by itself"
+        )
+    if one_of("aggregate", aggregate, ("mean", "trimmed")) == "mean":
+        if trim is not None:
+            raise ConfigurationError(
+                f"trim is {trim!r}, but aggregate='mean' leaves nothing out. Pass aggregate='trimmed', or leave trim out"
+            )
+        return 0
+    number = 1 if trim is None else whole("trim", trim)
+    if weighting is not Weighting.EQUAL:
+        raise ConfigurationError(
+            f"aggregate='trimmed' cannot be used with weight={str(weighting)!r}: who is left out differs by element. "
+            "Leave one of them out"
+        )
+    if not getattr(exchange, "weighs", False):
+        raise ConfigurationError(
+            f"aggregate='trimmed' cannot be used with {type(exchange).__name__}, which takes plain means. Leave it out, or use "
+            "an exchange that connect() or in_process() returned"
+        )
+    settings = getattr(exchange, "settings", None)
+    fewest = getattr(settings, "min_replicas", exchange.world_size)
+    if fewest < 2 * number + 1:
+        needed = "min_replicas" if hasattr(settings, "min_replicas") else "world_size"
+        raise ConfigurationError(
+            f"trim={number} leaves out {2 * number} of the values of every element, so at least {2 * number + 1} replicas must "
+            f"take part in every sync, but {needed} is {fewest}. Choose a smaller trim, or more replicas"
+        )
+    return number
 
 
 def check_counted(weighting: Weighting, amount: Amount, rank: int) -> None:

@@ -27,6 +27,7 @@ from ._arguments import (
     state_coding_over,
     stateful_of,
     tokens_counted,
+    trim_over,
     weighting_over,
 )
 from ._inner_loop import InnerLoop
@@ -153,6 +154,10 @@ class DiLoCo:
             inner steps that it covers. ``"tokens"``: by the square of its tokens, divided by its inner steps (Decoupled
             DiLoCo, arXiv 2604.21428); :meth:`count_tokens` counts them. The mean of buffers is not weighted. All replicas need
             the same.
+        aggregate: ``"mean"``, or ``"trimmed"``: in every element of the pseudo-gradients, the ``trim`` largest and the ``trim``
+            smallest values of the replicas are left out of the mean, so that a few replicas with wrong values cannot move it
+            far. Only with ``weight="equal"``. All replicas need the same.
+        trim: See ``aggregate``; 1 if left out. At least ``2 * trim + 1`` replicas must take part in every sync.
         state_codec: How the owners of shards publish the results of syncs, as the names above; ``"plain"``: values and outer
             state as they are. Otherwise they publish the encoded change of the values, which all replicas add, and what the
             codec loses of a change is in the next one. Strict runs over a store and threads only, with SGD as the outer
@@ -201,6 +206,8 @@ class DiLoCo:
         codec: str | Codec = "plain",
         error_feedback: bool | float = False,
         weight: Literal["equal", "steps", "tokens"] = "equal",
+        aggregate: Literal["mean", "trimmed"] = "mean",
+        trim: int | None = None,
         state_codec: str = "plain",
         full_state_every: int | None = None,
         stateful: Mapping[str, Stateful] | None = None,
@@ -214,6 +221,7 @@ class DiLoCo:
             try_out(factory)
         schedule = schedule_of(outer_lr, exchange)
         self._weighting = weighting_over(exchange, weight)
+        trimmed = trim_over(exchange, aggregate, trim, self._weighting)
         policy = Buffers(one_of("buffers", buffers, Buffers))
         parts = split(model, fragments_of(fragments), policy)
         self._schedule = schedule_over(exchange, sync_every, len(parts), delay, alpha)
@@ -246,6 +254,7 @@ class DiLoCo:
             contribution_codec,
             self._schedule,
             self._weighting,
+            trimmed,
             feedback,
             coding,
         )
@@ -280,6 +289,7 @@ class DiLoCo:
             **self._schedule.settings,
             **({"error_feedback": repr(feedback)} if feedback else {}),
             **self._weight_settings(),
+            **({"trim": str(trimmed)} if trimmed else {}),
             **(coding.settings if coding is not None else {}),
             **self._model.outer_settings,
         }

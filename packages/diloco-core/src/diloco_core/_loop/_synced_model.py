@@ -46,6 +46,7 @@ class SyncedModel:
         schedule: Says whether replicas train while a sync is under way.
         feedback: The decay of error feedback; 0 without it.
         weighting: By what contributions are weighed.
+        trim: How many values are left out at either end of every element.
         state_coding: How state is published if it is encoded.
 
     Attributes:
@@ -70,6 +71,7 @@ class SyncedModel:
         codec: Codec,
         schedule: Schedule,
         weighting: Weighting,
+        trim: int,
         feedback: float = 0.0,
         state_coding: StateCoding | None = None,
     ) -> None:
@@ -102,7 +104,7 @@ class SyncedModel:
                 fragment.residual = Residual(
                     fragment.layout, codec, feedback, exchange.rank, fragment.locate
                 )
-            fragment.weighting = weighting
+            fragment.weighting, fragment.trim = weighting, trim
         # Made only to raise now what would otherwise be raised when the block is entered.
         Unsynced(model, [named for part in parts for named in part])
         self.trained = [named for part in parts for named in part if named.rule is Rule.OUTER]

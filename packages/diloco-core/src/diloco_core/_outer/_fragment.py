@@ -61,11 +61,13 @@ class Fragment:
         rate: The learning rate of the outer step that is taken, or was taken last; see :class:`.SyncJob`.
         tokens: The tokens of these steps, if they are counted.
         weighting: By what contributions are weighed.
+        trim: How many values are left out at either end; see :class:`.SyncJob`.
     """
 
     alpha = 0.0
     tokens = 0
     weighting = Weighting.EQUAL
+    trim = 0
     residual: Residual | None = None
 
     def __init__(

@@ -29,6 +29,7 @@ class Initial:
     kind = "initial"
     supersedes: Sequence[int] = ()
     weighting = Weighting.EQUAL
+    trim = 0
     amount = Amount()
     coded = None  # there are no values yet to which an update could be added
 
