@@ -144,6 +144,7 @@ def test_the_time_to_try_again_is_that_of_all_calls_together(lab, monkeypatch):
     assert lab.world.now() - before < 10
 
 
+@pytest.mark.usefixtures("interruptible")
 def test_a_second_ctrl_c_names_what_is_left(lab, monkeypatch):
     monkeypatch.setattr(many, "AT_ONCE", 1)
     plain, cancel, calls = Client.spawn, Client.cancel, []

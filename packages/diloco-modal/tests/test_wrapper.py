@@ -142,6 +142,9 @@ def test_the_launch_is_gone(record):
     record["launch"] = {"id": "two", "at": time.time()}
     assert "left over from a launch that is gone" in outcome(payload()).error
     assert "call-0" not in record
+    del record["launch"]  # its record has faded or was removed, and the Dict is there again
+    assert "left over from a launch that is gone" in outcome(payload()).error
+    assert "call-0" not in record
 
 
 def test_a_container_that_comes_too_late(record):
