@@ -59,6 +59,18 @@ class TestJournal:
             executor.launch_replicas(2, "m:f", run_id="mine")
         assert caught.value.survivors == tuple(executor.world)
 
+    def test_ctrl_c_while_a_launch_is_written_down_says_that_it_runs(self, tmp_path, monkeypatch):
+        def interrupted(*_):
+            raise KeyboardInterrupt
+
+        monkeypatch.setattr(FolderJournal, "record_launch", interrupted)
+        executor = Memory({}, journal=FolderJournal(tmp_path))
+        with pytest.raises(KeyboardInterrupt) as caught:
+            executor.launch_replicas(2, "m:f", run_id="mine")
+        (note,) = caught.value.__notes__
+        assert "run 'mine' was started" in note
+        assert "cancel_run('mine')" in note
+
     def test_an_end_that_it_does_not_take_is_still_told(self, tmp_path, caplog):
         executor = Memory({}, journal=FolderJournal(tmp_path / "journal"))
         (handle,) = executor.launch_replicas(1, "m:f")

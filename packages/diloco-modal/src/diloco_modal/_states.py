@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -12,6 +13,10 @@ from ._record import checked, entry
 
 INTERRUPT_SECONDS = 30.0
 """Modal's time between SIGINT and the end of a container."""
+
+_OUT_OF_MEMORY = re.compile(
+    r"out of memory|(?<![a-z])oom(?![a-z])|(?<![a-z])oom_?kill", re.IGNORECASE
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -168,8 +173,7 @@ def died(error: BaseException, trace: Trace, url: str) -> ReplicaStatus:
     if isinstance(error, modal_errors.InternalFailure):
         return failed(Reason.PLATFORM, text, trace, url)
     if isinstance(error, modal_errors.RemoteError):
-        out = "out of memory" in text.lower() or "oom" in text.lower()
-        if out:
+        if _OUT_OF_MEMORY.search(text):
             return failed(Reason.OOM, text, trace, url, 137, "SIGKILL")
         return failed(Reason.PLATFORM, text, trace, url)
     # The wrapper raises nothing, so its module could not be imported, or the app is not ours.

@@ -11,7 +11,6 @@ from diloco_protocol import BackendError, Backoff, ReplicaHandle, RunRequest, re
 
 from . import _many as many
 from ._client import Client
-from ._errors import MissingError
 from ._handles import make_handle
 from ._options import ModalOptions
 
@@ -85,9 +84,7 @@ class Withdrawal:
             held = await many.patiently(
                 lambda: self._client.hold(self._record, *entry), self._backoff, self._patience()
             )
-        except MissingError:  # without a record nobody can claim it either
-            return
-        except BackendError:
+        except BackendError:  # without its record, which may be gone, nobody can claim it either
             self._unsure = True
             return
         if held["call"]:

@@ -152,6 +152,12 @@ class BaseExecutor(Journaled):
                     "are running: they are in this error's survivors, and attach(run_id) finds them too",
                     handles,
                 ) from error
+            except BaseException as error:  # such as Ctrl-C
+                error.add_note(
+                    f"run {request.run_id!r} was started, and its replicas are running: attach({request.run_id!r}) finds them, "
+                    f"and cancel_run({request.run_id!r}) ends them"
+                )
+                raise
         return handles
 
     def plan(
