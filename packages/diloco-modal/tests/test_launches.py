@@ -133,7 +133,10 @@ def test_what_cannot_be_written_down_is_ended_all_the_same(lab):
 
 
 def test_the_time_to_try_again_is_that_of_all_calls_together(lab, monkeypatch):
-    def cancel(*_):
+    tried = []
+
+    def cancel(_, call_id):
+        tried.append(call_id)
         raise UnavailableError("away")
 
     monkeypatch.setattr(many, "AT_ONCE", 1)
@@ -144,6 +147,7 @@ def test_the_time_to_try_again_is_that_of_all_calls_together(lab, monkeypatch):
         lab.launch(6, lab.executor(retry_timeout=5))
     assert len(caught.value.survivors) == 4
     assert lab.world.now() - before < 10
+    assert len(set(tried)) == 1
 
 
 @pytest.mark.usefixtures("interruptible")

@@ -94,7 +94,7 @@ class Withdrawal:
         await asyncio.to_thread(self._end_one, *made)
 
     def _end_one(self, rank: int, call: str) -> None:
-        if self._down and not self._patience():
+        if self._down:  # another call was tried for all of the time
             return
         key = f"cancel-{rank}"
         # A call is ended also if that cannot be written down.
