@@ -145,6 +145,18 @@ def test_a_call_that_does_not_come_is_not_known_and_ended(check, lab):
     assert lab.executor().list_runs() == []
 
 
+def test_a_password_in_the_rendezvous_is_not_shown(check, probe):
+    uri = "s3://key:hidden@bucket/run-1"
+    findings = [
+        *check(rendezvous_uri=uri, patience=30.0),
+        *check(play=lambda: probe(code=1, error="denied"), rendezvous_uri=uri),
+        *check(play=lambda: probe({"exclusive": True, "seconds": 1}), rendezvous_uri=uri),
+    ]
+    told = [each.message for each in findings if each.subject == "rendezvous"]
+    assert len(told) == 3
+    assert all("s3://<redacted>@bucket/run-1" in each and "hidden" not in each for each in told)
+
+
 def test_a_call_that_could_not_be_ended_is_named(check, lab):
     lab.stand_in.faults.add("forbidden", verb="FunctionCallCancel", times=None)
     findings = check(rendezvous_uri=URI, patience=30.0)

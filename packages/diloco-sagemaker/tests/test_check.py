@@ -153,8 +153,10 @@ def test_a_job_that_cannot_use_the_rendezvous(world):
 
 
 def test_a_job_that_does_not_come_is_not_known_and_removed(world):
-    findings = world.make_executor().check(rendezvous_uri="s3://bucket/run-1", patience=60.0)
+    uri = "s3://key:hidden@bucket/run-1"
+    findings = world.make_executor().check(rendezvous_uri=uri, patience=60.0)
     assert found(findings)["rendezvous"] is None
+    assert "s3://<redacted>@bucket/run-1" in told(findings, "rendezvous")
     assert world.world.jobs() == []
 
 

@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Protocol, TypeVar
 
 from diloco_protocol import BackendError, BaseExecutor, Finding, ReplicaHandle, RunRequest
+from diloco_protocol.backend import redact_text
 
 from ._client import Client
 from ._launch import bound_options
@@ -87,12 +88,13 @@ def check_rendezvous(
         What it says of the rendezvous; if it has run, also of the version of the app and of the place where replicas run. If it
         could not be ended, also what is left (``"cleanup"``).
     """
+    shown = redact_text(uri)
     try:
         handles = executor.launch_replicas(
             1, "diloco_core.probe:run", {"uri": uri}, timeout=patience, **options
         )
     except BackendError as error:
-        return [_of(False, f"the call that was to try {uri} could not be started: {error}")]
+        return [_of(False, f"the call that was to try {shown} could not be started: {error}")]
     try:
         found = _tried(executor, handles, uri, patience, chosen)
     except BaseException as error:  # such as Ctrl-C
@@ -122,19 +124,20 @@ def _tried(
     patience: float,
     chosen: ModalOptions,
 ) -> list[Finding]:
+    shown = redact_text(uri)
     try:
         (result,) = executor.collect(handles, timeout=patience)
     except BackendError as error:
-        return [_of(None, f"what became of the call that tried {uri} is not known: {error}")]
+        return [_of(None, f"what became of the call that tried {shown} is not known: {error}")]
     if result["status"] in {"pending", "running"}:
-        why = f"the call that was to try {uri} was still {result['status']} after {patience:g} s ({result['reason']})"
+        why = f"the call that was to try {shown} was still {result['status']} after {patience:g} s ({result['reason']})"
         return [_of(None, why)]
     if result["status"] != "succeeded":
-        return [_of(False, f"a call cannot use {uri}: {result['error']}")]
+        return [_of(False, f"a call cannot use {shown}: {result['error']}")]
     found = [Finding("version", True, f"the app reads payloads of version {PAYLOAD_VERSION}")]
     if place := _place(chosen):
         found.insert(0, Finding("place", True, f"Modal has {place}: a call ran there"))
-    told = f"a call wrote and read {uri} in {result['result']['seconds']} s"
+    told = f"a call wrote and read {shown} in {result['result']['seconds']} s"
     if not result["result"]["exclusive"]:
         told += "; it ignores conditional writes, so only strict runs can meet there"
         return [*found, _of(True, told)]

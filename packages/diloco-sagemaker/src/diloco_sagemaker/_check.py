@@ -7,6 +7,7 @@ from dataclasses import replace
 from typing import Any, Protocol, TypeVar
 
 from diloco_protocol import BackendError, BaseExecutor, Finding, ReplicaHandle
+from diloco_protocol.backend import redact_text
 
 from . import _names as names
 from ._check_account import check_bucket, check_image, check_pass_role, check_quota
@@ -58,13 +59,14 @@ def check_rendezvous(
     executor: BaseExecutor, uri: str, patience: float, options: Mapping[str, Any]
 ) -> Finding:
     """Have one job try the rendezvous, and remove it."""
+    shown = redact_text(uri)
     try:
         handles = executor.launch_replicas(
             1, "diloco_core.probe:run", {"uri": uri}, timeout=patience, **options
         )
     except BackendError as error:
         return Finding(
-            "rendezvous", False, f"the job that was to try {uri} could not be launched: {error}"
+            "rendezvous", False, f"the job that was to try {shown} could not be launched: {error}"
         )
     try:
         finding = _tried(executor, handles, uri, patience)
@@ -80,18 +82,19 @@ def check_rendezvous(
 def _tried(
     executor: BaseExecutor, handles: Sequence[ReplicaHandle], uri: str, patience: float
 ) -> Finding:
+    shown = redact_text(uri)
     try:
         (result,) = executor.collect(handles, timeout=patience)
     except BackendError as error:
         return Finding(
-            "rendezvous", None, f"what became of the job that tried {uri} is not known: {error}"
+            "rendezvous", None, f"what became of the job that tried {shown} is not known: {error}"
         )
     if result["status"] in {"pending", "running"}:
-        why = f"the job that was to try {uri} was still {result['status']} after {patience:g} s ({result['reason']})"
+        why = f"the job that was to try {shown} was still {result['status']} after {patience:g} s ({result['reason']})"
         return Finding("rendezvous", None, why)
     if result["status"] != "succeeded":
-        return Finding("rendezvous", False, f"a job cannot use {uri}: {result['error']}")
-    told = f"a job wrote and read {uri} in {result['result']['seconds']} s"
+        return Finding("rendezvous", False, f"a job cannot use {shown}: {result['error']}")
+    told = f"a job wrote and read {shown} in {result['result']['seconds']} s"
     if not result["result"]["exclusive"]:
         return Finding(
             "rendezvous",
