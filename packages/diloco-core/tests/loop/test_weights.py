@@ -300,3 +300,10 @@ def test_an_elastic_run_is_not_resumed_with_another_weight(tmp_path):
     (error,) = run_replicas(lambda each: train(each, [[1] * 6], "steps"), [exchange()])
     assert isinstance(error, MismatchError)
     assert "weight" in str(error)
+
+
+def test_a_strict_run_is_not_resumed_with_another_weight(tmp_path):
+    tokens = [[1] * 6, [2] * 6]
+    run(lambda each: train(each, tokens, "tokens"), stored(tmp_path, resume=False))
+    errors = run_replicas(lambda each: train(each, tokens, "steps"), stored(tmp_path, resume=True))
+    assert any(isinstance(error, MismatchError) and "weight" in str(error) for error in errors)

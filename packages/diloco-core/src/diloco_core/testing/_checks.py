@@ -86,6 +86,7 @@ class SimulatedTraining:
         lr: The outer learning rate as a function of rank, life and sync; None if it is the same everywhere.
         wishes: Which outer learning rate a life asks for before an inner step, by (rank, life, step).
         weight: By what contributions are weighed.
+        trim: How many values are left out of the mean at either end of every element.
 
     Attributes:
         states: For every sync, by its number in the log, what replicas held after it: (rank, life, global copies).
@@ -126,6 +127,7 @@ class SimulatedTraining:
     wishes: dict[tuple[int, int, int], float] = field(default_factory=dict)
     asked: list[Asked] = field(default_factory=list)
     weight: Literal["equal", "steps", "tokens"] = "equal"
+    trim: int = 0
     held: dict[tuple[int, int, int, int, int], torch.Tensor] = field(default_factory=dict)
     mixed: dict[tuple[int, int], list[str]] = field(default_factory=dict)
 
@@ -191,6 +193,8 @@ class SimulatedTraining:
             alpha=self.alpha,
             error_feedback=self.error_feedback,
             weight=self.weight,
+            aggregate="trimmed" if self.trim else "mean",
+            trim=self.trim or None,
         )
         fragments = outer._fragments  # noqa: SLF001 - nobody else needs to see residuals
         with outer:
@@ -252,13 +256,12 @@ class SimulatedTraining:
             else:
                 index = record.fragment
                 values, momentum = now[index]
-                mean = torch.zeros_like(values)
-                weights = [self._weight(member) for member in record.members]
-                for member, weight in zip(record.members, weights, strict=True):
+                sent = []
+                for member in record.members:
                     life = self.salts.get((member.rank, member.epoch), 0)
                     delta = self._learned(values, record, member, life)
-                    sent = self._as_sent(delta, record, member, life)
-                    mean += sent.double() * weight / sum(weights)
+                    sent.append(self._as_sent(delta, record, member, life).double())
+                mean = self._mean(sent, record.members)
                 momentum = _OUTER_MOMENTUM * momentum + mean
                 (lr,) = record.rate.values
                 now[index] = values - lr * (mean + _OUTER_MOMENTUM * momentum), momentum
@@ -270,6 +273,14 @@ class SimulatedTraining:
     def tokens(rank: int, life: int, step: int) -> int:
         """The tokens of an inner step."""
         return 1 + (rank * 5 + life * 3 + step * 7) % 11
+
+    def _mean(self, sent: Sequence[torch.Tensor], members: Sequence[Delta]) -> torch.Tensor:
+        """What the contributions of these members become."""
+        values = torch.stack(list(sent))
+        if self.trim:
+            return values.sort(dim=0).values[self.trim : len(sent) - self.trim].mean(dim=0)
+        weights = torch.tensor([self._weight(each) for each in members], dtype=torch.float64)
+        return (weights / weights.sum()) @ values
 
     def _weight(self, member: Delta) -> float:
         """The weight of a contribution, from the steps that it covers."""
