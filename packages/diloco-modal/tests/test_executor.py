@@ -814,14 +814,18 @@ def test_what_arrives_after_the_end_is_followed_too(lab):
     assert list(executor.log_iter(handle, follow=True)) == ["early", "late"]
 
 
-def test_a_handle_that_names_another_function_finds_nothing(lab):
+def test_a_handle_that_was_changed_finds_nothing(lab):
     (handle,) = lab.launch(1)
-    other = replace(handle, metadata={**handle.metadata, "function": "another"})
     executor = lab.executor()
-    with pytest.raises(ReplicaNotFoundError):
-        executor.describe(other)
-    executor.cancel(other)
-    assert executor.poll(handle) == "pending"
+    for other in (
+        replace(handle, metadata={**handle.metadata, "function": "another"}),
+        replace(handle, world_size=2),
+    ):
+        with pytest.raises(ReplicaNotFoundError):
+            executor.describe(other)
+        executor.cancel(other)
+        executor.purge(other)
+        assert executor.poll(handle) == "pending"
 
 
 def test_a_log_is_followed_until_a_time_to_come(lab):

@@ -459,5 +459,7 @@ def _is_of(handle: ReplicaHandle, entries: Mapping[str, Any]) -> bool:
     call = call_of(entries, handle.rank)
     if not call:
         return False
-    true = make_handle(launch_of(entries), handle.rank, call, handle.run_id).metadata
-    return all(handle.metadata[key] == value for key, value in true.items())
+    true = make_handle(launch_of(entries), handle.rank, call, handle.run_id)
+    return handle.world_size == true.world_size and all(
+        handle.metadata[key] == value for key, value in true.metadata.items()
+    )
