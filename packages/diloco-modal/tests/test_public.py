@@ -1,10 +1,11 @@
 """What the package shows."""
 
+import modal
 import pytest
 
 import diloco_modal
 from diloco_modal import ModalSpawnExecutor, build_app
-from diloco_protocol import ServerlessExecutor
+from diloco_protocol import InvalidRequestError, ServerlessExecutor
 
 
 def test_all_is_sorted_and_complete():
@@ -28,3 +29,23 @@ def test_the_app_has_the_function(lab):
     app.deploy(client=lab.client)
     handles = lab.launch(1, lab.executor(app="shipped", function="train"))
     assert lab.call(handles[0]).app == "shipped"
+
+
+def test_every_call_has_a_container_of_its_own_and_modal_starts_nothing_again(monkeypatch):
+    """Or a cancel would end other replicas, too, and a replica that has failed would be trained again."""
+    chosen = {}
+
+    def function(_, **options):
+        chosen.update(options)
+        return lambda run: run
+
+    monkeypatch.setattr(modal.App, "function", function)
+    build_app(region="us-east")
+    assert (chosen["retries"], chosen["single_use_containers"]) == (0, True)
+    assert chosen["region"] == "us-east"
+
+
+@pytest.mark.parametrize("name", ["retries", "single_use_containers"])
+def test_what_the_app_decides_itself_is_refused(name):
+    with pytest.raises(InvalidRequestError, match=f"build_app sets {name} of the function itself"):
+        build_app(**{name: 3})

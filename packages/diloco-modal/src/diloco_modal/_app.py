@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping
 from typing import Any
 
+from diloco_protocol import InvalidRequestError
+
 from ._wrapper import run_replica
 
 
@@ -35,7 +37,16 @@ def build_app(
 
     Returns:
         A ``modal.App``; not deployed.
+
+    Raises:
+        InvalidRequestError: An option is given that has to be as it is.
     """
+    own = {"retries": 0, "single_use_containers": True}
+    if taken := sorted(own.keys() & options.keys()):
+        raise InvalidRequestError(
+            f"build_app sets {', '.join(taken)} of the function itself, so that a cancel ends one replica only, and only the runner "
+            "starts one again: leave it out"
+        )
     import modal  # slow to import
 
     app = modal.App(name, include_source=False)
@@ -46,9 +57,8 @@ def build_app(
         "volumes": dict(volumes or {}),
         "timeout": 3600,
         **options,
+        **own,
         "name": function,
-        "retries": 0,
-        "single_use_containers": True,
     }
     app.function(**chosen)(run_replica)
     return app
