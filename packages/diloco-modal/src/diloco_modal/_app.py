@@ -44,8 +44,8 @@ def build_app(
     own = {"retries": 0, "single_use_containers": True}
     if taken := sorted(own.keys() & options.keys()):
         raise InvalidRequestError(
-            f"build_app sets {', '.join(taken)} of the function itself, so that a cancel ends one replica only, and only the runner "
-            "starts one again: leave it out"
+            f"build_app sets {', '.join(taken)} of the function itself, so that a cancel ends one replica only, and only the "
+            "runner starts one again: leave it out"
         )
     import modal  # slow to import
 
