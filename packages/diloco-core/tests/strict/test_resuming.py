@@ -44,9 +44,9 @@ def test_chunks_may_have_another_size_than_before():
     assert all(torch.allclose(held[0][name], wanted[0][name], atol=1e-6) for name in held[0])
 
 
-def until_the_end(run, chance, most_stops):
+def until_the_end(run, chance, most_stops, latest=80):
     """Start all ranks again and again, and kill any of them anywhere, until the run comes to its end."""
-    stops, results = 0, run.live(*kills(run, chance, 25, 80), seed=0)
+    stops, results = 0, run.live(*kills(run, chance, 25, latest), seed=0)
     while not all(isinstance(result, dict) for result in results):
         begun = "manifest.json" in run.store.objects and run.whole()
         if not begun:
@@ -87,6 +87,66 @@ def test_whoever_is_killed_and_wherever_the_run_can_be_resumed_and_ends_as_one_t
         assert same(results, Run(ranks, fragments, adam).live())
 
 
+ENCODED = {
+    "state_codec": "bf16",
+    "full_state_every": 3,
+}  # one value is a block, so all shards of a small model have some
+
+
+@pytest.mark.parametrize(
+    "seed",
+    [pytest.param(seed, marks=[] if seed < 6 else pytest.mark.slow) for seed in range(100)],
+)
+def test_a_run_with_encoded_state_can_be_resumed_wherever_it_was_stopped(seed):
+    chance = random.Random(seed)
+    ranks, fragments = chance.choice([1, 2, 3]), chance.choice([1, 2])
+    options = {**ENCODED, "codec": chance.choice(["plain", "bf16"])}
+    run = Run(ranks, fragments, syncs=10, options=options)
+    results = until_the_end(run, chance, 4, 160)
+    if results is None:
+        return
+    assert all(isinstance(result, dict) for result in results), results
+    assert identical(results)
+    if not run.behind:
+        assert same(results, Run(ranks, fragments, syncs=10, options=options).live())
+
+
+@pytest.mark.parametrize("fragments", [1, 2])
+def test_a_run_with_encoded_state_keeps_what_it_will_need(fragments):
+    """However many syncs each life takes: what a life deletes is needed by none of the next ones."""
+    wanted = Run(2, fragments, syncs=13, options=ENCODED).live()
+    for first, second in [(4, 9), (5, 6), (6, 12), (7, 10)]:
+        run = Run(2, fragments, syncs=13, options=ENCODED)
+        run.live(until=first)
+        run.live(until=second, resume=True)
+        assert same(run.live(resume=True), wanted), (first, second)
+
+
+def test_encoded_state_without_an_update_before_it_is_incomplete():
+    run = Run(2, options=ENCODED)
+    run.live(until=5)
+    (lost,) = [key for key in run.store.objects if key.startswith("state/00000004/00001")]
+    run.store.remove(lost)
+    results = run.live(resume=True)
+    assert any(f"is incomplete: {lost} missing" in str(result) for result in results)
+
+
+def test_initial_values_are_not_written_again_with_later_ones():
+    """The first object is gone and its copy is used; by the time that all updates are added, there are other values."""
+    run = Run(2, options=ENCODED)
+    run.live(until=2)
+    (lost,) = [key for key in run.store.objects if key.startswith("state/00000000/00001")][:1]
+    before = run.store.objects[lost]
+    run.store.remove(lost)
+    assert same(run.live(until=2, resume=True), Run(2, options=ENCODED).live(until=2))
+    assert run.store.objects.get(lost, before) == before
+
+
+@pytest.mark.parametrize("seed", [0, 1, 2])
+def test_who_wakes_up_late_changes_nothing_of_encoded_state(seed):
+    late_ones_change_nothing(seed, ENCODED)
+
+
 def test_who_wakes_up_late_changes_nothing():
     """All replicas of the earlier life, or some, hang anywhere, and wake up while the run goes on without them."""
     for seed in range(6):
@@ -99,10 +159,10 @@ def test_who_wakes_up_late_changes_nothing_either(seed):
     late_ones_change_nothing(seed)
 
 
-def late_ones_change_nothing(seed):
+def late_ones_change_nothing(seed, options=None):
     chance = random.Random(seed)
     ranks, fragments = chance.choice([1, 2, 3]), chance.choice([1, 2])
-    run = Run(ranks, fragments, syncs=8)
+    run = Run(ranks, fragments, syncs=8, options=options or {})
     hung = [rank for rank in range(ranks) if chance.random() < 0.8] or [0]
     sleeps = [(rank, chance.randrange(40, 90), 290 + 25 * chance.random()) for rank in hung]
     earlier, later = run.overtaken(sleeps, at=200.0, seed=seed)
@@ -111,7 +171,7 @@ def late_ones_change_nothing(seed):
     assert all(isinstance(result, dict) for result in later), (seed, earlier, later)
     assert identical(later)
     if not run.behind:
-        assert same(later, Run(ranks, fragments, syncs=8).live())
+        assert same(later, Run(ranks, fragments, syncs=8, options=run.options).live())
     run.syncs += 1
     assert identical(run.live(resume=True))
 

@@ -10,6 +10,7 @@ import torch
 from .._arithmetic._weights import Weighting
 from .._checks import kind_of, one_of, whole
 from .._codecs._codec import Codec
+from .._codecs._compiled import CompiledCodec
 from .._codecs._named import CODECS, find_codec
 from .._errors import ConfigurationError
 from .._exchange._resumable import ResumableExchange
@@ -218,12 +219,15 @@ def state_coding_over(exchange: Exchange, given: object, full_every: object) -> 
     Raises:
         ConfigurationError: There is no such codec, the exchange cannot publish encoded state, or the arguments do not fit.
     """
-    if not isinstance(given, str) or given not in CODECS:
+    if isinstance(given, CompiledCodec):
+        codec: Codec = given  # it makes the bytes of the codec that it is named after
+    elif isinstance(given, str) and given in CODECS:
+        codec = CODECS[given]
+    else:
         raise ConfigurationError(
             f"state_codec must be one of {', '.join(CODECS)}, not {repr(given) if isinstance(given, str) else kind_of(given)}. "
             "(A codec of your own can only be given as codec: export() has to read the state without your program.)"
         )
-    codec = CODECS[given]
     if codec.plain:
         if full_every is not None:
             raise ConfigurationError(
@@ -233,12 +237,12 @@ def state_coding_over(exchange: Exchange, given: object, full_every: object) -> 
     every = whole("full_state_every", FULL_STATE_EVERY if full_every is None else full_every)
     if isinstance(exchange, ResumableExchange):
         raise ConfigurationError(
-            f"state_codec={given!r} cannot be used in elastic runs (min_replicas), which publish state in full. Leave it out; "
+            f"state_codec={codec.name!r} cannot be used in elastic runs (min_replicas), which publish state in full. Leave it out; "
             "codec, which encodes contributions, can be used there"
         )
     if not getattr(exchange, "state_codecs", False):
         raise ConfigurationError(
-            f"state_codec={given!r} cannot be used with {type(exchange).__name__}, which publishes no state. Leave it out, or "
+            f"state_codec={codec.name!r} cannot be used with {type(exchange).__name__}, which publishes no state. Leave it out, or "
             "use an exchange that connect() or in_process() returned"
         )
     return StateCoding(codec, every)

@@ -158,10 +158,10 @@ class DiLoCo:
             smallest values of the replicas are left out of the mean, so that a few replicas with wrong values cannot move it
             far. Only with ``weight="equal"``. All replicas need the same.
         trim: See ``aggregate``; 1 if left out. At least ``2 * trim + 1`` replicas must take part in every sync.
-        state_codec: How the owners of shards publish the results of syncs, as the names above; ``"plain"``: values and outer
-            state as they are. Otherwise they publish the encoded change of the values, which all replicas add, and what the
-            codec loses of a change is in the next one. Strict runs over a store and threads only, with SGD as the outer
-            optimizer.
+        state_codec: How the owners of shards publish the results of syncs: one of the names above, or what
+            :func:`compile_codec` made of one. ``"plain"``: values and outer state as they are. Otherwise they publish the
+            encoded change of the values, which all replicas add, and what the codec loses of a change is in the next one.
+            Strict runs over a store and threads only, with SGD as the outer optimizer.
         full_state_every: With a ``state_codec``: the number of syncs of a fragment from one whole publication of its values to
             the next, 8 if left out. A run that is resumed, and :func:`export`, start from such a publication.
         stateful: Runs over a store only: further objects of this replica that are saved and restored with its inner optimizer
@@ -208,7 +208,7 @@ class DiLoCo:
         weight: Literal["equal", "steps", "tokens"] = "equal",
         aggregate: Literal["mean", "trimmed"] = "mean",
         trim: int | None = None,
-        state_codec: str = "plain",
+        state_codec: str | Codec = "plain",
         full_state_every: int | None = None,
         stateful: Mapping[str, Stateful] | None = None,
         save_inner_every: int = 10,
