@@ -237,13 +237,13 @@ def state_coding_over(exchange: Exchange, given: object, full_every: object) -> 
     every = whole("full_state_every", FULL_STATE_EVERY if full_every is None else full_every)
     if isinstance(exchange, ResumableExchange):
         raise ConfigurationError(
-            f"state_codec={codec.name!r} cannot be used in elastic runs (min_replicas), which publish state in full. Leave it out; "
-            "codec, which encodes contributions, can be used there"
+            f"state_codec={codec.name!r} cannot be used in elastic runs (min_replicas), which publish state in full. Leave it "
+            "out; codec, which encodes contributions, can be used there"
         )
     if not getattr(exchange, "state_codecs", False):
         raise ConfigurationError(
-            f"state_codec={codec.name!r} cannot be used with {type(exchange).__name__}, which publishes no state. Leave it out, or "
-            "use an exchange that connect() or in_process() returned"
+            f"state_codec={codec.name!r} cannot be used with {type(exchange).__name__}, which publishes no state. Leave it out, "
+            "or use an exchange that connect() or in_process() returned"
         )
     return StateCoding(codec, every)
 
