@@ -13,7 +13,6 @@ from .._codecs._codec import Codec
 from .._codecs._compiled import CompiledCodec
 from .._codecs._named import CODECS, find_codec
 from .._errors import ConfigurationError
-from .._exchange._resumable import ResumableExchange
 from .._model._layers import PATTERNS, Pattern
 from ._schedule import Schedule
 
@@ -235,15 +234,11 @@ def state_coding_over(exchange: Exchange, given: object, full_every: object) -> 
             )
         return None
     every = whole("full_state_every", FULL_STATE_EVERY if full_every is None else full_every)
-    if isinstance(exchange, ResumableExchange):
-        raise ConfigurationError(
-            f"state_codec={codec.name!r} cannot be used in elastic runs (min_replicas), which publish state in full. Leave it "
-            "out; codec, which encodes contributions, can be used there"
-        )
     if not getattr(exchange, "state_codecs", False):
         raise ConfigurationError(
-            f"state_codec={codec.name!r} cannot be used with {type(exchange).__name__}, which publishes no state. Leave it out, "
-            "or use an exchange that connect() or in_process() returned"
+            f"state_codec={codec.name!r} cannot be used with {type(exchange).__name__}, which does not publish encoded state: "
+            "only strict runs over a store and replicas in one process do. Leave it out (elastic runs, those with min_replicas, "
+            "can use codec, which encodes contributions)"
         )
     return StateCoding(codec, every)
 
