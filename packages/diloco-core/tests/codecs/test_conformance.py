@@ -90,3 +90,20 @@ class TestE3M0(CodecConformance):
         if largest < 2.0**-119:
             small = values.abs()
         return torch.where(values.abs() > 2.0**126, values.abs() - 2.0**126, small)
+
+
+class _TopK(CodecConformance):
+    def error(self, values):
+        """What is not sent is off by all of itself; what is sent, by no more than the values of its bin lie apart."""
+        largest = values.abs().max()
+        return torch.maximum(values.abs(), 2 * largest) * (1 + 2**-23) + TINY
+
+
+class TestTopK64(_TopK):
+    def make(self):
+        return CODECS["topk64"]
+
+
+class TestTopK128(_TopK):
+    def make(self):
+        return CODECS["topk128"]

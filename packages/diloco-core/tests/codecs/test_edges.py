@@ -5,6 +5,7 @@ import threading
 import pytest
 import torch
 
+from diloco_core._codecs._codec import is_sparse
 from diloco_core._codecs._named import CODECS
 
 SCALED = [CODECS[name] for name in ("int8", "e2m1", "e3m0")]
@@ -40,7 +41,7 @@ def test_what_is_not_finite_stays_visible(codec, bad, at):
     assert not bool(decoded(codec, values)[at].isfinite())
 
 
-@pytest.mark.parametrize("codec", LOSSY, ids=named)
+@pytest.mark.parametrize("codec", [codec for codec in LOSSY if not is_sparse(codec)], ids=named)
 def test_numbers_too_large_for_float32_become_large_ones(codec):
     values = torch.tensor([1e300, -1e300, 1e39, 0.0], dtype=torch.float64)
     out = decoded(codec, values)

@@ -5,6 +5,7 @@ which the outer step has most to do. Every mutant is our own loop with one thing
 """
 
 import functools
+import sys
 
 import pytest
 import torch
@@ -101,6 +102,21 @@ def test_diloco_converges_on_label_sorted_shards(lab, fragments):
 def test_four_bits_with_error_feedback_converge_as_well(lab, delay):
     loss = mean_loss(lab, 1, codec="e2m1", error_feedback=True, delay=delay)
     assert loss < THRESHOLD, loss
+
+
+@pytest.mark.parametrize(
+    ("codec", "rounds", "worst"),
+    [
+        ("topk128", 30, 0.95),
+        pytest.param("topk64", 80, THRESHOLD, marks=pytest.mark.slow),
+        pytest.param("topk128", 80, THRESHOLD, marks=pytest.mark.slow),
+    ],
+)
+def test_sparse_codecs_converge(lab, codec, rounds, worst, monkeypatch):
+    """As SparseLoCo uses them. They need more rounds than momentum does; the mean over all replicas comes to 1.5 in 30."""
+    monkeypatch.setattr(sys.modules[__name__], "ROUNDS", rounds)
+    loss = mean_loss(lab, 1, codec=codec, outer_lr=1.0, outer_momentum=0.0)
+    assert loss < worst, loss
 
 
 # --- the mutants: each returns what it changes in the call ---

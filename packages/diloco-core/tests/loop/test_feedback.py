@@ -15,11 +15,13 @@ from diloco_core import (
     connect,
     in_process,
 )
+from diloco_core._codecs._codec import is_sparse
 from diloco_core._codecs._named import CODECS
 from diloco_core.testing import run_replicas
 
 KINDS = ("in process", "strict", "sharded", "gather")
 CODEC = "e3m0"
+DENSE = [name for name, codec in CODECS.items() if not codec.plain and not is_sparse(codec)]
 PERIOD, SYNCS = 3, 4
 
 
@@ -99,7 +101,7 @@ def test_true_is_a_decay_of_one():
     assert not identical([whole[0], other[0]])
 
 
-@pytest.mark.parametrize("codec", [name for name, codec in CODECS.items() if not codec.plain])
+@pytest.mark.parametrize("codec", DENSE)
 def test_over_many_syncs_it_loses_less(codec):
     """Small values beside large ones never arrive without it."""
 
@@ -298,7 +300,7 @@ def test_what_is_not_finite_with_the_residual_is_refused_before_it_is_sent(tmp_p
         act()
 
 
-@pytest.mark.parametrize("given", [0, 0.0, -0.5, 1.5, "yes", None, torch.nan, [1.0]])
+@pytest.mark.parametrize("given", [0, 0.0, -0.5, 1.5, "yes", torch.nan, [1.0]])
 def test_what_is_no_decay_is_refused(given):
     with pytest.raises(ConfigurationError, match=r"error_feedback is .*True, False, or a number"):
         loop_for(make(), error_feedback=given)

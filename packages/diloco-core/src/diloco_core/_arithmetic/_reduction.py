@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
+from .._codecs._codec import is_sparse
 from .._errors import NonFiniteUpdateError
 from ._layout import Rule
 
@@ -224,6 +225,41 @@ def _put_in_order(low: torch.Tensor, high: torch.Tensor) -> None:
     low.copy_(smaller)
 
 
+class _MeanOfSent(_Mean):
+    """For each element the mean of those contributions that hold it. A sparse codec sends few, and the others decode to zero.
+
+    So that elements that few replicas have chosen move as far as others (SparseLoCo, arXiv 2508.15706). With shares, it is their
+    weighted mean.
+    """
+
+    def __init__(
+        self,
+        job: SyncJob,
+        chunk: Piece,
+        out: torch.Tensor,
+        scratch: Scratch,
+        shares: Sequence[float],
+    ) -> None:
+        super().__init__(job, chunk, out, scratch)
+        self._shares = shares
+        self._sent = torch.zeros_like(out)  # the shares of those who sent an element
+
+    def add(self, source: Source) -> None:
+        """Add the next contribution, in rank order."""
+        share = self._shares[self._count] if self._shares else 1.0
+        values = self._next(source) if self._count else source(self._chunk, self._out)
+        self._count += 1
+        self._sent += (values != 0).to(values.dtype).mul_(share)
+        if share != 1.0:
+            values = values * share
+        self._total = values if self._total is None else torch.add(self._total, values, out=self._out)
+
+    def result(self, sync: int) -> torch.Tensor:  # noqa: ARG002 - a subclass needs it
+        """The mean."""
+        assert self._total is not None
+        return self._total.div_(self._sent.masked_fill_(self._sent == 0, 1.0))
+
+
 class _First(_Mean):
     """The first contribution to a chunk. With ``everything`` the others are read too, so that their sections can be verified."""
 
@@ -309,6 +345,8 @@ def _summed(
 ) -> _Mean:
     if job.layout.groups[chunk.group].rule is Rule.OUTER and job.trim:
         return _TrimmedMean(job, chunk, out, scratch, count)
+    if job.layout.groups[chunk.group].rule is Rule.OUTER and is_sparse(job.codec):
+        return _MeanOfSent(job, chunk, out, scratch, shares)
     # Weights say how much was learned. Buffers were not learned, so their mean has none.
     if shares and job.layout.groups[chunk.group].rule is Rule.OUTER:
         return _WeightedMean(job, chunk, out, scratch, shares)

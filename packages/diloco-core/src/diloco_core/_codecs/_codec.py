@@ -8,6 +8,11 @@ if TYPE_CHECKING:
     import torch
 
 
+def is_sparse(codec: Codec) -> bool:
+    """Whether values that decode to zero were not sent."""
+    return bool(getattr(codec, "sparse", False))
+
+
 class Codec(Protocol):
     """Encodes the values that take an outer step. All replicas of a run use the same codec: schemas name it, and are compared.
 
@@ -20,6 +25,10 @@ class Codec(Protocol):
         name: The codec's name in schemas. It has to tell apart all codecs that encode differently.
         plain: Whether the encoded bytes are those of the values in memory, so that encoding and decoding can be skipped.
         block: The number of elements that are encoded together, such as those that share a scale; 1 if there are none.
+
+    A codec may also have an attribute ``sparse``, which is False if it is missing. If it is True, most values decode to zero,
+    which stands for "not sent": the mean of contributions is, for each element, that of those in which it is not zero. What
+    was not sent has to be sent later, so such a codec is used with error feedback, by default with a decay of 0.95.
     """
 
     @property

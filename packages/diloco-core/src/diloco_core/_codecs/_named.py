@@ -17,6 +17,7 @@ from ._formulas import FORMULAS
 from ._int8 import Int8
 from ._plain import PLAIN
 from ._six_sigma import SixSigma
+from ._top_k import TopK
 
 if TYPE_CHECKING:
     from ._codec import Codec
@@ -32,6 +33,8 @@ CODECS: dict[str, Codec] = {
         SixSigma(),
         E2M1(),
         E3M0(),
+        TopK(64),
+        TopK(128),
     )
 }
 

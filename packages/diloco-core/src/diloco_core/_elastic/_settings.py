@@ -6,10 +6,12 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
 from .._checks import check_positive, check_whole, whole
+from .._codecs._plain import PLAIN
 from .._errors import ConfigurationError
 from .._planner._plan import USUAL_BANDWIDTH, plan_exchange
 
 if TYPE_CHECKING:
+    from .._codecs._codec import Codec
     from .._store._transfer import Transfer
 
 
@@ -86,6 +88,7 @@ def choose_topology(
     near: bool,
     transfer: Transfer | None = None,
     outer_state: float = 1.0,
+    codec: Codec = PLAIN,
 ) -> str:
     """The topology of a new run. Over a network, ``auto`` chooses the quicker one according to :func:`plan_exchange`.
 
@@ -101,6 +104,7 @@ def choose_topology(
         near: Whether requests take only microseconds.
         transfer: How the replica that begins the run reads and writes; the default if left out.
         outer_state: The number of tensors that the outer optimizer keeps for every parameter.
+        codec: How contributions are sent: the smaller they are, the more suits gather, which publishes the state less often.
     """
     if asked != "auto":
         return asked
@@ -114,4 +118,5 @@ def choose_topology(
         outer_state=outer_state,
         publish_every=publish_every,
         transfer=transfer,
+        codec=codec,
     ).topology

@@ -256,6 +256,7 @@ def _initial(
             near=store.near,
             transfer=store.store.transfer if isinstance(store.store, InBackground) else None,
             outer_state=schema.outer_state(),
+            codec=schema.codec,
         ),
         publish_every=settings.publish_every,
         retention=settings.retention,

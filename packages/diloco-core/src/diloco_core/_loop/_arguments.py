@@ -9,7 +9,7 @@ import torch
 
 from .._arithmetic._weights import Weighting
 from .._checks import kind_of, one_of, whole
-from .._codecs._codec import Codec
+from .._codecs._codec import Codec, is_sparse
 from .._codecs._compiled import CompiledCodec
 from .._codecs._named import CODECS, find_codec
 from .._errors import ConfigurationError
@@ -26,6 +26,8 @@ if TYPE_CHECKING:
 _NOT_LOCAL = {"rda", "rfa", "krum", "multi-krum", "geometric-median"}
 _MOST_TOKENS = 10**18 - 1  # keys have 18 digits for them
 FULL_STATE_EVERY = 8
+# SparseLoCo, arXiv 2508.15706.
+_SPARSE_DECAY = 0.95
 _EXCHANGE_METHODS = ("join", "begin", "shards", "leave", "abort")
 
 
@@ -89,8 +91,15 @@ def feedback_of(given: object, codec: Codec) -> float:
     """The decay of error feedback; 0 without it.
 
     Raises:
-        ConfigurationError: The value is something else, or the codec loses nothing.
+        ConfigurationError: The value is something else, the codec loses nothing, or it needs error feedback.
     """
+    if given is None:
+        return _SPARSE_DECAY if is_sparse(codec) else 0.0
+    if given is False and is_sparse(codec):
+        raise ConfigurationError(
+            f"codec={codec.name!r} needs error feedback, but error_feedback is False: it sends only few of the values, and the "
+            "others would be lost. Leave error_feedback out, or give a number above 0 and at most 1"
+        )
     if given is False:
         return 0.0
     is_number = isinstance(given, (int, float)) and not isinstance(given, bool)
@@ -159,6 +168,19 @@ def trim_over(exchange: Exchange, aggregate: object, trim: object, weighting: We
             f"take part in every sync, but {needed} is {fewest}. Choose a smaller trim, or more replicas"
         )
     return number
+
+
+def check_trimmed(trim: int, codec: Codec) -> None:
+    """Refuse to leave out extremes of contributions that hold few values.
+
+    Raises:
+        ConfigurationError: A sparse codec goes with a trimmed mean.
+    """
+    if trim and is_sparse(codec):
+        raise ConfigurationError(
+            f"aggregate='trimmed' cannot be used with codec={codec.name!r}: most replicas send nothing of an element, so the "
+            "values that were sent would be left out as extremes. Leave one of them out"
+        )
 
 
 def check_counted(weighting: Weighting, amount: Amount, rank: int) -> None:
@@ -233,6 +255,11 @@ def state_coding_over(exchange: Exchange, given: object, full_every: object) -> 
                 f"full_state_every={full_every!r} needs a state_codec: without one, the whole state is published in every sync"
             )
         return None
+    if is_sparse(codec):
+        raise ConfigurationError(
+            f"state_codec={codec.name!r} sends only few of the values, so most changes of the model would arrive many syncs late. "
+            "Choose a codec that sends all of them, such as 'int8'; codec, which encodes contributions, can be sparse"
+        )
     every = whole("full_state_every", FULL_STATE_EVERY if full_every is None else full_every)
     if not getattr(exchange, "state_codecs", False):
         raise ConfigurationError(

@@ -21,6 +21,7 @@ from . import _notices as notices
 from ._arguments import (
     check_parties,
     codec_over,
+    check_trimmed,
     feedback_of,
     fragments_of,
     schedule_over,
@@ -143,13 +144,15 @@ class DiLoCo:
             synced value plus ``alpha`` times its own, also without a delay. 0.5 in the paper. The block is left with the synced
             values in any case.
         codec: How pseudo-gradients are sent: ``"plain"`` (as they are in memory), ``"fp32"``, ``"bf16"``, ``"fp16"``, ``"int8"``,
-            ``"int8-6sigma"``, ``"e2m1"`` or ``"e3m0"`` (4 bits; see ``docs/codecs.md``), or an object with the members of
+            ``"int8-6sigma"``, ``"e2m1"`` or ``"e3m0"`` (4 bits), ``"topk64"`` or ``"topk128"`` (1.6 or 3.1 % of the values in
+            two bits; see ``docs/codecs.md`` for what goes with them), or an object with the members of
             :class:`Codec`. All replicas need the same. It is for runs over a store and between threads. Sums, outer steps and
             what is published keep their precision. What a codec loses of a contribution is lost, unless there is error
             feedback.
         error_feedback: Whether what a codec loses of a contribution is added to the next one (True), or how much of what is not
             sent yet: a number above 0 and at most 1 (SparseLoCo, arXiv 2508.15706, has 0.95). All replicas need the same. It
-            needs memory for one more copy of the model, and for two of a fragment while that is synced.
+            needs memory for one more copy of the model, and for two of a fragment while that is synced. Left out, there is none,
+            except with ``"topk64"`` and ``"topk128"``, which need it (0.95).
         weight: How much a replica's pseudo-gradient counts in a sync. ``"equal"``: all count the same. ``"steps"``: by the
             inner steps that it covers. ``"tokens"``: by the square of its tokens, divided by its inner steps (Decoupled
             DiLoCo, arXiv 2604.21428); :meth:`count_tokens` counts them. The mean of buffers is not weighted. All replicas need
@@ -204,7 +207,7 @@ class DiLoCo:
         delay: int = 0,
         alpha: float = 0.0,
         codec: str | Codec = "plain",
-        error_feedback: bool | float = False,
+        error_feedback: bool | float | None = None,
         weight: Literal["equal", "steps", "tokens"] = "equal",
         aggregate: Literal["mean", "trimmed"] = "mean",
         trim: int | None = None,
@@ -226,6 +229,7 @@ class DiLoCo:
         parts = split(model, fragments_of(fragments), policy)
         self._schedule = schedule_over(exchange, sync_every, len(parts), delay, alpha)
         contribution_codec = codec_over(exchange, codec)
+        check_trimmed(trimmed, contribution_codec)
         feedback = feedback_of(error_feedback, contribution_codec)
         self._exchange = exchange
         self._init = one_of("init", init, ("rank0", "check"))

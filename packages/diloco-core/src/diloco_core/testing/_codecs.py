@@ -50,6 +50,7 @@ class CodecConformance:
         assert isinstance(codec.plain, bool)
         assert isinstance(codec.block, int)
         assert codec.block >= 1
+        assert isinstance(getattr(codec, "sparse", False), bool)
 
     def test_encoded_values_have_the_size_that_it_says(self) -> None:
         """So that a listing shows whether an object is complete."""

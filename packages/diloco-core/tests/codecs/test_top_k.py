@@ -1,0 +1,224 @@
+"""The sparse codec: which values are sent, as what, in how many bytes, and what the mean of several contributions is."""
+
+import math
+import statistics
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from training_lab import identical, push, run
+
+from diloco_core import ConfigurationError, DiLoCo, connect, in_process, plan_exchange
+from diloco_core._codecs._named import CODECS
+from diloco_core._elastic._settings import choose_topology
+
+BLOCK = 4096
+NAMES = ("topk64", "topk128")
+
+
+def decoded(codec, values):
+    out = torch.full_like(values, torch.nan)
+    codec.decode(codec.encode(values), out)
+    return out
+
+
+def random(numel, seed=0):
+    return torch.randn(numel, generator=torch.Generator().manual_seed(seed))
+
+
+def by_the_rules(block, k):
+    """SparseLoCo's rules for the values of one block, one at a time."""
+    chosen = sorted(range(len(block)), key=lambda index: -abs(block[index]))[:k]
+    values = [block[index] for index in chosen]
+    shift = math.fsum(values) / k
+    scale = 6 * statistics.stdev(values) / 4 if k > 1 else 0.0
+    bins = {}
+    for index, value in zip(chosen, values, strict=True):
+        code = round((value - shift) / scale + 2) if scale else 2
+        bins.setdefault(min(max(code, 0), 3), []).append((index, value))
+    wanted = [0.0] * len(block)
+    for members in bins.values():
+        for index, _ in members:
+            wanted[index] = math.fsum(value for _, value in members) / len(members)
+    return wanted
+
+
+@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("numel", [1, 2, 31, 32, 33, 95, 96, 1000, BLOCK, BLOCK + 700, 3 * BLOCK])
+def test_it_decodes_to_what_the_rules_say(name, numel):
+    values = random(numel, numel)
+    k = int(name.removeprefix("topk"))
+    wanted = []
+    for start in range(0, numel, BLOCK):
+        block = values[start : start + BLOCK].tolist()
+        wanted += by_the_rules(block, max(1, math.floor(len(block) * k / BLOCK + 0.5)))
+    assert torch.allclose(decoded(CODECS[name], values), torch.tensor(wanted), rtol=1e-6, atol=0)
+
+
+def test_the_bytes():
+    """A table of four float32; positions of 12 bits, two in three bytes; bins of two bits, four in a byte."""
+    values = torch.zeros(192)
+    values[[3, 100, 191]] = torch.tensor([1.0, -3.0, 2.0])
+    data = CODECS["topk64"].encode(values)
+    table = data[:16].clone().view(torch.float32).tolist()
+    assert table == [0.0, -3.0, 1.0, 2.0]  # mean 0, deviation 2.65, so the bins are 3.97 wide
+    assert data[16:21].tolist() == [3, 100 << 4 & 255, 100 >> 4, 191, 0]
+    assert data[21:].tolist() == [2 | 1 << 2 | 3 << 4]
+
+
+@pytest.mark.parametrize(("name", "times"), [("topk64", 128), ("topk128", 68)])
+def test_it_is_small(name, times):
+    size = CODECS[name].size(torch.float32, 100 * BLOCK)
+    assert 4 * 100 * BLOCK // size == times >= 50
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_bytes_that_are_damaged_decode_to_something(name):
+    """They are read before their checksum is known; in a shorter block, most positions lie outside."""
+    codec = CODECS[name]
+    for numel in (5, 100, BLOCK + 33):
+        data = torch.full((codec.size(torch.float32, numel),), 255, dtype=torch.uint8)
+        codec.decode(data, torch.empty(numel))
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_no_number_comes_out_that_some_processors_take_for_zero(name):
+    tiny = torch.finfo(torch.float32).tiny
+    out = decoded(CODECS[name], random(BLOCK) * tiny)
+    assert bool(((out == 0) | (out.abs() >= tiny)).all())
+
+
+@given(
+    st.lists(st.sampled_from([0.0, 1.0, -1.0, 0.5, 3e38, -3e38, 1e-40]), min_size=1, max_size=300)
+)
+def test_equal_magnitudes_are_chosen_alike_whatever_comes_before(numbers):
+    """Chunks are cut differently on different replicas, so ties must not depend on what else is encoded."""
+    codec, values = CODECS["topk64"], torch.tensor(numbers)
+    block = values.repeat(-(-BLOCK // len(values)))[:BLOCK]
+    alone = bytes(codec.encode(block).tolist())
+    beside = bytes(codec.encode(torch.cat((random(2 * BLOCK), block, random(BLOCK)))).tolist())
+    assert beside[2 * len(alone) : 3 * len(alone)] == alone
+
+
+def one_step(exchange, gradients, **options):
+    """A parameter of two blocks after one sync, which began at zero."""
+    model = torch.nn.Linear(2 * BLOCK, 1, bias=False)
+    with torch.no_grad():
+        model.weight.zero_()
+    inner = torch.optim.SGD(model.parameters(), lr=1.0)
+    loop = DiLoCo(model, inner, exchange, sync_every=1, outer_lr=1.0, outer_momentum=0.0, **options)
+    with loop:
+        for gradient in gradients[exchange.rank]:
+            model.weight.grad = gradient.clone().view(1, -1)
+            inner.step()
+    return model.weight.detach().view(-1).clone()
+
+
+@pytest.mark.parametrize("kind", ["in process", "strict", "sharded", "gather"])
+def test_the_mean_is_that_of_those_who_sent_a_value(kind, tmp_path):
+    gradients = [[random(2 * BLOCK, rank)] for rank in range(3)]
+    elastic = {} if kind == "strict" else {"min_replicas": 3, "topology": kind}
+    exchanges = (
+        in_process(3)
+        if kind == "in process"
+        else [connect(tmp_path, rank=rank, world_size=3, **elastic) for rank in range(3)]
+    )
+    ends = run(lambda exchange: one_step(exchange, gradients, codec="topk64"), exchanges)
+    assert torch.equal(ends[0], ends[1])
+    assert torch.equal(ends[0], ends[2])
+    sent = torch.stack([decoded(CODECS["topk64"], steps[0]) for steps in gradients])
+    senders = (sent != 0).sum(0)
+    assert {0, 1, 2} <= set(senders.tolist())
+    assert torch.allclose(-ends[0], sent.sum(0) / senders.clamp(min=1), rtol=1e-6, atol=0)
+
+
+def test_everything_is_sent_in_time():
+    """Error feedback is on by itself. With a decay of 1 nothing is lost: without it, most values would never arrive."""
+    gradients = [[random(2 * BLOCK)] * 150]
+    (end,) = run(
+        lambda exchange: one_step(exchange, gradients, codec="topk64", error_feedback=1.0),
+        in_process(1),
+    )
+    (fading,) = run(lambda exchange: one_step(exchange, gradients, codec="topk64"), in_process(1))
+    wanted = -150 * gradients[0][0]
+    assert ((end - wanted).norm() / wanted.norm()) < 0.3
+    moved = (fading != 0).float().mean()
+    assert moved > 0.3
+    assert (fading - wanted).norm() > (end - wanted).norm()
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_it_is_not_used_without_error_feedback(name):
+    model = torch.nn.Linear(4, 1)
+    inner = torch.optim.SGD(model.parameters(), lr=1.0)
+    with pytest.raises(ConfigurationError, match=f"codec='{name}' needs error feedback"):
+        DiLoCo(model, inner, in_process(1)[0], sync_every=1, codec=name, error_feedback=False)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_what_it_does_not_go_with_is_refused(name):
+    def refused(message, **options):
+        model = torch.nn.Linear(4, 1)
+        inner = torch.optim.SGD(model.parameters(), lr=1.0)
+        with pytest.raises(ConfigurationError, match=message):
+            DiLoCo(model, inner, in_process(3)[0], sync_every=1, **options)
+
+    refused(f"aggregate='trimmed' cannot be used with codec='{name}'", codec=name, aggregate="trimmed")
+    refused(f"state_codec='{name}' sends only few", state_codec=name)
+
+
+def test_the_mean_is_weighted_among_those_who_sent_a_value():
+    gradients = [[random(2 * BLOCK, rank)] for rank in range(2)]
+
+    def one(exchange):
+        model = torch.nn.Linear(2 * BLOCK, 1, bias=False)
+        with torch.no_grad():
+            model.weight.zero_()
+        inner = torch.optim.SGD(model.parameters(), lr=1.0)
+        options = {"outer_lr": 1.0, "outer_momentum": 0.0, "codec": "topk64", "weight": "tokens"}
+        with DiLoCo(model, inner, exchange, sync_every=1, **options) as outer:
+            outer.count_tokens(1 + exchange.rank)
+            model.weight.grad = gradients[exchange.rank][0].clone().view(1, -1)
+            inner.step()
+        return model.weight.detach().view(-1).clone()
+
+    ends = run(one, in_process(2))
+    assert torch.equal(*ends)
+    sent = [decoded(CODECS["topk64"], steps[0]) for steps in gradients]
+    shares = [0.2, 0.8]  # 1 to 4, the squares of the tokens
+    total = sum(share * values for share, values in zip(shares, sent, strict=True))
+    senders = sum(share * (values != 0) for share, values in zip(shares, sent, strict=True))
+    assert torch.allclose(-ends[0], total / senders.clamp(min=0.1), rtol=1e-5, atol=0)
+
+
+def test_a_left_out_decay_is_that_of_sparseloco():
+    def ends(**options):
+        def one(exchange):
+            model = torch.nn.Linear(70, 30)
+            with torch.no_grad():
+                model.weight.fill_(0.5)
+                model.bias.zero_()
+            inner = torch.optim.SGD(model.parameters(), lr=1.0)
+            with DiLoCo(model, inner, exchange, sync_every=1, codec="topk64", **options):
+                for step in range(6):
+                    push(model, inner, exchange.rank, step)
+            return {"weight": model.weight.detach().clone()}
+
+        return run(one, in_process(2))
+
+    assert identical([*ends(), *ends(error_feedback=0.95)])
+    assert not identical([ends()[0], ends(error_feedback=1.0)[0]])
+
+
+@pytest.mark.parametrize("replicas", [2, 4])
+def test_gather_suits_it_and_is_chosen(replicas):
+    """In the sharded topology, the new values would travel in full at every sync."""
+    plans = {
+        topology: plan_exchange(1e9, replicas, 1.25e8, codec="topk64", topology=topology)
+        for topology in ("sharded", "gather")
+    }
+    assert plans["gather"].seconds < 0.6 * plans["sharded"].seconds
+    options = {"state_bytes": 4 * 10**9, "world_size": replicas, "publish_every": 4, "near": False}
+    assert choose_topology("auto", **options, codec=CODECS["topk64"]) == "gather"
+    assert choose_topology("auto", **options) == "sharded"
