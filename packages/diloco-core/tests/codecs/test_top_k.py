@@ -164,7 +164,9 @@ def test_what_it_does_not_go_with_is_refused(name):
         with pytest.raises(ConfigurationError, match=message):
             DiLoCo(model, inner, in_process(3)[0], sync_every=1, **options)
 
-    refused(f"aggregate='trimmed' cannot be used with codec='{name}'", codec=name, aggregate="trimmed")
+    refused(
+        f"aggregate='trimmed' cannot be used with codec='{name}'", codec=name, aggregate="trimmed"
+    )
     refused(f"state_codec='{name}' sends only few", state_codec=name)
 
 

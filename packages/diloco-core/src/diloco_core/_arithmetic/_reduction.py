@@ -252,7 +252,9 @@ class _MeanOfSent(_Mean):
         self._sent += (values != 0).to(values.dtype).mul_(share)
         if share != 1.0:
             values = values * share
-        self._total = values if self._total is None else torch.add(self._total, values, out=self._out)
+        self._total = (
+            values if self._total is None else torch.add(self._total, values, out=self._out)
+        )
 
     def result(self, sync: int) -> torch.Tensor:  # noqa: ARG002 - a subclass needs it
         """The mean."""

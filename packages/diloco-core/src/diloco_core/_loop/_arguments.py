@@ -245,8 +245,9 @@ def state_coding_over(exchange: Exchange, given: object, full_every: object) -> 
     elif isinstance(given, str) and given in CODECS:
         codec = CODECS[given]
     else:
+        names = ", ".join(name for name, each in CODECS.items() if not is_sparse(each))
         raise ConfigurationError(
-            f"state_codec must be one of {', '.join(CODECS)}, not {repr(given) if isinstance(given, str) else kind_of(given)}. "
+            f"state_codec must be one of {names}, not {repr(given) if isinstance(given, str) else kind_of(given)}. "
             "(A codec of your own can only be given as codec: export() has to read the state without your program.)"
         )
     if codec.plain:
@@ -257,7 +258,7 @@ def state_coding_over(exchange: Exchange, given: object, full_every: object) -> 
         return None
     if is_sparse(codec):
         raise ConfigurationError(
-            f"state_codec={codec.name!r} sends only few of the values, so most changes of the model would arrive many syncs late. "
+            f"state_codec={codec.name!r} sends only few of the values, so most changes of the model would come many syncs late. "
             "Choose a codec that sends all of them, such as 'int8'; codec, which encodes contributions, can be sparse"
         )
     every = whole("full_state_every", FULL_STATE_EVERY if full_every is None else full_every)

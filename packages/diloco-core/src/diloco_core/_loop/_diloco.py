@@ -20,8 +20,8 @@ from .._outer._trial import try_out
 from . import _notices as notices
 from ._arguments import (
     check_parties,
-    codec_over,
     check_trimmed,
+    codec_over,
     feedback_of,
     fragments_of,
     schedule_over,
