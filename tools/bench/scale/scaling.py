@@ -31,6 +31,7 @@ CUTTING = {
 }
 """Constants that say how values are cut, in bytes."""
 OTHERS = {
+    "_BLOCK",  # values that a sparse codec encodes together
     "_KEPT_BYTES",
     "CHUNK_BYTES",  # given to the exchanges
     "LARGE_BYTES",

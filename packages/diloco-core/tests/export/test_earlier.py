@@ -202,11 +202,11 @@ class TestEarlierStates:
         held = self.history(lab, tmp_path / "run", kind)
         values, failed = _tensors._values, set()
 
-        def once(store, layout, number, file, reader):
+        def once(store, layout, file, reader):
             if file.key not in failed:
                 failed.add(file.key)
                 raise CorruptedObjectError(f"{file.key} does not match its checksum")
-            return values(store, layout, number, file, reader)
+            return values(store, layout, file, reader)
 
         monkeypatch.setattr(_tensors, "_values", once)
         assert export(str(tmp_path / "run"), tmp_path / "model") == max(held)
