@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Any
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
 
 
 @dataclass(frozen=True, slots=True)
@@ -20,6 +23,7 @@ class Row:
         delay: The delay as a part of the period P between two syncs, from 0 to less than 1.
         alpha: As for :class:`DiLoCo`.
         codec: As for :class:`DiLoCo`.
+        more: Further arguments of :class:`DiLoCo`, such as ``{"error_feedback": True}``; what JSON can hold.
     """
 
     name: str
@@ -31,6 +35,7 @@ class Row:
     delay: float = 0.0
     alpha: float = 0.0
     codec: str = "plain"
+    more: Mapping[str, Any] = field(default_factory=dict)
 
     def options(self, sync_every: int) -> dict[str, Any]:
         """The arguments of :class:`DiLoCo` where each fragment is synced once in so many steps."""
@@ -41,6 +46,7 @@ class Row:
             "delay": delay,
             "alpha": self.alpha,
             "codec": self.codec,
+            **self.more,
         }
 
 

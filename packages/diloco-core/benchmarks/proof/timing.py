@@ -194,17 +194,16 @@ def _store(task: dict[str, Any], folder: str) -> Iterator[dict[str, str]]:
     if task["over"] == "folder":
         yield {"uri": folder}
         return
-    server = subprocess.Popen(
+    with subprocess.Popen(
         [sys.executable, "-c", SERVER],
         env={**os.environ, **S3},
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         stderr=subprocess.DEVNULL,
         text=True,
-    )
-    try:
-        assert server.stdout is not None
-        yield {"uri": "s3://bucket/run", "endpoint": server.stdout.readline().strip()}
-    finally:
-        server.kill()
-        server.wait()
+    ) as server:
+        try:
+            assert server.stdout is not None
+            yield {"uri": "s3://bucket/run", "endpoint": server.stdout.readline().strip()}
+        finally:
+            server.kill()

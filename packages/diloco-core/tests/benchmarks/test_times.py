@@ -18,6 +18,22 @@ def row_of(proof, name):
     return next(row for row in proof.rows.ROWS if row.name == name)
 
 
+class TestRow:
+    def test_its_options_are_those_of_the_loop(self, proof):
+        row = proof.rows.Row(
+            "name",
+            "",
+            fragments=4,
+            delay=0.5,
+            alpha=0.25,
+            codec="e2m1",
+            more={"error_feedback": True},
+        )
+        assert row.options(64) == {
+            "sync_every": 64, "fragments": 4, "delay": 8, "alpha": 0.25, "codec": "e2m1", "error_feedback": True,
+        }  # fmt: skip
+
+
 class TestReplica:
     @pytest.mark.parametrize("name", ["synchronous", "delay-e2m1"])
     def test_what_passes_through_the_link_is_what_was_planned(
@@ -107,7 +123,7 @@ class TestTimeOf:
     @pytest.mark.parametrize("name", ["synchronous", "plain", "streaming"])
     def test_with_processes(self, proof, over, name):
         training = proof.losses.Training(replicas=2)
-        fast = proof.rows.Conditions(1e8, latency=0.0, step=0.01, rounds=1, over=over)
+        fast = proof.rows.Conditions(1e8, latency=0.0, step=0.01, over=over)
         found = proof.timing.time_of(row_of(proof, name), 500_000, training, fast)
         assert 0 < found.utilisation < 1
         assert found.sent == pytest.approx(found.planned_sent, rel=0.03)
