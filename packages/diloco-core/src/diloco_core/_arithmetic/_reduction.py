@@ -127,8 +127,16 @@ def mean(
 class _Mean:
     """The mean of the contributions to a chunk."""
 
-    def __init__(self, job: SyncJob, chunk: Piece, out: torch.Tensor, scratch: Scratch) -> None:
+    def __init__(
+        self,
+        job: SyncJob,
+        chunk: Piece,
+        out: torch.Tensor,
+        scratch: Scratch,
+        shares: Sequence[float] = (),
+    ) -> None:
         self._job = job
+        self._shares = shares  # of the members, in rank order; empty if all count the same
         self._chunk = chunk
         self._out = out
         self._scratch = scratch
@@ -154,17 +162,6 @@ class _Mean:
 
 class _WeightedMean(_Mean):
     """The sum of the contributions to a chunk, each multiplied by its share."""
-
-    def __init__(
-        self,
-        job: SyncJob,
-        chunk: Piece,
-        out: torch.Tensor,
-        scratch: Scratch,
-        shares: Sequence[float],
-    ) -> None:
-        super().__init__(job, chunk, out, scratch)
-        self._shares = shares
 
     def add(self, source: Source) -> None:
         """Add the next contribution, in rank order."""
@@ -240,8 +237,7 @@ class _MeanOfSent(_Mean):
         scratch: Scratch,
         shares: Sequence[float],
     ) -> None:
-        super().__init__(job, chunk, out, scratch)
-        self._shares = shares
+        super().__init__(job, chunk, out, scratch, shares)
         self._sent = torch.zeros_like(out)  # the shares of those who sent an element
 
     def add(self, source: Source) -> None:
