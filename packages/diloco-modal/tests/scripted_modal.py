@@ -196,8 +196,8 @@ class ModalHarness(Harness):
         if refused is not None:
             call.end(refused)
             return
-        life, before = new_life(record, payload["rank"], self.clock())
-        self.lives[call.call_id] = (record, payload["rank"], life, before)
+        life = new_life(record, payload["rank"], self.clock())
+        self.lives[call.call_id] = (record, payload["rank"], life.number, life.before)
         call.on_interrupt(1.0, lambda: self.end_life(call.call_id))
         timeout = ReplicaSpec.from_json(payload["spec"]).timeout
         self.deadlines[call.call_id] = math.inf if timeout is None else self.clock() + timeout
@@ -334,8 +334,8 @@ class ModalHarness(Harness):
         if known["gpu"]:
             options["gpu"] = f"{known['gpu']}:{known['gpu_count']}"
         options |= {name: known[name] for name in ("cpu", "memory") if known[name]}
-        # The id of the launch is new each time.
-        sent = {**payload, "spec": json.loads(payload["spec"]), "launch": ""}
+        # Of a launch that there is not yet, a plan knows neither the id nor the time.
+        sent = {**payload, "spec": json.loads(payload["spec"]), "launch": "", "start_by": 0.0}
         return {"app": call.app, "function": call.function, "options": options, "payload": sent}
 
     # --- faults ---

@@ -6,7 +6,7 @@ import pytest
 from grpclib.exceptions import ProtocolError, StreamTerminatedError
 from modal import exception as modal_errors
 
-from diloco_modal._errors import MissingError, bounded, meant, translated
+from diloco_modal._errors import DenseLogError, MissingError, bounded, meant, translated
 from diloco_protocol import (
     AuthError,
     BackendError,
@@ -27,7 +27,7 @@ KNOWN = [
     (modal_errors.InternalError, UnavailableError, True),
     (modal_errors.ConnectionError, UnavailableError, True),
     (modal_errors.ClientClosed, UnavailableError, True),
-    (modal_errors.LogsFetchError, UnavailableError, True),
+    (modal_errors.LogsFetchError, DenseLogError, False),
     (StreamTerminatedError, UnavailableError, True),
     (ProtocolError, UnavailableError, True),
     (modal_errors.InvalidError, InvalidRequestError, False),

@@ -4,13 +4,15 @@ import os
 import signal
 import time
 from dataclasses import replace
+from datetime import datetime
 
 import modal
 import pytest
 
 from diloco_localcloud import ModalStandIn
-from diloco_modal import ModalSpawnExecutor, _logs
+from diloco_modal import ModalSpawnExecutor, _logs, build_app
 from diloco_modal._client import Client
+from diloco_modal._wrapper import kept
 from diloco_protocol import (
     AuthError,
     BackendError,
@@ -73,6 +75,53 @@ def test_a_lost_answer_to_a_spawn_leaves_one_holder_of_each_rank(lab):
     handles = lab.launch()
     held = {lab.record().get(f"call-{rank}")["call"] for rank in range(2)}
     assert held == {each.metadata["function_call_id"] for each in handles}
+
+
+def test_a_handle_says_where_and_when_its_replica_was_launched(lab):
+    at = lab.world.now()
+    (handle,) = lab.launch(1)
+    lab.world.advance(100)
+    (again,) = lab.launch(1)
+    assert again == handle
+    assert datetime.fromisoformat(handle.metadata["launched_at"]).timestamp() == pytest.approx(
+        at, abs=0.01
+    )
+    assert (handle.metadata["app"], handle.metadata["function"]) == ("diloco", "replica")
+
+
+def test_a_result_that_was_lost_with_its_container_is_no_result(lab):
+    (handle,) = lab.launch(1)
+    lab.begin(handle)
+    text = kept(Outcome(0, result="x" * 5000).to_json())
+    lab.call(handle).end(text)
+    for executor in (lab.executor(), lab.executor()):
+        (result,) = executor.collect([handle])
+        assert (result["status"], result["result"], result["exit_code"]) == ("succeeded", None, 0)
+        assert "before a result of 5" in result["error"]
+
+
+def test_the_grace_of_the_launch_counts_whoever_looks(lab):
+    (handle,) = lab.launch(1, lab.executor(grace=25.0))
+    lab.begin(handle)
+    executor = lab.executor(grace=0.0)
+    executor.cancel(handle)
+    lab.world.advance(54)
+    assert executor.poll(handle) == "running"
+    lab.world.advance(2)
+    assert executor.poll(handle) == "cancelled"
+
+
+def test_a_clock_that_was_set_back_does_not_keep_what_was_read(lab):
+    """A Dict may have other entries than a minute before, and as many."""
+    now = [lab.world.now()]
+    executor = lab.executor(clock=lambda: now[0])
+    (handle,) = lab.launch(1, executor)
+    assert executor.poll(handle) == "pending"
+    lab.record().put("life-0-1", {"attempt": 1, "at": now[0]})
+    lab.record().pop("launch")
+    now[0] -= 3600
+    with pytest.raises(ReplicaNotFoundError, match="is empty"):
+        executor.poll(handle)
 
 
 def test_who_came_first_holds_the_rank(lab):
@@ -631,6 +680,45 @@ def test_secrets_of_the_app_are_kept_if_they_are_named(lab):
     assert lab.call(handle).options["secrets"] == ["bucket", "huggingface"]
     with pytest.raises(InvalidRequestError, match=r"modal secret create other"):
         lab.launch(1, lab.executor(app_secrets=["other"]), secrets=secrets, run_id="two")
+
+
+@pytest.fixture
+def declared(lab):
+    """Deploys an app whose function has these Secrets."""
+
+    def deploy(*secrets):
+        build_app("own", secrets=secrets).deploy(client=lab.client)
+        return lab.executor(app="own")
+
+    lab.world.add_secret("bucket", {"AWS_ACCESS_KEY_ID": "1"})
+    lab.world.add_secret("huggingface", {"HF_TOKEN": "1"})
+    return deploy
+
+
+tells_secrets = pytest.mark.skipif(
+    isinstance(modal.Function.info, property), reason="this client does not tell them"
+)
+
+
+@tells_secrets
+def test_secrets_of_a_launch_join_those_of_the_app(lab, declared):
+    executor = declared(modal.Secret.from_name("bucket"), modal.Secret.from_name("huggingface"))
+    (handle,) = lab.launch(1, executor, secrets={"HF_TOKEN": "huggingface"})
+    assert lab.call(handle).options["secrets"] == ["bucket", "huggingface"]
+    (handle,) = lab.launch(1, executor, run_id="two")
+    assert lab.call(handle).options["secrets"] == ["bucket", "huggingface"]
+    assert lab.stand_in.calls.count("SecretList") == 1
+
+
+@tells_secrets
+def test_a_secret_of_the_app_that_nobody_can_name_is_not_taken_away(lab, declared):
+    executor = declared(modal.Secret.from_dict({"AWS_ACCESS_KEY_ID": "1"}))
+    with pytest.raises(
+        InvalidRequestError, match=r"take 1 of the app's Secrets away.* \(st-.*from_name"
+    ):
+        lab.launch(1, executor, secrets={"HF_TOKEN": "huggingface"})
+    assert lab.executor().list_runs() == []
+    assert lab.launch(1, executor)
 
 
 def test_an_environment_that_is_not_there_is_no_missing_app(lab):

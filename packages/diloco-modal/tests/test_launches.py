@@ -194,3 +194,28 @@ def test_a_purge_lets_nobody_claim_a_rank_behind_it(lab, monkeypatch):
     with pytest.raises(InvalidRequestError, match=r"has not ended \(rank 1\)"):
         lab.executor().purge(handles[0])
     assert lab.executor().attach("run") == handles
+
+
+def test_ranks_that_are_started_later_have_their_whole_time_to_get_a_container(lab):
+    """A launcher was killed, and hours later the launch is repeated: nobody has waited for these containers yet."""
+    first = lab.launch(2, lab.executor(pending_timeout=600))
+    lab.record().pop("call-1")
+    lab.world.advance(7200)
+    again = lab.launch(2, lab.executor(pending_timeout=600))
+    assert again[0] == first[0]
+    told = [lab.call(handle).arguments[0][0]["start_by"] for handle in again]
+    assert told[1] == lab.world.now() + 600
+    assert told[1] - told[0] == pytest.approx(7200)
+
+
+def test_a_record_that_may_have_faded_in_part_starts_nothing(lab):
+    """Entries fade each on their own: a rank that no call holds may have been trained."""
+    handles = lab.launch(2)
+    lab.world.advance(6 * 86_400 - 60)
+    assert lab.launch(2) == handles
+    lab.record().pop("call-1")
+    lab.world.advance(120)
+    with pytest.raises(RunConflictError, match=r"6\.0 days ago.* what became of rank 1"):
+        lab.launch(2)
+    assert len(lab.world.calls()) == 2
+    assert lab.executor().attach("run") == handles[:1]

@@ -8,7 +8,7 @@ from diloco_protocol import BackendError
 RIGHT = {
     "launch": {
         "id": "1", "fingerprint": "2", "ranks": [0, 1], "world_size": 2, "app": "a", "function": "f", "environment": "",
-        "at": 1.0,
+        "grace": 10.0, "at": 1.0,
     },
     "call-0": {"call": "fc-1"},
     "cancel-0": {"by": "executor", "at": 1.0},

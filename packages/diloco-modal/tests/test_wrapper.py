@@ -12,14 +12,16 @@ from types import SimpleNamespace
 
 import modal
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from diloco_modal import ModalOptions, _wrapper, run_replica
 from diloco_modal._payload import payloads
-from diloco_modal._wrapper import _end, _report, _watch
+from diloco_modal._wrapper import _end, _last_word, _report, _watch, kept
 from diloco_protocol import Outcome, Reason, make_request
 
 PROGRAM = """
-    import os, time, pathlib
+    import os, pathlib, signal, time
 
     def train(what, folder=None):
         if what == "attempt":
@@ -33,6 +35,13 @@ PROGRAM = """
                 time.sleep(0.02)
         if what == "session":
             return os.getsid(os.getppid())
+        if what == "returns when it is told to end":
+            told = []
+            signal.signal(signal.SIGTERM, lambda *_: told.append(True))
+            pathlib.Path(folder, "begun").write_text("")
+            while not told:
+                time.sleep(0.01)
+            return "done"
         if what == "wait":
             pathlib.Path(folder, "begun").write_text("")
             time.sleep(600)
@@ -61,11 +70,13 @@ def record(monkeypatch, tmp_path):
     return held
 
 
-def payload(what="rank", **options):
+def payload(what="rank", *, start_in=60.0, **options):
     own = {name: options.pop(name) for name in ("pending_timeout",) if name in options}
     kwargs = {"what": what, "folder": options.pop("folder", None)}
     request = make_request(1, "program:train", kwargs, run_id="run", **options)
-    return payloads(request, ModalOptions(grace=2.0, **own), "one")[0]
+    chosen = ModalOptions(grace=2.0, **own)
+    (told,) = payloads(request, chosen, "one", time.time() + start_in)
+    return told
 
 
 def outcome(told):
@@ -87,6 +98,7 @@ def test_restarts_and_lives_are_counted_as_attempts(record):
     done = outcome(payload("fail", max_restarts=1))
     assert (done.exit_code, done.error_type, done.attempt) == (1, "TimeoutError", 2)
     assert (record["end-0-1"]["started"], record["end-0-1"]["failed"]) == (2, 2)
+    record["end-0-1"]["outcome"] = ""  # as if it had been interrupted
     assert outcome(payload("attempt")).result == 3
     assert record["life-0-2"]["attempt"] == 3
 
@@ -148,15 +160,14 @@ def test_the_launch_is_gone(record):
 
 
 def test_a_container_that_comes_too_late(record):
-    record["launch"]["at"] = time.time() - 100
-    assert "pending_timeout=50 allows fewer" in outcome(payload(pending_timeout=50)).error
+    late = outcome(payload(pending_timeout=50, start_in=-50))
+    assert "it got its container 100 s after it was asked for, and pending_timeout=50" in late.error
 
 
 @pytest.mark.processes
 def test_another_container_of_what_came_in_time_is_never_too_late(record):
-    record["launch"]["at"] = time.time() - 100
     record["life-0-1"] = {"attempt": 1, "at": time.time() - 90}
-    assert outcome(payload("attempt", pending_timeout=50)).result == 2
+    assert outcome(payload("attempt", pending_timeout=50, start_in=-50)).result == 2
 
 
 @pytest.mark.parametrize("key", ["launch", "call-0", "life-0-1", "end-0-1"])
@@ -175,8 +186,7 @@ def test_modal_never_answers_about_the_record(record, monkeypatch, key):
     for name in plain:
         monkeypatch.setattr(record, name, hanging(name))
     monkeypatch.setattr(_wrapper, "_RECORD_SECONDS", 0.2)
-    record["launch"]["at"] = time.time() - 100
-    done = outcome(payload(pending_timeout=50))
+    done = outcome(payload(pending_timeout=50, start_in=-50))
     over.set()
     said = "pending_timeout" if key == "end-0-1" else r"did not answer within 0\.2 s"
     assert done.reason is Reason.START_FAILED
@@ -222,6 +232,112 @@ def test_an_interrupt_ends_the_runner_and_goes_on(record, tmp_path):
         for line in left.splitlines()
         if "diloco_protocol.runner" in line and str(tmp_path) in line
     ]
+
+
+# --- a container is taken away after its replica has ended, and before the call has returned ---
+
+
+def interrupted_at(record, monkeypatch, key, *, before=False):
+    """Modal's SIGINT comes while an entry is written, or just before it reaches Modal, once."""
+    plain, left = record.put, [True]
+
+    def put(asked, value, *, skip_if_exists=False):
+        if asked != key or not left:
+            return plain(asked, value, skip_if_exists=skip_if_exists)
+        left.clear()
+        if not before:
+            plain(asked, value, skip_if_exists=skip_if_exists)
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(record, "put", put)
+
+
+@pytest.mark.processes
+@pytest.mark.parametrize("before", [True, False])
+@pytest.mark.parametrize("what", ["rank", "fail"])
+def test_what_has_ended_is_not_trained_again(record, monkeypatch, what, before):
+    told = payload(what)
+    interrupted_at(record, monkeypatch, "end-0-1", before=before)
+    with pytest.raises(KeyboardInterrupt):
+        run_replica(told)
+    assert record["end-0-1"]["again"] is False
+    entries = dict(record)
+    monkeypatch.setattr(subprocess, "Popen", None)  # nothing can be started any more
+    first, second = outcome(told), outcome(told)
+    assert first == second
+    assert (first.result, first.error_type) == (
+        (["0", None], None) if what == "rank" else (None, "TimeoutError")
+    )
+    assert record == entries
+
+
+@pytest.mark.processes
+@pytest.mark.usefixtures("interruptible")
+def test_what_succeeds_in_its_grace_is_not_trained_again(record, monkeypatch, tmp_path):
+    def interrupt():
+        while not (tmp_path / "begun").exists():
+            time.sleep(0.01)
+        os.kill(os.getpid(), signal.SIGINT)
+
+    told = payload("returns when it is told to end", folder=str(tmp_path))
+    threading.Thread(target=interrupt).start()
+    with pytest.raises(KeyboardInterrupt):
+        run_replica(told)
+    monkeypatch.setattr(subprocess, "Popen", None)
+    assert outcome(told).result == "done"
+
+
+def test_a_container_that_came_too_late_stays_too_late(record, monkeypatch):
+    interrupted_at(record, monkeypatch, "end-0-1")
+    with pytest.raises(KeyboardInterrupt):
+        run_replica(payload(start_in=-1))
+    assert "pending_timeout" in outcome(payload(start_in=60)).error
+
+
+@pytest.mark.parametrize("end", [{}, {"outcome": ""}])
+@pytest.mark.processes
+def test_an_end_without_an_outcome_is_followed_by_another_life(record, end):
+    record["life-0-1"] = {"attempt": 1, "at": 0.0}
+    record["end-0-1"] = {"started": 1, "failed": 0, "at": 1.0, "again": True, **end}
+    assert outcome(payload("attempt")).result == 2
+
+
+@pytest.mark.parametrize("over", [True, False])
+@pytest.mark.parametrize("text", [None, b"{", b"\xff", Outcome(0), Outcome(143)])
+def test_the_last_word_of_a_replica(tmp_path, over, text):
+    """What failed after it was told to end has to run again; what had failed before has not."""
+    path = tmp_path / "outcome"
+    if text is not None:
+        path.write_bytes(text if isinstance(text, bytes) else text.to_json().encode())
+    final = isinstance(text, Outcome) and (over or text.exit_code == 0)
+    assert _last_word(path, over=over) == (text.to_json() if final else "")
+
+
+@given(
+    st.builds(
+        Outcome,
+        st.integers(0, 255),
+        error=st.none() | st.text() | st.just("\0" * 5000),
+        traceback=st.none() | st.sampled_from(["", "é" * 5000]),
+        result=st.none() | st.text() | st.sampled_from(["x" * 3000, "é" * 9000]),
+        attempt=st.integers(1, 9),
+    )
+)
+def test_the_record_keeps_how_it_ended_and_small_results(done):
+    text = done.to_json()
+    held = kept(text)
+    assert len(held) < 7000
+    if len(text) <= 4000:
+        assert held == text
+        return
+    again = Outcome.from_json(held)
+    assert (again.exit_code, again.reason, again.attempt) == (
+        done.exit_code,
+        done.reason,
+        done.attempt,
+    )
+    assert again.result is None
+    assert done.exit_code or "was reported" in again.error
 
 
 @pytest.mark.parametrize(

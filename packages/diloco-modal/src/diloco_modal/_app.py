@@ -29,8 +29,8 @@ def build_app(
         name: Name of the app.
         image: A ``modal.Image`` with ``diloco-modal`` of the launcher's version, and with the trainer.
         gpu: The GPU where a launch names none.
-        secrets: ``modal.Secret`` objects whose variables all replicas have. A launch with ``secrets=`` replaces them, unless
-            their names are given to the executor (``app_secrets=``).
+        secrets: ``modal.Secret`` objects whose variables all replicas have. A launch with ``secrets=`` keeps those that have a
+            name; with a client of Modal before 1.6 only if their names are given to the executor (``app_secrets=``).
         volumes: ``modal.Volume`` objects by path.
         function: Name of the function.
         **options: Further arguments of ``modal.App.function``, such as ``region``.

@@ -7,7 +7,7 @@ import threading
 from collections.abc import Callable, Mapping
 from typing import Any, TypeVar
 
-from diloco_protocol import BackendError, InvalidRequestError
+from diloco_protocol import InvalidRequestError
 
 from . import _many as many
 from ._errors import MissingError, asked, import_modal, translated
@@ -15,6 +15,7 @@ from ._handles import link, status_in
 from ._options import ModalOptions
 from ._payload import deploy_command, record_name
 from ._record import checked
+from ._secrets import secrets_of
 
 T = TypeVar("T")
 
@@ -85,21 +86,8 @@ class Client:
             raise InvalidRequestError(f"{text}. {why}") from error
         held = []
         if secrets:
-            names: list[tuple[str, list[str]]] = [(each, []) for each in options.app_secrets or ()]
-            names += [(held_by, [key]) for key, held_by in sorted(secrets.items())]
-            for secret, keys in names:
-                found = modal.Secret.from_name(secret, required_keys=keys, **where)
-                try:
-                    self._ask(found.hydrate, f"looking for the Secret {secret!r}")
-                except BackendError as error:
-                    if error.retryable:
-                        raise
-                    values = " ".join(f"{key}=..." for key in keys)
-                    how = f"Make it: modal secret create {secret} {values}"
-                    if "missing key" in str(error):
-                        how = f"Make it again with all its keys: modal secret create --force {secret} {values} ..."
-                    raise InvalidRequestError(f"{str(error).rstrip('.')}. {how}") from error
-                held.append(found)
+            declared = self._options.app_secrets or ()
+            held = secrets_of(function, secrets, declared, where, self._ask)
         chosen = {**bound, **({"secrets": held} if held else {})}
         made = function.with_options(**chosen)
         self._ask(made.hydrate, f"choosing options of {name}")
@@ -207,7 +195,8 @@ class Client:
         """
         with self._lock:
             since, kept = self._records.get(run_id, (0.0, None))
-        if kept is not None and self._options.clock() - since < _KEPT_SECONDS:
+        # A clock may also be set back.
+        if kept is not None and 0 <= self._options.clock() - since < _KEPT_SECONDS:
             with contextlib.suppress(MissingError):
                 entries = self.entries(kept)
                 if "launch" in entries:
@@ -255,7 +244,7 @@ class Client:
             return {}
         with self._lock:
             kept = self._entries.get(key)
-        if kept is not None and len(kept[1]) == count and now - kept[0] < _KEPT_SECONDS:
+        if kept is not None and len(kept[1]) == count and 0 <= now - kept[0] < _KEPT_SECONDS:
             return kept[1]
         read: dict[str, Any] = self._ask(lambda: dict(record.items()), "reading the record")
         self.keep_entries(record, read, now)

@@ -23,6 +23,10 @@ class MissingError(BackendError):
     """Raised when Modal does not know what it was asked about."""
 
 
+class DenseLogError(BackendError):
+    """Raised when Modal's client does not read so long or so full a stretch of a log at once."""
+
+
 def import_modal() -> None:
     """Import Modal's client, which takes a second or two.
 
@@ -90,13 +94,14 @@ def translated(error: BaseException, what: str) -> BackendError | None:
             modal_errors.InternalError,
             modal_errors.ConnectionError,
             modal_errors.ClientClosed,
-            modal_errors.LogsFetchError,
         ),
     ):
         return UnavailableError(text)
     # A connection that is cut reaches the caller as it is.
     if isinstance(error, (StreamTerminatedError, ProtocolError)):
         return UnavailableError(f"{what}: {type(error).__name__}: {error}")
+    if isinstance(error, modal_errors.LogsFetchError):
+        return DenseLogError(text)
     if isinstance(error, modal_errors.InvalidError):
         return InvalidRequestError(text)
     return None

@@ -111,7 +111,7 @@ class ModalSpawnExecutor(BaseExecutor):
     def _plan(self, request: RunRequest) -> list[dict[str, Any]]:
         bound = bound_options(request, self._options)
         specs = request.specs(grace=self._options.grace)
-        sent = payloads(request, self._options, "")
+        sent = payloads(request, self._options)
         return [
             {
                 "app": self._options.app,
@@ -164,7 +164,7 @@ class ModalSpawnExecutor(BaseExecutor):
         return [finding for finding in findings if finding.subject not in told] + tried
 
     def _submit(self, request: RunRequest) -> list[ReplicaHandle]:
-        payloads(request, self._options, "")  # what is too large is refused before the first call
+        payloads(request, self._options)  # what is too large is refused before the first call
         return self._launcher.launch(request)
 
     # --- watching ---
@@ -217,20 +217,21 @@ class ModalSpawnExecutor(BaseExecutor):
         call = handle.metadata["function_call_id"]
         url = link(call)
         trace = states.trace_of(entries, handle.rank)
+        grace = float(launch_of(entries)["grace"])
         try:
             status, result = states.reported(await self._client.answer(call), trace, url)
         except TimeoutError as error:  # the builtin one: it has not ended
             # Modal's own says nothing. An app that is not ours may raise one, too, and would wait for ever.
             if not error.args or await asyncio.to_thread(self._client.status, call) == "PENDING":
                 return states.living(trace, url)
-            ended_by = asyncio.to_thread(self._ended_by, error, handle, record, trace)
+            ended_by = asyncio.to_thread(self._ended_by, error, handle, record, trace, grace)
             status, result = await ended_by, None
         except MissingError:
             return None
         except BackendError:
             raise
         except BaseException as error:  # noqa: BLE001 - what its container has raised, such as SystemExit
-            ended_by = asyncio.to_thread(self._ended_by, error, handle, record, trace)
+            ended_by = asyncio.to_thread(self._ended_by, error, handle, record, trace, grace)
             status, result = await ended_by, None
         if status.state.terminal and status.finished_at is None:
             status = await asyncio.to_thread(self._dated, status, handle, record, trace)
@@ -240,7 +241,12 @@ class ModalSpawnExecutor(BaseExecutor):
         return status
 
     def _ended_by(
-        self, error: BaseException, handle: ReplicaHandle, record: Any, trace: states.Trace
+        self,
+        error: BaseException,
+        handle: ReplicaHandle,
+        record: Any,
+        trace: states.Trace,
+        grace: float,
     ) -> ReplicaStatus:
         call = handle.metadata["function_call_id"]
         if self._client.status(call) != "TERMINATED":
@@ -250,7 +256,7 @@ class ModalSpawnExecutor(BaseExecutor):
             mark = {"by": "outside", "at": now}
             self._client.put_once(record, f"cancel-{handle.rank}", mark)
             trace = replace(trace, cancel=self._client.get(record, f"cancel-{handle.rank}") or mark)
-        return states.stopped(trace, link(call), now, self._options.grace)
+        return states.stopped(trace, link(call), now, grace)
 
     def _dated(
         self, status: ReplicaStatus, handle: ReplicaHandle, record: Any, trace: states.Trace
@@ -272,7 +278,10 @@ class ModalSpawnExecutor(BaseExecutor):
                 f"rank {handle.rank} of run {handle.run_id!r} succeeded, and Modal has kept its result for 7 days only: "
                 f"{link(handle.metadata['function_call_id'])}"
             )
-        return copy.deepcopy(self._ended[handle][1])  # callers may change it
+        result = self._ended[handle][1]
+        if isinstance(result, states.Lost):
+            raise ResultLostError(f"rank {handle.rank} of run {handle.run_id!r}: {result.why}")
+        return copy.deepcopy(result)  # callers may change it
 
     def _logs(self, handle: ReplicaHandle, query: LogQuery) -> Iterator[str]:
         _, entries = self._patiently(lambda: self._read(handle.run_id))

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from datetime import UTC, datetime
 from typing import Any
 
 from diloco_protocol import InvalidRequestError, ReplicaHandle
 
 from ._options import ModalOptions
 
-_KEYS = frozenset({"app", "function", "environment", "launch", "function_call_id"})
+_KEYS = frozenset({"app", "function", "environment", "launch", "launched_at", "function_call_id"})
 
 
 def make_handle(launch: Mapping[str, Any], rank: int, call_id: str, run_id: str) -> ReplicaHandle:
@@ -19,6 +20,7 @@ def make_handle(launch: Mapping[str, Any], rank: int, call_id: str, run_id: str)
         "function": launch["function"],
         "environment": launch["environment"],
         "launch": launch["id"],
+        "launched_at": datetime.fromtimestamp(launch["at"], UTC).isoformat(timespec="milliseconds"),
         "function_call_id": call_id,
     }
     return ReplicaHandle(rank, "modal", metadata, run_id=run_id, world_size=launch["world_size"])

@@ -23,7 +23,7 @@ from diloco_protocol import (
 from . import _many as many
 from ._client import Client
 from ._handles import make_handle
-from ._options import ModalOptions
+from ._options import DAY, ModalOptions
 from ._payload import call_timeout, payloads, record_name
 from ._record import call_of, launch_of
 from ._resources import cores, mebibytes, modal_gpu
@@ -32,6 +32,8 @@ from ._withdraw import Withdrawal
 # Launches with the same options share the containers that are counted here. With fewer, the replicas of one would wait for those
 # of another to end, and an app may have declared fewer.
 _CONTAINERS = 1000
+_FADING = 6.0 * DAY
+"""Modal removes entries of a record, each on its own, 7 days after their last use."""
 
 
 def bound_options(request: RunRequest, options: ModalOptions) -> dict[str, Any]:
@@ -103,7 +105,15 @@ class Launcher:
             )
         made: dict[int, str] = {}
         held = {rank: call_of(entries, rank) for rank in request.ranks}
-        sent = payloads(request, self._options, launch["id"])
+        missing = [rank for rank in request.ranks if held[rank] is None]
+        if missing and began - launch["at"] > _FADING:
+            raise RunConflictError(
+                f"the run {request.run_id!r} was launched {(began - launch['at']) / DAY:.1f} days ago, and its record on Modal "
+                f"does not say what became of rank {missing[0]}, which may have been trained: entries fade after 7 days. Choose "
+                "another run_id"
+            )
+        start_by = began + self._options.pending_timeout
+        sent = payloads(request, self._options, launch["id"], start_by)
 
         async def start(payload: Mapping[str, Any]) -> None:
             rank = payload["rank"]
@@ -116,9 +126,8 @@ class Launcher:
                 with contextlib.suppress(BackendError):
                     await asyncio.to_thread(self._client.cancel, call)
 
-        missing = [payload for payload in sent if held[payload["rank"]] is None]
         try:
-            many.at_once(start, missing)
+            many.at_once(start, [payload for payload in sent if payload["rank"] in missing])
             voided = [rank for rank in request.ranks if not held[rank]]
             if voided:
                 raise RunConflictError(

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator
-from datetime import UTC, datetime
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 from diloco_protocol import Backoff, LogQuery
 from diloco_protocol.backend import LineSplitter
 
-Fetch = Callable[[Callable[[Any], Any]], list[Any]]
+from ._entries import Entries, Fetch
+
 _QUIET_LOOKS = 3
 """How often nothing new is seen after the end until a log that is followed counts as complete: a container that has given its
 result still passes on what it has printed."""
@@ -21,30 +21,32 @@ _CLOCKS = 3600.0
 """Seconds by which the clocks of this machine, of who launched the run and of Modal may differ: what lies outside is not read."""
 
 
-def lines_of(entries: list[Any]) -> tuple[list[str], int]:
-    """The lines in entries, which are cut anywhere; and how many of them, the last ones, may still go on.
+class Lines:
+    """Puts lines together from entries, which are cut anywhere. Not for several threads.
 
     Each stream of each container has lines of its own: one does not go on with what another has begun.
     """
-    lines: list[str] = []
-    begun: dict[Any, LineSplitter] = {}
-    container = None
 
-    def flush() -> int:
-        rests = [rest for each in begun.values() if (rest := each.rest()) is not None]
-        lines.extend(rest.decode(errors="replace") for rest in rests)
-        return len(rests)
+    def __init__(self) -> None:
+        self._begun: dict[tuple[str, str], LineSplitter] = {}
+        self._containers: set[str] = set()
 
-    for entry in entries:
-        runs_in = [name for name in entry.context_ids if name.startswith("ta-")]
-        if runs_in != container:
-            flush()
-            container = runs_in
-        splitter = begun.setdefault(entry.source, LineSplitter())
-        lines.extend(
-            line.decode(errors="replace") for line in splitter.feed(entry.message.encode())
-        )
-    return lines, flush()
+    def feed(self, entries: Iterable[Any]) -> Iterator[str]:
+        """The lines that entries complete."""
+        for entry in entries:
+            container = next((name for name in entry.context_ids if name.startswith("ta-")), "")
+            if container and container not in self._containers:
+                self._containers.add(container)
+                yield from self.rest()  # what an earlier container has begun has ended with it
+            splitter = self._begun.setdefault((container, entry.source), LineSplitter())
+            for line in splitter.feed(entry.message.encode()):
+                yield line.decode(errors="replace")
+
+    def rest(self) -> Iterator[str]:
+        """What has come of lines whose ends have not."""
+        for splitter in self._begun.values():
+            if (line := splitter.rest()) is not None:
+                yield line.decode(errors="replace")
 
 
 def read_log(
@@ -66,53 +68,59 @@ def read_log(
         since: When the run was launched, in Unix seconds; nothing is older.
     """
     source = None if query.streams == "combined" else query.streams
-    begin = datetime.fromtimestamp(max(query.since or 0.0, since - _CLOCKS, 0.0), UTC)
+    begin = max(query.since or 0.0, since - _CLOCKS, 0.0)
 
-    def read() -> list[Any]:
+    def until() -> float:
         # Without an end the client takes the time of its own clock.
-        last = clock() + _CLOCKS if query.until is None else query.until
-        end = datetime.fromtimestamp(last, UTC)
-        return fetch(lambda logs: logs.fetch(since=begin, until=end, source=source))
+        return clock() + _CLOCKS if query.until is None else query.until
 
     if query.n_lines is not None:
-        yield from _tail(fetch, query.n_lines, source, read)
+        yield from _tail(fetch, query.n_lines, source, begin, clock)
         return
     pattern = None if query.regex is None else re.compile(query.regex)
-    given, seen, quiet, ended, delays = 0, 0, 0, False, backoff.delays()
+    entries, lines = Entries(fetch, source, begin, clock), Lines()
+    quiet, over, delays = 0, False, backoff.delays()
     while True:
-        late = query.until is not None and clock() >= query.until
-        if not ended and query.follow and terminal():
-            ended, delays = True, backoff.delays()
-        entries = read()
-        quiet = quiet + 1 if ended and len(entries) == seen else 0
-        seen = len(entries)
-        last = late or not query.follow or quiet >= _QUIET_LOOKS
-        lines, open_ones = lines_of([each for each in entries if _within(each, query)])
-        whole = len(lines) - (0 if last else open_ones)
-        fresh = lines[given:whole]
-        for line in fresh:
+        if query.follow and not over:
+            over = (query.until is not None and clock() >= query.until) or terminal()
+            delays = backoff.delays() if over else delays
+        fresh = entries.new(until())
+        quiet = quiet + 1 if over and not fresh else 0
+        last = not query.follow or quiet >= _QUIET_LOOKS
+        if last and query.follow:
+            fresh = entries.new(until(), whole=True)
+        made = list(lines.feed(each for each in fresh if _within(each, query)))
+        for line in [*made, *lines.rest()] if last else made:
             if pattern is None or pattern.search(line):
                 yield line
         if last:
             return
         if fresh:
-            given, delays = whole, backoff.delays()
+            delays = backoff.delays()
         backoff.sleep(next(delays))
 
 
 def _tail(
-    fetch: Fetch, wanted: int, source: str | None, read: Callable[[], list[Any]]
+    fetch: Fetch, wanted: int, source: str | None, begin: float, clock: Callable[[], float]
 ) -> list[str]:
     """The last lines; an entry may be a piece of one, such as a step of a progress bar."""
     asked = wanted + 1
     while asked <= _MOST_ENTRIES:
         count = asked
-        entries = fetch(lambda logs, count=count: logs.tail(count, source=source))  # type: ignore[misc]
-        lines, _ = lines_of(entries)
-        if len(lines) > wanted or len(entries) < asked:
+        last = fetch(lambda logs, count=count: logs.tail(count, source=source))  # type: ignore[misc]
+        # The client asks for what is older than its own clock, which may be late.
+        newest = max((each.timestamp.timestamp() for each in last), default=begin)
+        later = Entries(fetch, source, newest, clock).new(clock() + _CLOCKS)
+        lines = _lines([*last, *(each for each in later if each.timestamp.timestamp() > newest)])
+        if len(lines) > wanted or len(last) < asked:
             return lines[-wanted:]
         asked *= 2
-    return lines_of(read())[0][-wanted:]
+    return _lines(Entries(fetch, source, begin, clock).new(clock() + _CLOCKS))[-wanted:]
+
+
+def _lines(entries: list[Any]) -> list[str]:
+    made = Lines()
+    return [*made.feed(entries), *made.rest()]
 
 
 def _within(entry: Any, query: LogQuery) -> bool:

@@ -53,11 +53,13 @@ class ModalOptions(Options):
         client: A ``modal.Client`` to use.
         run_id: Prefix of the names of runs that the caller does not name.
         env: Environment variables for every launch; those of the launch itself win.
-        app_secrets: Names of the Secrets that the app declares. A launch with ``secrets=`` would replace them without this.
+        app_secrets: Names of the Secrets that the app declares, for clients of Modal before 1.6, which do not tell them. A launch
+            with ``secrets=`` would replace them without this.
         region: Where replicas run, in Modal's words.
         cloud: The cloud in which they run, in Modal's words.
         max_restarts: Restarts of a failed replica where the launch does not say; in the same container.
-        pending_timeout: Seconds that a replica may wait for its GPU. One that gets it later fails, since its siblings have gone.
+        pending_timeout: Seconds that a replica may wait for its GPU, from the launch that starts its call. One that gets it later
+            fails, since its siblings have gone.
         grace: Seconds between SIGTERM and SIGKILL, at most 25, since Modal kills after about 30.
         request_timeout: Seconds for every call of Modal's client.
         retry_timeout: Seconds for which calls are tried again while Modal throttles, fails or is away; ``collect`` has its own

@@ -19,13 +19,17 @@ LONGEST_CALL = 86_400.0
 """Seconds; Modal's own limit."""
 
 
-def payloads(request: RunRequest, options: ModalOptions, launch: str) -> list[dict[str, Any]]:
+def payloads(
+    request: RunRequest, options: ModalOptions, launch: str = "", start_by: float = 0.0
+) -> list[dict[str, Any]]:
     """What the calls of a launch are told, in rank order.
 
     Args:
         request: The launch.
         options: Of the executor.
-        launch: Which launch of this run_id it is, so that a call that was left over from another one trains nothing.
+        launch: Which launch of this run_id it is, so that a call that was left over from another one trains nothing; empty
+            before there is one.
+        start_by: Unix seconds after which a replica must not begin; 0 before it is launched.
 
     Raises:
         InvalidRequestError: One of them is too large.
@@ -45,6 +49,7 @@ def payloads(request: RunRequest, options: ModalOptions, launch: str) -> list[di
             "result_bytes": MAX_RESULT_BYTES,
             "grace": options.grace,
             "pending_timeout": options.pending_timeout,
+            "start_by": start_by,
             "deploy": deploy_command(options),
         }
         size = len(json.dumps(payload).encode())

@@ -30,7 +30,7 @@ def _ranks(value: object) -> bool:
 _SHAPES: dict[str, dict[str, Callable[[object], bool]]] = {
     "launch": {
         "id": _text, "fingerprint": _text, "ranks": _ranks, "world_size": _whole, "app": _text, "function": _text,
-        "environment": _text, "at": _number,
+        "environment": _text, "grace": _number, "at": _number,
     },
     "call": {"call": _text},
     "cancel": {"by": _text, "at": _number},

@@ -99,8 +99,15 @@ def living(trace: Trace, url: str) -> ReplicaStatus:
     return ReplicaStatus(ReplicaState.PENDING, attempt, reason or waits, stopping=stopping, url=url)
 
 
+@dataclass(frozen=True, slots=True)
+class Lost:
+    """Stands for a result that nobody has any more; says why."""
+
+    why: str
+
+
 def reported(text: Any, trace: Trace, url: str) -> tuple[ReplicaStatus, Any]:
-    """The status of a call that has returned, and the replica's result."""
+    """The status of a call that has returned, and the replica's result, or that it is :class:`Lost`."""
     try:
         if not isinstance(text, str):
             raise TypeError(f"it returned {type(text).__name__}")
@@ -116,7 +123,7 @@ def reported(text: Any, trace: Trace, url: str) -> tuple[ReplicaStatus, Any]:
     }
     if outcome.exit_code == 0:
         status = ReplicaStatus(ReplicaState.SUCCEEDED, reason=Reason.COMPLETED, exit_code=0, **more)
-        return status, outcome.result
+        return status, Lost(outcome.error) if outcome.error else outcome.result
     more |= {
         "exit_code": outcome.exit_code,
         "signal": outcome.signal,

@@ -11,6 +11,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Mapping
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +26,8 @@ _START_FAILED = 2
 _LOOK_SECONDS = 0.5
 _ASK_SECONDS = 2.0
 _RECORD_SECONDS = 20.0
+_KEPT_CHARACTERS = 4000
+"""Of an outcome, in the record, which whoever looks reads as a whole."""
 
 
 class Record:
@@ -93,7 +96,7 @@ def _run(payload: dict[str, Any]) -> str:
     if missing:
         names = ", ".join(f"{payload['secrets'][name]!r} has no key {name}" for name in missing)
         return _refusal(f"a Secret of Modal lacks what the launch asked for: {names}")
-    return _live(payload, record, rank, launch["at"])
+    return _live(payload, record, rank)
 
 
 def claim(payload: dict[str, Any], record: Any, launch: Any, own: str) -> str | None:
@@ -108,21 +111,23 @@ def claim(payload: dict[str, Any], record: Any, launch: Any, own: str) -> str | 
     return None
 
 
-def _live(payload: dict[str, Any], record: Any, rank: int, launched: float) -> str:
-    life, before = new_life(record, rank, time.time())
-    limit = payload["pending_timeout"]
-    waited = time.time() - launched
-    if life == 1 and waited > limit:
-        return _ended(
-            record, rank, life, before,
-            report=_refusal(f"it got its container {waited:.0f} s after the launch, and pending_timeout={limit:g} allows fewer"),
-        )  # fmt: skip
+def _live(payload: dict[str, Any], record: Any, rank: int) -> str:
+    life = new_life(record, rank, time.time())
+    if life.outcome is not None:
+        return life.outcome
+    late = time.time() - payload["start_by"]
+    if life.number == 1 and late > 0:
+        limit = payload["pending_timeout"]
+        refused = _refusal(
+            f"it got its container {limit + late:.0f} s after it was asked for, and pending_timeout={limit:g} allows fewer"
+        )
+        return _ended(record, rank, life.number, life.before, outcome=refused)
     with tempfile.TemporaryDirectory(prefix="diloco-") as folder:
         spec, outcome, counter = (Path(folder) / name for name in ("spec", "outcome", "attempts"))
         runner: subprocess.Popen[bytes] | None = None
         try:
             spec.write_text(payload["spec"], encoding="utf-8")
-            counter.write_text(json.dumps(before))
+            counter.write_text(json.dumps(life.before))
             # A session of its own: Modal's SIGINT is for us, and the runner is told by SIGTERM.
             runner = subprocess.Popen(
                 [
@@ -133,16 +138,33 @@ def _live(payload: dict[str, Any], record: Any, rank: int, launched: float) -> s
                 env={**os.environ, **payload["env"]},
                 start_new_session=True,
             )  # fmt: skip
-            code = _watch(runner, counter, before, record, rank)
+            code = _watch(runner, counter, life.before, record, rank)
+            counted = _counted(counter, life.before)
+            return _ended(record, rank, life.number, counted, outcome=_report(outcome, code))
         except BaseException as error:
             # Also what comes before the runner is there, such as Modal's SIGINT: the life has begun, and has to have an end.
+            over = runner is not None and runner.poll() is not None
             if runner is not None:
                 _end(runner, payload["grace"])
-            again = False if isinstance(error, Exception) else _comes_again()
-            _ended(record, rank, life, _counted(counter, before), again=again)
+            told = _last_word(outcome, over=over)
+            again = False if told or isinstance(error, Exception) else _comes_again()
+            counted = _counted(counter, life.before)
+            _ended(record, rank, life.number, counted, again=again, outcome=told)
             raise
-        counted = _counted(counter, before)
-        return _ended(record, rank, life, counted, report=_report(outcome, code))
+
+
+def _last_word(path: Path, *, over: bool) -> str:
+    """What a replica has reported whose container is taken away; empty if it has to run again.
+
+    Args:
+        path: Of the report.
+        over: Whether it had ended before it was told to. Otherwise only a success counts: a failure comes from being told.
+    """
+    try:
+        outcome = Outcome.from_json(path.read_text(encoding="utf-8"))
+    except (OSError, UnicodeDecodeError, DilocoError):
+        return ""
+    return outcome.to_json() if over or outcome.exit_code == 0 else ""
 
 
 def _comes_again() -> bool | None:
@@ -159,16 +181,34 @@ def _comes_again() -> bool | None:
     return status_in(graph, own) == "PENDING"
 
 
-def new_life(record: Any, rank: int, now: float) -> tuple[int, dict[str, int]]:
-    """The number of this life, and the attempts before it: a container may be taken away, and the same call run again."""
+@dataclass(frozen=True)
+class Life:
+    """One container of a replica.
+
+    Attributes:
+        number: From 1.
+        before: How many attempts were started before it, and how many of them have failed.
+        outcome: What it returns at once instead of running the replica, which has ended in an earlier life: Modal took its
+            container away before it had returned that.
+    """
+
+    number: int
+    before: Mapping[str, int]
+    outcome: str | None = None
+
+
+def new_life(record: Any, rank: int, now: float) -> Life:
+    """Begin a life: a container may be taken away, and the same call run again."""
     life, before = 1, {"started": 0, "failed": 0}
     while True:
         value = {"attempt": before["started"] + 1, "at": now}
         if record.put(f"life-{rank}-{life}", value, skip_if_exists=True):
-            return life, before
+            return Life(life, before)
         end = record.get(f"end-{rank}-{life}")
         if end is not None:
             before = {"started": end["started"], "failed": end["failed"]}
+            if end.get("outcome"):
+                return Life(life, before, end["outcome"])
         else:
             # A life that was killed has written no end; it had one attempt at least, and one more after each failure.
             before["started"] += 1
@@ -224,13 +264,25 @@ def _ended(
     counted: Mapping[str, int],
     *,
     again: bool | None = False,
-    report: str = "",
+    outcome: str = "",
 ) -> str:
-    end = {**counted, "at": time.time(), "again": again}
+    """Write down the end of a life, and the outcome of the replica, should the call be run again before it has returned it."""
+    end = {**counted, "at": time.time(), "again": again, "outcome": kept(outcome)}
     # The result counts even if its end cannot be written down.
     with contextlib.suppress(Exception):
         record.put(f"end-{rank}-{life}", end, skip_if_exists=True)
-    return report
+    return outcome
+
+
+def kept(outcome: str) -> str:
+    """What the record keeps of an outcome: all of a small one, and of another that it succeeded, or why it failed."""
+    if len(outcome) <= _KEPT_CHARACTERS:
+        return outcome
+    whole = Outcome.from_json(outcome)
+    why = None if whole.error is None else whole.error[: _KEPT_CHARACTERS // 4]
+    if whole.exit_code == 0:
+        why = f"Modal took the container away before a result of {len(outcome)} characters was reported"
+    return replace(whole, result=None, error=why, traceback=None).to_json()
 
 
 def _report(path: Path, code: int) -> str:

@@ -1,0 +1,80 @@
+"""The Secrets of a launch: those that it names, and those of the app, which Modal would replace with them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from diloco_protocol import BackendError, InvalidRequestError
+
+Ask = Callable[[Callable[[], Any], str], Any]
+
+
+def secrets_of(
+    function: Any,
+    wanted: Mapping[str, str],
+    declared: Sequence[str],
+    where: Mapping[str, Any],
+    ask: Ask,
+) -> list[Any]:
+    """What to bind to a function: the Secrets of the app, and then those of the launch.
+
+    Modal's client tells which Secrets the app has from version 1.6 on; with an older one only those that are named are kept.
+
+    Args:
+        function: The deployed function, which was looked up.
+        wanted: Names of Secrets by the variable that each must hold.
+        declared: Names of Secrets that the app is said to have.
+        where: Client and environment.
+        ask: Makes a call of Modal's client.
+
+    Raises:
+        InvalidRequestError: A Secret or its key is missing, or the app has one without a name; says what to do.
+    """
+    named = [_named(name, [], where, ask) for name in declared]
+    named += [_named(name, [key], where, ask) for key, name in sorted(wanted.items())]
+    return [*_of_app(function, {each.object_id for each in named}, where, ask), *named]
+
+
+def _named(name: str, keys: list[str], where: Mapping[str, Any], ask: Ask) -> Any:
+    import modal
+
+    found = modal.Secret.from_name(name, required_keys=keys, **where)
+    try:
+        ask(found.hydrate, f"looking for the Secret {name!r}")
+    except BackendError as error:
+        if error.retryable:
+            raise
+        values = " ".join(f"{key}=..." for key in keys)
+        how = f"Make it: modal secret create {name} {values}"
+        if "missing key" in str(error):
+            how = (
+                f"Make it again with all its keys: modal secret create --force {name} {values} ..."
+            )
+        raise InvalidRequestError(f"{str(error).rstrip('.')}. {how}") from error
+    return found
+
+
+def _of_app(function: Any, known: set[str], where: Mapping[str, Any], ask: Ask) -> list[Any]:
+    """The Secrets of the app that are not known already."""
+    import modal
+
+    if not callable(function.info):  # a client before 1.6
+        return []
+    told = ask(function.info, "looking at the function").secrets
+    missing = [each for each in told if each not in known]
+    if not missing:
+        return []
+    environment = where["environment_name"] or ""
+    listed = ask(
+        lambda: modal.Secret.objects.list(client=where["client"], environment_name=environment),
+        "listing Secrets",
+    )
+    by_id = {each.object_id: each for each in listed}
+    nameless = [each for each in missing if each not in by_id]
+    if nameless:
+        raise InvalidRequestError(
+            f"a launch with secrets= would take {len(nameless)} of the app's Secrets away, which have no name in this "
+            f"environment ({', '.join(nameless)}): have build_app use modal.Secret.from_name, and deploy it again"
+        )
+    return [by_id[each] for each in missing]
