@@ -1,8 +1,8 @@
 """What encoding and decoding cost, as ratios to a copy of the same values in the same run: ``hatch run bench-codecs``.
 
 One thread works through 64 chunks of 1 MiB of fp32 values in turn, more than any cache holds, as an exchange does. All codecs and
-the copy take their turns in each round. Each figure is the least processor time over the rounds, divided by that of the copy:
-what else a machine does only adds to it. With ``--compile`` the codecs that ``compile_codec`` knows are measured compiled, too.
+the copy take their turns in each round. Each figure is the least processor time of a chunk, divided by that of the copy: what else
+a machine does only adds to it. With ``--compile`` the codecs that ``compile_codec`` knows are measured compiled, too.
 """
 
 from __future__ import annotations
@@ -24,12 +24,14 @@ if TYPE_CHECKING:
 CHUNKS = 64
 
 
-def seconds(work: Callable[[int], object]) -> float:
-    """Seconds of processor time for one chunk, as a mean over all chunks."""
-    start = time.thread_time()
+def times(work: Callable[[int], object]) -> list[int]:
+    """Nanoseconds of processor time for each chunk."""
+    found = []
     for number in range(CHUNKS):
+        start = time.thread_time_ns()
         work(number)
-    return (time.thread_time() - start) / CHUNKS
+        found.append(time.thread_time_ns() - start)
+    return found
 
 
 def rounds_of(
@@ -40,21 +42,18 @@ def rounds_of(
 ) -> dict[str, tuple[float, float]]:
     """For every codec, the times of encoding and decoding, in copies of the values."""
     data = {name: [codec.encode(chunk) for chunk in values] for name, codec in codecs.items()}
-    copies: list[float] = []
-    found: dict[str, list[tuple[float, float]]] = {name: [] for name in codecs}
+    copies: list[int] = []
+    found: dict[str, tuple[list[int], list[int]]] = {name: ([], []) for name in codecs}
     for _ in range(count):
         for name, codec in codecs.items():
-            copies.append(seconds(lambda number: out[number].copy_(values[number])))
-            encode = seconds(lambda number, codec=codec: codec.encode(values[number]))
-            decode = seconds(
+            copies += times(lambda number: out[number].copy_(values[number]))
+            encode, decode = found[name]
+            encode += times(lambda number, codec=codec: codec.encode(values[number]))
+            decode += times(
                 lambda number, codec=codec, data=data[name]: codec.decode(data[number], out[number])
             )
-            found[name].append((encode, decode))
     copy = min(copies)
-    return {
-        name: (min(encode for encode, _ in times) / copy, min(decode for _, decode in times) / copy)
-        for name, times in found.items()
-    }
+    return {name: (min(encode) / copy, min(decode) / copy) for name, (encode, decode) in found.items()}
 
 
 def main() -> int:

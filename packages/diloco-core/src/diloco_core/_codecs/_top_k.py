@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+import numpy as np
 import torch
 
-from ._blocks import BlockCodec, copied
+from ._blocks import BlockCodec
+from ._largest import largest
 
 _BLOCK = 4096
 _BINS = 4
 _TABLE_BYTES = 4 * _BINS
 # A bin has the width of 6 standard deviations divided by the number of bins.
 _SIGMAS = 6.0
-_TINY = torch.finfo(torch.float32).tiny
+_TINY = np.finfo(np.float32).tiny
 
 
 class TopK(BlockCodec):
@@ -46,80 +48,105 @@ class TopK(BlockCodec):
 
     def encode_rows(self, rows: torch.Tensor, out: torch.Tensor) -> None:
         """Choose values, and find their bins and the mean of each bin."""
-        k = self._sent(rows.shape[1])
-        positions = rows.abs().topk(k, 1, sorted=False).indices.sort(1).values
-        values = rows.gather(1, positions).double()
-        mean = _sum(values) / k
-        centred = values - mean
-        width = (_sum(centred.square()) / max(1, k - 1)).sqrt_().mul_(_SIGMAS / _BINS)
-        # Where all values are equal, they are divided by zero, and share a bin.
-        steps = (centred / width).round_().add_(_BINS // 2).nan_to_num_(float(_BINS // 2))
-        bins = steps.clamp_(0, _BINS - 1).to(torch.uint8)
-        table = torch.cat([_mean(values, bins == number) for number in range(_BINS)], 1).float()
-        # Some processors take smaller numbers for zero, and others do not.
-        table.masked_fill_(table.abs() < _TINY, 0.0)
-        table.masked_fill_(~mean.isfinite(), torch.nan)
+        blocks, numel = rows.shape
+        k = self._sent(numel)
+        chosen = largest(rows, k)
+        # A column for each block, so that the numbers of all blocks are added at once.
+        values = rows.numpy().reshape(-1)[chosen].T.astype(np.float64, order="C")
+        bins, table = _quantized(values)
         end = _TABLE_BYTES + _position_bytes(k)
-        out[:, :_TABLE_BYTES].copy_(table.view(torch.uint8))
-        out[:, _TABLE_BYTES:end].copy_(_pack_positions(positions))
-        out[:, end:].copy_(_pack_bins(bins))
+        data = out.numpy()
+        data[:, :_TABLE_BYTES] = table.T.copy().view(np.uint8)
+        positions = (chosen - numel * np.arange(blocks)[:, None]).astype(np.uint16)
+        _pack_positions(positions, data[:, _TABLE_BYTES:end])
+        data[:, end:] = _pack_bins(bins).T
 
     def decode_rows(self, data: torch.Tensor, out: torch.Tensor) -> None:
         """Look the bins up, and put their means where they belong."""
-        k = self._sent(out.shape[1])
+        blocks, numel = out.shape
+        k = self._sent(numel)
         end = _TABLE_BYTES + _position_bytes(k)
-        table = copied(data[:, :_TABLE_BYTES]).view(torch.float32)
-        positions = _unpack_positions(data[:, _TABLE_BYTES:end], k)
+        encoded = data.numpy()
+        table = encoded[:, :_TABLE_BYTES].copy().view(np.float32)
+        positions = _unpack_positions(encoded[:, _TABLE_BYTES:end], k)
         # Bytes are decoded before their checksum is known, and positions of damaged ones may lie outside.
-        positions.clamp_(max=out.shape[1] - 1)
-        values = table.gather(1, _unpack_bins(data[:, end:], k))
-        out.zero_().scatter_(1, positions, values)
+        np.minimum(positions, numel - 1, out=positions)
+        row = np.arange(blocks)[:, None]
+        values = table.reshape(-1)[_unpack_bins(encoded[:, end:], k) + _BINS * row]
+        out.zero_().numpy().reshape(-1)[positions + numel * row] = values
+
+
+def _quantized(values: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """The bin of each value, uint8 ``(k, blocks)``, and the mean of each bin, float32 ``(bins, blocks)``.
+
+    Args:
+        values: The values that were chosen, float64 ``(k, blocks)``.
+    """
+    k = len(values)
+    with np.errstate(all="ignore"):
+        mean = _sum(values) / k
+        centred = values - mean
+        width = np.sqrt(_sum(centred * centred) / max(1, k - 1)) * (_SIGMAS / _BINS)
+        steps = np.rint(centred / width) + _BINS // 2
+        # Where all values are equal, they were divided by zero, and share a bin.
+        steps[np.isnan(steps)] = _BINS // 2
+        bins = steps.clip(0, _BINS - 1).astype(np.uint8)
+        members = bins[:, None] == np.arange(_BINS, dtype=np.uint8)[:, None]
+        counts = members.sum(0, dtype=np.uint16)
+        table = (_sum(members * values[:, None]) / np.maximum(counts, 1)).astype(np.float32)
+    # Some processors take smaller numbers for zero, and others do not.
+    table[np.abs(table) < _TINY] = 0.0
+    table[:, ~np.isfinite(mean)] = np.nan
+    return bins, table
 
 
 def _position_bytes(k: int) -> int:
     return (3 * k + 1) // 2
 
 
-def _sum(values: torch.Tensor) -> torch.Tensor:
-    """The sum of each row, in an order that does not depend on the number of rows: halves are added to halves."""
-    while values.shape[1] > 1:
-        if values.shape[1] % 2:
-            values = torch.nn.functional.pad(values, (0, 1))
-        half = values.shape[1] // 2
-        values = values[:, :half] + values[:, half:]
-    return values
+def _sum(values: np.ndarray) -> np.ndarray:
+    """The sum over the first dimension, in an order that does not depend on the other ones: halves are added to halves."""
+    while len(values) > 1:
+        if len(values) % 2:
+            values = np.concatenate((values, np.zeros_like(values[:1])))
+        half = len(values) // 2
+        values = values[:half] + values[half:]
+    total: np.ndarray = values[0]
+    return total
 
 
-def _mean(values: torch.Tensor, chosen: torch.Tensor) -> torch.Tensor:
-    """The mean of the chosen values of each row; 0 if there are none."""
-    return _sum(values.masked_fill(~chosen, 0.0)) / chosen.sum(1, keepdim=True).clamp_(min=1)
-
-
-def _pack_positions(positions: torch.Tensor) -> torch.Tensor:
+def _pack_positions(positions: np.ndarray, out: np.ndarray) -> None:
     """Numbers below 4,096 as 12 bits each: two in three bytes, the lowest bits first."""
-    k = positions.shape[1]
-    pairs = torch.nn.functional.pad(positions.to(torch.int32), (0, k % 2)).view(
-        len(positions), -1, 2
-    )
-    both = pairs[:, :, 0] | pairs[:, :, 1] << 12
-    three = torch.stack((both & 255, both >> 8 & 255, both >> 16), 2)
-    return three.to(torch.uint8).view(len(positions), -1)[:, : _position_bytes(k)]
+    first, second = positions[:, ::2], positions[:, 1::2]
+    middle = first >> 8
+    middle[:, : second.shape[1]] |= second << 4
+    # As bytes, numbers are cut to their lowest eight bits.
+    out[:, ::3], out[:, 1::3], out[:, 2::3] = first, middle, second >> 4
 
 
-def _unpack_positions(data: torch.Tensor, k: int) -> torch.Tensor:
-    padded = torch.nn.functional.pad(data, (0, k % 2))
-    three = padded.to(torch.int64).view(len(data), -1, 3)
-    both = three[:, :, 0] | three[:, :, 1] << 8 | three[:, :, 2] << 16
-    return torch.stack((both & 4095, both >> 12), 2).view(len(data), -1)[:, :k]
+def _unpack_positions(data: np.ndarray, k: int) -> np.ndarray:
+    positions = np.empty((len(data), k), np.uint16)
+    first, second, middle = positions[:, ::2], positions[:, 1::2], data[:, 1::3].astype(np.uint16)
+    first[:] = data[:, ::3]
+    first |= (middle & 15) << 8
+    second[:] = data[:, 2::3]
+    second <<= 4
+    second |= middle[:, : k // 2] >> 4
+    return positions
 
 
-def _pack_bins(bins: torch.Tensor) -> torch.Tensor:
-    """Four numbers below 4 in a byte, the first in the lowest bits."""
-    four = torch.nn.functional.pad(bins, (0, -bins.shape[1] % 4)).view(len(bins), -1, 4)
-    return four[:, :, 0] | four[:, :, 1] << 2 | four[:, :, 2] << 4 | four[:, :, 3] << 6
+def _pack_bins(bins: np.ndarray) -> np.ndarray:
+    """Four numbers below 4 in a byte, the first in the lowest bits; all are in the first dimension."""
+    packed = bins[::4].copy()
+    for number in range(1, 4):
+        part = bins[number::4]
+        packed[: len(part)] |= part << 2 * number
+    return packed
 
 
-def _unpack_bins(data: torch.Tensor, k: int) -> torch.Tensor:
-    wide = data.to(torch.int64)
-    four = torch.stack([wide >> shift & 3 for shift in (0, 2, 4, 6)], 2)
-    return four.view(len(data), -1)[:, :k]
+def _unpack_bins(data: np.ndarray, k: int) -> np.ndarray:
+    bins = np.empty((len(data), k), np.uint8)
+    for number in range(4):
+        part = bins[:, number::4]
+        np.bitwise_and(data[:, : part.shape[1]] >> 2 * number, 3, out=part)
+    return bins

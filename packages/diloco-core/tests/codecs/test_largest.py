@@ -1,0 +1,68 @@
+"""The quick way to the largest magnitudes finds what torch.topk finds, whatever the values are."""
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from diloco_core._codecs._largest import largest
+
+NUMEL = 256
+#: With one value in 64, in 32 and in 8: for the last ones, the groups are as small as they get.
+COUNTS = [4, 8, 32, 64]
+
+
+def by_topk(rows, k):
+    order = rows.abs().topk(k, 1, sorted=False).indices.sort(1).values
+    return (order + torch.arange(len(rows)).view(-1, 1) * rows.shape[1]).numpy()
+
+
+@st.composite
+def matrices(draw):
+    """Rows of many kinds side by side: few different values, so many ties; steps; one cluster; what is not finite."""
+    seed = draw(st.integers(0, 2**31))
+    generator = torch.Generator().manual_seed(seed)
+    rows = []
+    for kind in draw(st.lists(st.integers(0, 6), min_size=1, max_size=6)):
+        values = torch.randn(NUMEL, generator=generator)
+        if kind == 1:
+            values = values.round()
+        elif kind == 2:
+            values = torch.where(torch.rand(NUMEL, generator=generator) < 0.03, values, -0.0)
+        elif kind == 3:
+            values = torch.arange(NUMEL) - 100.0
+        elif kind == 4:
+            values[::16] *= 1e6  # all in few groups
+        elif kind == 5:
+            values = torch.full((NUMEL,), 1e-40)
+        elif kind == 6:
+            values[draw(st.integers(0, NUMEL - 1))] = draw(st.sampled_from([torch.inf, -torch.inf]))
+        rows.append(values)
+    return torch.stack(rows)
+
+
+@pytest.mark.parametrize("k", COUNTS)
+@given(rows=matrices())
+def test_it_finds_what_topk_finds(k, rows):
+    before = rows.clone()
+    found = largest(rows, k)
+    assert np.array_equal(found, by_topk(rows, k))
+    assert torch.equal(rows.view(torch.int32), before.view(torch.int32))
+
+
+@pytest.mark.parametrize("numel", [1, 2, 15, 100, NUMEL - 1])
+def test_rows_of_any_length(numel):
+    rows = torch.randn(3, numel, generator=torch.Generator().manual_seed(numel))
+    for k in {1, numel // 3 + 1, numel}:
+        assert np.array_equal(largest(rows, k), by_topk(rows, k))
+
+
+def test_nan_is_larger_than_all_numbers():
+    """So that it is sent, and seen: a contribution that holds it must not look like one that does not."""
+    rows = torch.randn(3, NUMEL, generator=torch.Generator().manual_seed(1))
+    rows[1, 77] = torch.nan
+    rows[2, 5] = torch.inf
+    found = largest(rows, 4)
+    assert NUMEL + 77 in found[1]
+    assert 2 * NUMEL + 5 in found[2]
