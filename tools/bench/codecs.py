@@ -1,8 +1,8 @@
 """What encoding and decoding cost, as ratios to a copy of the same values in the same run: ``hatch run bench-codecs``.
 
 One thread works through 64 chunks of 1 MiB of fp32 values in turn, more than any cache holds, as an exchange does. All codecs and
-the copy take their turns in each round. Each figure is the least processor time of a chunk, divided by that of the copy: what else
-a machine does only adds to it. With ``--compile`` the codecs that ``compile_codec`` knows are measured compiled, too.
+the copy take their turns in each round. Each figure is the least processor time of a chunk, divided by that of the copy, since
+what else a machine does only adds to it. With ``--compile`` the codecs that ``compile_codec`` knows are measured compiled, too.
 """
 
 from __future__ import annotations
@@ -53,7 +53,9 @@ def rounds_of(
                 lambda number, codec=codec, data=data[name]: codec.decode(data[number], out[number])
             )
     copy = min(copies)
-    return {name: (min(encode) / copy, min(decode) / copy) for name, (encode, decode) in found.items()}
+    return {
+        name: (min(encode) / copy, min(decode) / copy) for name, (encode, decode) in found.items()
+    }
 
 
 def main() -> int:
