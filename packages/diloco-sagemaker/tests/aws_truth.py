@@ -19,9 +19,11 @@ def of_handle(job, handle):
     if job is None:
         return None
     created = handle.metadata["created"]
-    known = str(round(job["CreationTime"] * 1000))
-    fingerprint = job.get("HyperParameters", {}).get("DILOCO_FINGERPRINT", "")
-    return job if created in {known, f"launch-{fingerprint[:16]}"} else None
+    if created.startswith("launch-"):
+        fingerprint = job.get("HyperParameters", {}).get("DILOCO_FINGERPRINT", "")
+        return job if created == f"launch-{fingerprint[:16]}" else None
+    # boto3 rounds to microseconds before the executor rounds to milliseconds, so that the two may differ by one.
+    return job if abs(int(created) - job["CreationTime"] * 1000) <= 1 else None
 
 
 def attempt_of(job):

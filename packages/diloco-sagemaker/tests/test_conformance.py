@@ -17,7 +17,7 @@ class TestSpot(ExecutorConformance):
 
 @pytest.mark.slow
 class TestOnDemand(ExecutorConformance):
-    examples = 12
+    examples = 6
 
     def make_harness(self):
         return OnDemandHarness()
@@ -28,7 +28,7 @@ def test_many_sequences(request):
     """All that a long form of ``TestSpot`` would add to it."""
 
     class Long(TestSpot):
-        examples = 25
+        examples = 8
         fresh = True
 
     Long().test_any_sequence_keeps_every_promise(request)
