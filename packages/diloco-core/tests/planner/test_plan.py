@@ -305,3 +305,24 @@ def test_alone_there_is_nothing_to_fetch(strict):
     plan = plan_exchange(1e6, 1, 1e9, strict=strict)
     assert plan.bytes_received == 0
     assert plan.gets <= 6, "records"
+
+
+def test_a_sync_is_hidden_as_long_as_training_goes_on_beside_it():
+    plan = plan_exchange(1e8, 4, 1e9)
+    assert (plan.exposed(), plan.hidden()) == (plan.seconds, 0)
+    third = plan.seconds / 3
+    assert plan.hidden(third) == pytest.approx(third)
+    assert plan.exposed(third) == pytest.approx(2 * third)
+    assert (plan.exposed(2 * plan.seconds), plan.hidden(2 * plan.seconds)) == (0, plan.seconds)
+    for overlap in (-1.0, float("nan")):
+        with pytest.raises(ConfigurationError, match="must be 0 or more"):
+            plan.exposed(overlap)
+
+
+@pytest.mark.parametrize("strict", [True, False])
+def test_what_leaves_the_region_is_paid_by_the_byte(strict):
+    """All that the replicas read, contributions and published state, and nothing that they write."""
+    inside = plan_exchange(1e8, 4, 1e9, strict=strict)
+    outside = plan_exchange(1e8, 4, 1e9, strict=strict, store=StoreModel(egress_price=9e-11))
+    assert outside.cost - inside.cost == pytest.approx(4 * inside.bytes_received * 9e-11)
+    assert outside == replace(inside, cost=outside.cost)

@@ -79,6 +79,7 @@ def test_impossible_options():
         ("page", 0.5),
         ("put_price", -1),
         ("get_price", None),
+        ("egress_price", -1),
     ],
 )
 def test_impossible_stores(field, value):

@@ -31,6 +31,9 @@ class StoreModel:
         page: The most keys in one answer to a LIST.
         put_price: US dollars per PUT or LIST.
         get_price: US dollars per GET.
+        egress_price: US dollars per byte that a replica reads: 0, where the replicas are in the store's region. Clouds charge for
+            what leaves a region: AWS lists 0.02 dollars per GB to another of its regions and 0.09 to the internet
+            (https://aws.amazon.com/s3/pricing/), which are 2e-11 and 9e-11 dollars per byte.
     """
 
     connection_bandwidth: float = 90e6
@@ -42,6 +45,7 @@ class StoreModel:
     page: int = 1000
     put_price: float = 5e-6
     get_price: float = 4e-7
+    egress_price: float = 0.0
 
     def __post_init__(self) -> None:
         check_positive("connection_bandwidth", self.connection_bandwidth)
@@ -51,7 +55,7 @@ class StoreModel:
                 check_positive(
                     name, getattr(self, name), " of requests per second, or None for no limit"
                 )
-        for name in ("first_byte", "put", "poll", "put_price", "get_price"):
+        for name in ("first_byte", "put", "poll", "put_price", "get_price", "egress_price"):
             value = getattr(self, name)
             if (
                 isinstance(value, bool)

@@ -50,9 +50,11 @@ class ExchangePlan:
         gets: Read requests of a replica.
         lists: LIST requests of a replica.
         deletes: DELETE requests of a replica.
-        cost: US dollars for the requests of all replicas together.
+        cost: US dollars for the requests of all replicas together, and for what they read if that leaves the store's region
+            (``StoreModel.egress_price``).
         memory_bytes: The memory that the outer loop takes on a replica (the local and global copy in fp32, and outer state),
-            without buffers.
+            without buffers. A ``delay`` adds a copy of the fragment that is under way, and ``error_feedback`` a copy of the model
+            and two of that fragment.
         limits: Sentences on what slows such a sync down and what helps. Empty if only its bytes take time.
         longest_part: Seconds of the longest part of the sync between two points at which all replicas wait for each other.
             If one replica is half as fast as the others, they wait this much longer for it.
@@ -71,13 +73,30 @@ class ExchangePlan:
     limits: tuple[str, ...] = ()
     longest_part: float = 0.0
 
+    def exposed(self, overlap: float = 0.0) -> float:
+        """Seconds of a sync in which a replica does not train, as :attr:`SyncReport.exposed_seconds` has them.
+
+        Args:
+            overlap: How many seconds a sync may take without stopping the training: the duration of ``delay`` inner steps.
+                Taking what is sent, and adopting the result, are not counted; they take as long as copying the values.
+
+        Raises:
+            ConfigurationError: ``overlap`` is below 0, or not a number.
+        """
+        if not overlap >= 0:
+            raise ConfigurationError(f"overlap is {overlap:g} s, but must be 0 or more")
+        return max(0.0, self.seconds - overlap)
+
+    def hidden(self, overlap: float = 0.0) -> float:
+        """Seconds of a sync beside which a replica trains, as :attr:`SyncReport.hidden_seconds` has them; see :meth:`exposed`."""
+        return self.seconds - self.exposed(overlap)
+
     def blocked(self, period: float, overlap: float = 0.0) -> float:
         """The share of time in which a replica does not train because of syncs.
 
         Args:
             period: Seconds of training between two syncs (those of ``sync_every / fragments`` inner steps).
-            overlap: How many of these seconds a sync may take without stopping the training: the duration of ``delay`` inner
-                steps. Taking what is sent, and adopting the result, are not counted; they take as long as copying the values.
+            overlap: How many of these seconds a sync may take without stopping the training; see :meth:`exposed`.
 
         Raises:
             ConfigurationError: ``overlap`` is not from 0 to ``period``.
@@ -87,7 +106,7 @@ class ExchangePlan:
                 f"overlap is {overlap:g} s, but must be from 0 to the period of {period:g} s: a sync is adopted before the next "
                 "one is sent"
             )
-        exposed = max(0.0, self.seconds - overlap)
+        exposed = self.exposed(overlap)
         return exposed / (exposed + period)
 
 
@@ -227,6 +246,7 @@ def _plan(
 ) -> ExchangePlan:
     store, count = costs.store, costs.requests
     dollars = (count["PUT"] + count["LIST"]) * store.put_price + count["GET"] * store.get_price
+    dollars += costs.received * store.egress_price
     return ExchangePlan(
         topology=topology,
         seconds=costs.seconds,
