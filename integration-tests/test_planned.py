@@ -124,6 +124,16 @@ class TestPlanned:
             assert abs(planned - counted) < 0.02 * counted
 
     @pytest.mark.parametrize("kind", ["strict", "sharded", "gather"])
+    def test_with_clipping(self, scale, kind):
+        found, plan = scale.compared(kind, 4, 8e6, clip="median")
+        assert disagreements(found, plan) == {}
+        for planned, counted in (
+            (plan.bytes_sent, found.sent),
+            (plan.bytes_received, found.received),
+        ):
+            assert abs(planned - counted) < 0.02 * counted
+
+    @pytest.mark.parametrize("kind", ["strict", "sharded", "gather"])
     def test_where_the_prefix_takes_few_requests(self, scale, kind):
         """Who is let through early looks for the others meanwhile, so the number of small requests is another one."""
         found, plan = scale.compared(kind, 8, 1e6, s3=scale.s3.S3(reads=100.0))

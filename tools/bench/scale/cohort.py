@@ -56,6 +56,7 @@ class Run:
         chunks: How many chunks are handled as one. With more than one the simulation is quicker, and reads in another order.
         transfer: How the replicas read and write.
         codec: How contributions are sent.
+        clip: How contributions are clipped.
     """
 
     kind: str
@@ -71,6 +72,7 @@ class Run:
     chunks: int = 1
     transfer: Transfer = field(default_factory=Transfer)
     codec: str = "plain"
+    clip: str | None = None
 
     @property
     def ranks(self) -> int:
@@ -197,7 +199,8 @@ class _Cohort:
             self._all.wait()
         end = _counted(network)
         exchange = self._exchange(rank, network)
-        with DiLoCo(model, inner, exchange, sync_every=1, save_inner_every=0, codec=run.codec):
+        options = {"save_inner_every": 0, "codec": run.codec, "clip": run.clip}
+        with DiLoCo(model, inner, exchange, sync_every=1, **options):
             costs.append(end())
             for _ in range(0 if joins else run.warm + run.measured):
                 self._barrier.wait()

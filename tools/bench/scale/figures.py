@@ -84,6 +84,7 @@ def plan_of(run: Run, parameters: int) -> ExchangePlan:
         strict=run.kind == "strict",
         publish_every=run.publish_every,
         codec=run.codec,
+        clip=run.clip,
         store=store,
         transfer=run.transfer,
     )

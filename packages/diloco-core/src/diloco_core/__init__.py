@@ -2,6 +2,7 @@
 
 from .__about__ import __version__ as __version__
 from ._allreduce import ObjectStoreAllReduce
+from ._arithmetic._clip import Clipped
 from ._codecs._codec import Codec
 from ._codecs._named import compile_codec
 from ._connect import connect
@@ -48,6 +49,7 @@ from ._torchft._exchange import ManagerExchange
 from ._torchft._manager import MockManager
 
 __all__ = [
+    "Clipped",
     "Codec",
     "ConfigurationError",
     "CoreError",

@@ -81,7 +81,8 @@ def _runs(draw):
         )
     )
     weight = draw(st.sampled_from(["equal", "steps", "tokens"]))
-    return schedule, elastic, sizes, codec, delay, alpha, feedback, save_every, wishes, weight
+    clip = draw(st.booleans())
+    return schedule, elastic, sizes, codec, delay, alpha, feedback, save_every, wishes, weight, clip
 
 
 def _rate(rank, life, sync):
@@ -90,8 +91,8 @@ def _rate(rank, life, sync):
 
 
 def _check(run):
-    usual = ("plain", 0, 0.0, False, 10, {}, "equal")
-    schedule, elastic, sizes, codec, delay, alpha, feedback, save_every, wishes, weight = (
+    usual = ("plain", 0, 0.0, False, 10, {}, "equal", False)
+    schedule, elastic, sizes, codec, delay, alpha, feedback, save_every, wishes, weight, clip = (
         *run,
         *usual[len(run) - 3 :],
     )
@@ -109,6 +110,7 @@ def _check(run):
         lr=_rate,
         wishes=wishes,
         weight=weight,
+        clip=clip,
     )
     store, broken = SimulatedStore(), []
     store.after_delete = lambda keys: broken.extend(broken_promises(store, keys))

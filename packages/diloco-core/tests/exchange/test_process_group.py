@@ -36,6 +36,7 @@ def replica(
     delay=0,
     asks=False,
     weight="equal",
+    clip=None,
 ):
     model = Model()
     generator = torch.Generator().manual_seed(0)
@@ -45,7 +46,8 @@ def replica(
     inner = torch.optim.SGD(model.parameters(), lr=1.0)
     period = {"sync_every": 4 if delay else 2, "fragments": 2, "delay": delay}
     lr = {"outer_lr": lambda sync: (0.5 + exchange.rank) / sync} if asks else {}
-    with DiLoCo(model, inner, exchange, **period, alpha=delay / 2, **lr, weight=weight) as outer:
+    options = {**period, **lr, "alpha": delay / 2, "weight": weight, "clip": clip}
+    with DiLoCo(model, inner, exchange, **options) as outer:
         for step in range(steps):
             if asks and step in {2, 3}:
                 outer.set_outer_lr((1 + exchange.rank) / 8)
@@ -97,6 +99,7 @@ def take_part(meet, rank, n, how):
             delay=int(how.startswith("delayed")),
             asks=how.endswith("asks"),
             weight="tokens" if how == "weighed" else "equal",
+            clip="median" if how == "clipped" else None,
         )
         print("digest", digest(model))  # noqa: T201 - the parent process reads it
     except Exception as error:
@@ -127,6 +130,13 @@ def test_the_same_bytes_as_between_threads(n, tmp_path, lab):
 def test_weights_give_the_same_bytes_as_between_threads(tmp_path, lab):
     models = lab.run(lambda exchange: replica(exchange, steps=6, weight="tokens"), in_process(2))
     assert start(tmp_path, 2, "weighed") == [f"digest {digest(models[0])}"] * 2
+
+
+def test_clipping_gives_the_same_bytes_as_between_threads(tmp_path, lab):
+    models = lab.run(lambda exchange: replica(exchange, steps=6, clip="median"), in_process(2))
+    plain = lab.run(lambda exchange: replica(exchange, steps=6), in_process(2))
+    assert digest(models[0]) != digest(plain[0])
+    assert start(tmp_path, 2, "clipped") == [f"digest {digest(models[0])}"] * 2
 
 
 def test_a_delay_gives_the_same_bytes_as_between_threads(tmp_path, lab):

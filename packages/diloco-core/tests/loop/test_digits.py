@@ -119,6 +119,25 @@ def test_sparse_codecs_converge(lab, codec, rounds, worst, monkeypatch):
     assert loss < worst, loss
 
 
+@pytest.mark.parametrize(("clip", "ruined"), [(None, True), ("median", False)])
+def test_a_replica_whose_contributions_are_a_hundred_times_too_large(
+    lab, clip, ruined, monkeypatch
+):
+    begin, contribution = threads.InProcessExchange.begin, Fragment.contribution
+
+    def noted(self, job, **options):
+        job.times = 100.0 if self.rank == 2 else 1.0
+        return begin(self, job, **options)
+
+    def exaggerated(self, piece, out):
+        return contribution(self, piece, out).mul_(getattr(self, "times", 1.0))
+
+    monkeypatch.setattr(threads.InProcessExchange, "begin", noted)
+    monkeypatch.setattr(Fragment, "contribution", exaggerated)
+    loss = mean_loss(lab, 1, clip=clip)
+    assert (loss > 5) if ruined else (loss < THRESHOLD + 0.1), loss
+
+
 # --- the mutants: each returns what it changes in the call ---
 
 

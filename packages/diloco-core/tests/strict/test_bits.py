@@ -23,6 +23,7 @@ from diloco_core import (
 from diloco_core._arithmetic._layout import Group, Layout, Rule
 from diloco_core._arithmetic._sharded import Scratch
 from diloco_core._wire._published import Shard
+from diloco_core._wire._safetensors import header_size
 from diloco_core._wire._sections import seed as wire_seed
 from diloco_core.testing import run_replicas
 
@@ -119,7 +120,7 @@ def model(lab):
     return net
 
 
-def run(lab, wanted="", harm=None, when=""):
+def run(lab, wanted="", harm=None, when="", **options):
     """Outer steps of two replicas; what they hold at the end, or what they raised, and what was written."""
     shared = SimpleNamespace(objects={}, written={}, lock=threading.Lock())
     timing = Timing(sleep=lambda seconds: time.sleep(min(seconds, 0.001)))
@@ -132,7 +133,7 @@ def run(lab, wanted="", harm=None, when=""):
         for rank, store in enumerate(stores)
     ]
     results = run_replicas(
-        lambda exchange: lab.replica(lambda rank: model(lab), exchange, steps=6), made
+        lambda exchange: lab.replica(lambda rank: model(lab), exchange, steps=6, **options), made
     )
     return results, shared
 
@@ -169,6 +170,22 @@ def test_in_a_run_sampled(lab, healthy, kind, when):
 def test_in_a_run(lab, healthy, kind, when):
     """One bit of every byte, every fourth truncation; every single bit is tried without a run, below and beside this file."""
     check(lab, healthy, kind, when, 1)
+
+
+@pytest.mark.parametrize("when", ["written", "read"])
+@pytest.mark.parametrize("byte", [0, 7, 15, 20])
+def test_norms_decide_nothing_before_they_are_verified(lab, when, byte):
+    """Two norms and their checksum, with which a contribution begins."""
+    results, _ = run(lab, clip="median")
+    wanted = KINDS["contribution of rank 1"]
+    harmed, _ = run(
+        lab, wanted, lambda data: flip(data, 8 * (header_size(data) + byte)), when, clip="median"
+    )
+    if when == "read":
+        assert lab.identical([*results, *harmed])
+    else:
+        assert CorruptedObjectError in {type(error) for error in harmed}
+        assert any("section norms" in str(error) for error in harmed)
 
 
 class TestExport:

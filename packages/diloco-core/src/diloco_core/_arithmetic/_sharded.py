@@ -115,7 +115,7 @@ def contributions(
             continue
         if groups is not None and not carries(groups, chunk.group):
             continue
-        values = _checked(job, chunk, rank, scratch)
+        values = checked(job, chunk, rank, scratch)
         yield codec_of(job.codec, layout, chunk.group).encode(values) if encoded else values
 
 
@@ -130,10 +130,15 @@ def check_contribution(
     for chunk in job.layout.chunks(shard, chunk_bytes):
         used = rank == 0 or job.layout.groups[chunk.group].rule is not Rule.FIRST
         if used and not job.is_surely_finite(chunk):
-            _checked(job, chunk, rank, scratch)
+            checked(job, chunk, rank, scratch)
 
 
-def _checked(job: SyncJob, chunk: Piece, rank: int, scratch: Scratch) -> torch.Tensor:
+def checked(job: SyncJob, chunk: Piece, rank: int, scratch: Scratch) -> torch.Tensor:
+    """This replica's contribution to a chunk, if it may be sent.
+
+    Raises:
+        NonFiniteDeltaError: As for :func:`contributions`.
+    """
     values = job.contribution(chunk, scratch.tensor(0, job.layout, chunk))
     if job.must_be_finite(chunk):
         _check_finite(job, chunk, values, rank)

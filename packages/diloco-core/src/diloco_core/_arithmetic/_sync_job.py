@@ -22,9 +22,12 @@ class SyncJob(Protocol):
     Attributes:
         rate: The learning rate with which :meth:`update` takes the outer step. An exchange that agrees on it
             (``Exchange.agrees_on_lr``) sets it before the first update, and before the sync ends.
+        norms: The norms of the tensors of this replica's contribution to the sync under way, if contributions are clipped
+            (:func:`.own_norms`). The exchange sets them before it sends the contribution.
     """
 
     rate: Rate
+    norms: Sequence[float]
 
     @property
     def name(self) -> str:
@@ -79,6 +82,15 @@ class SyncJob(Protocol):
     @property
     def trim(self) -> int:
         """How many of the largest, and of the smallest, values are left out in every element of what takes an outer step."""
+        ...
+
+    @property
+    def clip(self) -> bool:
+        """Whether contributions are clipped to the median of their norms; part of the fingerprint."""
+        ...
+
+    def starts(self, group: int) -> Sequence[int]:
+        """Where the tensors of a group start in it, in order."""
         ...
 
     def contribution(self, piece: Piece, out: torch.Tensor) -> torch.Tensor:

@@ -58,7 +58,7 @@ class Exchange(Protocol):
         rank: The rank of this replica.
         world_size: The number of ranks.
         codecs: Whether contributions are sent as the job's codec encodes them. If not, a codec is refused.
-        weighs: Whether contributions are weighed and trimmed as the job says. If not, both are refused.
+        weighs: Whether contributions are weighed, trimmed and clipped as the job says. If not, all of that is refused.
         state_codecs: Whether state can be published encoded. If not, a codec for it is refused.
         delays: Whether a sync may be carried out by another thread while the replica trains. If not, a delay is refused.
         agrees_on_lr: Whether all replicas take an outer step with the same learning rate, chosen of those that they propose

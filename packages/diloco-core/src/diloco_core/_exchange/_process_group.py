@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 import torch.distributed as dist
 
+from .._arithmetic._clip import Clipping, own_norms
 from .._arithmetic._layout import Rule
 from .._arithmetic._rate import chosen
 from .._arithmetic._reduction import mean
@@ -103,6 +104,7 @@ class ProcessGroupExchange(Exchange):
         self._syncs = Syncs()
         self._in_collectives = False  # whether the others are in the collectives of the same sync
         self._shares: tuple[float, ...] = ()
+        self._clipping: Clipping | None = None
         self._refused: NonFiniteUpdateError | None = None
         self._ended = False
         # Held while collectives are called. With a delay, two threads use the exchange, and all replicas need the same order.
@@ -179,6 +181,7 @@ class ProcessGroupExchange(Exchange):
         self._in_collectives = False
         for shard in range(layout.shards):
             check_contribution(job, shard, self.rank, self._chunk_bytes, self._scratch)
+        job.norms = own_norms(job, self.rank, self._scratch)
         ready = clock()
         self._agree(job)
         waited = clock() - ready
@@ -208,6 +211,7 @@ class ProcessGroupExchange(Exchange):
             wait_seconds=waited,
             exchange_seconds=clock() - start - waited,
             weights=self._shares,
+            clipped=() if self._clipping is None else self._clipping.report(),
         )
 
     def _reduce(self, job: SyncJob, chunk: Piece, owner: int) -> None:
@@ -266,6 +270,8 @@ class ProcessGroupExchange(Exchange):
         sources: list[Source] = [partial(_moved, part) for part in parts]
         if not sources:
             return None
+        if self._clipping is not None:
+            sources = [self._clipping.clipped(rank, each) for rank, each in enumerate(sources)]
         return mean(job, chunk, sources, self._scratch, self._progress.next, self._shares)
 
     def _from_rank_zero(
@@ -295,7 +301,7 @@ class ProcessGroupExchange(Exchange):
         """All replicas say which sync comes next, or how they ended. Raises an error unless all want the same sync."""
         self._in_collectives = True
         asked = job.proposal.rate(self.rank)
-        answers = self._gather_objects((job.fingerprint, None, (asked, job.amount)))
+        answers = self._gather_objects((job.fingerprint, None, (asked, job.amount, job.norms)))
         endings = {rank: answer[1] for rank, answer in enumerate(answers) if answer[1] is not None}
         error = conclude(endings, endings, self.rank, self._progress)
         if error is not None:
@@ -306,9 +312,10 @@ class ProcessGroupExchange(Exchange):
                     f"in {describe(job.kind, job.name, self._progress)}, rank {rank} contributes other tensors than rank "
                     f"{self.rank}: all replicas must sync the same tensors, with the same shapes and dtypes, in the same order"
                 )
-        self._shares = shares(job.weighting, [amount for *_, (_, amount) in answers])
-
-        job.rate = chosen(rate for *_, (rate, _) in answers)
+        self._shares = shares(job.weighting, [amount for *_, (_, amount, _) in answers])
+        norms = [norms for *_, (*_, norms) in answers]
+        self._clipping = Clipping(job, norms) if job.clip else None
+        job.rate = chosen(rate for *_, (rate, *_) in answers)
 
     def _gather_objects(self, value: Any) -> list[Any]:
         """The values of all replicas, in rank order."""

@@ -4,7 +4,10 @@ from __future__ import annotations
 
 from dataclasses import asdict, dataclass
 from json import dumps
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from .._arithmetic._clip import Clipped
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,6 +45,8 @@ class SyncReport:
             number of inner steps.
         weights: The share of each member's contribution in their sum, in rank order; they add up to 1. Empty if all count the
             same, and if the sync does not count.
+        clipped: With ``clip="median"``: for each member, in rank order, how far its contribution was scaled down. Empty on a
+            replica of an elastic run that has updated no shard in this sync.
         batches_to_skip: How many batches the data loader has to skip now (elastic runs only): with this sync the run has
             counted inner steps that an earlier life of this rank took with these batches. 0 for almost all syncs.
     """
@@ -64,6 +69,7 @@ class SyncReport:
     reloaded: bool = False
     batches_to_skip: int = 0
     weights: tuple[float, ...] = ()
+    clipped: tuple[Clipped, ...] = ()
 
     def to_json(self, **extra: Any) -> str:
         """The report and ``extra`` as one line of JSON."""

@@ -7,6 +7,7 @@ from contextlib import contextmanager
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
+from .._arithmetic._clip import Clipping, own_norms
 from .._arithmetic._layout import CHUNK_BYTES
 from .._arithmetic._rate import chosen
 from .._arithmetic._reduction import reduce_shards
@@ -30,12 +31,13 @@ from ._report import SyncReport
 from ._schemas import compare_schemas
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable, Iterator, Sequence
 
     import torch
 
     from .._arithmetic._layout import Piece
     from .._arithmetic._rate import Rate
+    from .._arithmetic._sharded import Source
     from ._pending import Pending, Steps
 
 
@@ -216,15 +218,18 @@ class InProcessExchange(Exchange):
         layout, start = job.layout, clock()
         for shard in range(layout.shards):
             check_contribution(job, shard, self.rank, self._chunk_bytes, self._scratch)
-        # The rate is noted now, since a job belongs to its own thread.
-        contributed = (job, job.proposal.rate(self.rank))
+        # The rate and the norms are noted now, since a job belongs to its own thread.
+        job.norms = own_norms(job, self.rank, self._scratch)
+        contributed = (job, job.proposal.rate(self.rank), job.norms)
         self._hub.arrive(self.rank, "contribute", self._progress, contributed)
         busy = clock() - start
         yield partial(self._hub.settled, "contribute", self._progress)
         start = clock() - busy  # the time between the two halves does not count
         ready = clock()
-        contributions: list[tuple[SyncJob, Rate]] = self._meet("contribute", job, contributed)
-        jobs = [other for other, _ in contributions]
+        contributions: list[tuple[SyncJob, Rate, Sequence[float]]] = self._meet(
+            "contribute", job, contributed
+        )
+        jobs = [other for other, *_ in contributions]
         waited = clock() - ready
         for rank, other in enumerate(jobs):
             if other.fingerprint != job.fingerprint:
@@ -232,11 +237,14 @@ class InProcessExchange(Exchange):
                     f"in {self._describe(job)}, rank {rank} contributes other tensors than rank {self.rank}: all replicas must "
                     "sync the same tensors, with the same shapes and dtypes, in the same order"
                 )
-        job.rate = chosen(rate for _, rate in contributions)
+        job.rate = chosen(rate for _, rate, _ in contributions)
+        clipping = Clipping(job, [norms for *_, norms in contributions]) if job.clip else None
         weights = shares(job.weighting, [other.amount for other in jobs])
         own_shards = range(self.rank, layout.shards, self.world_size)
         for shard in own_shards:
-            sources = [as_sent(other) for other in jobs]
+            sources: list[Source] = [as_sent(other) for other in jobs]
+            if clipping is not None:
+                sources = [clipping.clipped(rank, each) for rank, each in enumerate(sources)]
             reduce_shards(
                 job,
                 [shard],
@@ -270,6 +278,7 @@ class InProcessExchange(Exchange):
             wait_seconds=waited,
             exchange_seconds=clock() - start - waited,
             weights=weights,
+            clipped=() if clipping is None else clipping.report(),
         )
 
     def _meet(self, round_name: str, job: SyncJob, value: object) -> list[Any]:

@@ -183,6 +183,32 @@ def check_trimmed(trim: int, codec: Codec) -> None:
         )
 
 
+def clip_over(exchange: Exchange, given: object, trim: int) -> bool:
+    """Whether contributions over an exchange are clipped to the median of their norms.
+
+    Raises:
+        ConfigurationError: The value is not allowed, does not fit the exchange, or does not fit a trimmed mean.
+    """
+    if given is None:
+        return False
+    if given != "median":
+        raise ConfigurationError(
+            "clip must be 'median' (a tensor is scaled down to the median of its norms over the replicas) or None (no clipping), "
+            f"not {repr(given) if isinstance(given, (str, int, float)) else kind_of(given)}"
+        )
+    if trim:
+        raise ConfigurationError(
+            "clip='median' cannot be used with aggregate='trimmed': a contribution that was scaled down is no longer among the "
+            "extremes, so the trimmed mean would leave out those of other replicas instead. Leave one of them out"
+        )
+    if not getattr(exchange, "weighs", False):
+        raise ConfigurationError(
+            f"clip='median' cannot be used with {type(exchange).__name__}, which takes plain means. Leave it out, or use an "
+            "exchange that connect() or in_process() returned"
+        )
+    return True
+
+
 def check_counted(weighting: Weighting, amount: Amount, rank: int) -> None:
     """Refuse to contribute inner steps without tokens where contributions are weighed by their tokens.
 

@@ -21,6 +21,7 @@ from . import _notices as notices
 from ._arguments import (
     check_parties,
     check_trimmed,
+    clip_over,
     codec_over,
     feedback_of,
     fragments_of,
@@ -161,6 +162,9 @@ class DiLoCo:
             smallest values of the replicas are left out of the mean, so that a few replicas with wrong values cannot move it
             far. Only with ``weight="equal"``. All replicas need the same.
         trim: See ``aggregate``; 1 if left out. At least ``2 * trim + 1`` replicas must take part in every sync.
+        clip: ``"median"``: every tensor of a pseudo-gradient is scaled down, never up, to the median of the norms that it has on
+            the replicas that take part, so that one with far too large values does not move the model far. It cannot be
+            combined with ``aggregate="trimmed"``. All replicas need the same.
         state_codec: How the owners of shards publish the results of syncs: one of the names above, or what
             :func:`compile_codec` made of one. ``"plain"``: values and outer state as they are. Otherwise they publish the
             encoded change of the values, which all replicas add, and what the codec loses of a change is in the next one.
@@ -211,6 +215,7 @@ class DiLoCo:
         weight: Literal["equal", "steps", "tokens"] = "equal",
         aggregate: Literal["mean", "trimmed"] = "mean",
         trim: int | None = None,
+        clip: Literal["median"] | None = None,
         state_codec: str | Codec = "plain",
         full_state_every: int | None = None,
         stateful: Mapping[str, Stateful] | None = None,
@@ -225,6 +230,7 @@ class DiLoCo:
         schedule = schedule_of(outer_lr, exchange)
         self._weighting = weighting_over(exchange, weight)
         trimmed = trim_over(exchange, aggregate, trim, self._weighting)
+        clipped = clip_over(exchange, clip, trimmed)
         policy = Buffers(one_of("buffers", buffers, Buffers))
         parts = split(model, fragments_of(fragments), policy)
         self._schedule = schedule_over(exchange, sync_every, len(parts), delay, alpha)
@@ -259,6 +265,7 @@ class DiLoCo:
             self._schedule,
             self._weighting,
             trimmed,
+            clipped,
             feedback,
             coding,
         )
@@ -294,6 +301,7 @@ class DiLoCo:
             **({"error_feedback": repr(feedback)} if feedback else {}),
             **self._weight_settings(),
             **({"trim": str(trimmed)} if trimmed else {}),
+            **({"clip": "median"} if clipped else {}),
             **(coding.settings if coding is not None else {}),
             **self._model.outer_settings,
         }

@@ -47,6 +47,7 @@ class SyncedModel:
         feedback: The decay of error feedback; 0 without it.
         weighting: By what contributions are weighed.
         trim: How many values are left out at either end of every element.
+        clip: Whether contributions are clipped to the median of their norms.
         state_coding: How state is published if it is encoded.
 
     Attributes:
@@ -72,6 +73,7 @@ class SyncedModel:
         schedule: Schedule,
         weighting: Weighting,
         trim: int,
+        clip: bool,
         feedback: float = 0.0,
         state_coding: StateCoding | None = None,
     ) -> None:
@@ -95,6 +97,7 @@ class SyncedModel:
                 and CodedUpdates(
                     state_coding.codec, FullStates(state_coding.full_every, number, len(parts))
                 ),
+                clip=clip,
             )
             for number, (tensors, outer) in enumerate(zip(parts, self._outers, strict=True))
         ]

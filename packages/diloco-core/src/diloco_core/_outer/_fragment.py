@@ -50,6 +50,7 @@ class Fragment:
         shards: The number of shards into which it is cut.
         codec: How its contributions are encoded.
         coded: How its state is published, if that is encoded.
+        clip: Whether contributions are clipped to the median of their norms.
 
     Attributes:
         alpha: How much of its own values the replica keeps when it adopts a sync, from 0 (nothing) to 1 (everything).
@@ -62,12 +63,14 @@ class Fragment:
         tokens: The tokens of these steps, if they are counted.
         weighting: By what contributions are weighed.
         trim: How many values are left out at either end; see :class:`.SyncJob`.
+        norms: The norms of the contribution that was sent last; see :class:`.SyncJob`.
     """
 
     alpha = 0.0
     tokens = 0
     weighting = Weighting.EQUAL
     trim = 0
+    norms: Sequence[float] = ()
     residual: Residual | None = None
 
     def __init__(
@@ -78,6 +81,8 @@ class Fragment:
         shards: int,
         codec: Codec = PLAIN,
         coded: CodedUpdates | None = None,
+        *,
+        clip: bool = False,
     ) -> None:
         self.name = name
         self.tensors = tuple(tensors)
@@ -85,6 +90,7 @@ class Fragment:
         self.kind = "outer"
         self.codec = codec
         self.coded = coded
+        self.clip = clip
         self.elastic = False
         self.supersedes: Sequence[int] = ()
         self.steps: tuple[int, int] | None = None
@@ -100,7 +106,9 @@ class Fragment:
             _square_bound(g.dtype, s) for g, s in zip(groups, self._segments, strict=True)
         ]
         self.copy = [torch.empty(group.numel, dtype=group.dtype, device="cpu") for group in groups]
-        self.fingerprint = fingerprint("fragment", name, shards, self.schema())
+        # The norms are a part of the file of a contribution, so a file without them must not be taken for one with them.
+        clipped = ["clip"] if clip else []
+        self.fingerprint = fingerprint("fragment", name, shards, self.schema(), *clipped)
 
     @property
     def amount(self) -> Amount:
@@ -251,6 +259,10 @@ class Fragment:
             view(local.cpu()) == view(copy[start:stop].to(local.dtype))
             for local, start, stop in self._overlaps(piece)
         )
+
+    def starts(self, group: int) -> Sequence[int]:
+        """Where the tensors of a group start in it, in order."""
+        return self._starts[group]
 
     def locate(self, piece: Piece, index: int) -> str:
         """The name of the tensor that holds element ``index`` of the piece."""

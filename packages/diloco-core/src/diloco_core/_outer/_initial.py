@@ -30,6 +30,8 @@ class Initial:
     supersedes: Sequence[int] = ()
     weighting = Weighting.EQUAL
     trim = 0
+    clip = False
+    norms: Sequence[float] = ()
     amount = Amount()
     coded = None  # there are no values yet to which an update could be added
 
@@ -46,6 +48,7 @@ class Initial:
         self.rate = fragment.rate
         self.proposal = Proposal(fragment.rate)
         self.locate = fragment.locate
+        self.starts = fragment.starts
         self.must_be_finite = fragment.must_be_finite
         # Always an empty list: before the first sync, the copies of the replicas differ.
         self.unchanged = list[int]

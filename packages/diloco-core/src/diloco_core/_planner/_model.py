@@ -14,7 +14,7 @@ from .._arithmetic._layout import CHUNK_BYTES, Group, Layout, Piece, Rule
 from .._arithmetic._reduction import blocks
 from .._codecs._plain import PLAIN
 from .._wire._published import END
-from .._wire._sections import CHECKSUM_BYTES, Section, header
+from .._wire._sections import CHECKSUM_BYTES, NUMBER_BYTES, Section, header
 from ._costs import Ranges
 
 if TYPE_CHECKING:
@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 
 _WINDOW = 16  # how many blocks are laid out to see how chunks fill them
 _SECTIONS = 32  # how many sections of a header are written to see how long they are
+_TENSORS = 100  # how many tensors a model is taken to have; only their norms depend on it, of eight bytes each
 _METADATA = {
     "diloco": "delta",
     "name": "model",
@@ -45,6 +46,7 @@ class Model:
         sent: The size of a contribution's values after they are encoded, as a part of what it was before.
         coded: The same for what owners publish: updates, residuals and outer state; None if values are published as they are.
         full_every: If they are encoded: every so many syncs, an owner also publishes the values as they are.
+        clip: Whether contributions are clipped, and so hold the norms of their tensors.
     """
 
     values: float
@@ -55,6 +57,7 @@ class Model:
     sent: float = 1.0
     coded: float | None = None
     full_every: int = 1
+    clip: bool = False
 
     @classmethod
     def of(
@@ -68,6 +71,7 @@ class Model:
         full_every: int = 1,
         *,
         strict: bool,
+        clip: bool = False,
     ) -> Model:
         """The model of a strict run, or of an elastic one."""
         shards = replicas if strict else shards_of(math.ceil(values), replicas)
@@ -85,7 +89,14 @@ class Model:
             sent,
             None if state_codec.plain else coded,
             full_every,
+            clip,
         )
+
+    @property
+    def norms(self) -> Ranges:
+        """What is read of the norms of a contribution's tensors."""
+        size = CHECKSUM_BYTES + NUMBER_BYTES * _TENSORS
+        return Ranges(1, size, size) if self.clip else Ranges(0, 0, 0)
 
     @property
     def shard(self) -> float:

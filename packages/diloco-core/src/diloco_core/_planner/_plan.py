@@ -124,6 +124,7 @@ def plan_exchange(
     codec: str | Codec = "plain",
     state_codec: str | Codec = "plain",
     full_state_every: int = 8,
+    clip: str | None = None,
     store: StoreModel | None = None,
     transfer: Transfer | None = None,
 ) -> ExchangePlan:
@@ -149,6 +150,7 @@ def plan_exchange(
         state_codec: How results are published, as given to :class:`DiLoCo`; only for strict runs.
         full_state_every: With a ``state_codec``: the number of syncs of a fragment from one whole publication to the next. The
             figures are means over these syncs.
+        clip: As given to :class:`DiLoCo`: with ``"median"``, the norms of every contribution are read too.
         store: How the store behaves; like S3 if left out.
         transfer: How the replicas read and write, as given to :func:`connect`. (That function also checks how many
             connections its process may open.)
@@ -198,6 +200,8 @@ def plan_exchange(
         raise ConfigurationError(
             f"state_codec={published.name!r} needs strict=True: elastic runs publish their state in full"
         )
+    if clip not in {None, "median"}:
+        raise ConfigurationError(f"clip must be 'median' or None, not {clip!r}")
     size = params * bytes_per_param / fragments
     model = Model.of(
         size,
@@ -208,6 +212,7 @@ def plan_exchange(
         published,
         full_state_every,
         strict=strict,
+        clip=clip is not None,
     )
     syncs: dict[str, Callable[[StoreModel, float], Costs]] = (
         {"sharded": partial(strict_sync, model)}

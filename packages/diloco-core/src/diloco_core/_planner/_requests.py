@@ -25,11 +25,15 @@ def strict_sync(model: Model, store: StoreModel, bandwidth: float) -> Costs:
     costs, n = Costs(store, model.transfer, model.replicas, bandwidth), model.replicas
     block, budget = model.transfer.block_bytes, model.transfer.budget_bytes
     section = model.sent_shard + CHECKSUM_BYTES * math.ceil(model.shard / CHUNK_BYTES)
-    costs.upload((n - 1) * section + model.header(n - 1), parts_at_once(model.transfer, budget))
+    costs.upload(
+        (n - 1) * section + model.norms.size + model.header(n - 1),
+        parts_at_once(model.transfer, budget),
+    )
     costs.meet()
     costs.list(n)
     costs.ask("PUT")  # the record, by every replica that sees that all contributions are there
     costs.ask("GET")
+    costs.read(model.norms.times(n - 1), budget)
     # A section that fits into one block is read together with its checksums; otherwise the checksums are read first.
     reads = 1 if section <= block else 1 + math.ceil(model.sent_shard / block)
     costs.read(Ranges(reads, section, min(section, block)).times(n - 1), budget)
@@ -52,6 +56,7 @@ def sharded_sync(model: Model, store: StoreModel, bandwidth: float) -> Costs:
     _commit(costs, model, budget)
     section = model.sent_shard + CHECKSUM_BYTES
     contributions = Ranges(math.ceil(section / block), section, min(section, block)).times(n - 1)
+    costs.read(model.norms.times(n - 1), budget)
     costs.update(own_shards, contributions, model.published, creates_at_once(model.transfer))
     costs.meet()
     costs.list(model.shards)
@@ -76,6 +81,7 @@ def gather_sync(model: Model, publish_every: int, store: StoreModel, bandwidth: 
     costs.list(model.shards, by=1, times=now_and_then)
     costs.ask("GET", model.shards, by=1, times=now_and_then, at_once=model.transfer.connections)
     costs.ask("PUT", by=1, times=now_and_then)
+    costs.read(model.norms.times(n - 1), budget)
     costs.read(model.gathered.times(n - 1), budget)
     _collect(costs, model, states=2.5, contributions=2.5 * publish_every, deletes=now_and_then)
     return costs
@@ -86,7 +92,10 @@ def _commit(costs: Costs, model: Model, budget: int) -> None:
     # The record (the others may have gone on without this replica), the next claim of its rank, and the record again.
     costs.ask("GET", 3)
     costs.upload(
-        model.contribution + CHECKSUM_BYTES * model.shards + model.header(model.shards),
+        model.contribution
+        + CHECKSUM_BYTES * model.shards
+        + model.norms.size
+        + model.header(model.shards),
         parts_at_once(model.transfer, budget),
     )
     costs.meet()

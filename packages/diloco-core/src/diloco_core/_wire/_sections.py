@@ -33,6 +33,7 @@ if TYPE_CHECKING:
     from .._store._api import Buffer, ObjectReader
 
 CHECKSUM_BYTES = 8
+NUMBER_BYTES = 8
 # Sections begin at multiples of this many bytes, so that other tools can map each tensor of a file, whatever its dtype.
 _ALIGNMENT = 8
 
@@ -47,6 +48,7 @@ class Section:
         seed: Seed of its checksum.
         sums: The number of checksums at its end, of eight bytes each; the last one is over all its bytes.
         codec: How its values are encoded.
+        numbers: The number of float64 numbers before its pieces, little endian; its checksums cover them too.
     """
 
     name: str
@@ -54,6 +56,7 @@ class Section:
     seed: int
     sums: int = 1
     codec: Codec = PLAIN
+    numbers: int = 0
 
     def values_bytes(self, layout: Layout) -> int:
         """Size of its encoded pieces in bytes, without padding and checksums."""
@@ -98,7 +101,9 @@ def header(layout: Layout, sections: Sequence[Section], metadata: Mapping[str, s
     """The bytes of a file's safetensors header, including its length."""
     tensors: dict[str, object] = {}
     for section, start in zip(sections, section_starts(layout, sections), strict=False):
-        offset = start
+        offset = start + NUMBER_BYTES * section.numbers
+        if section.numbers:
+            tensors[section.name] = entry(torch.float64, [section.numbers], start, offset)
         for piece in section.pieces:
             end = offset + sent_bytes(section.codec, layout, piece)
             plain = codec_of(section.codec, layout, piece.group).plain
@@ -113,7 +118,7 @@ def header(layout: Layout, sections: Sequence[Section], metadata: Mapping[str, s
 
 def section_bytes(layout: Layout, section: Section) -> int:
     """Size of a section in bytes, including padding and checksums."""
-    size = section.values_bytes(layout)
+    size = section.values_bytes(layout) + NUMBER_BYTES * section.numbers
     return size + padding_bytes(size) + CHECKSUM_BYTES * section.sums
 
 

@@ -87,6 +87,7 @@ class SimulatedTraining:
         wishes: Which outer learning rate a life asks for before an inner step, by (rank, life, step).
         weight: By what contributions are weighed.
         trim: How many values are left out of the mean at either end of every element.
+        clip: Whether contributions are clipped to the median of their norms.
 
     Attributes:
         states: For every sync, by its number in the log, what replicas held after it: (rank, life, global copies).
@@ -128,6 +129,7 @@ class SimulatedTraining:
     asked: list[Asked] = field(default_factory=list)
     weight: Literal["equal", "steps", "tokens"] = "equal"
     trim: int = 0
+    clip: bool = False
     held: dict[tuple[int, int, int, int, int], torch.Tensor] = field(default_factory=dict)
     mixed: dict[tuple[int, int], list[str]] = field(default_factory=dict)
 
@@ -195,6 +197,7 @@ class SimulatedTraining:
             weight=self.weight,
             aggregate="trimmed" if self.trim else "mean",
             trim=self.trim or None,
+            clip="median" if self.clip else None,
         )
         fragments = outer._fragments  # noqa: SLF001 - nobody else needs to see residuals
         with outer:
@@ -277,6 +280,10 @@ class SimulatedTraining:
     def _mean(self, sent: Sequence[torch.Tensor], members: Sequence[Delta]) -> torch.Tensor:
         """What the contributions of these members become."""
         values = torch.stack(list(sent))
+        if self.clip:
+            norms = values.norm(dim=1)
+            median = norms.sort().values[(len(norms) - 1) // 2]
+            values *= (median / norms).nan_to_num(1.0).clamp(max=1.0).unsqueeze(1)
         if self.trim:
             return values.sort(dim=0).values[self.trim : len(sent) - self.trim].mean(dim=0)
         weights = torch.tensor([self._weight(each) for each in members], dtype=torch.float64)

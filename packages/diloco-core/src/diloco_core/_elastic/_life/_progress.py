@@ -14,6 +14,7 @@ from .._records._records import Done, state_digest
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
 
+    from ..._arithmetic._clip import Clipped
     from ..._arithmetic._layout import Layout
     from ..._exchange._resumable import ResumableJob
     from .._records._keys import Delta
@@ -33,6 +34,7 @@ class Progress:
         values_at: For every shard, the sync after which its values in memory are valid; None if they are undefined.
         outer_at: The same for the outer optimizer's state; None if it is not in memory.
         unfinished: The record of the state that is being published (gather only).
+        clipped: The last sync whose contributions this life has clipped, and how; see :attr:`.SyncReport.clipped`.
         format: The format of contributions to the fragment.
     """
 
@@ -44,6 +46,7 @@ class Progress:
     rests: list[int | None]
     commit: Commit | None = None
     unfinished: Done | None = None
+    clipped: tuple[int, tuple[Clipped, ...]] = (0, ())
     format: DeltaFormat = field(init=False)
 
     def __post_init__(self) -> None:

@@ -7,9 +7,11 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import xxhash
 
+from ..._arithmetic._clip import norm_count
 from ..._arithmetic._sharded import carries, contributions, may_carry
 from ..._errors import CorruptedObjectError
 from ..._store._api import ReadsAhead
+from ..._wire._norms import announce_norms, norms_part, norms_section, read_norms
 from ..._wire._sections import (
     Section,
     SectionReader,
@@ -51,6 +53,8 @@ class _Plan(NamedTuple):
     """The files of contributions that carry the same groups."""
 
     header: bytes
+    norms: Section | None
+    norms_start: int
     sections: list[Section]
     starts: list[int]
     size: int
@@ -94,7 +98,11 @@ class DeltaFormat:
             ChangedError: The global copy is not what was published.
             NonFiniteDeltaError: The contribution holds NaN or infinity.
         """
-        yield self._plan(delta.groups).header
+        plan = self._plan(delta.groups)
+        yield plan.header
+        if plan.norms is not None:
+            section = replace(plan.norms, seed=self._seed(delta, "norms"))
+            yield norms_part(section, self._job.norms)
         layout, groups = self._job.layout, delta.groups
         for shard in range(layout.shards):
             checksum = xxhash.xxh3_64(seed=base(shard).values().seed)
@@ -146,7 +154,8 @@ class DeltaFormat:
             )
             for shard in shards
         }
-        return DeltaReader(reader, sections)
+        norms = plan.norms and replace(plan.norms, seed=self._seed(delta, "norms"))
+        return DeltaReader(reader, sections, norms, plan.norms_start, origin)
 
     def _plan(self, groups: int) -> _Plan:
         if groups not in self._plans:
@@ -157,17 +166,21 @@ class DeltaFormat:
                 "name": self._job.name,
                 "fingerprint": self._job.fingerprint,
             }
-            beginning = header(layout, sections, metadata)
-            *starts, size = (len(beginning) + start for start in section_starts(layout, sections))
-            self._plans[groups] = _Plan(beginning, sections, starts, size)
+            norms = norms_section(norm_count(self._job), 0) if self._job.clip else None
+            in_order = [*filter(None, [norms]), *sections]
+            beginning = header(layout, in_order, metadata)
+            *starts, size = (len(beginning) + start for start in section_starts(layout, in_order))
+            self._plans[groups] = _Plan(
+                beginning, norms, starts[0], sections, starts[len(in_order) - len(sections) :], size
+            )
         return self._plans[groups]
 
     def _section(self, shard: int, groups: int, checksum_seed: int) -> Section:
         pieces = (piece for piece in self._job.layout.shard(shard) if carries(groups, piece.group))
         return Section(f"shard.{shard}", tuple(pieces), checksum_seed, codec=self._job.codec)
 
-    def _seed(self, delta: Delta, shard: int) -> int:
-        return seed(self._job.fingerprint, delta.key, shard)
+    def _seed(self, delta: Delta, section: int | str) -> int:
+        return seed(self._job.fingerprint, delta.key, section)
 
 
 class DeltaReader:
@@ -176,9 +189,23 @@ class DeltaReader:
     Args:
         reader: The open file; it is not closed here.
         sections: The shards, in the order in which they are read.
+        norms: The section of the norms, without which contributions are not clipped.
+        norms_start: Where it begins in the file.
+        origin: What the file is called in errors.
     """
 
-    def __init__(self, reader: ObjectReader, sections: Mapping[int, SectionReader]) -> None:
+    def __init__(
+        self,
+        reader: ObjectReader,
+        sections: Mapping[int, SectionReader],
+        norms: Section | None,
+        norms_start: int,
+        origin: str,
+    ) -> None:
+        self._reader = reader
+        self._norms = norms
+        self._norms_start = norms_start
+        self._origin = origin
         # Looked up only once, because isinstance() with a protocol is slow.
         self._expect = reader.expect if isinstance(reader, ReadsAhead) else None
         self._sections = sections
@@ -199,6 +226,20 @@ class DeltaReader:
             spans.append((start, stop))
         for start, stop in spans:
             self._expect(start, stop)
+
+    def announce_norms(self) -> None:
+        """Tell the store that the norms will be read, before anything else is announced."""
+        if self._norms is not None:
+            announce_norms(self._reader, self._norms, self._norms_start)
+
+    def norms(self) -> tuple[float, ...]:
+        """The norms of the contribution's tensors, verified, before anything else is read.
+
+        Raises:
+            CorruptedObjectError: They are damaged.
+        """
+        assert self._norms is not None  # every contribution to a run with clipping has them
+        return read_norms(self._reader, self._norms, self._norms_start, self._origin)
 
     def read(self, out: torch.Tensor) -> None:
         """Fill a contiguous CPU tensor with the next elements. Do not trust them before :meth:`verify`."""

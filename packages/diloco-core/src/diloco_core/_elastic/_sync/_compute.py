@@ -134,6 +134,8 @@ class Computation:
         first, unchanged = watched(self._result, batch, inputs.sources[0])
 
         self._job.rate = self._commit.rate
+        if inputs.clipping is not None:
+            self._progress.clipped = self._commit.sync, inputs.clipping.report()
 
         def verify() -> None:
             inputs.verify(batch)

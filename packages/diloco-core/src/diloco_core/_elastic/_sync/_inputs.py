@@ -5,13 +5,14 @@ from __future__ import annotations
 from contextlib import ExitStack
 from typing import TYPE_CHECKING
 
+from ..._arithmetic._clip import Clipping
 from ..._arithmetic._reduction import blocks
 from ..._arithmetic._sent import as_sent, sent_bytes
 from ..._arithmetic._sharded import carries, with_unchanged
 from ..._store._api import block_bytes_of
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Callable, Iterable, Sequence
 
     import torch
 
@@ -36,10 +37,11 @@ class Inputs:
     Attributes:
         sources: For every member, in rank order, a source that gives its contribution chunk by chunk.
         block_bytes: How many bytes are read from one contribution before the next one is read.
+        clipping: How contributions are clipped; None if they are not. The sources are clipped already.
 
     Raises:
         ObjectNotFoundError: A contribution is gone.
-        CorruptedObjectError: A contribution does not have the size that it should have.
+        CorruptedObjectError: A contribution does not have the size that it should have, or its norms are damaged.
     """
 
     def __init__(
@@ -58,22 +60,32 @@ class Inputs:
         self._stack = ExitStack()
         self.sources: list[Source] = []
         self.block_bytes = block_bytes_of(life.store.store) // (2 if life.gather else 1)
+        self.clipping: Clipping | None = None
         shards = [shard for batch in batches for shard in batch]
+        norms: list[Callable[[], Sequence[float]]] = []
         try:
             for member in commit.members:
                 if local and (member.rank, member.epoch) == (life.rank, life.epoch):
                     self.sources.append(as_sent(progress.job))
+                    norms.append(lambda: progress.job.norms)
                     continue
                 # The size is known, since a contribution of another size would not be valid.
                 size = progress.format.size(member.groups)
                 opened = self._stack.enter_context(life.store.store.open(member.key, size))
                 reader = progress.format.reader(member, opened, shards, life.origin(member.key))
                 self._readers.append((member.groups, reader))
+                norms.append(reader.norms)
                 self.sources.append(
                     with_unchanged(progress.job, member.groups, self._source(reader))
                 )
             if not life.store.near:
                 self._announce(batches)
+            if progress.job.clip:
+                self.clipping = Clipping(progress.job, [read() for read in norms])
+                self.sources = [
+                    self.clipping.clipped(number, source)
+                    for number, source in enumerate(self.sources)
+                ]
         except BaseException:
             self.close()
             raise
@@ -93,6 +105,8 @@ class Inputs:
         self._stack.close()
 
     def _announce(self, batches: Iterable[Sequence[int]]) -> None:
+        for _, reader in self._readers:
+            reader.announce_norms()
         for batch in batches:
             for block in blocks(self._layout, batch, self._life.chunk_bytes, self.block_bytes):
                 sizes: dict[int, dict[int, int]] = {}

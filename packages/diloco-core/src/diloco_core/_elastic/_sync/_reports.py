@@ -8,6 +8,7 @@ from ..._arithmetic._weights import shares
 from ..._exchange._report import SyncReport
 
 if TYPE_CHECKING:
+    from ..._arithmetic._clip import Clipped
     from ..._arithmetic._sync_job import SyncJob
     from .._life._life import Life
     from .._records._records import Commit
@@ -28,6 +29,7 @@ def completed(
         exchange_seconds=life.timing.clock() - since - life.traffic.waited,
         contribution=contribution,
         weights=_weights(job, commit),
+        clipped=_clipped(life, commit),
     )
 
 
@@ -56,7 +58,13 @@ def _not_completed(
         contribution=contribution,
         reloaded=reloaded,
         weights=() if commit is None else _weights(job, commit),
+        clipped=() if commit is None else _clipped(life, commit),
     )
+
+
+def _clipped(life: Life, commit: Commit) -> tuple[Clipped, ...]:
+    sync, clipped = life.fragments[commit.fragment].clipped
+    return clipped if sync == commit.sync else ()  # a life that computed no shard has read no norms
 
 
 def _weights(job: SyncJob, commit: Commit) -> tuple[float, ...]:

@@ -6,6 +6,7 @@ import logging
 from functools import partial
 from typing import TYPE_CHECKING
 
+from ..._arithmetic._clip import own_norms
 from ..._arithmetic._rate import Rate
 from ..._arithmetic._sharded import carried_groups
 from ..._errors import CorruptedObjectError, SyncError
@@ -206,6 +207,7 @@ class ElasticSync:
                 f"already counted its steps up to {progress.positions.get(life.rank, 0)}. Contributions must continue from the "
                 "counted steps, which restore() returned."
             )
+        self._job.norms = own_norms(self._job, life.rank, life.scratch)
         self._ask(self._job.proposal.wish)
         base = partial(life.shard, progress.sync, self._index)
         parts = partial(

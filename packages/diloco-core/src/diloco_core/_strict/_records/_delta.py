@@ -19,10 +19,12 @@ from ..._errors import CorruptedObjectError
 from ..._store._api import ReadsAhead, block_bytes_of
 from ..._store._closing import Closing
 from ..._store._reread import read_again
+from ..._wire._norms import announce_norms, norms_part, norms_section, read_norms
 from ..._wire._sections import CHECKSUM_BYTES, Section, ValuesDecoder, header, section_bytes, view
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator, Mapping
+    from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+    from contextlib import ExitStack
 
     import torch
 
@@ -43,6 +45,7 @@ class DeltaPlan:
         carried: The groups that are sent, one bit for each.
         is_rank_zero: Whether rank 0 is the sender. It alone sends the groups whose values all replicas take from it.
         codec: How the values are encoded.
+        norms: The number of norms that precede the shards; None if contributions are not clipped.
     """
 
     def __init__(
@@ -54,8 +57,10 @@ class DeltaPlan:
         *,
         is_rank_zero: bool,
         codec: Codec = PLAIN,
+        norms: int | None = None,
     ) -> None:
         self.layout = layout
+        self.norms = None if norms is None else norms_section(norms, 0)
         self._world_size = world_size
         self._sections: list[Section] = []
         for shard in range(layout.shards):
@@ -75,6 +80,11 @@ class DeltaPlan:
         """The section of a shard."""
         return replace(self._sections[shard], seed=seed)
 
+    def distance_of_norms(self, rank: int) -> int:
+        """Number of bytes between the beginning of the norms and the end of a rank's file."""
+        norms = 0 if self.norms is None else section_bytes(self.layout, self.norms)
+        return norms + sum(self._sizes[shard] for shard in self.shards(rank))
+
     def distance(self, rank: int, shard: int) -> int:
         """Number of bytes between the beginning of a shard's section and the end of a rank's file."""
         next_unsent = shard + (rank - shard) % self._world_size
@@ -87,12 +97,16 @@ class DeltaFile:
     Args:
         plan: The format that it has in common with those of other ranks.
         rank: The contributor.
-        seed: Returns the seed of the checksums of a shard's section.
+        seed: Returns the seed of the checksums of a shard's section, or of that of the norms (``"norms"``).
         metadata: Goes into the header, for people and other tools.
     """
 
     def __init__(
-        self, plan: DeltaPlan, rank: int, seed: Callable[[int], int], metadata: Mapping[str, str]
+        self,
+        plan: DeltaPlan,
+        rank: int,
+        seed: Callable[[int | str], int],
+        metadata: Mapping[str, str],
     ) -> None:
         self.layout = plan.layout
         self._plan = plan
@@ -108,11 +122,57 @@ class DeltaFile:
         """Number of bytes between the beginning of a shard's section and the end of the file."""
         return self._plan.distance(self._rank, shard)
 
-    def parts(self, contributions: Callable[[int], Iterable[torch.Tensor]]) -> Iterator[Buffer]:
+    @property
+    def norms_section(self) -> Section | None:
+        """The section of the norms; None if contributions are not clipped."""
+        norms = self._plan.norms
+        return norms and replace(norms, seed=self._seed("norms"))
+
+    def norms(
+        self, store: Patient, key: str, size: int, timing: Timing, opened: ExitStack
+    ) -> Callable[[], tuple[float, ...]]:
+        """Announce the norms in a file of this format. Returns a function that reads them.
+
+        It raises a CorruptedObjectError if they are damaged, also after they were read again.
+
+        Args:
+            store: Where the file is.
+            key: Its key.
+            size: Its size in bytes.
+            timing: Its ``sleep`` is used before they are read again.
+            opened: Closes what was opened, if the norms are not read.
+        """
+        section = self.norms_section
+        assert section is not None  # every contribution has norms, or none has
+        start, origin = size - self._plan.distance_of_norms(self._rank), f"{store.uri}/{key}"
+
+        def ahead() -> ObjectReader:
+            reader = store.store.open(key, size)
+            announce_norms(reader, section, start)
+            return reader
+
+        first = None if store.near else opened.enter_context(ahead())
+
+        def read() -> tuple[float, ...]:
+            nonlocal first
+            reader, first = first or ahead(), None
+            with reader:
+                return read_norms(reader, section, start, origin)
+
+        return lambda: read_again(timing, lambda: store.attempt(read))
+
+    def parts(
+        self,
+        contributions: Callable[[int], Iterable[torch.Tensor]],
+        norms: Sequence[float] = (),
+    ) -> Iterator[Buffer]:
         """The bytes of the file; ``contributions`` yields the encoded chunks of a shard."""
         shards = self._plan.shards(self._rank)
         sections = [self.section(shard) for shard in shards]
-        yield header(self.layout, sections, self._metadata)
+        norms_section = self.norms_section
+        yield header(self.layout, [*filter(None, [norms_section]), *sections], self._metadata)
+        if norms_section is not None:
+            yield norms_part(norms_section, norms)
         for section, shard in zip(sections, shards, strict=True):
             digest = xxhash.xxh3_64(seed=section.seed)
             sums = []

@@ -6,6 +6,7 @@ import re
 from functools import partial
 from typing import TYPE_CHECKING
 
+from ..._arithmetic._clip import norm_count
 from ..._arithmetic._rate import NO_RATE, Rate
 from ..._arithmetic._sharded import may_carry
 from ..._arithmetic._weights import NO_AMOUNT, Amount, Weighting
@@ -116,6 +117,7 @@ class SyncObjects:
                 groups,
                 is_rank_zero=is_rank_zero,
                 codec=self._job.codec,
+                norms=norm_count(self._job) if self._job.clip else None,
             )
         seed_of = partial(self._seed, "delta", rank, groups)
         metadata = self._metadata("delta") | {"rank": str(rank)}

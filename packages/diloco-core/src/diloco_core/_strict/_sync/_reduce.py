@@ -6,6 +6,7 @@ import contextlib
 from functools import partial
 from typing import TYPE_CHECKING
 
+from ..._arithmetic._clip import Clipping
 from ..._arithmetic._layout import Rule
 from ..._arithmetic._reduction import blocks, reduce_shards
 from ..._arithmetic._sent import as_sent, sent_bytes
@@ -15,10 +16,11 @@ from ..._store._reread import read_again
 from .._records._delta import ShardDelta
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Mapping
+    from collections.abc import Callable, Iterable, Mapping, Sequence
 
     import torch
 
+    from ..._arithmetic._clip import Clipped
     from ..._arithmetic._layout import Piece
     from ..._arithmetic._sharded import Source
     from ..._arithmetic._sync_job import SyncJob
@@ -37,6 +39,9 @@ class Reduction:
         objects: The objects of the sync.
         members: The contributions that it is made of.
         traffic: Counts what is read.
+
+    Attributes:
+        clipped: How the contributions were clipped, once it has run; see :attr:`.SyncReport.clipped`.
     """
 
     def __init__(
@@ -52,6 +57,7 @@ class Reduction:
         self._objects = objects
         self._members = members
         self._traffic = traffic
+        self.clipped: tuple[Clipped, ...] = ()
 
     def run(self, sync: int, publish: Callable[[int], None]) -> None:
         """Update the shards one after another, and publish each before the next is updated.
@@ -65,6 +71,7 @@ class Reduction:
         carried = self._members.carried()
         read_again(participant.timing, self._members.list_again)
         with contextlib.ExitStack() as stack:
+            norms = self._norms(carried, stack) if job.clip else []
             deltas = {
                 (shard, rank): stack.enter_context(self._open(shard, rank, groups))
                 for shard in owned
@@ -74,6 +81,7 @@ class Reduction:
             block_bytes = block_bytes_of(participant.store.store)
             if not participant.store.near:
                 self._announce(deltas, carried, block_bytes)
+            clipping = self._clipping(norms)
             for shard in owned:
                 sources: list[Source] = [
                     as_sent(job)
@@ -81,6 +89,8 @@ class Reduction:
                     else with_unchanged(job, groups, partial(self._read, deltas[shard, rank]))
                     for rank, groups in carried.items()
                 ]
+                if clipping is not None:
+                    sources = [clipping.clipped(rank, each) for rank, each in enumerate(sources)]
                 reduce_shards(
                     job,
                     [shard],
@@ -92,6 +102,29 @@ class Reduction:
                     shares=self._members.shares(job.weighting),
                 )
                 publish(shard)
+
+    def _norms(
+        self, carried: Mapping[int, int], stack: contextlib.ExitStack
+    ) -> list[Callable[[], Sequence[float]]]:
+        """Functions that read the norms of the contributions, in rank order."""
+        participant, members = self._participant, self._members
+
+        def of(rank: int, groups: int) -> Callable[[], Sequence[float]]:
+            if rank == participant.rank:
+                return lambda: self._job.norms
+            file = self._objects.delta(rank, groups)
+            return file.norms(
+                participant.store, members.key(rank), members.size(rank), participant.timing, stack
+            )
+
+        return [of(rank, groups) for rank, groups in carried.items()]
+
+    def _clipping(self, norms: Sequence[Callable[[], Sequence[float]]]) -> Clipping | None:
+        if not norms:
+            return None
+        clipping = Clipping(self._job, [read() for read in norms])
+        self.clipped = clipping.report()
+        return clipping
 
     def _open(self, shard: int, rank: int, groups: int) -> ShardDelta:
         return ShardDelta(

@@ -5,6 +5,7 @@ from __future__ import annotations
 from functools import partial
 from typing import TYPE_CHECKING
 
+from ..._arithmetic._clip import own_norms
 from ..._arithmetic._rate import chosen
 from ..._arithmetic._sharded import carried_groups, check_contribution, contributions
 from ..._errors import RunExistsError, SyncTimeoutError
@@ -72,6 +73,8 @@ class StoreSync:
         """The first half: store this replica's contribution."""
         clock = self._participant.timing.clock
         start = clock()
+        participant = self._participant
+        self._job.norms = own_norms(self._job, participant.rank, participant.scratch)
         (key,) = self.contributed
         self._traffic.sent += self._participant.store.put(key, self._delta_parts)
         self._contributing = clock() - start
@@ -109,6 +112,7 @@ class StoreSync:
             wait_seconds=traffic.waited,
             exchange_seconds=self._contributing + clock() - start - traffic.waited,
             weights=self._members.shares(self._job.weighting),
+            clipped=reduction.clipped,
         )
 
     @property
@@ -180,7 +184,8 @@ class StoreSync:
                 encoded=True,
             )
 
-        yield from self._objects.delta(participant.rank, self._groups).parts(sent)
+        delta = self._objects.delta(participant.rank, self._groups)
+        yield from delta.parts(sent, self._job.norms)
 
     def _wait_for_commit(self) -> None:
         """Wait for the commit record. A replica that sees all contributions writes it; the others wait for that one key."""
