@@ -8,6 +8,7 @@ from safetensors.torch import load
 
 from diloco_core import CorruptedObjectError
 from diloco_core._arithmetic._layout import Group, Layout, Piece, Rule
+from diloco_core._arithmetic._sharded import Scratch
 from diloco_core._store._open import open_store
 from diloco_core._wire._safetensors import SAFETENSORS_DTYPES
 from diloco_core._wire._sections import (
@@ -47,6 +48,8 @@ def test_every_element_is_in_one_chunk_of_one_shard(layout, chunk_bytes):
             )
             for element in range(chunk.start, chunk.stop):
                 seen[chunk.group][element] += 1
+        counted = sum(layout.chunk_count(piece, chunk_bytes) for piece in layout.shard(shard))
+        assert counted == len(list(layout.chunks(shard, chunk_bytes)))
     assert all(count == 1 for counts in seen for count in counts)
 
 
@@ -156,10 +159,38 @@ def test_a_valid_section_in_the_wrong_place_is_found():
         _read(data, layout, other, 0)
 
 
-def test_a_view_shares_memory():
-    tensor = torch.zeros(3)
-    view(tensor)[0:4] = torch.tensor([1.0]).numpy().tobytes()
-    assert tensor.tolist() == [1.0, 0.0, 0.0]
+@pytest.mark.parametrize("dtype", list(SAFETENSORS_DTYPES))
+def test_a_view_shares_memory(dtype):
+    """Also of dtypes that numpy does not know."""
+    tensor = torch.zeros(2, 3, dtype=dtype)
+    data = view(tensor)
+    assert (data.format, data.ndim, len(data)) == ("B", 1, tensor.nbytes)
+    last = torch.ones(1, dtype=dtype).view(torch.uint8)
+    data[-len(last) :] = bytes(last.tolist())
+    assert tensor.tolist() == [[0, 0, 0], [0, 0, 1]]
+    assert len(view(tensor[:0])) == 0
+
+
+def test_buffers_that_are_used_again_fit_every_piece():
+    """A tensor is kept for the next piece of its size; a smaller, a larger or another one gets a tensor of its own."""
+    groups = (Group(torch.float64, 40, Rule.OUTER), Group(torch.float32, 80, Rule.MEAN))
+    layout, scratch = Layout(groups, 1), Scratch(64)
+    pieces = [Piece(1, 0, 16), Piece(1, 16, 32), Piece(1, 32, 35), Piece(0, 0, 16), Piece(1, 0, 80)]
+    for piece in [*pieces, *pieces]:
+        first, second = scratch.tensor(0, layout, piece), scratch.tensor(1, layout, piece)
+        for tensor in (first, second, *scratch.totals(layout, [piece])):
+            assert (tensor.numel(), tensor.dtype) == (piece.numel, groups[piece.group].dtype)
+        first.fill_(1.0)
+        second.fill_(2.0)
+        assert first.eq(1.0).all()
+        assert scratch.tensor(0, layout, piece) is first
+
+
+def test_buffers_of_a_sync_in_inference_mode_may_be_used_outside_of_it():
+    layout, scratch = Layout((Group(torch.float32, 32, Rule.MEAN),), 1), Scratch(64)
+    with torch.inference_mode():
+        scratch.tensor(0, layout, Piece(0, 0, 32)).fill_(1.0)  # larger than the buffer was
+    assert scratch.tensor(0, layout, Piece(0, 0, 32)).add_(1.0).eq(2.0).all()
 
 
 def test_piece_size():

@@ -106,6 +106,10 @@ class Layout:
             for start in range(piece.start, piece.stop, step):
                 yield Piece(piece.group, start, min(start + step, piece.stop))
 
+    def chunk_count(self, piece: Piece, chunk_bytes: int) -> int:
+        """Into how many chunks a piece of a shard is divided."""
+        return -(-piece.numel // self.chunk_elements(piece.group, chunk_bytes))
+
     def chunk_elements(self, group: int, chunk_bytes: int) -> int:
         """The number of elements of ``group`` in a chunk of at most ``chunk_bytes`` (at least one element, or one block)."""
         elements = max(1, chunk_bytes // self.groups[group].dtype.itemsize)

@@ -29,14 +29,27 @@ class Scratch:
 
     def __init__(self, chunk_bytes: int) -> None:
         self._buffers = [_bytes(max(chunk_bytes, _WORD)) for _ in range(2)]
+        self._sizes = [buffer.numel() for buffer in self._buffers]
+        # Most chunks are equally large, and to make a tensor takes longer than to look it up.
+        self._last: list[tuple[torch.dtype | None, int, torch.Tensor]] = [
+            (None, 0, buffer) for buffer in self._buffers
+        ]
 
     def tensor(self, which: int, layout: Layout, piece: Piece) -> torch.Tensor:
         """Buffer 0 or 1 as a tensor that fits ``piece``."""
-        dtype = layout.groups[piece.group].dtype
-        return self._buffer(which, piece.numel * dtype.itemsize).view(dtype)[: piece.numel]
+        dtype, numel = layout.groups[piece.group].dtype, piece.stop - piece.start
+        last_dtype, last_numel, tensor = self._last[which]
+        if dtype is not last_dtype or numel != last_numel:
+            # A tensor that is made inside torch.inference_mode() could not be used outside of it.
+            with torch.inference_mode(mode=False):
+                tensor = self._buffer(which, numel * dtype.itemsize).view(dtype)[:numel]
+            self._last[which] = dtype, numel, tensor
+        return tensor
 
     def totals(self, layout: Layout, pieces: Sequence[Piece]) -> list[torch.Tensor]:
         """Parts of the first buffer as tensors that fit these pieces, side by side."""
+        if len(pieces) == 1:
+            return [self.tensor(0, layout, pieces[0])]
         starts = [0, *accumulate(_rounded(layout.piece_bytes(piece)) for piece in pieces)]
         buffer = self._buffer(0, starts[-1])
         return [
@@ -45,8 +58,10 @@ class Scratch:
         ]
 
     def _buffer(self, which: int, size: int) -> torch.Tensor:
-        if size > len(self._buffers[which]):
-            self._buffers[which] = _bytes(size)
+        if size > self._sizes[which]:
+            self._buffers[which] = buffer = _bytes(size)
+            self._sizes[which] = buffer.numel()
+            self._last[which] = None, 0, buffer
         return self._buffers[which]
 
 

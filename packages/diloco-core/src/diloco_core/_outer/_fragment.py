@@ -215,10 +215,11 @@ class Fragment:
         is_outer = self.layout.groups[piece.group].rule is Rule.OUTER
         for local, start, stop in self._overlaps(piece):
             base = self.copy[piece.group][start:stop]
-            part = out[start - piece.start : stop - piece.start]
+            whole = stop - start == piece.stop - piece.start
+            if not is_outer and whole and local.data_ptr() == base.data_ptr():
+                return local
+            part = out if whole else out[start - piece.start : stop - piece.start]
             if not is_outer:
-                if local.data_ptr() == base.data_ptr() and local.numel() == piece.numel:
-                    return local
                 part.copy_(local)
                 if local.dtype is not base.dtype and not self.must_be_finite(piece):
                     # As with parameters, the rounding of the last mean to the model's dtype does not count as a change.
@@ -337,7 +338,8 @@ class Fragment:
         """Set the model to ``values``, rounded to the model's dtype."""
         self._adopted = True
         for local, start, stop in self._overlaps(piece):
-            part = values[start - piece.start : stop - piece.start]
+            whole = stop - start == piece.stop - piece.start
+            part = values if whole else values[start - piece.start : stop - piece.start]
             if part.data_ptr() != local.data_ptr():
                 local.copy_(part)
 

@@ -36,6 +36,8 @@ CHECKSUM_BYTES = 8
 NUMBER_BYTES = 8
 # Sections begin at multiples of this many bytes, so that other tools can map each tensor of a file, whatever its dtype.
 _ALIGNMENT = 8
+# The dtypes of most tensors. For others, another tensor is made first, which takes as long as the rest.
+_OF_NUMPY = {torch.float32, torch.float64, torch.uint8}
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,10 +79,12 @@ def view(tensor: torch.Tensor) -> memoryview:
     """The bytes of a contiguous CPU tensor as a writable view, without a copy."""
     if not tensor.numel():
         return memoryview(bytearray())
-    # Viewed as bytes, since numpy does not know all dtypes. Typed as Any, since numpy declares the buffer protocol only from
-    # Python 3.12 on.
     flat = tensor if tensor.dim() == 1 else tensor.reshape(-1)
-    array: Any = (flat if flat.dtype is torch.uint8 else flat.view(torch.uint8)).numpy()
+    # Typed as Any, since numpy declares the buffer protocol only from Python 3.12 on.
+    if flat.dtype in _OF_NUMPY:
+        array: Any = flat.numpy()
+        return memoryview(array).cast("B")
+    array = flat.view(torch.uint8).numpy()  # numpy does not know all dtypes
     return memoryview(array)
 
 

@@ -338,7 +338,8 @@ class FileReader(Closing):
         done = 0
         while done < len(buffer):
             try:
-                count = os.preadv(self._descriptor, [buffer[done:]], offset + done)
+                rest = buffer[done:] if done else buffer
+                count = os.preadv(self._descriptor, [rest], offset + done)
             except OSError as error:
                 raise unreadable(self._path, error) from error
             if count == 0:

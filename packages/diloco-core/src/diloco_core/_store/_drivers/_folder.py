@@ -274,8 +274,10 @@ class FolderStore:
             try:
                 size = 0
                 for part in parts:  # an error that the parts raise is not an error of writing
-                    with self._writing(key):
+                    try:
                         size += _write_all(descriptor, part)
+                    except OSError as error:
+                        raise self._not_written(key, error) from error
                 with self._writing(key):
                     # A file that is written over may have been longer.
                     os.ftruncate(descriptor, size)
@@ -335,12 +337,15 @@ class FolderStore:
         try:
             yield
         except OSError as error:
-            if error.errno in FULL:
-                self.close()  # the files kept for reuse take room that is needed now
-            raise unavailable(
-                f"{str(self._path(key))!r} cannot be written: {error.strerror or error}. Readers do not see any part of it.",
-                error,
-            ) from error
+            raise self._not_written(key, error) from error
+
+    def _not_written(self, key: str, error: OSError) -> StoreUnavailableError:
+        if error.errno in FULL:
+            self.close()  # the files kept for reuse take room that is needed now
+        return unavailable(
+            f"{str(self._path(key))!r} cannot be written: {error.strerror or error}. Readers do not see any part of it.",
+            error,
+        )
 
 
 @contextlib.contextmanager
@@ -369,7 +374,7 @@ def _folder(uri: str) -> Path:
 
 def _write_all(descriptor: int, part: Buffer) -> int:
     view = memoryview(part).cast("B")
-    size = len(view)
-    while view:
-        view = view[os.write(descriptor, view) :]
+    size, done = len(view), 0
+    while done < size:
+        done += os.write(descriptor, view[done:] if done else view)
     return size

@@ -65,8 +65,7 @@ class DeltaPlan:
         self._sections: list[Section] = []
         for shard in range(layout.shards):
             pieces = sent_pieces(layout, shard, 0 if is_rank_zero else 1, carried)
-            groups = {piece.group for piece in pieces}
-            chunks = sum(chunk.group in groups for chunk in layout.chunks(shard, chunk_bytes))
+            chunks = sum(layout.chunk_count(piece, chunk_bytes) for piece in pieces)
             self._sections.append(Section(f"shard.{shard}", pieces, 0, max(chunks, 1), codec))
         self._sizes = [section_bytes(layout, section) for section in self._sections]
         # Bytes from the beginning of each section to the end of a file with all sections.
