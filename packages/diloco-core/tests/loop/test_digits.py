@@ -98,6 +98,40 @@ def test_diloco_converges_on_label_sorted_shards(lab, fragments):
     assert loss < THRESHOLD, loss
 
 
+CODED = ("fp32", "bf16", "fp16", "int8", "int8-6sigma", "e2m1", "e3m0")
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"codec": "int8", "state_codec": "int8"},
+        *(pytest.param({"codec": name}, marks=pytest.mark.slow) for name in CODED),
+    ],
+    ids=str,
+)
+def test_codecs_converge_as_well(lab, options):
+    loss = mean_loss(lab, 1, **options)
+    assert loss < THRESHOLD, loss
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("options", "worst"),
+    [
+        ({"delay": 2}, THRESHOLD),
+        ({"delay": 5}, THRESHOLD),
+        # Mixing slows so short a training down, with a delay and without one: alpha alone comes to 0.78.
+        ({"delay": 2, "alpha": 0.5}, 0.95),
+        ({"delay": 5, "alpha": 0.5}, 0.95),
+    ],
+    ids=str,
+)
+def test_delays_converge_in_twice_as_many_rounds(lab, options, worst, monkeypatch):
+    monkeypatch.setattr(sys.modules[__name__], "ROUNDS", 2 * ROUNDS)
+    loss = mean_loss(lab, 1, **options)
+    assert loss < worst, loss
+
+
 @pytest.mark.parametrize("delay", [0, 2])
 def test_four_bits_with_error_feedback_converge_as_well(lab, delay):
     loss = mean_loss(lab, 1, codec="e2m1", error_feedback=True, delay=delay)
