@@ -23,6 +23,11 @@ SAYS = {
         rank 2 came back, and went on with its batch number \d+
         all replicas hold the model that the store holds
     """,
+    "diloco-core/examples/unequal_replicas.py": r"""
+        rank 0 contributed \d+ inner steps to 4 syncs
+        rank 1 contributed \d+ inner steps to 4 syncs
+        both replicas hold the same model
+    """,
     "diloco-core/examples/custom_exchange.py": r"""
         4 outer steps, and all replicas hold the same model
     """,

@@ -42,6 +42,7 @@ from ._loop._factory import make_diloco_outer_loop
 from ._planner._costs import StoreModel
 from ._planner._plan import ExchangePlan, plan_exchange
 from ._planner._recommend import Recommendation, recommend
+from ._seconds import Seconds
 from ._store._transfer import Transfer
 from ._strict._exchange import ObjectStoreExchange
 from ._timing import Timing
@@ -79,6 +80,7 @@ __all__ = [
     "RendezvousTimeoutError",
     "ReplicaLostError",
     "RunExistsError",
+    "Seconds",
     "StoreError",
     "StoreModel",
     "StoreUnavailableError",

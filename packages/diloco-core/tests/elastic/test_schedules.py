@@ -5,7 +5,7 @@ import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from diloco_core import Elastic
+from diloco_core import Elastic, Seconds
 from diloco_core.testing import (
     KINDS,
     Fault,
@@ -82,7 +82,13 @@ def _runs(draw):
     )
     weight = draw(st.sampled_from(["equal", "steps", "tokens"]))
     clip = draw(st.booleans())
-    return schedule, elastic, sizes, codec, delay, alpha, feedback, save_every, wishes, weight, clip
+    every = draw(st.sampled_from([None, None, Seconds(8), Seconds(20)]))
+    if every is not None and weight == "equal":
+        weight = None
+    pace = st.sampled_from([0.5, 1.0, 4.0, 15.0])
+    paces = draw(st.lists(pace, min_size=world_size, max_size=world_size)) if every else ()
+    options = (codec, delay, alpha, feedback, save_every, wishes, weight, clip, every, paces)
+    return schedule, elastic, sizes, *options
 
 
 def _rate(rank, life, sync):
@@ -91,17 +97,19 @@ def _rate(rank, life, sync):
 
 
 def _check(run):
-    usual = ("plain", 0, 0.0, False, 10, {}, "equal", False)
-    schedule, elastic, sizes, codec, delay, alpha, feedback, save_every, wishes, weight, clip = (
+    usual = ("plain", 0, 0.0, False, 10, {}, "equal", False, None, ())
+    schedule, elastic, sizes, *options = (
         *run,
         *usual[len(run) - 3 :],
     )
+    codec, delay, alpha, feedback, save_every, wishes, weight, clip, every, paces = options
     torch.set_num_threads(1)
     sync_every = 3 * len(sizes) if delay else 2
     training = SimulatedTraining(
         5,
         sizes,
-        sync_every,
+        every or sync_every,
+        paces=paces,
         codec=codec,
         delay=delay,
         alpha=alpha,

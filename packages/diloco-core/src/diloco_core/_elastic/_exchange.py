@@ -195,6 +195,7 @@ class ElasticExchange(ResumableExchange):
             store.before_writing = partial(check_run, life)
             with saying_what_to_do(life, going_back=self.settings.resume == "newest-whole"):
                 catch_up(life, first=True)
+            life.standing.has_loaded()
             for rollback, _ in life.rollbacks:
                 obey_rollback(life, rollback)
             life.attendance.begin(life.rank, life.members, life.now, store.get)
@@ -245,7 +246,8 @@ class ElasticExchange(ResumableExchange):
         Args:
             job: The fragment whose turn it is.
             last: Whether the sync may be left out if too few replicas are left for it. The report then says
-                ``committed=False``: after two graces, or at once if all replicas that were expected are gone.
+                ``committed=False``: after two graces (counted from the end of the window if replicas contribute by the time), or
+                at once if all replicas that were expected are gone.
 
         Raises:
             FencedError: A newer life of this rank has taken over.
@@ -286,7 +288,10 @@ class ElasticExchange(ResumableExchange):
                 )
             self._first = False
             patience = 2 * self.settings.grace if last else None
-            sync = ElasticSync(life, fragment, patience, hurried=lambda: self._hurried)
+            window = 0.0 if self._schema is None else self._schema.window
+            sync = ElasticSync(
+                life, fragment, patience, hurried=lambda: self._hurried, window=window
+            )
             reload = sync.contribute()  # reloading is left to the second half of the sync
         yield sync.ready if reload is None else lambda: True
         with saying_what_to_do(life, going_back=False):
@@ -296,6 +301,7 @@ class ElasticExchange(ResumableExchange):
         report = reload or sync.finish()
         if isinstance(report, Reload):
             start_again(life, report)
+            life.standing.has_loaded()
             return sync.after_reloading()
         if report.committed:
             life.handover.is_completed()
@@ -351,6 +357,8 @@ class ElasticExchange(ResumableExchange):
             life.rollback,
             counted,
             life.standing.rate,
+            life.standing.seen,
+            life.members.get(self.rank) == life.epoch,
         )
 
     @property
@@ -396,6 +404,21 @@ class ElasticExchange(ResumableExchange):
                 self.store.close()
         except Exception as second:  # noqa: BLE001 - the first error matters more
             error.add_note(f"the other replicas could not be told of this failure: {second}")
+
+    def check_window(self, seconds: float) -> None:
+        """Refuse windows of so many seconds if replicas do not wait for each other for so long.
+
+        Raises:
+            ConfigurationError: ``sync_timeout`` is too short.
+        """
+        limit = self._timing.sync_timeout
+        if seconds + self.settings.grace >= limit:
+            raise ConfigurationError(
+                f"sync_every leaves {seconds:g} s between two syncs, and grace is {self.settings.grace:g} s, but sync_timeout is "
+                f"only {limit:g} s. A replica that is started while the others lack one for min_replicas contributes after all "
+                "of that time, and they would have given up. Connect with a larger sync_timeout, pass fewer seconds, or use more "
+                "fragments"
+            )
 
     def _watch_unsynced(self, life: Life) -> None:
         """Check this replica's share of the unsynced objects.

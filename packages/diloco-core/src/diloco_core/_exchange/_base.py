@@ -40,6 +40,8 @@ class Schema:
         outer_state: Returns how many tensors the outer optimizer keeps per parameter, for plans. Not compared.
         codec: How contributions are sent, for plans. Not compared here: the lines in ``tensors`` name it.
         coded: How the state is published if it is encoded, for plans. Not compared here: ``settings`` name it.
+        window: Seconds from one sync to the next if replicas contribute by the time; 0 if they do after so many inner steps. Not
+            compared here: ``settings`` name it.
     """
 
     tensors: Mapping[str, str]
@@ -49,10 +51,14 @@ class Schema:
     outer_state: Callable[[], float] = field(default=lambda: 1.0, compare=False)
     codec: Codec = field(default=PLAIN, compare=False)
     coded: CodedUpdates | None = field(default=None, compare=False)
+    window: float = field(default=0.0, compare=False)
 
 
 class Exchange(Protocol):
     """One replica's connection to the others. To be used by one thread at a time, apart from :meth:`give_up`.
+
+    An exchange whose replicas may contribute by the time (:attr:`Schema.window`) has a method ``check_window(seconds)``, which
+    refuses windows that do not fit its limits. Without that method, a ``sync_every`` in seconds is refused.
 
     Attributes:
         rank: The rank of this replica.

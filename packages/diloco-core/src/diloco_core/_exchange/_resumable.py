@@ -37,6 +37,8 @@ class Position:
         rollback: Number of the newest rollback in the log; 0 if there was none.
         counted: For each fragment, the number of inner steps of this rank that its last sync counted; empty if not known.
         rate: The learning rate of the newest of these outer steps.
+        seen: When the replica has seen that newest record, or has loaded the run's state; seconds of the exchange's clock.
+        expected: Whether the others wait for the replica in the next sync: it is a member of the last one.
     """
 
     sync: int
@@ -45,6 +47,8 @@ class Position:
     rollback: int = 0
     counted: Sequence[int] = ()
     rate: Rate = NO_RATE
+    seen: float = 0.0
+    expected: bool = True
 
 
 class ResumableJob(SyncJob, Protocol):

@@ -14,7 +14,9 @@ from .._codecs._compiled import CompiledCodec
 from .._codecs._named import CODECS, find_codec
 from .._errors import ConfigurationError
 from .._model._layers import PATTERNS, Pattern
+from .._seconds import Seconds
 from ._schedule import Schedule
+from ._windows import Windows
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -299,20 +301,32 @@ def state_coding_over(exchange: Exchange, given: object, full_every: object) -> 
 
 def schedule_over(
     exchange: Exchange, sync_every: object, fragments: int, delay: object, alpha: object
-) -> Schedule:
+) -> Schedule | Windows:
     """When fragments are sent and adopted.
 
     Raises:
-        ConfigurationError: The numbers do not fit together, or the exchange cannot sync while the replica trains.
+        ConfigurationError: The numbers do not fit together, or the exchange cannot sync while the replica trains, or cannot
+            sync by the time.
     """
+    late = whole("delay", delay, 0)
+    if isinstance(sync_every, Seconds):
+        windows = Windows(sync_every, fragments, late, _alpha_over(exchange, alpha, late))
+        check_window = getattr(exchange, "check_window", None)
+        assert check_window is not None  # check_exchange() has seen to that
+        check_window(windows.seconds)
+        return windows
     steps = steps_per_cycle(sync_every, fragments)
     period = steps // fragments
-    late = whole("delay", delay, 0)
     if late >= period:
         raise ConfigurationError(
             f"delay is {late}, but it must be less than {period}, the number of inner steps between two syncs (sync_every = "
             f"{steps} in {fragments} fragment{'s' * (fragments > 1)}): a sync is adopted before the next one is sent"
         )
+    return Schedule(steps, fragments, late, _alpha_over(exchange, alpha, late))
+
+
+def _alpha_over(exchange: Exchange, alpha: object, late: int) -> float:
+    """How much of its own values a replica keeps; ``late`` is the delay, which is refused here if the exchange knows none."""
     if isinstance(alpha, bool) or not isinstance(alpha, (int, float)) or not 0 <= alpha <= 1:
         raise ConfigurationError(
             f"alpha is {alpha!r}, but it must be a number from 0 (adopt what was synced) to 1 (keep the replica's own values)"
@@ -323,7 +337,7 @@ def schedule_over(
             f"{name}={late or alpha} cannot be used with {type(exchange).__name__}, which cannot sync while its replica trains. "
             "Leave it out, or use an exchange that connect() or in_process() returned"
         )
-    return Schedule(steps, fragments, late, float(alpha))
+    return float(alpha)
 
 
 def steps_per_cycle(sync_every: object, fragments: int) -> int:

@@ -17,6 +17,7 @@ from .._model._names import plain_name
 from .._model._partition import Buffers, split
 from .._outer._optimizer import outer_factory
 from .._outer._trial import try_out
+from .._seconds import Seconds
 from . import _notices as notices
 from ._arguments import (
     check_parties,
@@ -43,6 +44,7 @@ from ._residuals import Residuals
 from ._saved import SavedState
 from ._synced_model import SyncedModel
 from ._told_to_end import ToldToEnd
+from ._windows import Windows, check_aggregate, check_exchange, weight_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -90,7 +92,8 @@ class DiLoCo:
 
     Keep the optimizers that were given. If parameters are trained while none of these optimizers steps, an
     :class:`UnseenStepsError` is raised: after many backward passes (at most ``3 * max(sync_every, 10)``), or when the block is
-    left after more than ``max(sync_every, 10)`` of them. After fewer, the old values are restored with a warning.
+    left after more than ``max(sync_every, 10)`` of them; with :class:`Seconds`, 100 takes the place of ``sync_every``. After
+    fewer, the old values are restored with a warning.
 
     In strict runs all replicas have to take the same number of syncs. If another replica has left after fewer syncs because
     it took fewer inner steps, the progress of this replica since the last sync is dropped with a warning, and it ends with
@@ -111,7 +114,8 @@ class DiLoCo:
         inner_optimizer: The optimizer that the training loop steps, or a list of those that make one step together.
         exchange: The connection to the other replicas, from :func:`connect` or :func:`in_process`.
         sync_every: H, inner steps (calls of ``step()``, not micro-batches) between two syncs of the same fragment; a
-            positive multiple of the number of fragments.
+            positive multiple of the number of fragments. Or ``Seconds(60)``, in elastic runs: each replica takes as many steps
+            as it can in that time.
         fragments: The number of fragments of about equal size into which the model is cut, in the order of its parameters.
             ``("strided", 4)`` deals the repeated layers of a transformer out to four fragments like cards, and
             ``("sequential", 4)`` keeps neighbours together; ``"strided"`` or ``"sequential"`` alone puts up to three layers
@@ -137,10 +141,11 @@ class DiLoCo:
             the last committed state, which is the same on all replicas. If a strict run over a store is resumed, each rank
             goes on with the steps that it had dropped.
         delay: How many inner steps before the end of its period a fragment is sent; the result is adopted at the end, and the
-            replica trains meanwhile (Streaming DiLoCo, where it is called tau). Less than ``sync_every / fragments``. If the
-            result is there in time, a sync costs no training time. The steps taken meanwhile are replaced by the result, except
-            for what ``alpha`` keeps. It needs memory for one more copy of a fragment (two if a sync leaves this replica out), and
-            over a process group it needs a group of its own.
+            replica trains meanwhile (Streaming DiLoCo, where it is called tau). Less than ``sync_every / fragments``. With
+            :class:`Seconds`, a fragment is sent at the end, and the result is adopted so many steps later. If the result is
+            there in time, a sync costs no training time. The steps taken meanwhile are replaced by the result, except for what
+            ``alpha`` keeps. It needs memory for one more copy of a fragment (two if a sync leaves this replica out), and over a
+            process group it needs a group of its own.
         alpha: How much of its own parameters a replica keeps when it adopts a sync: each becomes ``(1 - alpha)`` times the
             synced value plus ``alpha`` times its own, also without a delay. 0.5 in the paper. The block is left with the synced
             values in any case.
@@ -156,11 +161,11 @@ class DiLoCo:
             except with ``"topk64"`` and ``"topk128"``, which need it (0.95).
         weight: How much a replica's pseudo-gradient counts in a sync. ``"equal"``: all count the same. ``"steps"``: by the
             inner steps that it covers. ``"tokens"``: by the square of its tokens, divided by its inner steps (Decoupled
-            DiLoCo, arXiv 2604.21428); :meth:`count_tokens` counts them. The mean of buffers is not weighted. All replicas need
-            the same.
+            DiLoCo, arXiv 2604.21428); :meth:`count_tokens` counts them. Left out, it is ``"equal"``, and ``"steps"`` with
+            :class:`Seconds`, where ``"equal"`` is refused. The mean of buffers is not weighted. All replicas need the same.
         aggregate: ``"mean"``, or ``"trimmed"``: in every element of the pseudo-gradients, the ``trim`` largest and the ``trim``
             smallest values of the replicas are left out of the mean, so that a few replicas with wrong values cannot move it
-            far. Only with ``weight="equal"``. All replicas need the same.
+            far. Only with ``weight="equal"``, and so not with :class:`Seconds`. All replicas need the same.
         trim: See ``aggregate``; 1 if left out. At least ``2 * trim + 1`` replicas must take part in every sync.
         clip: ``"median"``: every tensor of a pseudo-gradient is scaled down, never up, to the median of the norms that it has on
             the replicas that take part, so that one with far too large values does not move the model far. It cannot be
@@ -196,7 +201,7 @@ class DiLoCo:
         inner_optimizer: torch.optim.Optimizer | Sequence[torch.optim.Optimizer],
         exchange: Exchange,
         *,
-        sync_every: int,
+        sync_every: int | Seconds,
         fragments: int
         | Literal["strided", "sequential"]
         | tuple[Literal["strided", "sequential"], int]
@@ -212,7 +217,7 @@ class DiLoCo:
         alpha: float = 0.0,
         codec: str | Codec = "plain",
         error_feedback: bool | float | None = None,
-        weight: Literal["equal", "steps", "tokens"] = "equal",
+        weight: Literal["equal", "steps", "tokens"] | None = None,
         aggregate: Literal["mean", "trimmed"] = "mean",
         trim: int | None = None,
         clip: Literal["median"] | None = None,
@@ -223,12 +228,14 @@ class DiLoCo:
         on_sync: Callable[[SyncReport], None] | None = None,
     ) -> None:
         check_parties(model, exchange, on_sync)
+        check_exchange(exchange, sync_every)
         optimizers = optimizers_of(inner_optimizer)
         factory = outer_factory(outer_optimizer, outer_lr, outer_momentum, nesterov)
         if outer_optimizer is not None:
             try_out(factory)
         schedule = schedule_of(outer_lr, exchange)
-        self._weighting = weighting_over(exchange, weight)
+        self._weighting = weighting_over(exchange, weight_of(weight, sync_every))
+        check_aggregate(aggregate, sync_every)
         trimmed = trim_over(exchange, aggregate, trim, self._weighting)
         clipped = clip_over(exchange, clip, trimmed)
         policy = Buffers(one_of("buffers", buffers, Buffers))
@@ -276,7 +283,7 @@ class DiLoCo:
         self._has_values = False
         self._is_open = False
         self._inner_steps_before = 0
-        self._unseen = UnseenChanges(self._model.trained, self._schedule.sync_every)
+        self._unseen = UnseenChanges(self._model.trained, self._schedule.steps)
         self._kept = KeptWeights(optimizers, names)
         self._lr = OuterLr(self._model.outer.rates, schedule, exchange.rank)
         self._outer_steps = OuterSteps(
@@ -326,8 +333,8 @@ class DiLoCo:
         return self._exchange
 
     @property
-    def sync_every(self) -> int:
-        """Inner steps between two syncs of the same fragment."""
+    def sync_every(self) -> int | Seconds:
+        """Inner steps, or seconds, between two syncs of the same fragment."""
         return self._schedule.sync_every
 
     @property
@@ -648,7 +655,7 @@ class DiLoCo:
             self._membership.saves_open_steps,
         )
         if taken and self._count.since_event >= taken:
-            notices.left_before_a_sync(self._exchange.rank, taken, self._schedule.period, saved)
+            notices.left_before_a_sync(self._exchange.rank, taken, self._schedule.length, saved)
 
     def _check_before_sync(self) -> None:
         self._process.check()
@@ -662,5 +669,7 @@ class DiLoCo:
     def _schema(self) -> Schema:
         values = not self._membership.resumes and (self._init == "check" or self._saved.loaded)
         return self._model.schema(
-            {**self._settings, "committed": str(self.committed)}, values=values
+            {**self._settings, "committed": str(self.committed)},
+            values=values,
+            window=self._schedule.seconds if isinstance(self._schedule, Windows) else 0.0,
         )

@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     import torch
 
     from .._exchange._base import Exchange
+    from .._seconds import Seconds
 
 
 def make_diloco_outer_loop(
@@ -20,7 +21,7 @@ def make_diloco_outer_loop(
     inner_optimizer: torch.optim.Optimizer | Sequence[torch.optim.Optimizer],
     exchange: Exchange | None = None,
     *,
-    sync_every: int = 500,
+    sync_every: int | Seconds = 500,
     **options: Any,
 ) -> DiLoCo:
     """Make an outer loop with the usual settings: H = 500, outer SGD with Nesterov momentum, lr 0.7, momentum 0.9.
@@ -29,7 +30,7 @@ def make_diloco_outer_loop(
         model: The model.
         inner_optimizer: The optimizer that the training loop steps, or several.
         exchange: The connection to the other replicas; if left out, what :func:`connect` returns without arguments.
-        sync_every: Inner steps between two syncs of the same fragment.
+        sync_every: Inner steps between two syncs of the same fragment; or :class:`Seconds`.
         **options: Further arguments of :class:`DiLoCo`.
     """
     if exchange is None:

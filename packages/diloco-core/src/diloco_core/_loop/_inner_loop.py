@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from ._outer_steps import OuterSteps
     from ._schedule import Due, Schedule
     from ._told_to_end import ToldToEnd
+    from ._windows import Windows
 
 
 class InnerLoop:
@@ -45,7 +46,7 @@ class InnerLoop:
         self,
         optimizers: Sequence[torch.optim.Optimizer],
         outer_steps: OuterSteps,
-        schedule: Schedule,
+        schedule: Schedule | Windows,
         membership: Membership,
         unseen: UnseenChanges,
         kept: KeptWeights,
@@ -111,7 +112,7 @@ class InnerLoop:
     def _after(self, optimizer: int) -> None:
         if not self.entered:
             self._steps_outside[optimizer] += 1
-            if self._steps_outside[optimizer] >= self._schedule.sync_every:
+            if self._steps_outside[optimizer] >= self._schedule.steps:
                 raise SyncError(
                     f"{self._steps_outside[optimizer]} inner steps were taken since this outer loop was made, but its block was "
                     "never entered, so nothing is synced. Train inside the block (with DiLoCo(...) as outer: ...)."
@@ -129,9 +130,7 @@ class InnerLoop:
         # Do not sync in the middle of an inner step: that would drop the gradients of the optimizers that have not stepped
         # yet. But an optimizer may never step again, so wait for one period only.
         half_taken = bool(self._step.stepped)
-        due = self._schedule.due(
-            self._count.since_event, sent=self._outer_steps.under_way, half_taken=half_taken
-        )
+        due = self._outer_steps.due(half_taken=half_taken)
         # The sync holds what was learned in the step under way, so it has to count it: a later life begins after it.
         if (due.send or due.adopt) and self._step.count_early():
             self._count.count()
@@ -140,8 +139,11 @@ class InnerLoop:
         if due.send or due.adopt:
             with self._told_to_end.between_steps():
                 self._exchange(due)
-        else:
+        elif self._outer_steps.under_way:
             self._outer_steps.check_under_way()
+        elif not half_taken and self._outer_steps.may_look():
+            with self._told_to_end.between_steps():
+                self._outer_steps.look()
 
     def _exchange(self, due: Due) -> None:
         """Send the fragment whose turn it is, or adopt a sync, or both."""
@@ -169,6 +171,8 @@ class InnerLoop:
         if self._idle and not self._told_of_idle:
             self._told_of_idle = True
             idle = [self._optimizers.describe(number) for number in sorted(self._idle)]
-            period, since = self._schedule.period, self._count.since_event
-            notices.sync_came_late(self._rank, period, since, idle)
+            came_after = self._schedule.came_after(
+                self._count.since_event, self._outer_steps.waited
+            )
+            notices.sync_came_late(self._rank, self._schedule.length, came_after, idle)
         self._idle = set(self._all_optimizers)

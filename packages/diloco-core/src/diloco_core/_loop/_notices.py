@@ -61,16 +61,29 @@ def unused_lr(rank: int, wish: Sequence[float]) -> None:
     )
 
 
-def sync_came_late(rank: int, due_after: int, came_after: int, idle: Sequence[str]) -> None:
+def sync_came_late(rank: int, due_after: str, came_after: str, idle: Sequence[str]) -> None:
     """A sync was late, since it waited for inner optimizers that have not stepped at all."""
     _log.warning(
-        "rank %d: a sync was due after %d inner steps and comes after %d, because it waited for %s, which has not stepped "
+        "rank %d: a sync was due after %s and comes after %s, because it waited for %s, which has not stepped "
         "since the last sync. Every sync will be late in this way. If this optimizer never steps, leave it out and freeze its "
         "parameters; if it steps less often than the others, use a larger sync_every.",
         rank,
         due_after,
         came_after,
         " and ".join(idle),
+    )
+
+
+def slow_for_its_window(rank: int, seconds: float, window: str) -> None:
+    """A window was over for as long again before this replica could contribute."""
+    _log.warning(
+        "rank %d: the first inner step of this replica after a sync, together with adopting that sync, has taken %.3g s, but all "
+        "replicas contribute every %s (sync_every, divided by the number of fragments). After that the others wait only for a "
+        "grace. A replica that is always later than that is never counted: use a larger sync_every, a larger grace, a "
+        "smaller delay or shorter inner steps.",
+        rank,
+        seconds,
+        window,
     )
 
 
@@ -91,10 +104,10 @@ def left_without_a_step(rank: int, committed: int | None) -> None:
         )
 
 
-def left_before_a_sync(rank: int, inner_steps: int, period: int, saved: bool) -> None:
+def left_before_a_sync(rank: int, inner_steps: int, period: str, saved: bool) -> None:
     """The block was left before its first sync, and ``flush="none"`` drops its steps, or keeps them for a life that resumes."""
     _log.warning(
-        "rank %d: the block was left after %d inner steps, before the first sync, which comes after %d. Because of flush='none', "
+        "rank %d: the block was left after %d inner steps, before the first sync, which comes after %s. Because of flush='none', "
         "the model ends without these steps%s.",
         rank,
         inner_steps,

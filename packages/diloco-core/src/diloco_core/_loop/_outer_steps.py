@@ -17,6 +17,7 @@ from . import _notices as notices
 from ._arguments import check_counted
 from ._counters import Counters
 from ._flight import Flight
+from ._windows import Windows
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -27,7 +28,7 @@ if TYPE_CHECKING:
     from .._outer._fragment import Fragment
     from ._membership import Membership
     from ._outer_lr import OuterLr
-    from ._schedule import Schedule
+    from ._schedule import Due, Schedule
 
 _log = logging.getLogger("diloco_core")
 
@@ -60,14 +61,14 @@ class OuterSteps:
 
     Args:
         fragments: All of them, in the order of their turns.
-        schedule: Says which fragment is next.
+        schedule: Says which fragment is next, and when.
         membership: The kind of membership of the run.
         lr: Says which learning rate this replica proposes.
         rank: The number of this replica.
         before: Called before every sync; raises an error if the model must not be synced.
         adopted: Called when values were adopted, before anything is counted.
         on_sync: Called with the report of every sync while this replica trains, or None.
-        clock: A clock in seconds, for the reports.
+        clock: A clock in seconds, for the reports and for windows.
 
     Attributes:
         count: The inner and outer steps of this replica.
@@ -77,7 +78,7 @@ class OuterSteps:
     def __init__(
         self,
         fragments: Sequence[Fragment],
-        schedule: Schedule,
+        schedule: Schedule | Windows,
         membership: Membership,
         lr: OuterLr,
         rank: int,
@@ -106,6 +107,9 @@ class OuterSteps:
         self._detaches = any(isinstance(fragment, DelayedFragment) for fragment in fragments)
         self._mark = 0.0  # when the last sync was adopted
         self._overlap = 0
+        self._window_began = self._looked = 0.0  # by the clock
+        self._is_expected = True
+        self._slow_windows = 0
 
     def begin(self, *, restored: bool) -> None:
         """Take the same values as the other replicas; see :meth:`.Membership.begin`."""
@@ -113,6 +117,47 @@ class OuterSteps:
             self._fragments, self.count, restored=restored, catch_up=self.catch_up
         )
         self._mark = self._clock()
+        self._begin_window()
+
+    def due(self, *, half_taken: bool) -> Due:
+        """What has to be done after an inner step.
+
+        Args:
+            half_taken: Whether some of several inner optimizers have already taken their next step.
+        """
+        if not isinstance(self._schedule, Windows):
+            return self._schedule.due(
+                self.count.since_event, sent=self.under_way, half_taken=half_taken
+            )
+        sent = self._sent
+        since_sent = None if sent is None else self.count.inner_steps - sent.sent_at
+        due = self._schedule.due(self.waited, since_sent=since_sent, half_taken=half_taken)
+        if due.send and not half_taken and self._schedule.late(self.waited, self.count.since_event):
+            self._slow_windows += 1
+            # Not the first time: the first step of a program may take long, because something is compiled.
+            if self._slow_windows == 2:
+                notices.slow_for_its_window(self._rank, self.waited, self._schedule.length)
+        return due
+
+    @property
+    def waited(self) -> float:
+        """Seconds since the window began; of no meaning if fragments are sent after so many inner steps."""
+        return self._clock() - self._window_began
+
+    def may_look(self) -> bool:
+        """Whether it is time to look, in the middle of a window, for syncs without this replica. Counts as having looked."""
+        if self._is_expected or self.under_way or not isinstance(self._schedule, Windows):
+            return False
+        now = self._clock()
+        if not self._schedule.may_look(now - self._looked):
+            return False
+        self._looked = now
+        return True
+
+    def look(self) -> None:
+        """Adopt syncs that were committed without this replica, if there are any."""
+        if self._membership.behind():
+            self.sync(last=True)  # so that it does not wait for replicas that have left
 
     @property
     def under_way(self) -> bool:
@@ -210,7 +255,7 @@ class OuterSteps:
         Raises:
             UnequalSyncsError: Another replica has left, and this one still trains.
         """
-        if self._parted is None or self._dropped_steps < self._schedule.sync_every:
+        if self._parted is None or self._dropped_steps < self._schedule.steps:
             return
         error = UnequalSyncsError(
             f"{self._parted} This replica is still training, but nothing that it learns can become part of the model any more. "
@@ -382,6 +427,7 @@ class OuterSteps:
             count.close_all()
             if self._membership.counted < sent.counted and self.training:
                 notices.went_back(self._rank, self._membership.counted, count.inner_steps)
+        self._begin_window()
         self._lr.settle(count.rate)
         values = count.rate.values if report.committed else ()
         return dataclasses.replace(
@@ -392,6 +438,13 @@ class OuterSteps:
             batches_to_skip=self._jump(),
             total_inner_steps=count.inner_steps,
         )
+
+    def _begin_window(self) -> None:
+        """Note when the time until the next contribution began to count, and whether the others wait for that contribution."""
+        if isinstance(self._schedule, Windows):
+            position = self._membership.position
+            self._window_began, self._is_expected = position.seen, position.expected
+            self._looked = self._clock()
 
     def _say_what_is_lost(self, number: int, inner_steps: int) -> None:
         """Log which inner steps are lost because this replica has reloaded the whole model.

@@ -1,4 +1,7 @@
-"""Which fragment is sent, and which is adopted, after which inner step. Pure: it counts nothing itself."""
+"""Which fragment is sent, and which is adopted, after which inner step. Pure: it counts nothing itself.
+
+For schedules in seconds, see :mod:`._windows`.
+"""
 
 from __future__ import annotations
 
@@ -18,8 +21,39 @@ class Due:
     adopt: bool
 
 
+class Turns:
+    """What all schedules have in common: the fragments take turns.
+
+    Attributes:
+        fragments: F, the number of fragments.
+        delay: tau, inner steps between sending and adopting.
+        alpha: How much of its own values a replica keeps when it adopts a sync, from 0 (nothing) to 1 (everything).
+    """
+
+    __slots__ = ()
+
+    fragments: int
+    delay: int
+    alpha: float
+
+    @property
+    def settings(self) -> dict[str, str]:
+        """Delay and alpha by name, where they are not 0: settings that all replicas must have in common."""
+        given = {"delay": self.delay, "alpha": self.alpha}
+        return {name: repr(value) for name, value in given.items() if value}
+
+    def turn(self, decisions: int) -> int:
+        """Which fragment is synced next.
+
+        Args:
+            decisions: How many syncs the run has decided, including those that it gave up later. This makes all replicas
+                agree on the turn by the run's log alone.
+        """
+        return decisions % self.fragments
+
+
 @dataclass(frozen=True, slots=True)
-class Schedule:
+class Schedule(Turns):
     """When fragments are synced: in turn, at equal intervals, each once per ``sync_every`` inner steps.
 
     So one fragment is synced in every period of P = ``sync_every / fragments`` inner steps. Its contribution is sent ``delay``
@@ -56,28 +90,27 @@ class Schedule:
             raise ValueError(f"alpha is {self.alpha}, but must be from 0 to 1")
 
     @property
-    def settings(self) -> dict[str, str]:
-        """Delay and alpha by name, where they are not 0: settings that all replicas must have in common."""
-        given = {"delay": self.delay, "alpha": self.alpha}
-        return {name: repr(value) for name, value in given.items() if value}
+    def steps(self) -> int:
+        """How many inner steps lie between two syncs of a fragment."""
+        return self.sync_every
 
     @property
     def period(self) -> int:
         """P: inner steps between two adoptions, of any fragments."""
         return self.sync_every // self.fragments
 
+    @property
+    def length(self) -> str:
+        """How messages name a period."""
+        return f"{self.period} inner steps"
+
+    def came_after(self, steps: int, elapsed: float) -> str:  # noqa: ARG002 - what a schedule in seconds goes by
+        """How messages name the time since the last sync, given its inner steps and its seconds."""
+        return f"{steps}"
+
     def offset(self, fragment: int) -> int:
         """The number of inner steps after which a fragment is adopted for the first time."""
         return (fragment + 1) * self.period
-
-    def turn(self, decisions: int) -> int:
-        """Which fragment is synced next.
-
-        Args:
-            decisions: How many syncs the run has decided, including those that it gave up later. This makes all replicas
-                agree on the turn by the run's log alone.
-        """
-        return decisions % self.fragments
 
     def due(self, since_adoption: int, *, sent: bool = False, half_taken: bool = False) -> Due:
         """What has to be done after an inner step.

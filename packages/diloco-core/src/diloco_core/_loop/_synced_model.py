@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from .._model._partition import NamedTensor
     from .._outer._optimizer import OuterOptimizerFactory
     from ._arguments import StateCoding
-    from ._schedule import Schedule
+    from ._schedule import Turns
 
 
 class SyncedModel:
@@ -70,7 +70,7 @@ class SyncedModel:
         scheduled: bool,
         exchange: Exchange,
         codec: Codec,
-        schedule: Schedule,
+        schedule: Turns,
         weighting: Weighting,
         trim: int,
         clip: bool,
@@ -161,12 +161,13 @@ class SyncedModel:
             name: line for fragment in self.fragments for name, line in fragment.schema().items()
         }
 
-    def schema(self, settings: Mapping[str, str], *, values: bool) -> Schema:
+    def schema(self, settings: Mapping[str, str], *, values: bool, window: float = 0.0) -> Schema:
         """A description of everything that replicas must have in common. Frozen parameters must keep their values from now on.
 
         Args:
             settings: The settings of the outer loop.
             values: Whether the values of the global copies must be equal too.
+            window: Seconds from one sync to the next if replicas contribute by the time.
         """
         sums: dict[int, str | None] = {}
         tensors = dict(compared_tensors(self._model, self._watch.frozen, sums))
@@ -184,6 +185,7 @@ class SyncedModel:
             self._outer_state,
             self._codec,
             self.fragments[0].coded,
+            window,
         )
 
     def _followed(self) -> list[NamedTensor]:

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING
 from .._checks import check_positive, check_whole, kind_of
 from .._codecs._named import find_codec
 from .._errors import ConfigurationError
+from .._seconds import Seconds
 from .._store._transfer import Transfer
 from ._costs import StoreModel
 from ._limits import limits
@@ -95,12 +96,14 @@ class ExchangePlan:
         """The share of time in which a replica does not train because of syncs.
 
         Args:
-            period: Seconds of training between two syncs (those of ``sync_every / fragments`` inner steps).
+            period: Seconds of training between two syncs (those of ``sync_every / fragments`` inner steps; or, if ``sync_every``
+                is a :class:`Seconds`, its value divided by the number of fragments).
             overlap: How many of these seconds a sync may take without stopping the training; see :meth:`exposed`.
 
         Raises:
-            ConfigurationError: ``overlap`` is not from 0 to ``period``.
+            ConfigurationError: ``overlap`` is not from 0 to ``period``, or ``period`` is not a number.
         """
+        _check_is_number(period)
         if not 0 <= overlap <= period:
             raise ConfigurationError(
                 f"overlap is {overlap:g} s, but must be from 0 to the period of {period:g} s: a sync is adopted before the next "
@@ -108,6 +111,19 @@ class ExchangePlan:
             )
         exposed = self.exposed(overlap)
         return exposed / (exposed + period)
+
+
+def _check_is_number(period: object) -> None:
+    """Refuse a time that may be that of several fragments.
+
+    Raises:
+        ConfigurationError: It is a :class:`Seconds`.
+    """
+    if isinstance(period, Seconds):
+        raise ConfigurationError(
+            f"period must be a number of seconds, not {period}: the fragments are synced in turn, so divide the seconds by "
+            f"their number. With two fragments, pass {period.value / 2:g}"
+        )
 
 
 def plan_exchange(

@@ -11,6 +11,7 @@ from torch.nn.parameter import is_lazy
 
 from .._checks import check_positive, check_whole, kind_of
 from .._errors import ConfigurationError
+from .._seconds import Seconds
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -101,6 +102,7 @@ def recommend(
     """
     size = _size(parameters)
     check_whole("replicas", replicas)
+    _check_counts_steps(sync_every)
     check_whole("sync_every", sync_every)
     replicas, sync_every = int(replicas), int(sync_every)
     outer_lr, outer_source = _outer_lr(replicas, sync_every)
@@ -170,6 +172,20 @@ def _size(parameters: object) -> int:
             "the model has no trainable parameter (requires_grad is False for all of them), so there is nothing to recommend"
         )
     return sum(tensor.numel() for _, tensor in trained)
+
+
+def _check_counts_steps(sync_every: object) -> None:
+    """Refuse a time in place of a number of inner steps.
+
+    Raises:
+        ConfigurationError: It is a :class:`Seconds`.
+    """
+    if isinstance(sync_every, Seconds):
+        raise ConfigurationError(
+            f"sync_every must be a number of inner steps, not {sync_every}: all published experiments count steps, and how "
+            "many a replica takes in that time depends on its machine. Take a few, see SyncReport.inner_steps, and "
+            "pass what a usual replica comes to"
+        )
 
 
 def _outer_lr(replicas: int, sync_every: int) -> tuple[float, str]:

@@ -9,25 +9,27 @@ from typing import TYPE_CHECKING, Any, Literal
 import torch
 
 from .._codecs._named import find_codec
-from .._elastic._records._keys import MANIFEST, commit_key, commit_sync, shard_key
+from .._elastic._records._keys import MANIFEST, Delta, commit_key, commit_sync, shard_key
 from .._elastic._records._manifest import Manifest
 from .._elastic._records._records import Commit, Rollback, digest, read_record
 from .._elastic._records._rules import done_states
 from .._errors import FencedError
 from .._loop._diloco import DiLoCo
+from .._seconds import Seconds
 from ._feedback import Feedback
 from ._mixing import Mixing
+from ._timeline import Timeline
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
 
-    from .._elastic._records._keys import Delta
     from .._exchange._report import SyncReport
     from ._simulation import Node, Outcome
     from ._store import SimulatedStore
 
 _OUTER_LR, _OUTER_MOMENTUM = 0.7, 0.9
 _TOLERANCE = 1e-4
+_ROUNDING = 1e-12
 # Sums of these gradients are exact in these.
 _EXACT_CODECS = ("plain", "fp32", "bf16", "fp16")
 # Where another codec rounds values that lie between two of its steps, a difference of one bit decides for one or the other.
@@ -75,8 +77,9 @@ class SimulatedTraining:
     Args:
         syncs: After how many outer steps it ends.
         sizes: Elements of the model's tensors; each is a fragment.
-        sync_every: Inner steps between two syncs of a fragment.
+        sync_every: Inner steps between two syncs of a fragment, or seconds.
         seconds: Virtual seconds that an inner step takes.
+        paces: How many times as long it takes, by rank; once if left out.
         pauses: More seconds for a rank's first life at an inner step.
         save_every: Every how many syncs a replica saves its inner state.
         codec: How contributions are sent.
@@ -85,7 +88,7 @@ class SimulatedTraining:
         error_feedback: Whether what the codec loses is added to the next contribution, or how much of it.
         lr: The outer learning rate as a function of rank, life and sync; None if it is the same everywhere.
         wishes: Which outer learning rate a life asks for before an inner step, by (rank, life, step).
-        weight: By what contributions are weighed.
+        weight: By what contributions are weighed; None for what suits ``sync_every``.
         trim: How many values are left out of the mean at either end of every element.
         clip: Whether contributions are clipped to the median of their norms.
 
@@ -100,6 +103,7 @@ class SimulatedTraining:
         held: What a replica's fragment held when it could be sent, by (rank, life, fragment, step, newest sync adopted then).
         asked: The wishes that were made.
         mixed: What was wrong with models after syncs, by (rank, life).
+        timelines: When each life took its steps and adopted syncs, by (rank, life).
         feedback: The residuals of replicas.
         longest: The longest that a replica spent in one inner step, its syncs included but not its own faults, in virtual
             seconds.
@@ -107,7 +111,7 @@ class SimulatedTraining:
 
     syncs: int = 6
     sizes: tuple[int, ...] = (40, 30)
-    sync_every: int = 2
+    sync_every: int | Seconds = 2
     seconds: float = 1.0
     pauses: dict[tuple[int, int], float] = field(default_factory=dict)
     states: dict[int, list[tuple[int, int, list[torch.Tensor]]]] = field(default_factory=dict)
@@ -127,11 +131,13 @@ class SimulatedTraining:
     lr: Callable[[int, int, int], float] | None = None
     wishes: dict[tuple[int, int, int], float] = field(default_factory=dict)
     asked: list[Asked] = field(default_factory=list)
-    weight: Literal["equal", "steps", "tokens"] = "equal"
+    weight: Literal["equal", "steps", "tokens"] | None = None
     trim: int = 0
     clip: bool = False
     held: dict[tuple[int, int, int, int, int], torch.Tensor] = field(default_factory=dict)
     mixed: dict[tuple[int, int], list[str]] = field(default_factory=dict)
+    paces: Sequence[float] = ()
+    timelines: dict[tuple[int, int], Timeline] = field(default_factory=dict)
 
     def __call__(self, node: Node) -> int:
         """Train; returns the number of syncs."""
@@ -145,6 +151,8 @@ class SimulatedTraining:
         ledger = Ledger()
         changes = 0  # how often the outer learning rate had been changed
         mixing = Mixing(list(model), self.alpha)
+        timeline = Timeline(node.connection.saw, self.delay)
+        self.timelines[node.rank, node.life] = timeline
         self.mixed[node.rank, node.life] = mixing.wrong
 
         def seen(report: SyncReport) -> None:
@@ -157,6 +165,7 @@ class SimulatedTraining:
                 fragment = fragments[int(report.fragment)]
                 self.feedback.counted(node.rank, node.life, fragment, node.exchange.position.sync)
             note_own(outer.inner_steps)
+            timeline.adopted(report, node.exchange.position, outer.inner_steps)
             if report.committed:
                 note_state(self.states)
 
@@ -209,13 +218,15 @@ class SimulatedTraining:
             note_state(self.entered)
             changes = node.exchange.position.rate.number
             mixing.begin(copies_now(), node.exchange.position.sync)
+            timeline.enters(node.exchange.position, outer.inner_steps, node.exchange.epoch)
             while outer.committed < self.syncs:
                 start = self._spent(node)
                 step = outer.inner_steps
                 pause = (
                     self.pauses.get((node.rank, outer.inner_steps), 0.0) if node.life == 1 else 0.0
                 )
-                node.sleep(self.seconds * (0.9 + 0.2 * node.chance.random()) + pause)
+                pace = self.paces[node.rank] if self.paces else 1.0
+                node.sleep(self.seconds * pace * (0.9 + 0.2 * node.chance.random()) + pause)
                 for tensor in model:
                     tensor.grad = self.gradient(
                         node.rank, node.life, outer.inner_steps, tensor.numel()
@@ -230,8 +241,10 @@ class SimulatedTraining:
                 ledger.position += 1
                 if self.weight == "tokens":
                     outer.count_tokens(self.tokens(node.rank, node.life, step))
+                timeline.boundaries[step + 1] = node.connection.clock()
                 inner.step()
                 self.longest = max(self.longest, self._spent(node) - start)
+            timeline.leaves(outer.inner_steps)
         return outer.committed
 
     @staticmethod
@@ -286,15 +299,17 @@ class SimulatedTraining:
             values *= (median / norms).nan_to_num(1.0).clamp(max=1.0).unsqueeze(1)
         if self.trim:
             return values.sort(dim=0).values[self.trim : len(sent) - self.trim].mean(dim=0)
-        weights = torch.tensor([self._weight(each) for each in members], dtype=torch.float64)
+        weights = torch.tensor([self.weight_of(each) for each in members], dtype=torch.float64)
         return (weights / weights.sum()) @ values
 
-    def _weight(self, member: Delta) -> float:
+    def weight_of(self, member: Delta) -> float:
         """The weight of a contribution, from the steps that it covers."""
         steps = range(member.start, member.stop)
-        if self.weight == "equal":
+        by_default = "steps" if isinstance(self.sync_every, Seconds) else "equal"
+        weight = by_default if self.weight is None else self.weight
+        if weight == "equal":
             return 1.0
-        if self.weight == "steps":
+        if weight == "steps":
             return len(steps)
         life = self.salts.get((member.rank, member.epoch), 0)
         return sum(self.tokens(member.rank, life, step) for step in steps) ** 2 / len(steps)
@@ -348,7 +363,9 @@ def violations(
 
     Replicas at the same sync hold the same bytes, which are those that the log says: no contribution counted twice, half
     or not at all, and no batch learned twice by a rank. Their models hold what the rules of delay and mixing say. What a codec
-    has lost of a contribution is sent later, never twice, and is not lost without a word. The log is a chain, with a quorum in
+    has lost of a contribution is sent later, never twice, and is not lost without a word. Contributions, and the steps taken
+    while they were under way, tile the steps of a life; shares are those of the contributions; and where syncs go by the time,
+    each contribution is sent at the first boundary between two steps after it. The log is a chain, with a quorum in
     every record. A life that has not agreed to go back does not go on after a rollback, and one that has a successor saves
     nothing. No replica waits past the deadline. Every rank gets to the end, and no life ends by an error unless a newer one
     took its place.
@@ -405,7 +422,54 @@ def violations(
     ]
     problems += training.feedback.wrong(log, training.salts)
     problems += learning_rates(log, training) + ignored_wishes(log, training)
+    problems += wrong_steps(log, training) + wrong_windows(outcome.store, training)
     return problems + ignored_rollbacks(log, training) + learned_twice(log, training)
+
+
+def wrong_steps(log: Sequence[Commit | Rollback], training: SimulatedTraining) -> list[str]:
+    """Contributions that do not tile the steps of their lives, and shares that are not those of the contributions."""
+    problems = []
+    commits = {record.sync: record for record in log if isinstance(record, Commit)}
+    for (rank, life), timeline in training.timelines.items():
+        who = f"(rank {rank}, life {life})"
+        claims = {
+            sync: (member.start, member.stop)
+            for sync, commit in commits.items()
+            for member in commit.members
+            if (member.rank, training.salts.get((rank, member.epoch))) == (rank, life)
+        }
+        problems += [f"{what} {who}" for what in timeline.not_tiled(claims)]
+        for adoption in timeline.adoptions:
+            commit = commits.get(adoption.sync)
+            if commit is None or adoption.weights is None or training.trim:
+                continue
+            weights = [training.weight_of(member) for member in commit.members]
+            shares = [weight / sum(weights) for weight in weights]
+            given = adoption.weights or [1 / len(weights)] * len(weights)
+            if any(abs(a - b) > _ROUNDING for a, b in zip(given, shares, strict=True)):
+                problems.append(
+                    f"sync {commit.sync} has the shares {shares}, and its report {given} {who}"
+                )
+    return problems
+
+
+def wrong_windows(store: SimulatedStore, training: SimulatedTraining) -> list[str]:
+    """Contributions that were not sent at the first boundary after their window, where syncs go by the time."""
+    if not isinstance(training.sync_every, Seconds):
+        return []
+    window = training.sync_every.value / len(training.sizes)
+    sent = list(filter(None, (Delta.parse(key) for _, key, size in store.history if size)))
+    problems = []
+    for (rank, life), timeline in training.timelines.items():
+        stops = {
+            delta.sync: delta.stop
+            for delta in sent
+            if (delta.rank, delta.epoch) == (rank, timeline.epoch)
+        }
+        problems += [
+            f"{what} (rank {rank}, life {life})" for what in timeline.not_in_time(stops, window)
+        ]
+    return problems
 
 
 def learning_rates(log: Sequence[Commit | Rollback], training: SimulatedTraining) -> list[str]:

@@ -62,6 +62,9 @@ class Connection:
         self.killed = False
         self.injected = 0.0
         self.counted: Counter[str] = Counter()
+        self.saw: dict[
+            str, float
+        ] = {}  # when each record of the log first arrived, by the process's clock
         self._shared = shared
         self._scheduler = scheduler
         self._faults = {f.operation: f for f in faults if (f.rank, f.life) == (rank, life)}
@@ -128,6 +131,8 @@ class Connection:
             raise
         if len(data) > largest:
             raise too_large(key, len(data), largest)
+        if key.startswith("commits/"):
+            self.saw.setdefault(key, self.clock())
         return data
 
     def open(self, key: str, size: int | None = None) -> Reader:

@@ -187,8 +187,12 @@ class Life:
         expired: Callable[[], Exception],
         alarms: Iterable[float],
         notice: Callable[[float], str] = lambda _: "",
+        early: float = 0.0,
     ) -> Wait:
-        """A wait for other replicas. Time during which the store could not be reached does not count towards any limit."""
+        """A wait for other replicas. Time during which the store could not be reached does not count towards any limit.
+
+        Nothing is logged about the first ``early`` seconds, in which nobody else is expected.
+        """
         return Wait(
             self.timing,
             self.store.near,
@@ -198,7 +202,7 @@ class Life:
             alarms,
             downtime=lambda: self.store.downtime,
             notice=notice,
-            notice_after=self.settings.grace,
+            notice_after=early + self.settings.grace,
         )
 
     def read(self, key: str, parse: Callable[[bytes], T]) -> T | None:

@@ -48,7 +48,7 @@ class Standing:
         self._members: dict[int, int] = {}
         self._rollback = 0
         self._rollbacks: list[tuple[Rollback, str]] = []
-        self._since = 0.0
+        self._since = self._seen = 0.0
 
     @property
     def fragments(self) -> Sequence[Progress]:
@@ -90,6 +90,15 @@ class Standing:
     def seconds(self) -> float:
         """The seconds since it last moved."""
         return self._clock() - self._since
+
+    @property
+    def seen(self) -> float:
+        """When the life has seen the record of that sync, or when it had loaded its state, by its clock in seconds."""
+        return self._seen
+
+    def has_loaded(self) -> None:
+        """Note that the life has just caught up with the log."""
+        self._seen = self._clock()
 
     def index(self, sync: int) -> int:
         """The index of the fragment that a sync is of."""
@@ -147,12 +156,20 @@ class Standing:
         # As at the beginning of a run, all ranks are waited for.
         self._members = dict(self._everybody)
 
-    def advance(self, commit: Commit, record_digest: str) -> None:
-        """Move on by one sync that the life has adopted, and whose record has this digest."""
+    def advance(self, commit: Commit, record_digest: str, seen: float | None = None) -> None:
+        """Move on by one sync that the life has adopted.
+
+        Args:
+            commit: The record of the sync.
+            record_digest: Digest of that record.
+            seen: When the life has read it, by its clock in seconds; now if left out.
+        """
         progress = self._fragments[commit.fragment]
         progress.sync = commit.sync
         progress.commit = commit
         self.skip(commit, record_digest)
+        if seen is not None:
+            self._seen = seen
 
     def skip(self, commit: Commit, record_digest: str) -> None:
         """Move on by one sync whose result the state in memory holds already.
@@ -167,7 +184,7 @@ class Standing:
                 "record with the same number: either that record was lost and the sync decided again, or objects of two runs are "
                 "mixed below this prefix"
             )
-        self._since = self._clock()
+        self._since = self._seen = self._clock()
         self._sync = commit.sync
         self._rollback = commit.rollback
         self._previous = record_digest

@@ -58,6 +58,9 @@ class ElasticSync:
         patience: Seconds after which this life leaves without the sync (sooner if no rank is left to wait for); None if the
             sync must be completed in time.
         hurried: Whether this life shall leave without the sync, as long as the sync is not decided. It may change at any time.
+        window: If replicas contribute by the time: seconds after which they do, counted from when each has seen the record of
+            the sync before; otherwise 0. Patience and grace begin then, also for a life that waits earlier, because it leaves or
+            an earlier life of its rank has contributed: the others are not late yet.
     """
 
     def __init__(
@@ -66,8 +69,10 @@ class ElasticSync:
         job: ResumableJob,
         patience: float | None = None,
         hurried: Callable[[], bool] = bool,
+        window: float = 0.0,
     ) -> None:
         self._life = life
+        self._window = window
         self._job = job
         self._patience = patience
         self._hurried = hurried
@@ -81,6 +86,7 @@ class ElasticSync:
         self._round = _round(life, may_leave=patience is not None)
         self._folder = Folder({}, {}, ())
         self._decided: tuple[Commit, str] | None = None
+        self._seen: float | None = None  # when that was read, by the life's clock
         self._contributing = 0.0
 
     def contribute(self) -> Reload | None:
@@ -98,7 +104,8 @@ class ElasticSync:
         decided = commit_mended(life, self._sync)
         if isinstance(decided, Reload):
             return decided
-        self._decided, reload = decided, None
+        self._note(decided)
+        reload = None
         if decided is None and self._own_delta is None and self._job.steps is not None:
             reload = self._contribute(*self._job.steps)
         self._contributing = life.timing.clock() - start
@@ -109,7 +116,7 @@ class ElasticSync:
         decided = self._decided or commit_mended(self._life, self._sync)
         if isinstance(decided, Reload):
             return True  # the second half meets the same problem again, and returns it
-        self._decided = decided
+        self._note(decided)
         if decided is not None:
             return True
         folder = self._look()
@@ -156,10 +163,16 @@ class ElasticSync:
         if learned:
             self._job.reapply(learned)
         self._job.rate = commit.rate
-        life.standing.advance(commit, record_digest)
+        life.standing.advance(commit, record_digest, self._seen)
         if commit.members[commit.sync % len(commit.members)].rank == life.rank:
             collect(life)
         return completed(life, self._job, commit, became, since=start)
+
+    def _note(self, decided: tuple[Commit, str] | None) -> None:
+        """Note that the record of the sync was read, or that it is not there yet."""
+        if decided is not None and self._seen is None:
+            self._seen = self._life.timing.clock()
+        self._decided = decided
 
     def after_reloading(self) -> SyncReport:
         """The report of the sync if this life had to start again from the published state.
@@ -237,9 +250,13 @@ class ElasticSync:
 
     def _wait(self) -> tuple[Commit, str] | Reload | None:
         """Wait for the record, and create it when this life may. Returns None if this life continues without the sync."""
-        life, grace = self._life, self._life.settings.grace
+        life = self._life
+        early = self._early()
+        deadline = early + life.settings.grace
+        if self._patience is not None:
+            self._patience += early
         timeout = life.timing.sync_timeout if self._patience is None else self._patience
-        wait = life.wait(timeout, self._timed_out, [grace], self._notice)
+        wait = life.wait(timeout, self._timed_out, [deadline], self._notice, early)
         moment = None
         folder: Folder | Reload | None = self._look()
         if isinstance(folder, Reload):
@@ -257,15 +274,23 @@ class ElasticSync:
             if isinstance(entry, Reload):
                 return entry
             if entry is not None:
+                self._note(entry)
                 break
             moment = wait.moment()
             folder = self._look() if moment.look else None
             if isinstance(folder, Reload):
                 return folder
-            overdue = moment.elapsed >= grace
+            overdue = moment.elapsed >= deadline
             decision = on_look(self._round, folder, overdue=overdue, expired=moment.expired)
         life.traffic.waited += wait.elapsed()
         return entry
+
+    def _early(self) -> float:
+        """How many seconds before the end of its window this life waits for others. They contribute only then."""
+        life = self._life
+        if not self._window:
+            return 0.0
+        return max(0.0, life.standing.seen + self._window - life.timing.clock())
 
     def _leaves(self, decision: Decision) -> bool | Reload:
         """Do what is decided. Returns whether this life continues without the sync."""

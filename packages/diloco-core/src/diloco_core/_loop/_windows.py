@@ -1,0 +1,140 @@
+"""When fragments are sent and adopted if ``sync_every`` is a time, and which arguments fit that. Pure: it reads no clock."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from .._arithmetic._weights import Weighting
+from .._errors import ConfigurationError
+from .._seconds import Seconds
+from ._schedule import Due, Turns
+
+if TYPE_CHECKING:
+    from .._exchange._base import Exchange
+
+_MANY_STEPS = 100
+_LOOKS = 20  # in a window
+
+
+@dataclass(frozen=True, slots=True)
+class Windows(Turns):
+    """When fragments are synced if H is given in seconds: each once in ``sync_every``, in turn, at equal intervals.
+
+    A *window* lasts T/F seconds, of which each replica makes as many inner steps as it can. It begins when the replica sees the
+    record of the last sync, or has loaded the run's state, by its own monotonic clock. All replicas see that record at about the
+    same time, so windows that begin there stay together. If they began at each replica's own contribution, or where it adopts a
+    sync, every difference between replicas would stay and add to the next one.
+
+    A fragment is sent at the first boundary between two inner steps at which the window is over, the sync before is adopted and
+    at least one step was taken since then. The result is adopted ``delay`` steps later.
+
+    Attributes:
+        sync_every: T, the time between two syncs of the same fragment.
+        fragments: F, the number of fragments.
+        delay: tau, inner steps between sending and adopting.
+        alpha: How much of its own values a replica keeps when it adopts a sync, from 0 (nothing) to 1 (everything).
+    """
+
+    sync_every: Seconds
+    fragments: int
+    delay: int = 0
+    alpha: float = 0.0
+
+    @property
+    def seconds(self) -> float:
+        """The length of a window."""
+        return self.sync_every.value / self.fragments
+
+    @property
+    def steps(self) -> int:
+        """How many inner steps without a sync are many, where nothing but steps is counted."""
+        return _MANY_STEPS
+
+    @property
+    def length(self) -> str:
+        """How messages name a window."""
+        return f"{self.seconds:g} s"
+
+    def came_after(self, steps: int, elapsed: float) -> str:  # noqa: ARG002 - what a schedule in steps goes by
+        """How messages name the time since the last sync, given its inner steps and its seconds."""
+        return f"{elapsed:.3g} s"
+
+    def due(
+        self, elapsed: float, *, since_sent: int | None = None, half_taken: bool = False
+    ) -> Due:
+        """What has to be done after an inner step; at least one was taken since the last adoption.
+
+        Args:
+            elapsed: Seconds since the window began.
+            since_sent: Inner steps since the fragment whose turn it is was sent; None if it has not been sent.
+            half_taken: Whether some of several inner optimizers have already taken their next step. As with a schedule in steps,
+                a sync waits for the others, but not after twice the window.
+        """
+        wait = half_taken and elapsed < 2 * self.seconds
+        if since_sent is not None:
+            return Due(send=False, adopt=since_sent >= self.delay and not wait)
+        send = elapsed >= self.seconds and not wait
+        return Due(send, adopt=send and not self.delay)
+
+    def may_look(self, since_looked: float) -> bool:
+        """Whether a replica that the others do not expect looks, in the middle of its window, for a sync without it.
+
+        It came late or was away, so its window ends at another time than theirs. Without looking it would see the next record
+        only at the end of its own window, and come closer to the others by no more than a grace with every sync.
+
+        Args:
+            since_looked: Seconds since it looked last, or since the window began.
+        """
+        return since_looked >= self.seconds / _LOOKS
+
+    def late(self, elapsed: float, since_adoption: int) -> bool:
+        """Whether a replica is so slow that one step, or the sync before it, has taken a window more than there was time.
+
+        Args:
+            elapsed: Seconds since the window began, when the fragment is sent.
+            since_adoption: Inner steps since the last adoption of any fragment.
+        """
+        return since_adoption == 1 and elapsed >= 2 * self.seconds
+
+
+def check_exchange(exchange: Exchange, sync_every: object) -> None:
+    """Refuse a time over an exchange whose replicas have to take the same number of inner steps.
+
+    Raises:
+        ConfigurationError: ``sync_every`` is a time, and the exchange is of such a kind.
+    """
+    if isinstance(sync_every, Seconds) and not hasattr(exchange, "check_window"):
+        raise ConfigurationError(
+            f"sync_every={sync_every} cannot be used with {type(exchange).__name__}, whose replicas all take the same number of "
+            "inner steps between two syncs. Pass a number of inner steps, or make the run elastic: connect with min_replicas="
+        )
+
+
+def weight_of(weight: str | None, sync_every: object) -> str:
+    """By what contributions are weighed, where the caller may leave that open.
+
+    Raises:
+        ConfigurationError: All contributions shall count the same, although replicas take different numbers of steps.
+    """
+    if not isinstance(sync_every, Seconds):
+        return Weighting.EQUAL if weight is None else weight
+    if weight == Weighting.EQUAL:
+        raise ConfigurationError(
+            f"weight='equal' cannot be used with sync_every={sync_every}: a replica that takes few inner steps in that time "
+            "would count as much as one that takes many. Leave weight out, which then is 'steps', or pass 'tokens'"
+        )
+    return Weighting.STEPS if weight is None else weight
+
+
+def check_aggregate(aggregate: object, sync_every: object) -> None:
+    """Refuse a trimmed mean of contributions that count by their steps.
+
+    Raises:
+        ConfigurationError: The two do not fit together.
+    """
+    if aggregate == "trimmed" and isinstance(sync_every, Seconds):
+        raise ConfigurationError(
+            f"aggregate='trimmed' cannot be used with sync_every={sync_every}, which weighs contributions by their inner steps, "
+            "since who is left out differs by element. Leave aggregate out, or pass a number of inner steps"
+        )

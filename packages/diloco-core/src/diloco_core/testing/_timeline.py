@@ -1,0 +1,139 @@
+"""When one simulated life took its inner steps, contributed and adopted syncs: none is lost, counted twice or sent too early."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, NamedTuple
+
+from .._elastic._records._keys import commit_key
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping
+
+    from .._exchange._report import SyncReport
+    from .._exchange._resumable import Position
+
+
+class Adoption(NamedTuple):
+    """A sync that a life has adopted.
+
+    Attributes:
+        sync: Its number in the log.
+        fragment: Its fragment.
+        fate: What became of the life's contribution.
+        over: Whether all fragments start over, since the life has reloaded or an earlier one has taken its steps.
+        steps: How many inner steps the life had taken when it adopted the sync.
+        last: Whether it trains no more.
+        weights: The shares that were reported; None if they are not known.
+    """
+
+    sync: int
+    fragment: int
+    fate: str
+    over: bool
+    steps: int
+    last: bool
+    weights: tuple[float, ...] | None
+
+
+@dataclass(slots=True)
+class _Stood:
+    """Where a life stood after a sync: when it had seen its record, and after which inner step it had adopted it."""
+
+    seen: float
+    steps: int
+
+
+class Timeline:
+    """The steps and syncs of one life. One thread at a time.
+
+    Args:
+        saw: When the life's process first read each record of the log, by its clock.
+        delay: Inner steps from sending to adopting.
+
+    Attributes:
+        epoch: The life's epoch; 0 before it has entered.
+        boundaries: When each inner step ended, by the number of steps taken then.
+        adoptions: The syncs that were adopted since it has entered.
+    """
+
+    def __init__(self, saw: Mapping[str, float], delay: int) -> None:
+        self.epoch = 0
+        self.boundaries: dict[int, float] = {}
+        self.adoptions: list[Adoption] = []
+        self._saw = saw
+        self._delay = delay
+        self._entered = 0
+        self._left: int | None = None
+        self._stood: dict[int, _Stood] = {}
+
+    def enters(self, position: Position, steps: int, epoch: int) -> None:
+        """The life begins to train after so many steps of its rank."""
+        self.epoch, self._entered = epoch, steps
+        self._stood[position.sync] = _Stood(position.seen, steps)
+
+    def adopted(self, report: SyncReport, position: Position, steps: int) -> None:
+        """A sync was adopted or left out, and the life has taken so many steps now."""
+        whole = report.committed and not report.reloaded
+        self.adoptions.append(
+            Adoption(
+                position.sync,
+                int(report.fragment),
+                report.contribution,
+                report.reloaded or bool(report.batches_to_skip),
+                steps,
+                self._left is not None,
+                report.weights if whole else None,
+            )
+        )
+        self._stood[position.sync] = _Stood(position.seen, steps)
+
+    def leaves(self, steps: int) -> None:
+        """The life trains no more: from here on it contributes what is left, whatever the time."""
+        self._left = steps
+
+    def not_tiled(self, claims: Mapping[int, tuple[int, int]]) -> Iterator[str]:
+        """Contributions that leave steps out or count them twice.
+
+        What comes between two contributions are the steps that the life took while the first of them was under way.
+
+        Args:
+            claims: The inner steps of the life's contributions that were counted (first, and one past the last), by sync.
+        """
+        begin = self._entered
+        begins: dict[
+            int, int
+        ] = {}  # by fragment, the first step that no contribution has claimed, where it is another one
+        for adoption in self.adoptions:
+            number, now = adoption.fragment, adoption.steps
+            if adoption.over:
+                begin, begins = now, {}
+                continue
+            if adoption.fate == "counted":
+                first, claim = begins.get(number, begin), claims.get(adoption.sync)
+                if claim is None or claim[0] != first:
+                    yield f"sync {adoption.sync} counts steps {claim}, which should begin at {first}"
+                elif now - claim[1] != self._delay and not adoption.last:
+                    yield f"sync {adoption.sync} was sent at {claim[1]} and adopted at {now}"
+            if adoption.fate not in {"carried", "open"}:
+                begins[number] = now
+
+    def not_in_time(self, stops: Mapping[int, int], window: float) -> Iterator[str]:
+        """Contributions that were not sent at the first boundary between two steps after their window.
+
+        Args:
+            stops: How many inner steps the life had taken when it contributed, by sync.
+            window: Seconds.
+        """
+        for sync, stop in stops.items():
+            stood = self._stood.get(sync - 1)
+            if stood is None or stop not in self.boundaries or stop == self._left:
+                continue
+            saw = self._saw.get(commit_key(sync - 1), stood.seen)
+            if stop <= stood.steps:
+                yield f"sync {sync} was sent after step {stop}, and the one before was adopted after it"
+            elif self.boundaries[stop] - max(saw, stood.seen) < window:
+                yield f"sync {sync} was sent {window - self.boundaries[stop] + stood.seen:.3g} s early"
+            before = self.boundaries.get(stop - 1) if stop - 1 > stood.steps else None
+            if before is not None and before - stood.seen >= window:
+                yield f"sync {sync} could have been sent a step before"

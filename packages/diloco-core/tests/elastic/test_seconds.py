@@ -1,0 +1,378 @@
+"""H in seconds: every replica does what it can in a window, the windows stay together, and nobody is shut out or hangs."""
+
+import logging
+import os
+import signal
+from itertools import pairwise
+
+import pytest
+import torch
+from members_lab import members_in
+
+from diloco_core import DiLoCo, Elastic, MismatchError, Seconds, Timing, connect
+from diloco_core._elastic._life._standing import Standing
+from diloco_core._elastic._records._keys import Delta
+from diloco_core._elastic._sync._adopt import Adoption
+from diloco_core._elastic._sync._sync import ElasticSync
+from diloco_core._loop._outer_steps import OuterSteps
+from diloco_core._loop._windows import Windows
+from diloco_core.testing import (
+    Schedule,
+    SimulatedStore,
+    SimulatedTraining,
+    simulate,
+    violations,
+)
+from diloco_core.testing._checks import read_log
+
+
+@pytest.fixture(autouse=True)
+def _one_thread():
+    torch.set_num_threads(1)
+
+
+def run(paces, elastic, window=60, *, starts=(), latency=0.02, **training):
+    """A simulated run in which nothing went wrong: its store and its training."""
+    trained = SimulatedTraining(
+        **{"sizes": (4,), "sync_every": Seconds(window), "paces": paces, **training}
+    )
+    store = SimulatedStore()
+    schedule = Schedule(len(paces), starts=starts, latency=latency)
+    assert violations(simulate(trained, schedule, elastic, store=store), trained) == []
+    return store, trained
+
+
+def sends(store):
+    """When which rank contributed, by sync."""
+    times = {}
+    for time, key, size in store.history:
+        delta = Delta.parse(key)
+        if delta is not None and size:
+            times.setdefault(delta.sync, {})[delta.rank] = time
+    return times
+
+
+def steps(store):
+    """How many inner steps each member contributed, by sync."""
+    return [{m.rank: m.stop - m.start for m in record.members} for record in read_log(store)[0]]
+
+
+def spread(store):
+    return [max(times.values()) - min(times.values()) for times in sends(store).values()]
+
+
+def test_each_replica_takes_the_steps_that_it_can_and_counts_by_them():
+    store, training = run((1.0, 2.0, 4.0), Elastic(3, grace=20.0), syncs=2)
+    for counted in steps(store):
+        assert counted[0] == pytest.approx(60, abs=4)
+        assert counted[1] == pytest.approx(30, abs=3)
+        assert counted[2] == pytest.approx(15, abs=2)
+    reports = training.reports[1, 1]
+    assert [report.inner_steps for report in reports] == [each[1] for each in steps(store)]
+    for report, counted in zip(reports, steps(store), strict=True):
+        total = sum(counted.values())
+        assert report.weights == pytest.approx([counted[rank] / total for rank in range(3)])
+
+
+@pytest.mark.parametrize(("sizes", "delay", "alpha"), [((4,), 0, 0.0), ((4, 3), 2, 0.5)])
+def test_the_windows_of_fast_and_slow_replicas_stay_together(sizes, delay, alpha):
+    """Steps of 0.6 to 3.7 s: a replica is late by what is left of a step, and this does not add up."""
+    elastic = Elastic(3, grace=30.0)
+    store, _ = run(
+        (0.6, 1.3, 3.7), elastic, 60, syncs=4, sizes=sizes, delay=delay, alpha=alpha, latency=0.1
+    )
+    apart = spread(store)[:4]
+    assert max(apart) < 3.7 * 1.1 + 1.0
+    assert sum(apart) / len(apart) < 3.0
+    together = [max(times.values()) for times in sends(store).values()][:4]
+    gaps = [after - before for before, after in pairwise(together)]
+    assert max(gaps) < 60 / len(sizes) + 2 * 3.7 * 1.1 + 2.0
+
+
+def _slow_to_adopt(monkeypatch, seconds=10.0):
+    """How far contributions are apart if one replica takes so many seconds more to adopt every sync."""
+    run_adoption = Adoption.run
+
+    def slow(self):
+        if self._life.rank == 1:
+            self._life.timing.sleep(seconds)
+        return run_adoption(self)
+
+    monkeypatch.setattr(Adoption, "run", slow)
+    store, _ = run((2.0, 2.0, 2.0), Elastic(3, grace=50.0), 30, syncs=4)
+    return max(spread(store))
+
+
+def test_who_takes_long_to_adopt_a_sync_contributes_to_the_next_with_the_others(monkeypatch):
+    assert _slow_to_adopt(monkeypatch) < 4.0
+
+
+def test_a_window_from_its_own_adoption_would_come_late_every_time(monkeypatch):
+    advance = Standing.advance
+    monkeypatch.setattr(
+        Standing, "advance", lambda self, commit, record, seen=None: advance(self, commit, record)
+    )
+    assert _slow_to_adopt(monkeypatch) > 8.0
+
+
+@pytest.mark.parametrize("looks", [True, False])
+def test_a_joiner_comes_into_step_at_the_next_record(looks, monkeypatch):
+    """Without looking for it, its window ends too late for every sync, by a grace less each time, and the others wait."""
+    if not looks:
+        monkeypatch.setattr(Windows, "may_look", lambda self, since_looked: False)
+    store, training = run(
+        (2.0, 2.0, 2.0), Elastic(1, grace=10.0), 100, starts=(0.0, 0.0, 40.0), syncs=4
+    )
+    if not looks:
+        assert members_in(store)[:3] == [[0, 1]] * 3
+        return
+    assert members_in(store) == [[0, 1], [0, 1, 2], [0, 1, 2], [0, 1, 2]]
+    fates = [report.contribution for report in training.reports[2, 1]]
+    assert fates == ["carried", "counted", "counted", "counted"]
+    first = steps(store)[1][2]
+    assert first > 55, "it counts what it had learned before, too"
+    assert max(spread(store)[1:2]) < 100 / 20 + 2.2 + 1.0
+    assert max(spread(store)[2:]) < 3.0
+
+
+@pytest.mark.parametrize(("delay", "retention"), [(0, 20), (2, 20), (0, 1)])
+def test_a_replica_that_sleeps_for_ten_windows_wakes_and_goes_on(delay, retention):
+    elastic = Elastic(2, grace=5.0, topology="sharded", retention=retention)
+    store, training = run(
+        (2.0, 2.0, 2.0), elastic, 20, syncs=15, pauses={(1, 15): 210.0}, delay=delay
+    )
+    members = members_in(store)
+    missed = [number for number, ranks in enumerate(members) if 1 not in ranks]
+    assert 8 <= len(missed) <= 11
+    assert members[-1] == [0, 1, 2]
+    woken, last = (steps(store)[missed[-1] + number][1] for number in (1, 3))
+    reports = training.reports[1, 1]
+    if retention == 20:
+        assert woken > last + 3, "what it had learned before it slept is carried"
+        assert {report.contribution for report in reports} == {"counted", "carried"}
+    assert any(report.reloaded for report in reports) == (retention == 1)
+    waited = [report.wait_seconds for report in training.reports[0, 1]]
+    assert sum(seconds > 4.5 for seconds in waited) <= 2, "the others wait for it once or twice"
+
+
+def test_a_step_longer_than_the_window_is_waited_for_within_the_grace(caplog):
+    store, _ = run((1.0, 25.0), Elastic(1, grace=20.0), 20, syncs=5)
+    assert [counted[1] for counted in steps(store)] == [1] * 5
+    assert not [r for r in caplog.records if "take" in r.getMessage() and r.levelname == "WARNING"]
+
+
+def test_a_step_much_longer_than_the_window_holds_nobody_up_and_is_told(caplog):
+    """No contribution without a step, and none in a sync that is decided; nothing that it learns is lost."""
+    caplog.set_level(logging.WARNING)
+    store, training = run((1.0, 1.0, 90.0), Elastic(1, grace=5.0), 20, syncs=8)
+    assert all(ranks == [0, 1] for ranks in members_in(store)[:8])
+    assert all(0 not in counted.values() for counted in steps(store))
+    waits = [report.wait_seconds for report in training.reports[0, 1]]
+    assert max(waits) < 8.0
+    told = [
+        r.getMessage() for r in caplog.records if "A replica that is always later" in r.getMessage()
+    ]
+    assert len(told) == 1
+    assert told[0].startswith("rank 2: the first inner step of this replica after a sync")
+    assert "contribute every 20 s" in told[0]
+    assert training.reports[2, 1][0].contribution == "carried"
+
+
+def _early(*, killed):
+    """Rank 0 leaves after 20 s of a window of 60 s, is killed while it waits or not: the outcome, and the store."""
+
+    def train(node):
+        model = torch.nn.ParameterList([torch.zeros(4)])
+        inner = torch.optim.SGD(model.parameters(), lr=1.0)
+        connection = node.connection
+        with DiLoCo(model, inner, node.exchange, sync_every=Seconds(60)) as outer:
+            early = (node.rank, node.life) == (0, 1)
+            while outer.committed < 3 and not (early and outer.inner_steps == 10):
+                node.sleep(2.0)
+                model[0].grad = torch.ones(4)
+                inner.step()
+            if early and killed:
+                dies = connection._scheduler.now + 5.0
+                connection._scheduler.call_at(dies, lambda: setattr(connection, "killed", True))
+            began = connection.clock()
+        return connection.clock() - began
+
+    store = SimulatedStore()
+    schedule = Schedule(2, latency=0.01, restart_after=1.0)
+    outcome = simulate(train, schedule, Elastic(1, grace=5.0), store=store)
+    assert outcome.errors() == {}
+    return outcome, store
+
+
+@pytest.mark.parametrize("killed", [False, True])
+def test_a_contribution_before_its_time_shuts_nobody_out(killed):
+    """Who leaves, and who finds a contribution of its earlier life, waits until the others had their time, and then a grace."""
+    outcome, store = _early(killed=killed)
+    assert steps(store)[0] == {0: 10, 1: 30}
+    if not killed:
+        assert 38.0 < outcome.results[0, 1] < 46.0
+        assert members_in(store)[1:] == [[1], [1]]
+    else:
+        assert members_in(store)[1:] == [[0, 1], [0, 1]]
+
+
+@pytest.mark.parametrize("killed", [False, True])
+def test_with_a_grace_from_its_own_contribution_it_would(killed, monkeypatch):
+    monkeypatch.setattr(ElasticSync, "_early", lambda self: 0.0)
+    _, store = _early(killed=killed)
+    assert members_in(store)[0] == [0]
+
+
+def test_a_run_keeps_its_seconds():
+    store, _ = run((1.0, 1.0), Elastic(1, grace=5.0), 20, syncs=2)
+    for other in (Seconds(30), 20):
+        training = SimulatedTraining(4, (4,), other)
+        outcome = simulate(
+            training,
+            Schedule(2),
+            Elastic(1, grace=5.0, resume=True),
+            store=store,
+            most_lives=1,
+        )
+        for error in outcome.errors().values():
+            assert isinstance(error, MismatchError)
+            assert f"pass sync_every={Seconds(20)}" in str(error) or "pass weight=" in str(error)
+    resumed = SimulatedTraining(4, (4,), Seconds(20), paces=(1.0, 3.0))
+    simulated = simulate(resumed, Schedule(2), Elastic(1, grace=5.0, resume=True), store=store)
+    assert simulated.finished
+    assert len(members_in(store)) == 4
+
+
+def test_all_fragments_are_flushed_at_once_where_all_leave_together():
+    store, training = run((1.0, 1.0), Elastic(2, grace=20.0), 60, sizes=(4, 3), syncs=3, delay=1)
+    times = [max(at.values()) for at in sends(store).values()]
+    assert len(times) == 4
+    assert times[3] - times[2] < 4.0
+    last = training.reports[0, 1][-1]
+    assert last.contribution == "counted"
+    assert last.fragment == "1"
+
+
+def claims_begin_at_the_last_contribution(monkeypatch):
+    """What was learned while a sync was under way is claimed, although the result has replaced it."""
+    complete = OuterSteps._complete
+
+    def mutant(self, report, sent):
+        report = complete(self, report, sent)
+        if report.contribution == "counted" and self.training:
+            self.count.since_sync[sent.number] = self.count.inner_steps - sent.sent_at
+        return report
+
+    monkeypatch.setattr(OuterSteps, "_complete", mutant)
+
+
+def a_step_late(monkeypatch):
+    due = Windows.due
+    monkeypatch.setattr(
+        Windows, "due", lambda self, elapsed, **more: due(self, elapsed - 2, **more)
+    )
+
+
+def a_step_early(monkeypatch):
+    due = Windows.due
+    monkeypatch.setattr(
+        Windows, "due", lambda self, elapsed, **more: due(self, elapsed + 2, **more)
+    )
+
+
+def all_count_the_same(monkeypatch):
+    monkeypatch.setattr("diloco_core._loop._diloco.weight_of", lambda weight, every: "equal")
+
+
+@pytest.mark.parametrize(
+    ("mutate", "said"),
+    [
+        (claims_begin_at_the_last_contribution, "counts steps"),
+        (a_step_late, "could have been sent a step before"),
+        (a_step_early, "s early"),
+        (all_count_the_same, "has the shares"),
+    ],
+    ids=lambda argument: getattr(argument, "__name__", ""),
+)
+def test_the_checks_of_simulated_runs_notice_what_breaks_the_rules(mutate, said, monkeypatch):
+    mutate(monkeypatch)
+    training = SimulatedTraining(3, (4,), Seconds(20), paces=(1.0, 3.0), delay=2)
+    outcome = simulate(training, Schedule(2, latency=0.01), Elastic(2, grace=9.0))
+    assert any(said in what for what in violations(outcome, training))
+
+
+def _two_optimizers(steps_of_the_second):
+    """One replica whose second optimizer takes only some of its steps: when its syncs were sent, and its model."""
+    sent = []
+
+    def train(node):
+        model = torch.nn.ParameterList([torch.zeros(4), torch.zeros(4)])
+        both = [torch.optim.SGD([tensor], lr=1.0) for tensor in model]
+
+        def on_sync(report):
+            sent.append((round(node.connection.clock()), report.inner_steps))
+
+        with DiLoCo(
+            model, both, node.exchange, sync_every=Seconds(20), on_sync=on_sync, flush="none"
+        ):
+            for step in range(50):
+                node.sleep(1.0)
+                for tensor, optimizer in zip(model, both, strict=True):
+                    tensor.grad = torch.ones(4)
+                    if optimizer is both[0] or steps_of_the_second(step):
+                        optimizer.step()
+
+    outcome = simulate(train, Schedule(1, latency=0.0001), Elastic(1, grace=5.0))
+    assert outcome.errors() == {}
+    return sent
+
+
+def test_several_inner_optimizers_take_a_step_together(caplog):
+    assert _two_optimizers(lambda step: True) == [(20, 20), (40, 20)]
+    assert not [r for r in caplog.records if r.levelname == "WARNING"]
+
+
+def test_one_that_a_scaler_skips_is_waited_for_within_the_step():
+    """It skips the steps in which the window ends: the sync comes with the next whole step, or after twice the window."""
+    assert _two_optimizers(lambda step: step not in {19, 20}) == [(22, 22), (42, 20)]
+
+
+def test_one_that_never_steps_costs_one_more_window_and_is_named(caplog):
+    assert _two_optimizers(lambda step: False) == [(40, 40)]
+    (told,) = [r.getMessage() for r in caplog.records if "waited for" in r.getMessage()]
+    assert "a sync was due after 20 s and comes after 40 s" in told
+
+
+def test_who_is_told_to_end_in_a_window_saves_what_the_run_has_counted(tmp_path):
+    """SIGTERM after the window's middle: the next life goes on after the last sync, and repeats what no sync holds."""
+    now = [0.0]
+    timing = Timing(clock=lambda: now[0])
+    before = signal.signal(signal.SIGTERM, signal.SIG_DFL)
+
+    def train(until, told_at=None):
+        model = torch.nn.Linear(2, 1)
+        inner = torch.optim.SGD(model.parameters(), lr=0.1)
+        exchange = connect(
+            f"file://{tmp_path}/run", rank=0, world_size=1, elastic=Elastic(1), timing=timing
+        )
+        with DiLoCo(
+            model, inner, exchange, sync_every=Seconds(60), save_inner_every=1, flush="none"
+        ) as outer:
+            taken = [outer.inner_steps]
+            while outer.committed < until:
+                now[0] += 10.0
+                for parameter in model.parameters():
+                    parameter.grad = torch.ones_like(parameter)
+                if outer.inner_steps == told_at:
+                    os.kill(os.getpid(), signal.SIGTERM)
+                inner.step()
+                taken.append(outer.inner_steps)
+        return taken
+
+    try:
+        with pytest.raises(SystemExit) as ended:
+            train(9, told_at=8)
+        assert ended.value.code == 143
+        assert train(2) == [*range(6, 13)]
+    finally:
+        signal.signal(signal.SIGTERM, before)
