@@ -16,7 +16,7 @@ from diloco_conformance import Resources as Asked
 from diloco_modal import ModalSpawnExecutor, build_app
 
 REAL = "the scripted world does that"
-PATIENCE = 120.0
+PATIENCE = 600.0
 
 
 class NamingExecutor(ModalSpawnExecutor):

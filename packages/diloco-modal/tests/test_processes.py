@@ -12,6 +12,7 @@ from diloco_localcloud import ModalProcesses
 from diloco_modal import ModalSpawnExecutor, build_app
 from diloco_protocol import Backoff
 
+PATIENCE = 600.0
 pytestmark = [pytest.mark.processes, pytest.mark.slow]
 
 PROGRAM = """
@@ -46,12 +47,12 @@ class Place:
     def launch(self, n, **kwargs):
         kwargs = {"folder": str(self.folder), **kwargs}
         return self.executor().launch_replicas(
-            n, "program:train", kwargs, run_id="run", timeout=120
+            n, "program:train", kwargs, run_id="run", timeout=600
         )
 
     def await_start(self, rank, attempt=1):
         mark = self.folder / f"{rank}-{attempt}"
-        limit = time.monotonic() + 60
+        limit = time.monotonic() + PATIENCE
         while not (mark.exists() and mark.read_text()):
             assert time.monotonic() < limit, f"rank {rank} did not start"
             time.sleep(0.05)
@@ -70,7 +71,7 @@ def place(tmp_path, monkeypatch):
 
 def test_a_run(place):
     handles = place.launch(2)
-    results = place.executor().collect(handles, timeout=60)
+    results = place.executor().collect(handles, timeout=PATIENCE)
     assert [(each["status"], each["result"]) for each in results] == [
         ("succeeded", [0, 1]),
         ("succeeded", [1, 1]),
@@ -83,7 +84,7 @@ def test_a_preempted_replica_is_the_next_attempt(place):
     place.await_start(0)
     assert place.executor().poll(handle) == "running"
     place.world.call(handle.metadata["function_call_id"]).preempt()
-    (result,) = place.executor().collect([handle], timeout=60)
+    (result,) = place.executor().collect([handle], timeout=PATIENCE)
     assert (result["status"], result["result"], result["attempt"]) == ("succeeded", [0, 2], 2), (
         result
     )
@@ -111,7 +112,7 @@ LAUNCHER = """
     Client.spawn = spawn
     path = {"PYTHONPATH": os.environ["PYTHONPATH"]}
     executor = ModalSpawnExecutor(env=path, grace=5.0)
-    executor.launch_replicas(3, "program:train", {"folder": folder}, run_id="run", timeout=120)
+    executor.launch_replicas(3, "program:train", {"folder": folder}, run_id="run", timeout=600)
 """
 
 
@@ -129,7 +130,7 @@ def test_a_launcher_that_was_killed_and_its_launch_repeated(place, when):
     )
     assert killed.returncode == -9, killed.stderr
     handles = place.launch(3)
-    results = place.executor().collect(handles, timeout=60)
+    results = place.executor().collect(handles, timeout=PATIENCE)
     assert [each["result"] for each in results] == [[0, 1], [1, 1], [2, 1]], results
     assert place.executor().attach("run") == handles
 
@@ -139,7 +140,7 @@ def test_a_cancelled_replica_is_gone(place):
     pid = place.await_start(0)
     executor = place.executor()
     executor.cancel(handle)
-    (result,) = executor.collect([handle], timeout=60)
+    (result,) = executor.collect([handle], timeout=PATIENCE)
     assert (result["status"], result["reason"]) == ("cancelled", "cancel_requested"), result
     assert place.world.dict("diloco-run").get("end-0-1")["again"] is False
     with pytest.raises(ProcessLookupError):

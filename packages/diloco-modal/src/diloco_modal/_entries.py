@@ -12,6 +12,8 @@ from ._errors import DenseLogError
 
 Fetch = Callable[[Callable[[Any], Any]], list[Any]]
 
+CLOCKS = 3600.0
+"""Seconds by which the clocks of this machine, of who launched the run and of Modal may differ: what lies outside is not read."""
 _LATE_SECONDS = 30.0
 """So much older than what was read already an entry may be when it arrives, and is found at the next look; others at the end."""
 _BRIEFEST = 4.0
@@ -40,11 +42,11 @@ class Entries:
         self._given: dict[int, array[int]] = {}  # by the minute
         self._newest = begin
 
-    def new(self, until: float, *, whole: bool = False) -> list[Any]:
+    def new(self, until: float | None = None, *, whole: bool = False) -> list[Any]:
         """The entries that were not given before, in the order of Modal's client.
 
         Args:
-            until: Unix seconds.
+            until: Unix seconds; None for all.
             whole: Read the whole log again, also for what has arrived later than :data:`_LATE_SECONDS` allow.
 
         Raises:
@@ -53,6 +55,10 @@ class Entries:
         """
         # The clock of a container may be ahead of that of the next one.
         recent = min(self._newest, self._clock()) - _LATE_SECONDS
+        if (
+            until is None
+        ):  # then the client would take the time of its own clock, which may also be set back
+            until = max(self._newest, self._clock()) + CLOCKS
         return self._between(self._begin if whole else max(self._begin, recent), until)
 
     def not_given(self, entries: list[Any]) -> list[Any]:

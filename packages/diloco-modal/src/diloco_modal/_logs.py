@@ -9,7 +9,7 @@ from typing import Any
 from diloco_protocol import Backoff, LogQuery
 from diloco_protocol.backend import LineSplitter
 
-from ._entries import Entries, Fetch
+from ._entries import CLOCKS, Entries, Fetch
 
 _QUIET_LOOKS = 3
 """How often nothing new is seen after the end until a log that is followed counts as complete: a container that has given its
@@ -17,8 +17,6 @@ result still passes on what it has printed."""
 
 _MOST_ENTRIES = 20_000
 """So many the client gives of the end of a log at most."""
-_CLOCKS = 3600.0
-"""Seconds by which the clocks of this machine, of who launched the run and of Modal may differ: what lies outside is not read."""
 
 
 class Lines:
@@ -68,12 +66,7 @@ def read_log(
         since: When the run was launched, in Unix seconds; nothing is older.
     """
     source = None if query.streams == "combined" else query.streams
-    begin = max(query.since or 0.0, since - _CLOCKS, 0.0)
-
-    def until() -> float:
-        # Without an end the client takes the time of its own clock.
-        return clock() + _CLOCKS if query.until is None else query.until
-
+    begin = max(query.since or 0.0, since - CLOCKS, 0.0)
     if query.n_lines is not None:
         yield from _tail(fetch, query.n_lines, source, begin, clock)
         return
@@ -84,11 +77,11 @@ def read_log(
         if query.follow and not over:
             over = (query.until is not None and clock() >= query.until) or terminal()
             delays = backoff.delays() if over else delays
-        fresh = entries.new(until())
+        fresh = entries.new(query.until)
         quiet = quiet + 1 if over and not fresh else 0
         last = not query.follow or quiet >= _QUIET_LOOKS
         if last and query.follow:
-            fresh = entries.new(until(), whole=True)
+            fresh = entries.new(query.until, whole=True)
         made = list(lines.feed(each for each in fresh if _within(each, query)))
         for line in [*made, *lines.rest()] if last else made:
             if pattern is None or pattern.search(line):
@@ -110,12 +103,12 @@ def _tail(
         last = fetch(lambda logs, count=count: logs.tail(count, source=source))  # type: ignore[misc]
         # The client asks for what is older than its own clock, which may be late.
         newest = max((each.timestamp.timestamp() for each in last), default=begin)
-        later = Entries(fetch, source, newest, clock).new(clock() + _CLOCKS)
+        later = Entries(fetch, source, newest, clock).new()
         lines = _lines([*last, *(each for each in later if each.timestamp.timestamp() > newest)])
         if len(lines) > wanted or len(last) < asked:
             return lines[-wanted:]
         asked *= 2
-    return _lines(Entries(fetch, source, begin, clock).new(clock() + _CLOCKS))[-wanted:]
+    return _lines(Entries(fetch, source, begin, clock).new())[-wanted:]
 
 
 def _lines(entries: list[Any]) -> list[str]:

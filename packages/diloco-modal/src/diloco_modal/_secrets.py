@@ -59,7 +59,7 @@ def _of_app(function: Any, known: set[str], where: Mapping[str, Any], ask: Ask) 
     """The Secrets of the app that are not known already."""
     import modal
 
-    if not callable(function.info):  # a client before 1.6
+    if isinstance(modal.Function.info, property):  # before 1.6, where it says something else
         return []
     told = ask(function.info, "looking at the function").secrets
     missing = [each for each in told if each not in known]

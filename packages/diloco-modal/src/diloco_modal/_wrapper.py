@@ -10,6 +10,7 @@ import subprocess
 import sys
 import tempfile
 import time
+import uuid
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -199,15 +200,19 @@ class Life:
 
 def new_life(record: Any, rank: int, now: float) -> Life:
     """Begin a life: a container may be taken away, and the same call run again."""
-    life, before = 1, {"started": 0, "failed": 0}
+    life, before, own = 1, {"started": 0, "failed": 0}, uuid.uuid4().hex
     while True:
-        value = {"attempt": before["started"] + 1, "at": now}
-        if record.put(f"life-{rank}-{life}", value, skip_if_exists=True):
+        key, value = f"life-{rank}-{life}", {"attempt": before["started"] + 1, "at": now, "id": own}
+        if record.put(key, value, skip_if_exists=True):
+            return Life(life, before)
+        if (record.get(key) or {}).get(
+            "id"
+        ) == own:  # the answer to the first try was lost, and the client has tried again
             return Life(life, before)
         end = record.get(f"end-{rank}-{life}")
         if end is not None:
             before = {"started": end["started"], "failed": end["failed"]}
-            if end.get("outcome"):
+            if _is_outcome(end.get("outcome")):
                 return Life(life, before, end["outcome"])
         else:
             # A life that was killed has written no end; it had one attempt at least, and one more after each failure.
@@ -215,6 +220,13 @@ def new_life(record: Any, rank: int, now: float) -> Life:
             while record.get(f"attempt-{rank}-{before['started'] + 1}") is not None:
                 before = {"started": before["started"] + 1, "failed": before["failed"] + 1}
         life += 1
+
+
+def _is_outcome(text: Any) -> bool:
+    try:
+        return isinstance(text, str) and bool(Outcome.from_json(text))
+    except DilocoError:
+        return False
 
 
 def _watch(
