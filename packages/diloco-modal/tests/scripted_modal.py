@@ -53,7 +53,7 @@ class ModalHarness(Harness):
 
     entrypoint = "trainer:train"
     gpus = ("L4", "H100:8", "A10G:4")
-    patience = 30.0
+    patience = 600.0
     cannot = {
         Fault.CONFLICT: "nothing that the executor changes has a version that could conflict",
         **dict.fromkeys(

@@ -14,6 +14,11 @@ class TestModal(ExecutorConformance):
 
 
 @pytest.mark.slow
-class TestModalLong(TestModal):
-    examples = 40
-    fresh = True
+def test_many_sequences(request):
+    """All that a long form of ``TestModal`` would add to it."""
+
+    class Long(TestModal):
+        examples = 40
+        fresh = True
+
+    Long().test_any_sequence_keeps_every_promise(request)

@@ -59,7 +59,14 @@ class Log:
         return found[-count:]
 
     def lines(self, **query):
-        backoff = Backoff(first=1.0, factor=1.5, cap=20.0, clock=lambda: self.now, sleep=self.sleep)
+        backoff = Backoff(
+            first=1.0,
+            factor=1.5,
+            cap=20.0,
+            jitter=0.0,
+            clock=lambda: self.now,
+            sleep=self.sleep,
+        )
         asked = LogQuery(**query)
         ended = lambda: self.now > self.last - self.slack  # noqa: E731
         return read_log(lambda ask: list(ask(self)), asked, ended, self.clock, backoff, START)

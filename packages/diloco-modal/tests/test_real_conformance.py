@@ -1,7 +1,7 @@
 """The standard suite, with calls that really run."""
 
 import pytest
-from real_modal import RealModalHarness, image
+from real_modal import PATIENCE, RealModalHarness, image
 
 from diloco_conformance import ExecutorConformance
 from diloco_localcloud import ModalProcesses
@@ -18,7 +18,8 @@ class TestRehearsal(ExecutorConformance):
 
     @pytest.fixture(autouse=True)
     def workspace(self, tmp_path):
-        with ModalProcesses(env=image(), grace_seconds=10.0) as stand_in:
+        # Containers end by themselves, and on a busy machine they need time to write that down.
+        with ModalProcesses(env=image(), grace_seconds=PATIENCE) as stand_in:
             self.stand_in, self.shared = stand_in, tmp_path
             yield
 
