@@ -110,7 +110,7 @@ def asks_only_once(monkeypatch):
 
     def mutant(self, last, sync):
         proposal = propose(self, last, sync)
-        self._wish = ()
+        self._asked = {}
         return proposal
 
     monkeypatch.setattr(OuterLr, "propose", mutant)

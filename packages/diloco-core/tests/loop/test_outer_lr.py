@@ -367,7 +367,7 @@ class TestChanges:
         lab.run(lambda exchange: self.replica(exchange, lab, wishes), in_process(2))
         (told,) = [record.message for record in caplog.records if "set_outer_lr" in record.message]
         assert told.startswith(
-            "rank 0: set_outer_lr(0.25) was called on this replica, but the run takes 0.5, which rank 1 has asked for"
+            "rank 0: set_outer_lr() was called on this replica and asked for 0.25, but the run takes 0.5, which rank 1 has"
         )
 
     def test_two_that_want_the_same_are_told_nothing(self, lab, caplog):

@@ -249,6 +249,9 @@ class Job:
     def outer_state(self, piece):
         return {"momentum_buffer": self.momentum[piece.start : piece.stop]}
 
+    def keeps_outer(self, piece, name):
+        return True
+
     def outer_scalars(self, piece):
         return {"step": 3.0}
 

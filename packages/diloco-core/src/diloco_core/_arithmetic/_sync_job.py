@@ -138,7 +138,11 @@ class SyncJob(Protocol):
         ...
 
     def outer_scalars(self, piece: Piece) -> Mapping[str, float]:
-        """The outer optimizer's scalars (such as a step count), equal for all elements of the shards that this replica owns."""
+        """The outer optimizer's scalars (such as a step count), equal for all elements of its group in this replica's shards."""
+        ...
+
+    def keeps_outer(self, piece: Piece, name: str) -> bool:
+        """Whether :meth:`outer_state` of a piece can have a tensor with this name: outer groups need not keep the same ones."""
         ...
 
     def outer_state(self, piece: Piece) -> Mapping[str, torch.Tensor]:

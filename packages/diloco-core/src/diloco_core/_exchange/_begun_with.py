@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from .._errors import MismatchError
-from ._schemas import compare_schemas, first_difference, only_another_fragment
+from ._schemas import compare_schemas, first_difference, only_another_fragment, only_another_group
 
 if TYPE_CHECKING:
     from ._base import Schema
@@ -37,6 +37,12 @@ def check_schema(uri: str, rank: int, schema: Schema, run_schema: Schema, run: s
             f"the run at {uri} was begun with other fragments than those that rank {rank} was given. Tensor {difference.name!r} "
             f"is {difference.theirs} in the run, but {difference.mine} in this replica. A run keeps its fragments: pass those "
             f"that it was begun with, {OR_ELSE}."
+        )
+    if difference is not None and only_another_group(difference):
+        raise MismatchError(
+            f"the run at {uri} was begun with other outer_groups than those that rank {rank} was given. Tensor "
+            f"{difference.name!r} is {difference.theirs} in the run, but {difference.mine} in this replica. A run keeps its "
+            f"groups: pass those that it was begun with, {OR_ELSE}."
         )
     if difference is not None:
         raise MismatchError(

@@ -51,6 +51,8 @@ def _advice(difference: Difference, schema: Schema) -> str:
         return ". Start all replicas with the same settings."
     if only_another_fragment(difference):
         return ". Start all replicas with the same fragments."
+    if only_another_group(difference):
+        return ". Start all replicas with the same outer_groups."
     if " with values " not in difference.mine or " with values " not in difference.theirs:
         return ". Build the same model on all replicas."
     advice = (
@@ -82,6 +84,12 @@ class Difference(NamedTuple):
 def only_another_fragment(difference: Difference) -> bool:
     """Whether a tensor is the same at both replicas, and only in another fragment."""
     lines = [re.sub(" in fragment [0-9]+", "", line) for line in difference[2:]]
+    return difference.kind == "tensor" and lines[0] == lines[1]
+
+
+def only_another_group(difference: Difference) -> bool:
+    """Whether a tensor is the same at both replicas, and only in another outer parameter group."""
+    lines = [re.sub(" in outer group [0-9]+", "", line) for line in difference[2:]]
     return difference.kind == "tensor" and lines[0] == lines[1]
 
 

@@ -14,9 +14,9 @@ from .._inner._kept_weights import KeptWeights
 from .._inner._steps import optimizers_of
 from .._inner._unseen_changes import UnseenChanges
 from .._model._names import plain_name
+from .._model._outer_groups import checked_groups, group_of_parameters
 from .._model._partition import Buffers, split
-from .._outer._optimizer import outer_factory
-from .._outer._trial import try_out
+from .._outer._groups import outer_groups as outer_groups_of
 from .._seconds import Seconds
 from . import _notices as notices
 from ._arguments import (
@@ -35,7 +35,7 @@ from ._arguments import (
 )
 from ._inner_loop import InnerLoop
 from ._membership import membership_of
-from ._outer_lr import OuterLr, check_changeable, schedule_of
+from ._outer_lr import OuterLr, check_changeable, check_schedules
 from ._outer_steps import OuterSteps
 from ._own_buffers import OwnBuffers
 from ._place import Place
@@ -131,6 +131,12 @@ class DiLoCo:
         nesterov: Whether the momentum is Nesterov's (as in ``torch.optim.SGD``); True if left out.
         outer_optimizer: A function that makes any element-wise torch optimizer from a list of parameters; replaces these
             three arguments. The optimizer is tried out on a small tensor, both whole and cut into pieces.
+        outer_groups: Outer settings of their own for parts of the model, in the form of torch's parameter groups:
+            ``[{"params": model.embedding.parameters(), "lr": 0.4}, {"params": model.blocks, "momentum": 0.6}]``. The ``"params"``
+            of a group are parameters or modules, and every trainable parameter must be in exactly one group; there are at most 8
+            of them. The other keys are ``"lr"`` (a number or a function of the sync), ``"momentum"`` and ``"nesterov"``, or, with
+            ``outer_optimizer``, whatever the groups of that optimizer may have; what a group leaves out is as the arguments above
+            say. All replicas need the same groups.
         buffers: ``"mean"`` (floating-point buffers; counters from rank 0), ``"rank0"`` or ``"none"``. With several
             fragments, buffers are synced with the last one. With ``"none"`` each rank has its own; in runs over a store they
             are saved and restored with its inner optimizer.
@@ -210,6 +216,7 @@ class DiLoCo:
         outer_momentum: float | None = None,
         nesterov: bool | None = None,
         outer_optimizer: OuterOptimizerFactory | None = None,
+        outer_groups: Sequence[Mapping[str, Any]] | None = None,
         buffers: Literal["mean", "rank0", "none"] = "mean",
         init: Literal["rank0", "check"] = "rank0",
         flush: Literal["partial", "none"] = "partial",
@@ -230,16 +237,17 @@ class DiLoCo:
         check_parties(model, exchange, on_sync)
         check_exchange(exchange, sync_every)
         optimizers = optimizers_of(inner_optimizer)
-        factory = outer_factory(outer_optimizer, outer_lr, outer_momentum, nesterov)
-        if outer_optimizer is not None:
-            try_out(factory)
-        schedule = schedule_of(outer_lr, exchange)
+        given_groups = checked_groups(outer_groups)
+        groups = outer_groups_of(given_groups, outer_optimizer, outer_lr, outer_momentum, nesterov)
+        schedules = [group.schedule for group in groups]
+        check_schedules(schedules, exchange)
         self._weighting = weighting_over(exchange, weight_of(weight, sync_every))
         check_aggregate(aggregate, sync_every)
         trimmed = trim_over(exchange, aggregate, trim, self._weighting)
         clipped = clip_over(exchange, clip, trimmed)
         policy = Buffers(one_of("buffers", buffers, Buffers))
-        parts = split(model, fragments_of(fragments), policy)
+        group_of = None if given_groups is None else group_of_parameters(model, given_groups)
+        parts = split(model, fragments_of(fragments), policy, group_of if len(groups) > 1 else None)
         self._schedule = schedule_over(exchange, sync_every, len(parts), delay, alpha)
         contribution_codec = codec_over(exchange, codec)
         check_trimmed(trimmed, contribution_codec)
@@ -265,8 +273,7 @@ class DiLoCo:
             parts,
             policy,
             optimizers,
-            factory,
-            schedule is not None,
+            groups,
             exchange,
             contribution_codec,
             self._schedule,
@@ -285,7 +292,7 @@ class DiLoCo:
         self._inner_steps_before = 0
         self._unseen = UnseenChanges(self._model.trained, self._schedule.steps)
         self._kept = KeptWeights(optimizers, names)
-        self._lr = OuterLr(self._model.outer.rates, schedule, exchange.rank)
+        self._lr = OuterLr(self._model.outer.rates, schedules, exchange.rank)
         self._outer_steps = OuterSteps(
             self._fragments,
             self._schedule,
@@ -464,8 +471,8 @@ class DiLoCo:
         self._membership.save_last(self.inner_steps)
         self._exchange.leave()
 
-    def set_outer_lr(self, value: float) -> None:
-        """Change the outer learning rate of the running run, from any replica; for all parameter groups of the outer optimizer.
+    def set_outer_lr(self, value: float, *, group: int | None = None) -> None:
+        """Change the outer learning rate of the running run, from any replica; of all outer parameter groups, or of one.
 
         The wish travels with this replica's next contribution, and holds from the sync on that takes it: for all replicas, all
         fragments, and whoever continues the run. It takes the place of the ``outer_lr`` that the loop was made with, also if that
@@ -476,10 +483,12 @@ class DiLoCo:
 
         Args:
             value: The new learning rate; a number above 0.
+            group: The number of the group in ``outer_groups`` whose rate is changed; all groups if left out. A change fixes the
+                rates of all groups, so if another group's rate is a function, this is refused.
 
         Raises:
-            ConfigurationError: The value is not allowed; the outer optimizer has no learning rate; or the exchange cannot tell
-                the others (:class:`ManagerExchange`).
+            ConfigurationError: The value or the group is not allowed; the outer optimizer has no learning rate; or the exchange
+                cannot tell the others (:class:`ManagerExchange`).
             SyncError: The block has not been entered yet, or has been left; or an earlier sync has failed.
         """
         if not self._is_open:
@@ -490,7 +499,7 @@ class DiLoCo:
         self._check_whole()
         check_changeable(self._exchange)
         self._model.outer.check_changeable("set_outer_lr() was called")
-        self._lr.ask(value)
+        self._lr.ask(value, group)
 
     def count_tokens(self, n: int) -> None:
         """Say how many tokens the next inner step learns from; only with ``weight="tokens"``.

@@ -6,7 +6,7 @@ import logging
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
 
     from .._arithmetic._rate import Rate
 
@@ -43,22 +43,27 @@ def fresh_inner_state(rank: int, why: str, what: str, behind: int, level: int) -
 def other_lr(rank: int, wish: Sequence[float], rate: Rate) -> None:
     """This replica has asked for an outer learning rate, and the run has taken the one that another replica asked for."""
     _log.warning(
-        "rank %d: set_outer_lr(%g) was called on this replica, but the run takes %g, which rank %d has asked for at the same "
-        "time. Call set_outer_lr() again if that is not what you want.",
+        "rank %d: set_outer_lr() was called on this replica and asked for %s, but the run takes %s, which rank %d has asked for "
+        "at the same time. Call set_outer_lr() again if that is not what you want.",
         rank,
-        wish[0],
-        rate.values[0],
+        _rates(wish),
+        _rates(rate.values),
         rate.rank,
     )
 
 
-def unused_lr(rank: int, wish: Sequence[float]) -> None:
+def unused_lr(rank: int, wish: Mapping[int, float]) -> None:
     """The block is left, and no sync has taken the outer learning rate that this replica has asked for."""
     _log.warning(
         "rank %d: set_outer_lr(%g) was called, but this replica has contributed to no sync since then, so nothing was changed.",
         rank,
-        wish[0],
+        next(iter(wish.values())),
     )
+
+
+def _rates(values: Sequence[float]) -> str:
+    """Learning rates as text: one number if all outer parameter groups have the same."""
+    return ", ".join(f"{value:g}" for value in (values[:1] if len(set(values)) == 1 else values))
 
 
 def sync_came_late(rank: int, due_after: str, came_after: str, idle: Sequence[str]) -> None:

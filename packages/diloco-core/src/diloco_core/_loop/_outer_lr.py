@@ -5,58 +5,85 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from .._arithmetic._rate import Proposal, Rate
+from .._checks import whole
 from .._errors import ConfigurationError
 from .._outer._learning_rate import checked_lr, lr_of_sync
 from . import _notices as notices
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from .._exchange._base import Exchange
     from .._outer._learning_rate import LearningRate
 
 
 class OuterLr:
-    """What this replica proposes as the learning rate of each outer step. Not thread-safe.
+    """What this replica proposes as the learning rates of each outer step. Not thread-safe.
 
     Args:
-        values: The outer optimizer's own learning rates, one for each parameter group.
-        schedule: The caller's function of the sync; None if the rate is constant.
+        values: The outer optimizer's own learning rates, one for each outer parameter group.
+        schedules: For every group the caller's function of the sync; None if its rate is constant.
         rank: The number of this replica.
     """
 
-    def __init__(self, values: tuple[float, ...], schedule: LearningRate | None, rank: int) -> None:
+    def __init__(
+        self, values: tuple[float, ...], schedules: Sequence[LearningRate | None], rank: int
+    ) -> None:
         self._values = values
-        self._schedule = schedule
+        self._schedules = schedules
         self._rank = rank
-        self._wish: tuple[float, ...] = ()
+        self._asked: dict[int, float] = {}  # by group
+        self._wish: tuple[float, ...] = ()  # of all groups, as it was proposed last
         self._number = 0  # under which the wish was sent; 0 if it has not been sent yet
 
-    def ask(self, value: object) -> None:
-        """Ask for another rate, from the next sync on that this replica contributes to.
+    def ask(self, value: object, group: object = None) -> None:
+        """Ask for another rate, of all groups or of one, from the next sync on that this replica contributes to.
 
         Raises:
-            ConfigurationError: The value is not a positive number.
+            ConfigurationError: The value is not a positive number, there is no such group, or another group's rate is a function,
+                which could not go on as one.
         """
-        self._wish = (checked_lr("the outer learning rate", value),) * len(self._values)
+        rate = checked_lr("the outer learning rate", value)
+        groups = range(len(self._values))
+        if group is not None:
+            number = whole("group", group, 0)
+            if number not in groups:
+                raise ConfigurationError(
+                    f"group is {number}, but the outer parameter groups have the numbers 0 to {len(groups) - 1}, in the order of "
+                    "outer_groups"
+                )
+            if any(self._schedules[other] for other in groups if other != number):
+                raise ConfigurationError(
+                    f"set_outer_lr(..., group={number}) cannot change the rate of one group, because that of another one is a "
+                    "function of the sync, and a change fixes the rates of all. Let the functions of all groups return what you "
+                    "want, or set the rate of all groups by leaving group out"
+                )
+            groups = range(number, number + 1)
+        self._asked.update(dict.fromkeys(groups, rate))
         self._number = 0
 
     def propose(self, last: Rate, sync: int) -> Proposal:
         """What this replica proposes for a sync.
 
         Args:
-            last: The rate of the last outer step.
+            last: The rates of the last outer step.
             sync: The number of the outer step, from 1.
 
         Raises:
             ConfigurationError: The caller's function does not return a positive number.
         """
         standing = last if last.number else Rate(self._of(sync))
-        if self._wish:
-            self._number = standing.number + 1
+        if not self._asked:
+            return Proposal(standing)
+        self._number = standing.number + 1
+        self._wish = tuple(
+            self._asked.get(group, value) for group, value in enumerate(standing.values)
+        )
         return Proposal(standing, self._wish)
 
     def settle(self, rate: Rate) -> None:
         """Forget what this replica has asked for, if the rate of an outer step shows that it was heard or overruled."""
-        if not self._wish or not self._number or rate.number < self._number:
+        if not self._asked or not self._number or rate.number < self._number:
             return
         if rate.values != self._wish:
             if (rate.number, rate.rank) == (self._number, self._rank):
@@ -64,17 +91,19 @@ class OuterLr:
                 self._number = 0
                 return
             notices.other_lr(self._rank, self._wish, rate)
-        self._wish, self._number = (), 0
+        self._asked, self._number = {}, 0
 
     def end(self) -> None:
         """Say that a rate was asked for, and no sync came that could have taken it."""
-        if self._wish:
-            notices.unused_lr(self._rank, self._wish)
+        if self._asked:
+            notices.unused_lr(self._rank, self._asked)
 
     def _of(self, sync: int) -> tuple[float, ...]:
-        if self._schedule is None:
-            return self._values
-        return (lr_of_sync(self._schedule, sync),) * len(self._values)
+        # An optimizer without a learning rate has no values.
+        return tuple(
+            value if schedule is None else lr_of_sync(schedule, sync)
+            for value, schedule in zip(self._values, self._schedules, strict=False)
+        )
 
 
 def check_changeable(exchange: object) -> None:
@@ -92,20 +121,18 @@ def check_changeable(exchange: object) -> None:
     )
 
 
-def schedule_of(outer_lr: object, exchange: Exchange) -> LearningRate | None:
-    """The caller's function, if ``outer_lr`` is one. It is called for the first sync, to see that it can be.
+def check_schedules(schedules: Sequence[LearningRate | None], exchange: Exchange) -> None:
+    """Refuse functions of the sync over an exchange that cannot see to it that all replicas use the same rates.
 
     Raises:
-        ConfigurationError: It does not return a positive number, or the exchange cannot see to it that all replicas use the
-            same one.
+        ConfigurationError: There is such a function, and the exchange is of such a kind.
     """
-    if not callable(outer_lr):
-        return None
-    lr_of_sync(outer_lr, 1)
-    if not (getattr(exchange, "agrees_on_lr", False) or getattr(exchange, "compares_lr", False)):
-        raise ConfigurationError(
-            f"outer_lr is a function, which cannot be used with {type(exchange).__name__}: it does not see to it that all "
-            "replicas use the same learning rate. Pass a number, or use an exchange that connect() or in_process() returned. "
-            "(An exchange of your own that does so says it by its attribute agrees_on_lr.)"
-        )
-    return outer_lr
+    if not any(schedules) or any(
+        getattr(exchange, name, False) for name in ("agrees_on_lr", "compares_lr")
+    ):
+        return
+    raise ConfigurationError(
+        f"outer_lr is a function, which cannot be used with {type(exchange).__name__}: it does not see to it that all "
+        "replicas use the same learning rate. Pass a number, or use an exchange that connect() or in_process() returned. "
+        "(An exchange of your own that does so says it by its attribute agrees_on_lr.)"
+    )

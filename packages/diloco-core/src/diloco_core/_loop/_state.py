@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from .._outer._fragment import Fragment
+    from .._outer._groups import OuterGroups
     from .._outer._optimizer import OuterOptimizer
 
 STATE_VERSION = 4
@@ -43,7 +44,7 @@ _log = logging.getLogger("diloco_core")
 
 
 def load_fragments(
-    state: Mapping[str, Any], pairs: Sequence[tuple[Fragment, OuterOptimizer]]
+    state: Mapping[str, Any], pairs: Sequence[tuple[Fragment, OuterOptimizer | OuterGroups]]
 ) -> None:
     """Copy saved global copies and outer state into the fragments. Call :func:`check_saved` first."""
     counts = zip(pairs, state["fragments"], state["since_sync"], strict=True)

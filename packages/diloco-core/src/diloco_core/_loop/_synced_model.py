@@ -14,7 +14,8 @@ from .._model._values import compared_tensors
 from .._model._watch import ModelWatch
 from .._outer._delayed import DelayedFragment
 from .._outer._fragment import Fragment
-from .._outer._optimizer import OuterOptimizer, check_settings
+from .._outer._groups import OuterGroups, check_settings
+from .._outer._optimizer import OuterOptimizer
 from .._outer._residual import Residual
 
 if TYPE_CHECKING:
@@ -26,7 +27,7 @@ if TYPE_CHECKING:
     from .._codecs._codec import Codec
     from .._exchange._base import Exchange
     from .._model._partition import NamedTensor
-    from .._outer._optimizer import OuterOptimizerFactory
+    from .._outer._groups import OuterGroup
     from ._arguments import StateCoding
     from ._schedule import Turns
 
@@ -39,8 +40,7 @@ class SyncedModel:
         parts: The tensors of every fragment; see :func:`.._model._partition.split`.
         buffers: What happens to its buffers.
         optimizers: The inner optimizers.
-        factory: Makes the outer optimizer of a fragment.
-        scheduled: Whether the outer learning rate is a function of the sync.
+        groups: How the outer parameter groups are stepped.
         exchange: The exchange over which they are synced.
         codec: How contributions are sent.
         schedule: Says whether replicas train while a sync is under way.
@@ -66,8 +66,7 @@ class SyncedModel:
         parts: Sequence[Sequence[NamedTensor]],
         buffers: Buffers,
         optimizers: Sequence[torch.optim.Optimizer],
-        factory: OuterOptimizerFactory,
-        scheduled: bool,
+        groups: Sequence[OuterGroup],
         exchange: Exchange,
         codec: Codec,
         schedule: Turns,
@@ -79,7 +78,7 @@ class SyncedModel:
     ) -> None:
         self._model = model
         self._codec = codec
-        self._outers = [OuterOptimizer(factory, scheduled=scheduled) for _ in parts]
+        self._outers = [_outer_of(groups) for _ in parts]
         self.outer_settings = self._outers[0].settings
         check_settings(self._outers, self.outer_settings)
         # With error feedback the contribution is computed once: what is sent and what remains must belong together.
@@ -138,7 +137,7 @@ class SyncedModel:
         self._frozen.check(everything=True)
 
     @property
-    def outer(self) -> OuterOptimizer:
+    def outer(self) -> OuterOptimizer | OuterGroups:
         """One of the outer optimizers: all have the same settings."""
         return self._outers[0]
 
@@ -151,7 +150,7 @@ class SyncedModel:
         buffers = dict(self._model.named_buffers(remove_duplicate=False))
         return {**self.synced(), **self._watch.parameters, **buffers}
 
-    def pairs(self) -> list[tuple[Fragment, OuterOptimizer]]:
+    def pairs(self) -> list[tuple[Fragment, OuterOptimizer | OuterGroups]]:
         """The fragments, each with its outer optimizer."""
         return list(zip(self.fragments, self._outers, strict=True))
 
@@ -194,3 +193,11 @@ class SyncedModel:
     def _outer_state(self) -> float:
         """How many tensors the outer optimizers keep for every one that they update."""
         return max((outer.tensors_kept() for outer in self._outers), default=0)
+
+
+def _outer_of(groups: Sequence[OuterGroup]) -> OuterOptimizer | OuterGroups:
+    """The outer optimizer of a fragment."""
+    outers = [
+        OuterOptimizer(group.factory, scheduled=group.schedule is not None) for group in groups
+    ]
+    return outers[0] if len(outers) == 1 else OuterGroups(outers)

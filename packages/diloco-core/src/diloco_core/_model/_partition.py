@@ -18,7 +18,7 @@ from ._names import plain_name
 from ._values import named_buffers
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
 
 
 class Buffers(StrEnum):
@@ -40,11 +40,13 @@ class NamedTensor:
         name: Its first name in the model, without wrappers.
         tensor: The tensor itself (a parameter or a buffer).
         rule: How it is reduced.
+        outer_group: The number of its outer parameter group; None if there are not several.
     """
 
     name: str
     tensor: torch.Tensor
     rule: Rule
+    outer_group: int | None = None
 
     @property
     def wire_dtype(self) -> torch.dtype:
@@ -59,16 +61,17 @@ class NamedTensor:
         return self.tensor.numel() * self.wire_dtype.itemsize
 
     def describe(self) -> str:
-        """Dtype, shape and rule, as they are compared between replicas."""
-        return (
-            f"{str(self.tensor.dtype).removeprefix('torch.')}{list(self.tensor.shape)} {self.rule}"
-        )
+        """Dtype, shape, rule and outer parameter group, as they are compared between replicas."""
+        dtype, shape = str(self.tensor.dtype).removeprefix("torch."), list(self.tensor.shape)
+        group = "" if self.outer_group is None else f" in outer group {self.outer_group}"
+        return f"{dtype}{shape} {self.rule}{group}"
 
 
 def split(
     model: torch.nn.Module,
     fragments: int | Pattern | Sequence[torch.nn.Module | Sequence[torch.nn.Module]],
     buffers: Buffers,
+    outer_groups: Mapping[int, int] | None = None,
 ) -> list[list[NamedTensor]]:
     """Cut a model into fragments.
 
@@ -81,6 +84,8 @@ def split(
             layers are dealt out, or a list of modules, or of lists of modules, each of which becomes a fragment; together they
             must hold all trainable parameters.
         buffers: What happens to the buffers.
+        outer_groups: The number of every trainable parameter's outer parameter group, by the parameter's ``id``; None if there
+            are not several.
 
     Raises:
         ConfigurationError: The model has no trainable parameter, or fewer than fragments; a parameter is in no fragment; a
@@ -88,7 +93,12 @@ def split(
     """
     _check_shapes(model)
     trainable = [
-        NamedTensor(plain_name(model, name), p, Rule.OUTER)
+        NamedTensor(
+            plain_name(model, name),
+            p,
+            Rule.OUTER,
+            None if outer_groups is None else outer_groups[id(p)],
+        )
         for name, p in model.named_parameters()
         if p.requires_grad
     ]

@@ -29,18 +29,22 @@ class Segment:
 
 
 def arrange(tensors: Sequence[NamedTensor]) -> tuple[tuple[Group, ...], list[list[Segment]]]:
-    """Arrange tensors in groups by dtype and rule, the widest dtype first. Returns the groups, and each group's segments."""
-    members: dict[tuple[torch.dtype, Rule], list[NamedTensor]] = {}
+    """Arrange tensors in groups by dtype, rule and outer parameter group. Returns the groups, and each group's segments.
+
+    Those of the widest dtype come first.
+    """
+    members: dict[tuple[torch.dtype, Rule, int], list[NamedTensor]] = {}
     for named in tensors:
-        members.setdefault((named.wire_dtype, named.rule), []).append(named)
+        key = (named.wire_dtype, named.rule, named.outer_group or 0)
+        members.setdefault(key, []).append(named)
     groups: list[Group] = []
     placed: list[list[Segment]] = []
-    for dtype, rule in sorted(members, key=lambda key: (-key[0].itemsize, str(key))):
+    for key in sorted(members, key=lambda key: (-key[0].itemsize, str(key[:2]), key[2])):
         segments: list[Segment] = []
-        for named in members[dtype, rule]:
+        for named in members[key]:
             segments.append(Segment(named, segments[-1].stop if segments else 0))
         placed.append(segments)
-        groups.append(Group(dtype, segments[-1].stop, rule))
+        groups.append(Group(key[0], segments[-1].stop, key[1]))
     return tuple(groups), placed
 
 

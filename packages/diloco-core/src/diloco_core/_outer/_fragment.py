@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from .._codecs._codec import Codec
     from .._model._partition import NamedTensor
     from .._model._segments import Segment
+    from ._groups import OuterGroups
     from ._optimizer import OuterOptimizer
     from ._residual import Residual
 
@@ -46,7 +47,7 @@ class Fragment:
     Args:
         name: Its name in reports and in the store.
         tensors: The tensors that it consists of.
-        outer: Its outer optimizer; None if none of its tensors takes an outer step.
+        outer: Its outer optimizer, or one for each outer parameter group; None if none of its tensors takes an outer step.
         shards: The number of shards into which it is cut.
         codec: How its contributions are encoded.
         coded: How its state is published, if that is encoded.
@@ -77,7 +78,7 @@ class Fragment:
         self,
         name: str,
         tensors: Sequence[NamedTensor],
-        outer: OuterOptimizer | None,
+        outer: OuterOptimizer | OuterGroups | None,
         shards: int,
         codec: Codec = PLAIN,
         coded: CodedUpdates | None = None,
@@ -98,6 +99,8 @@ class Fragment:
         self.rate = NO_RATE
         self._adopted = False
         groups, self._segments = arrange(tensors)
+        if outer is not None:
+            outer.arranged([segments[0].named.outer_group or 0 for segments in self._segments])
         block = codec.block if coded is None else math.lcm(codec.block, coded.codec.block)
         self.layout = Layout(groups, shards, block)
         self._parts_of_pieces: dict[Piece, list[tuple[Segment, int, int]]] = {}
@@ -284,11 +287,16 @@ class Fragment:
         return values
 
     def _encode_update(
-        self, outer: OuterOptimizer, coded: CodedUpdates, piece: Piece, old: torch.Tensor
+        self,
+        outer: OuterOptimizer | OuterGroups,
+        coded: CodedUpdates,
+        piece: Piece,
+        old: torch.Tensor,
     ) -> None:
         """Encode what an outer step did to a chunk, and hold from now on what all replicas will read."""
         codec, state = coded.codec, outer.tensors(piece)
-        residual = state.pop(RESIDUAL, None)
+        residual_name = outer.name_of(piece, RESIDUAL)
+        residual = state.pop(residual_name, None)
         update = encode_update(codec, old, self.destination(piece), residual)
         if update is None:
             return  # check_update() raises the error
@@ -296,7 +304,7 @@ class Fragment:
         for name, data in encoded.items():
             codec.decode(data, state[name])
         outer.keep(piece, RESIDUAL, update.residual)
-        coded.keep(piece, update.data, {**encoded, RESIDUAL: update.left})
+        coded.keep(piece, update.data, {**encoded, residual_name: update.left})
 
     def must_be_finite(self, piece: Piece) -> bool:
         """Whether the piece takes an outer step."""
@@ -316,19 +324,19 @@ class Fragment:
                 dtype = segment.named.tensor.dtype
                 if not values[start - piece.start : stop - piece.start].to(dtype).isfinite().all():
                     raise NonFiniteUpdateError(
-                        segment.named.name, dtype, sync, self._outer_lr(), elastic=self.elastic
+                        segment.named.name, dtype, sync, self._outer_lr(piece), elastic=self.elastic
                     )
         if self.outer is not None and (index := self.outer.not_finite(piece)) is not None:
             raise NonFiniteUpdateError(
                 self.locate(piece, index),
                 values.dtype,
                 sync,
-                self._outer_lr(),
+                self._outer_lr(piece),
                 elastic=self.elastic,
             )
 
-    def _outer_lr(self) -> float | None:
-        return None if self.outer is None else self.outer.lr
+    def _outer_lr(self, piece: Piece) -> float | None:
+        return None if self.outer is None else self.outer.part(piece).lr
 
     def destination(self, piece: Piece) -> torch.Tensor:
         """The global copy of a piece."""
@@ -354,6 +362,10 @@ class Fragment:
     def outer_state(self, piece: Piece) -> Mapping[str, torch.Tensor]:
         """Tensors of the outer optimizer for a chunk of one of this replica's shards."""
         return {} if self.outer is None else self.outer.tensors(piece)
+
+    def keeps_outer(self, piece: Piece, name: str) -> bool:
+        """Whether a tensor of the outer optimizer with this name can belong to a piece."""
+        return self.outer is None or self.outer.keeps(piece, name)
 
     def prepare_outer(self, piece: Piece) -> None:
         """Give a chunk its part of an outer state that was loaded, before its first outer step."""

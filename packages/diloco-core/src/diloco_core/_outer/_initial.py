@@ -54,6 +54,7 @@ class Initial:
         self.unchanged = list[int]
         self.destination = fragment.destination
         self.published = fragment.destination
+        self.keeps_outer = fragment.keeps_outer
 
     def contribution(self, piece: Piece, out: torch.Tensor) -> torch.Tensor:  # noqa: ARG002 - the signature of SyncJob
         """The global copy of a piece."""

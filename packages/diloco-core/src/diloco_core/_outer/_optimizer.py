@@ -130,6 +130,21 @@ class OuterOptimizer:
         """The learning rate of every parameter group; empty if the optimizer has none."""
         return (self.lr,) if "lr" in self._group else ()
 
+    def arranged(self, groups: Sequence[int]) -> None:
+        """Nothing to note: it updates all flat vectors of a fragment."""
+
+    def part(self, piece: Piece) -> OuterOptimizer:  # noqa: ARG002 - for several groups, it depends on the piece
+        """The optimizer that updates a piece: this one."""
+        return self
+
+    def name_of(self, piece: Piece, name: str) -> str:  # noqa: ARG002 - for several groups, it depends on the piece
+        """The name under which a tensor that belongs to a piece is published."""
+        return name
+
+    def keeps(self, piece: Piece, name: str) -> bool:  # noqa: ARG002 - for several groups, it depends on both
+        """Whether a tensor with this name can belong to a piece."""
+        return True
+
     def check_changeable(self, what: str) -> None:
         """Refuse an optimizer that has no learning rate; ``what`` says why it needs one.
 
@@ -291,26 +306,6 @@ class OuterOptimizer:
         return self._optimizer.state[self._chunks[piece]] if piece in self._chunks else {}
 
 
-def check_settings(outers: Sequence[OuterOptimizer], settings: Mapping[str, str]) -> None:
-    """Refuse outer optimizers with other settings than the run's.
-
-    Args:
-        outers: One for each fragment.
-        settings: The settings that all replicas have compared when they met.
-
-    Raises:
-        ConfigurationError: An optimizer has another setting. The error names the setting, both values and the fragment.
-    """
-    for index, outer in enumerate(outers):
-        for name, value in outer.settings.items():
-            if value != settings.get(name):
-                raise ConfigurationError(
-                    f"{name} is {value} for fragment {index}, but {settings.get(name)} in the run: all outer optimizers must "
-                    "have the same settings from the start to the end of a run. Pass an outer_optimizer function that uses the "
-                    "same settings at every call, and do not change them afterwards."
-                )
-
-
 def _as_text(value: object) -> str:
     if isinstance(value, torch.Tensor):  # str() would show only four digits
         value = value.tolist()
@@ -344,7 +339,8 @@ def make(
     name = type(optimizer).__name__
     if len(optimizer.param_groups) != 1:
         raise ConfigurationError(
-            f"the outer optimizer {name} must have one parameter group, not {len(optimizer.param_groups)}"
+            f"the outer optimizer {name} must have one parameter group, not {len(optimizer.param_groups)}. To step parts of the "
+            "model differently, pass outer_groups"
         )
     group = optimizer.param_groups[0]
     if [id(parameter) for parameter in group["params"]] != [

@@ -215,9 +215,10 @@ class CodedShard(Shard):
     def _before(
         self, names: Sequence[str]
     ) -> Iterator[tuple[Section, Iterator[torch.Tensor], bool]]:
-        outer, coded = self._outer_chunks(), self._coded
         for name in names:
-            yield self.outer(name), (coded.outer(chunk, name) for chunk in outer), True
+            outer = self._chunks_with(name)
+            tensors = (self._coded.outer(chunk, name) for chunk in outer)
+            yield self.outer(name), tensors, True
         yield self._update.section, map(self._encoded, self._chunks()), False
 
     def _encoded(self, chunk: Piece) -> torch.Tensor:

@@ -275,6 +275,8 @@ class Shard:
         for section_of_name, start, name in zip(sections, starts, names, strict=False):
             section = SectionReader(reader, self._layout, section_of_name, start, origin)
             for piece, tensors in chunks.items():
+                if not self._job.keeps_outer(piece, name):
+                    continue
                 tensors[name] = torch.empty(
                     piece.numel, dtype=self._layout.groups[piece.group].dtype, device="cpu"
                 )
@@ -295,7 +297,11 @@ class Shard:
     def outer(self, name: str) -> Section:
         """The section of one of the outer optimizer's tensors."""
         pieces = self._layout.shard(self.number)
-        outer = tuple(piece for piece in pieces if self._is_outer(piece))
+        outer = tuple(
+            piece
+            for piece in pieces
+            if self._is_outer(piece) and self._job.keeps_outer(piece, name)
+        )
         return Section(f"outer.{name}", outer, self._seed("outer", name, self.number))
 
     def _before_values(
@@ -320,9 +326,10 @@ class Shard:
         self, names: Sequence[str]
     ) -> Iterator[tuple[Section, Iterator[torch.Tensor], bool]]:
         """The sections before the values, each with its chunks, and whether the checksum of the rest covers it."""
-        outer = self._outer_chunks()
         for name in names:
-            yield self.outer(name), (self._job.outer_state(chunk)[name] for chunk in outer), True
+            outer = self._chunks_with(name)
+            tensors = (self._job.outer_state(chunk)[name] for chunk in outer)
+            yield self.outer(name), tensors, True
 
     def _values_parts(self) -> Iterator[Buffer]:
         """The bytes of the values, and then their checksum."""
@@ -330,9 +337,14 @@ class Shard:
 
     def _beginning(self, metadata: Mapping[str, str]) -> tuple[bytes, list[str]]:
         """The header, and the names of the outer optimizer's tensors."""
-        outer = self._outer_chunks()
-        names = sorted(self._job.outer_state(outer[0])) if outer else []
-        scalars = dict(self._job.outer_scalars(outer[0])) if outer else {}
+        # All chunks of a flat vector have the same ones.
+        first = {chunk.group: chunk for chunk in reversed(self._outer_chunks())}
+        scalars: dict[str, float] = {}
+        found: set[str] = set()
+        for _, chunk in sorted(first.items()):
+            found.update(self._job.outer_state(chunk))
+            scalars.update(self._job.outer_scalars(chunk))
+        names = sorted(found)
         sections = self._sections(names)
         metadata = {
             **metadata,
@@ -350,6 +362,10 @@ class Shard:
 
     def _outer_chunks(self) -> list[Piece]:
         return list(filter(self._is_outer, self._chunks()))
+
+    def _chunks_with(self, name: str) -> list[Piece]:
+        """The chunks that one of the outer optimizer's tensors belongs to."""
+        return [chunk for chunk in self._outer_chunks() if self._job.keeps_outer(chunk, name)]
 
     def _is_outer(self, piece: Piece) -> bool:
         # Not by the rule in the layout: the first sync of a fragment takes all values from rank 0, but if the outer loop was
