@@ -5,6 +5,7 @@ from __future__ import annotations
 import inspect
 import secrets
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -14,6 +15,7 @@ from diloco_protocol import BaseExecutor, Capabilities
 from ._harness import Harness
 from ._lab import Lab
 from ._machine import ExecutorMachine
+from ._one_look import once
 from ._promises import HarnessFault
 from ._run_machine import run_machine
 from ._self_check import check_harness
@@ -107,8 +109,11 @@ class ExecutorConformance(
         super().__init_subclass__(**kwargs)
         refuse_overrides(cls)
 
-    def _sound(self) -> None:
+    def _sound(self, folder: Path | None = None) -> None:
         """Check the harness before the first test of a class; if it cannot judge, no test is run.
+
+        Args:
+            folder: Of the workers of this run, if there are several.
 
         Raises:
             HarnessFault: Says what to do.
@@ -116,11 +121,7 @@ class ExecutorConformance(
         __tracebackhide__ = True
         cls = type(self)
         if "_fault" not in vars(cls):
-            cls._fault = None
-            try:
-                check_harness(self.make_harness, cls.__name__)
-            except HarnessFault as fault:
-                cls._fault = str(fault)
+            cls._fault = once(cls, folder, lambda: check_harness(self.make_harness, cls.__name__))
         if cls._fault is not None:
             raise HarnessFault(cls._fault)
 
@@ -128,10 +129,10 @@ class ExecutorConformance(
     hung: bool = False
 
     @pytest.fixture
-    def lab(self) -> Iterator[Lab]:
+    def lab(self, request: pytest.FixtureRequest) -> Iterator[Lab]:
         """A fresh world with its executor, for one test."""
         __tracebackhide__ = True
-        self._sound()
+        self._sound(_shared(request))
         lab = Lab(self.make_harness())
         if type(self).hung:
             lab.harness.patience /= AFTER_A_HANG
@@ -178,7 +179,7 @@ class ExecutorConformance(
 
     def test_any_sequence_keeps_every_promise(self, request: pytest.FixtureRequest) -> None:
         """The state machine."""
-        self._sound()
+        self._sound(_shared(request))
         seed = _seed(request.config)
         if seed is None and self.fresh:
             seed = secrets.randbelow(10**9)
@@ -190,6 +191,14 @@ class ExecutorConformance(
             rules=self.machine,
             seed=seed,
         )
+
+
+def _shared(request: pytest.FixtureRequest) -> Path | None:
+    """A folder of all workers of pytest-xdist in this run; None if there are none."""
+    if not hasattr(request.config, "workerinput"):
+        return None
+    factory: pytest.TempPathFactory = request.getfixturevalue("tmp_path_factory")
+    return factory.getbasetemp().parent
 
 
 def _seed(config: pytest.Config) -> int | None:

@@ -1,0 +1,45 @@
+"""One look at a harness for all the workers of pytest-xdist that run tests of its class: each world takes a while to try."""
+
+from __future__ import annotations
+
+import fcntl
+import hashlib
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+from ._promises import HarnessFault
+
+_FINE = "fine"
+
+
+def once(cls: type, folder: Path | None, look: Callable[[], None]) -> str | None:
+    """What is wrong with the harness of a class; None if nothing is.
+
+    Args:
+        cls: The class of the tests.
+        folder: Shared by the workers of this run, and by no other run; None if there is one process only.
+        look: Raises if something is wrong.
+    """
+    if folder is None or "<locals>" in cls.__qualname__:  # such classes may share a name
+        return _wrong(look)
+    module = sys.modules.get(cls.__module__)
+    name = f"{getattr(module, '__file__', cls.__module__)}::{cls.__qualname__}"
+    path = folder / f"harness-{hashlib.sha256(name.encode()).hexdigest()[:16]}"
+    with path.open("a+", encoding="utf-8") as held:
+        # Whoever comes second waits here; the lock of a worker that dies is free.
+        fcntl.flock(held, fcntl.LOCK_EX)
+        held.seek(0)
+        if told := held.read():
+            return None if told == _FINE else told
+        wrong = _wrong(look)
+        held.write(_FINE if wrong is None else wrong)
+        return wrong
+
+
+def _wrong(look: Callable[[], None]) -> str | None:
+    try:
+        look()
+    except HarnessFault as fault:
+        return str(fault)
+    return None
