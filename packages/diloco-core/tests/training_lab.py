@@ -5,6 +5,7 @@ import threading
 import torch
 
 from diloco_core import DiLoCo, ObjectStoreExchange, Timing
+from diloco_core._generators import TURNS
 from diloco_core._store._open import open_store
 from diloco_core.testing import run_replicas
 
@@ -97,9 +98,11 @@ def store_exchanges(tmp_path, world_size, ranks=None, run_id="", **limits):
 
 
 def small_model(seed=0, width=4):
-    """Two layers."""
-    torch.manual_seed(seed)
-    return torch.nn.Sequential(torch.nn.Linear(3, width), torch.nn.Linear(width, 2))
+    """Two layers, the same wherever they are made with this seed."""
+    # In turns: replicas are threads, and torch's generator, of which all of them draw, must not be seeded again in between.
+    with TURNS:
+        torch.manual_seed(seed)
+        return torch.nn.Sequential(torch.nn.Linear(3, width), torch.nn.Linear(width, 2))
 
 
 def outer_loop(net, exchange, **options):

@@ -7,10 +7,12 @@ import torch
 from damage_lab import run_of
 
 from diloco_core import Elastic, FencedError, Timing
+from diloco_core._arithmetic._rate import Rate
 from diloco_core._elastic._claims import claim
 from diloco_core._elastic._records._keys import (
     MANIFEST,
     Hint,
+    Wish,
     claim_key,
     commit_key,
     highest_epochs,
@@ -74,7 +76,7 @@ def ended():
 
 
 @pytest.mark.parametrize(
-    "trace", ["inner", "contribution", "hint", "record", "record of another run"]
+    "trace", ["inner", "contribution", "hint", "wish", "record", "record of another run"]
 )
 def test_each_trace_of_an_earlier_life_counts(ended, trace):
     store = SimulatedStore()
@@ -94,6 +96,8 @@ def test_each_trace_of_an_earlier_life_counts(ended, trace):
             store.write(key, data)
     if trace == "hint":
         store.write(Hint(4, 0, 1, "leave").key, b"")
+    if trace == "wish":
+        store.write(Wish(4, Rate((0.5,), 1, 0, 1), "f" * 16).key, b"\n")
     if trace == "record of another run":
         store.damage(MANIFEST, b"another")
         assert _next(store) == 1, "it tells nothing of this run"

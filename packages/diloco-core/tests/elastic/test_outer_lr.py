@@ -158,3 +158,14 @@ def test_a_wish_stands_until_a_sync_counts_its_maker(monkeypatch):
     assert rates == [0.7] * back + [0.25] * (len(rates) - back)
     asks_only_once(monkeypatch)
     assert _left_out()[0]
+
+
+def test_the_report_of_a_life_that_was_left_out_says_the_records_rate():
+    """It takes the published shards, and no outer step of its own; the simulation compares every report with its record."""
+    training = SimulatedTraining(8, (40,), pauses={(0, 2): 7.0}, lr=of_its_own)
+    settings = Elastic(2, grace=3.0, topology="sharded", retention=9)
+    outcome = simulate(training, Schedule(3), settings)
+    assert violations(outcome, training) == []
+    carried = [report for report in training.reports[0, 1] if report.contribution == "carried"]
+    assert carried
+    assert all(report.outer_lr != of_its_own(0, 1, report.sync) for report in carried)

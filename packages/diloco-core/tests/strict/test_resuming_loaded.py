@@ -21,6 +21,7 @@ class Loaded(Run):
     outer: dict = field(default_factory=dict)
     saved: dict = field(default_factory=dict)
     spare: int = 0
+    asks: float = 0.0
 
     def train(self, exchange, until, load=False):
         net = self.net()
@@ -34,6 +35,8 @@ class Loaded(Run):
         with outer:
             self.behind += outer.batches_to_skip
             while outer.committed < until:
+                if self.asks and outer.committed == 2 and not load:
+                    outer.set_outer_lr(self.asks)
                 push(net, inner, exchange.rank, outer.inner_steps)
             if not load and not self.saved.get(exchange.rank):
                 for _ in range(self.spare):
@@ -69,6 +72,20 @@ def test_it_ends_as_one_that_was_not_stopped(outer, fragments, spare):
         held = run.live(until=7, resume=True)
         assert identical([*held, *wanted]), stop
         assert run.behind == 0
+
+
+def test_it_keeps_the_learning_rate_that_was_asked_for_before_it_was_saved():
+    """Stopped before its first sync, it has no other record of that rate than its initial state."""
+    first = Loaded(2, asks=0.125)
+    first.live(until=3)
+    wanted = Loaded(2, saved=first.saved).live(until=5, load=True)
+    run = Loaded(2, saved=first.saved)
+    run.live(until=3, load=True)
+    held = run.live(until=5, resume=True)
+    assert identical([*held, *wanted])
+    plain = Loaded(2)
+    plain.live(until=3)
+    assert not identical([*Loaded(2, saved=plain.saved).live(until=5, load=True), *wanted])
 
 
 @pytest.mark.parametrize("fragments", [1, 2])

@@ -427,7 +427,7 @@ def violations(
 
 
 def wrong_steps(log: Sequence[Commit | Rollback], training: SimulatedTraining) -> list[str]:
-    """Contributions that do not tile the steps of their lives, and shares that are not those of the contributions."""
+    """Contributions that do not tile the steps of their lives, and reports with other shares or rates than the records."""
     problems = []
     commits = {record.sync: record for record in log if isinstance(record, Commit)}
     for (rank, life), timeline in training.timelines.items():
@@ -441,7 +441,13 @@ def wrong_steps(log: Sequence[Commit | Rollback], training: SimulatedTraining) -
         problems += [f"{what} {who}" for what in timeline.not_tiled(claims)]
         for adoption in timeline.adoptions:
             commit = commits.get(adoption.sync)
-            if commit is None or adoption.weights is None or training.trim:
+            if commit is None or adoption.weights is None:
+                continue
+            if adoption.lr not in {commit.rate.values[0], commit.rate.values}:
+                problems.append(
+                    f"sync {commit.sync} has {commit.rate}, and its report {adoption.lr} {who}"
+                )
+            if training.trim:
                 continue
             weights = [training.weight_of(member) for member in commit.members]
             shares = [weight / sum(weights) for weight in weights]

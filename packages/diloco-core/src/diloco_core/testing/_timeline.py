@@ -25,6 +25,7 @@ class Adoption(NamedTuple):
         steps: How many inner steps the life had taken when it adopted the sync.
         last: Whether it trains no more.
         weights: The shares that were reported; None if they are not known.
+        lr: The learning rate that was reported.
     """
 
     sync: int
@@ -34,6 +35,7 @@ class Adoption(NamedTuple):
     steps: int
     last: bool
     weights: tuple[float, ...] | None
+    lr: float | tuple[float, ...] | None
 
 
 @dataclass(slots=True)
@@ -84,6 +86,7 @@ class Timeline:
                 steps,
                 self._left is not None,
                 report.weights if whole else None,
+                report.outer_lr,
             )
         )
         self._stood[position.sync] = _Stood(position.seen, steps)
