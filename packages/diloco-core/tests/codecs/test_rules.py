@@ -6,7 +6,7 @@ import struct
 import numpy as np
 import pytest
 import torch
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from diloco_core._codecs._named import CODECS
@@ -78,6 +78,8 @@ def e3m0_of(row):
     ("name", "rule"), [("int8", int8_of), ("e2m1", e2m1_of), ("e3m0", e3m0_of)]
 )
 @given(blocks=st.lists(BLOCKS, min_size=1, max_size=3))
+@example(blocks=[([1 / 8, -1 / 8], -117), ([1.0], 0)])  # too small for a scale of e3m0
+@example(blocks=[([1 / 8, -1 / 8], -121), ([1.0], 0)])  # and of e2m1
 def test_the_bytes_follow_the_rules(name, rule, blocks):
     """With zeros in between, so that every block gets values of one list alone."""
     codec = CODECS[name]
@@ -103,10 +105,11 @@ def test_values_may_begin_anywhere_in_memory(name, numel):
 
 
 @pytest.mark.parametrize("name", ["e2m1", "e3m0"])
-def test_no_negative_zero_comes_out(name):
+@pytest.mark.parametrize("largest", [1.0, 2.0**-120, 2.0**-124, 2.0**-140])
+def test_no_negative_zero_comes_out(name, largest):
     """The sign of a zero would depend on the codec, and replicas compare bits."""
     codec = CODECS[name]
-    data = codec.encode(torch.tensor([-0.0, -1e-9, 1.0] * 11))
+    data = codec.encode(torch.tensor([-0.0, -1e-9 * largest, -largest] * 11))
     out = torch.empty(33)
     codec.decode(data, out)
     assert not out[out == 0].signbit().any()

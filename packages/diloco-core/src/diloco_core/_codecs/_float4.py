@@ -46,8 +46,8 @@ class _Float4(BlockCodec):
         # The bits of positive numbers are in the order of the numbers, with NaN at the end.
         largest = magnitudes.view(torch.int32).amax(1, keepdim=True)
         exponent = self.exponent(largest).clamp_(0, LARGEST_EXPONENT)
-        # One over the scale, which is a normal number for every byte that is used.
-        inverse = (2 * BIAS - exponent) << MANTISSA_BITS
+        # One over the scale, which is a normal number for every byte that is used; and 0 for a block of zeros.
+        inverse = ((2 * BIAS - exponent) << MANTISSA_BITS).masked_fill_(exponent == 0, 0)
         codes = self.codes(magnitudes.mul_(inverse.view(torch.float32)))
         signs = torch.bitwise_right_shift(
             rows.view(torch.int32), 28, out=magnitudes.view(torch.int32)
