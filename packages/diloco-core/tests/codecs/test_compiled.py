@@ -8,6 +8,7 @@ import os
 import shutil
 import subprocess
 import sys
+import time
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
@@ -192,10 +193,61 @@ class TestWhatCannotBeUsed:
         assert compiled(CODECS[name], inexact) is CODECS[name]
 
 
+def as_fast(encode, decode):
+    """A measurement: what compiled code takes, where the usual takes 2 seconds for each."""
+
+    def seconds(codec, values):
+        assert values.numel() == _compiled._VALUES
+        return (encode, decode) if isinstance(codec, CompiledCodec) else (2.0, 2.0)
+
+    return seconds
+
+
+class TestSpeed:
+    @pytest.mark.parametrize("encode", [1.0, 2.0])
+    @pytest.mark.parametrize("decode", [1.0, 3.0])
+    def test_compiled_code_is_used_for_what_it_makes_quicker(self, encode, decode, caplog):
+        calls = []
+
+        def counting(function, examples):
+            def counted(*arguments):
+                calls.append(function.__name__)
+                return function(*arguments)
+
+            return counted
+
+        with caplog.at_level(logging.INFO, "diloco_core"):
+            codec = compiled(CODECS["int8"], counting, as_fast(encode, decode))
+        calls.clear()
+        values, out = torch.randn(_compiled._VALUES), torch.empty(_compiled._VALUES)
+        data = codec.encode(values)
+        codec.decode(data, out)
+        assert torch.equal(data, CODECS["int8"].encode(values))
+        wanted = [name for name, each in (("encode", encode), ("decode", decode)) if each < 2.0]
+        assert calls == wanted
+        assert isinstance(codec, CompiledCodec) is bool(wanted)
+        said = " and to ".join(wanted) or "do nothing: it is quicker without"
+        assert caplog.messages[-1].endswith(f"uses compiled code to {said}")
+
+    def test_it_is_measured(self):
+        class Slow:
+            def encode(self, values):
+                time.sleep(0.002)
+                return values.view(torch.uint8)
+
+            def decode(self, data, out):
+                time.sleep(0.001)
+
+        encode, decode = _compiled.seconds(Slow(), torch.zeros(4))
+        assert encode >= 0.002
+        assert decode >= 0.001
+
+
 class TestWhoAsksForIt:
     def test_gets_it_once_per_process(self, monkeypatch, caplog):
         functions = []
         monkeypatch.setattr(_named, "_made", {})
+        monkeypatch.setattr(_named, "seconds", as_fast(encode=1.0, decode=1.0))
         monkeypatch.setattr(
             _named, "build", lambda function, examples: functions.append(function) or function
         )
@@ -242,7 +294,8 @@ class TestTheCompiler:
     @pytest.mark.skipif(not shutil.which(os.environ.get("CXX", "g++")), reason="needs g++")
     @pytest.mark.parametrize("name", NAMES)
     def test_gives_the_same_bytes_in_all_circumstances(self, name):
-        codec, usual = compile_codec(name), CODECS[name]
+        usual = CODECS[name]
+        codec = compiled(usual, _compiled.build)  # also what would not be quicker on this machine
         assert isinstance(codec, CompiledCodec), "see the log"
         assert same_bytes(usual, codec)
 

@@ -19,10 +19,13 @@ if TYPE_CHECKING:
 
     Function = Callable[..., torch.Tensor | None]
     Build = Callable[[Function, Sequence[torch.Tensor]], Function]
+    # Seconds that a codec takes to encode so many values, and to decode them.
+    Measure = Callable[[Codec, torch.Tensor], tuple[float, float]]
 
 # Compiled code works on as many values as a chunk of the usual size has. What is left over runs as it does without it.
 _VALUES = 2**18
 _COMPARED = 2**18  # as many values are encoded and decoded to compare the bytes
+_TIMES = 20  # as often they are, to compare the times: some milliseconds
 
 _log = logging.getLogger("diloco_core")
 
@@ -46,14 +49,14 @@ class _Kernels(NamedTuple):
     """Compiled code for a fixed number of blocks.
 
     Attributes:
-        encode: Takes blocks, fills the bodies, and returns the heads.
-        decode: Takes heads and bodies together, and fills blocks.
+        encode: Takes blocks, fills the bodies, and returns the heads. None if the codec is quicker without it.
+        decode: Takes heads and bodies together, and fills blocks. None if the codec is quicker without it.
         blocks: The number of blocks.
         head: Bytes of a head.
     """
 
-    encode: Function
-    decode: Function
+    encode: Function | None
+    decode: Function | None
     blocks: int
     head: int
 
@@ -77,20 +80,22 @@ class CompiledCodec(BlockCodec):
 
     def encode_rows(self, rows: torch.Tensor, out: torch.Tensor) -> None:
         """Encode as many blocks as possible with compiled code, and the others as usual."""
-        end = 0
-        for begin, end in self._steps(rows):
-            data, width = out[begin:end], self._kernels.head
-            heads = self._kernels.encode(rows[begin:end], data[:, width:])
-            assert heads is not None
-            data[:, :width].copy_(heads.view(torch.uint8))
+        end, encode, width = 0, self._kernels.encode, self._kernels.head
+        if encode is not None:
+            for begin, end in self._steps(rows):
+                data = out[begin:end]
+                heads = encode(rows[begin:end], data[:, width:])
+                assert heads is not None
+                data[:, :width].copy_(heads.view(torch.uint8))
         if end < len(rows):
             self._usual.encode_rows(rows[end:], out[end:])
 
     def decode_rows(self, data: torch.Tensor, out: torch.Tensor) -> None:
         """The reverse."""
-        end = 0
-        for begin, end in self._steps(out):
-            self._kernels.decode(data[begin:end], out[begin:end])
+        end, decode = 0, self._kernels.decode
+        if decode is not None:
+            for begin, end in self._steps(out):
+                decode(data[begin:end], out[begin:end])
         if end < len(out):
             self._usual.decode_rows(data[end:], out[end:])
 
@@ -100,11 +105,19 @@ class CompiledCodec(BlockCodec):
         return [(end - blocks, end) for end in range(blocks, len(rows) + 1, blocks)]
 
 
-def compiled(codec: BlockCodec, build: Build) -> Codec:
-    """The codec with compiled code, or as it is, if there cannot be such code or it is wrong."""
+def compiled(codec: BlockCodec, build: Build, measure: Measure | None = None) -> Codec:
+    """The codec with compiled code, or as it is, if there cannot be such code, or it is wrong or gains nothing.
+
+    Args:
+        codec: The codec.
+        build: Compiles a function.
+        measure: Says how long a codec takes, so that compiled code is used only for what it makes quicker. Compilers make
+            much of what some processors do with single bytes, and little of it for others. If left out, all of it is used.
+    """
     start = time.monotonic()
     try:
-        made = CompiledCodec(codec, _kernels(codec, FORMULAS[codec.name], build))
+        kernels = _kernels(codec, FORMULAS[codec.name], build)
+        made = CompiledCodec(codec, kernels)
         same = same_bytes(codec, made)
     except Exception as error:  # noqa: BLE001 - compilers have errors of every kind
         _log.warning(
@@ -122,8 +135,42 @@ def compiled(codec: BlockCodec, build: Build) -> Codec:
             codec.name,
         )
         return codec
-    _log.info("codec %r was compiled in %.1f s", codec.name, time.monotonic() - start)
-    return made
+    if measure is not None:
+        kernels = _quicker(codec, made, kernels, measure)
+        made = CompiledCodec(codec, kernels)
+    used = [name for name in ("encode", "decode") if getattr(kernels, name) is not None]
+    _log.info(
+        "codec %r was compiled in %.1f s, and uses compiled code to %s",
+        codec.name,
+        time.monotonic() - start,
+        " and to ".join(used) or "do nothing: it is quicker without",
+    )
+    return made if used else codec
+
+
+def seconds(codec: Codec, values: torch.Tensor) -> tuple[float, float]:
+    """The least time of some encodings and decodings, since what else a machine does only adds to it."""
+    data, out = codec.encode(values), torch.empty_like(values)
+    encodings, decodings = [], []
+    for _ in range(_TIMES):
+        moments = [time.perf_counter()]
+        codec.encode(values)
+        moments.append(time.perf_counter())
+        codec.decode(data, out)
+        moments.append(time.perf_counter())
+        encodings.append(moments[1] - moments[0])
+        decodings.append(moments[2] - moments[1])
+    return min(encodings), min(decodings)
+
+
+def _quicker(codec: Codec, made: Codec, kernels: _Kernels, measure: Measure) -> _Kernels:
+    """Those of the kernels that take less time than the codec without them."""
+    values = torch.randn(_VALUES, generator=torch.Generator().manual_seed(0))
+    usual, compiled = measure(codec, values), measure(made, values)
+    return kernels._replace(
+        encode=kernels.encode if compiled[0] < usual[0] else None,
+        decode=kernels.decode if compiled[1] < usual[1] else None,
+    )
 
 
 def _kernels(codec: BlockCodec, formula: Formula, build: Build) -> _Kernels:

@@ -11,7 +11,7 @@ from .._checks import kind_of
 from .._errors import ConfigurationError
 from ._blocks import BlockCodec
 from ._cast import Cast
-from ._compiled import CompiledCodec, build, compiled
+from ._compiled import CompiledCodec, build, compiled, seconds
 from ._float4 import E2M1, E3M0
 from ._formulas import FORMULAS
 from ._int8 import Int8
@@ -78,8 +78,9 @@ def compile_codec(name: str) -> Codec:
     It encodes to the same bytes, and replicas may use it or not. To compile takes some seconds when this is called (up to a
     minute where the machine is busy), and happens at no other time. It needs a C++ compiler such as g++. Without one, or if the
     compiled code does not give the same bytes on this machine in a test that is made here, the codec runs as it does without
-    this function, which the log says (level warning). Each codec is compiled once per process, with as many threads as
-    ``torch.get_num_threads()`` says then. Thread-safe.
+    this function, which the log says (level warning). If it is quicker without compiled code when it encodes, or when it
+    decodes, it does that as usual: some processors gain less than others (level info). Each codec is compiled once per
+    process, with as many threads as ``torch.get_num_threads()`` says then. Thread-safe.
 
     Args:
         name: ``"int8"``, ``"e2m1"`` or ``"e3m0"``. The other codecs would hardly gain from it.
@@ -95,7 +96,7 @@ def compile_codec(name: str) -> Codec:
         if name not in _made:
             codec = CODECS[name]
             assert isinstance(codec, BlockCodec)
-            _made[name] = compiled(codec, build)
+            _made[name] = compiled(codec, build, seconds)
         return _made[name]
 
 
