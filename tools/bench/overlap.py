@@ -101,16 +101,15 @@ def _print_steps(arguments: argparse.Namespace) -> None:
 
 def _print_link(arguments: argparse.Namespace) -> None:
     parameters = arguments.parameters // 10
-    seconds = {
-        codec: max(
-            _run("link", 4, parameters=parameters, codec=codec, bandwidth=arguments.bandwidth)
-        )
+    found = {
+        codec: _run("link", 4, parameters=parameters, codec=codec, bandwidth=arguments.bandwidth)
         for codec in ("plain", "int8")
     }
-    ratio = seconds["int8"] / seconds["plain"]
+    plain, int8 = (max(seconds for seconds, _ in found[codec]) for codec in ("plain", "int8"))
+    moved = [sum(size for _, size in found[codec]) for codec in ("plain", "int8")]
     print(
-        f"{FULL_EVERY} syncs over {arguments.bandwidth / 1e6:g} MB/s, N = 4, int8 both ways: {ratio:.3f} of the time without "
-        f"codecs ({seconds['int8']:.1f} s of {seconds['plain']:.1f} s; goal: <= 0.35)"
+        f"{FULL_EVERY} syncs over {arguments.bandwidth / 1e6:g} MB/s, N = 4, int8 both ways: {int8 / plain:.3f} of the time "
+        f"without codecs ({int8:.1f} s of {plain:.1f} s; goal: <= 0.35), {moved[1] / moved[0]:.3f} of the bytes"
     )
 
 
@@ -219,8 +218,8 @@ def _peak_bytes() -> int:
     return peak if sys.platform == "darwin" else 1024 * peak
 
 
-def _link(task: dict[str, Any]) -> float:
-    """Seconds of as many syncs as there are from one whole publication to the next, on a slow link."""
+def _link(task: dict[str, Any]) -> list[float]:
+    """Seconds, and bytes on the link, of as many syncs as there are from one whole publication to the next, on a slow link."""
     sys.path.insert(0, str(PROOF))
     from proof.throttle import Link, ThrottledStore
 
@@ -245,7 +244,9 @@ def _link(task: dict[str, Any]) -> float:
             start = time.perf_counter()
             optimizer.step()
             seconds.append(time.perf_counter() - start)
-    return sum(seconds[1:])
+            if len(seconds) == 1:
+                before = link.up.bytes + link.down.bytes
+    return [sum(seconds[1:]), link.up.bytes + link.down.bytes - before]
 
 
 if __name__ == "__main__":
