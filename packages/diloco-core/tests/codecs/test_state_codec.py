@@ -1,5 +1,6 @@
 """The outer loop's arguments ``state_codec`` and ``full_state_every``: what they change, and where they are refused."""
 
+import dataclasses
 import functools
 import shutil
 
@@ -59,8 +60,9 @@ NAMES = [name for name, codec in CODECS.items() if not codec.plain and not is_sp
 def test_all_hold_the_same_over_a_store_and_between_threads(name, tmp_path):
     options = {"steps": 6, "state_codec": name, "full_state_every": 2}
     threads = train(make, in_process(2), **options)
-    store = train(make, over_store(tmp_path), **options)
-    assert identical([*threads, *store])
+    store = train(make, over_store(tmp_path / "strict"), **options)
+    elastic = train(make, over_store(tmp_path / "elastic", min_replicas=2), **options)
+    assert identical([*threads, *store, *elastic])
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -74,14 +76,16 @@ def test_the_model_ends_near_the_plain_run(name):
     assert bool(off.any())
 
 
-@pytest.mark.parametrize("fragments", [1, 2])
-@pytest.mark.parametrize("every", [1, 3])
-def test_a_resumed_run_ends_as_one_that_was_not_interrupted(fragments, every, tmp_path):
+@pytest.mark.parametrize(
+    ("fragments", "every", "membership"),
+    [(1, 1, {}), (1, 3, {}), (2, 1, {}), (2, 3, {}), (1, 3, {"min_replicas": 2})],
+)
+def test_a_resumed_run_ends_as_one_that_was_not_interrupted(fragments, every, membership, tmp_path):
     """Wherever it stopped: it begins with the newest whole state, and adds the updates since; so does ``export``."""
     options = {"state_codec": "e2m1", "full_state_every": every, "fragments": fragments}
     whole = run(functools.partial(until, 14, **options), over_store(tmp_path / "whole"))
     for last in range(2, 15, 2):
-        parts = over_store(tmp_path / "parts", resume=last > 2)
+        parts = over_store(tmp_path / "parts", resume=last > 2, **membership)
         ends = run(functools.partial(until, last, **options), parts)
         export(tmp_path / "parts", tmp_path / "model.safetensors")
         exported = load_file(tmp_path / "model.safetensors")
@@ -91,7 +95,9 @@ def test_a_resumed_run_ends_as_one_that_was_not_interrupted(fragments, every, tm
 
 def test_delays_and_codecs_go_with_it(tmp_path):
     options = {**INT8, "codec": "int8", "delay": 1, "alpha": 0.5, "flush": "partial"}
-    ends = run(functools.partial(until, 8, **options), over_store(tmp_path))
+    ends = run(functools.partial(until, 8, **options), over_store(tmp_path / "strict"))
+    elastic = over_store(tmp_path / "elastic", min_replicas=2)
+    ends += run(functools.partial(until, 8, **options), elastic)
     threads = run(functools.partial(until, 8, **options), in_process(2))
     assert identical([*ends, *threads])
 
@@ -260,15 +266,23 @@ def test_an_update_that_is_not_finite_is_not_published(tmp_path):
         ({"state_codec": "plain"}, "state_codec"),
     ],
 )
-def test_replicas_and_lives_need_the_same(other, setting, tmp_path):
+@pytest.mark.parametrize("membership", [{}, {"min_replicas": 1, "grace": 30.0}])
+def test_replicas_and_lives_need_the_same(other, setting, membership, tmp_path):
     for begun, resumed in ((INT8, other), (other, INT8)):
         folder = tmp_path / begun["state_codec"] / str(len(list(tmp_path.iterdir())))
-        train(make, over_store(folder), **begun)
+        train(make, over_store(folder, **membership), **begun)
+        again = over_store(folder, resume=True, **membership)
         with pytest.raises(BaseExceptionGroup) as caught:
-            train(make, over_store(folder, resume=True), **resumed)
+            train(make, again, **resumed)
         assert all(isinstance(error, MismatchError) for error in caught.value.exceptions)
         assert all(f"{setting}=" in str(error) for error in caught.value.exceptions)
     both = INT8, other
+    if membership:  # who comes second does not join
+        first, second = over_store(tmp_path / "both", **membership)
+        until(2, first, **INT8)
+        with pytest.raises(MismatchError, match=f"{setting}="):
+            until(2, second, **other)
+        return
     with pytest.raises(BaseExceptionGroup) as caught:
         run(lambda exchange: until(2, exchange, **both[exchange.rank]), in_process(2))
     assert any(f"differ in setting '{setting}'" in str(e) for e in caught.value.exceptions)
@@ -296,24 +310,38 @@ def test_what_does_not_fit_is_refused(tmp_path):
         ManagerExchange(MockManager(in_process(1)[0])),
         state_codec="int8",
     )
-    (elastic,) = [connect(tmp_path / "run", rank=0, world_size=1, min_replicas=1)]
-    refused("cannot be used with ElasticExchange.*elastic runs", elastic, state_codec="int8")
+    (elastic,) = over_store(tmp_path / "run", 1, min_replicas=1, topology="gather")
+    refused("cannot be used with ElasticExchange.*'gather'", elastic, state_codec="int8")
     assert not (tmp_path / "run").exists() or not any((tmp_path / "run").iterdir())
 
 
+def test_a_topology_that_was_changed_later_is_refused_too(tmp_path):
+    (exchange,) = over_store(tmp_path / "run", 1, min_replicas=1)
+    model = make()
+    inner = torch.optim.SGD(model.parameters(), lr=1.0)
+    outer = DiLoCo(model, inner, exchange, sync_every=1, **INT8)
+    exchange.settings = dataclasses.replace(exchange.settings, topology="gather")
+    with pytest.raises(ConfigurationError, match="needs topology='sharded'"), outer:
+        pass
+    assert not any((tmp_path / "run").rglob("*.json"))
+
+
 def test_planning_refuses_what_does_not_fit():
-    with pytest.raises(ConfigurationError, match="state_codec='int8' needs strict=True"):
-        plan_exchange(1e6, 4, 1e9, state_codec="int8")
+    with pytest.raises(ConfigurationError, match=r"state_codec='int8' cannot .* topology='gather'"):
+        plan_exchange(1e6, 4, 1e9, state_codec="int8", topology="gather")
+    assert plan_exchange(1e6, 2, 1e9, state_codec="int8", codec="topk64").topology == "sharded"
     with pytest.raises(ConfigurationError, match="full_state_every"):
         plan_exchange(1e6, 4, 1e9, strict=True, state_codec="int8", full_state_every=0)
 
 
-@pytest.mark.parametrize(("replicas", "share"), [(4, 0.288), (8, 0.270)])
-def test_both_codecs_move_little_more_than_a_quarter(replicas, share):
+@pytest.mark.parametrize(
+    ("replicas", "strict", "share"), [(4, True, 0.288), (8, True, 0.270), (4, False, 0.284)]
+)
+def test_both_codecs_move_little_more_than_a_quarter(replicas, strict, share):
     """Of what a sync moves without them, in both directions."""
 
     def moved(**options):
-        plan = plan_exchange(1e8, replicas, 1e9, strict=True, **options)
+        plan = plan_exchange(1e8, replicas, 1e9, strict=strict, topology="sharded", **options)
         return plan.bytes_sent + plan.bytes_received
 
     both = {"codec": "int8", "state_codec": "int8"}

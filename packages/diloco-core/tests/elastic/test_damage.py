@@ -12,6 +12,7 @@ import torch
 
 from diloco_core import CoreError, CorruptedObjectError, Elastic, RunExistsError
 from diloco_core._elastic._records._keys import MANIFEST
+from diloco_core._elastic._records._rules import made_of
 from diloco_core._elastic._repair import rewrite_shard
 from diloco_core.testing import (
     DAMAGES,
@@ -42,11 +43,17 @@ class _Watched(SimulatedStore):
 class _Run:
     """A run that has stopped, to be damaged and gone on with."""
 
-    def __init__(self, topology, end, number=0):
+    def __init__(self, topology, end, number=0, whole_every=None):
         self.number = number
+        self.whole_every = whole_every or 1
+        self.coding = {}
+        if whole_every is not None:
+            self.coding = {"state_codec": "e2m1", "full_state_every": whole_every}
         torch.set_num_threads(1)
         self.settings = Elastic(2, grace=5.0, topology=topology, publish_every=1)
-        self.training = SimulatedTraining(syncs=_SYNCS, sizes=(12, 9), sync_every=2, save_every=2)
+        self.training = SimulatedTraining(
+            syncs=_SYNCS, sizes=(12, 9), sync_every=2, save_every=2, **self.coding
+        )
         store = _Watched()
         outcome = simulate(self.training, Schedule(2, latency=0.01), self.settings, store=store)
         assert violations(outcome, self.training) == []
@@ -56,6 +63,15 @@ class _Run:
     def _is_needed(self, key):
         """Nothing can say again what a sync was made from, and who is in it, before a later state is published."""
         folder, _, name = key.partition("/")
+        if folder == "state" and name.endswith(".safetensors"):
+            # Of encoded state, the newest is made of changes since the last whole one, which are made from nothing else.
+            fragment = int(name.split("/")[1][:3])
+            newest = max(
+                at
+                for at in range(1, _SYNCS + 2)
+                if f"state/{at:08}/{fragment:03}.done.json" in self.objects
+            )
+            return int(name[:8]) in made_of(newest, fragment, 2, self.whole_every)[:-1]
         if folder not in {"commits", "deltas", "initial"} or "hint" in name:
             return False
         sync = 0 if folder == "initial" else int(name[:8])
@@ -72,7 +88,11 @@ class _Run:
             store.write(name, whole)
         store.remove(key) if data is None else store.damage(key, data)
         training = SimulatedTraining(
-            syncs=_SYNCS + 2, sizes=(12, 9), salts=dict(self.training.salts), sync_every=2
+            syncs=_SYNCS + 2,
+            sizes=(12, 9),
+            salts=dict(self.training.salts),
+            sync_every=2,
+            **self.coding,
         )
         outcome = simulate(
             training, Schedule(2, seed=1, latency=0.01), self.settings, store=store, most_lives=1
@@ -92,8 +112,10 @@ class _Run:
         ("sharded", "killed", 1),
         ("gather", "stopped", 2),
         ("gather", "killed", 3),
+        ("sharded", "stopped", 0, 2),
+        ("sharded", "stopped", 2, 4),
     ],
-    ids=lambda case: f"{case[0]}-{case[1]}",
+    ids=lambda case: "-".join(map(str, (*case[:2], *case[3:]))),
 )
 def run(request):
     return _Run(*request.param)

@@ -56,7 +56,13 @@ def _runs(draw):
         publish_every=draw(st.integers(1, 3)),
         retention=draw(st.integers(1, 2)),
     )
-    sizes = draw(st.sampled_from([(40,), (40, 30)]))
+    state_codec, full_state_every = "plain", None
+    if elastic.topology == "sharded" and draw(st.integers(0, 2)) == 0:
+        state_codec = draw(st.sampled_from(["int8", "e2m1", "bf16"]))
+        full_state_every = draw(st.integers(1, 4))
+    # Shards are cut between the blocks of codecs, so smaller fragments would have only one that is not empty.
+    blocks = [(300,), (70, 40)] if full_state_every else []
+    sizes = draw(st.sampled_from([(40,), (40, 30), *blocks]))
     codec, feedback = draw(
         st.sampled_from(
             [
@@ -88,7 +94,7 @@ def _runs(draw):
     pace = st.sampled_from([0.5, 1.0, 4.0, 15.0])
     paces = draw(st.lists(pace, min_size=world_size, max_size=world_size)) if every else ()
     options = (codec, delay, alpha, feedback, save_every, wishes, weight, clip, every, paces)
-    return schedule, elastic, sizes, *options
+    return schedule, elastic, sizes, *options, state_codec, full_state_every
 
 
 def _rate(rank, life, sync):
@@ -97,12 +103,13 @@ def _rate(rank, life, sync):
 
 
 def _check(run):
-    usual = ("plain", 0, 0.0, False, 10, {}, "equal", False, None, ())
+    usual = ("plain", 0, 0.0, False, 10, {}, "equal", False, None, (), "plain", None)
     schedule, elastic, sizes, *options = (
         *run,
         *usual[len(run) - 3 :],
     )
-    codec, delay, alpha, feedback, save_every, wishes, weight, clip, every, paces = options
+    codec, delay, alpha, feedback, save_every, wishes, weight, clip, every, *more = options
+    paces, state_codec, full_state_every = more
     torch.set_num_threads(1)
     sync_every = 3 * len(sizes) if delay else 2
     training = SimulatedTraining(
@@ -119,6 +126,8 @@ def _check(run):
         wishes=wishes,
         weight=weight,
         clip=clip,
+        state_codec=state_codec,
+        full_state_every=full_state_every,
     )
     store, broken = SimulatedStore(), []
     store.after_delete = lambda keys: broken.extend(broken_promises(store, keys))

@@ -62,13 +62,13 @@ class TestCounted:
         plan, mean = self.moved(lab, tmp_path, kind, replicas, optimizer, outer_state, 24_000)
         assert mean == pytest.approx([plan.bytes_sent, plan.bytes_received], rel=0.03, abs=3000)
 
-    @pytest.mark.parametrize("outer_state", [0.0, 1.0])
-    def test_bytes_of_encoded_state(self, lab, tmp_path, outer_state):
+    @pytest.mark.parametrize(
+        ("kind", "outer_state"), [("strict", 0.0), ("strict", 1.0), ("sharded", 1.0)]
+    )
+    def test_bytes_of_encoded_state(self, lab, tmp_path, kind, outer_state):
         optimizer = "momentum" if outer_state else "plain"
         codecs = {"codec": "int8", "state_codec": "int8", "full_state_every": 2}
-        plan, mean = self.moved(
-            lab, tmp_path, "strict", 4, optimizer, outer_state, 400_000, **codecs
-        )
+        plan, mean = self.moved(lab, tmp_path, kind, 4, optimizer, outer_state, 400_000, **codecs)
         assert mean == pytest.approx([plan.bytes_sent, plan.bytes_received], rel=0.02)
 
     def moved(self, lab, tmp_path, kind, replicas, optimizer, outer_state, params, **codecs):

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import torch
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Iterable, Mapping
 
     from .._codecs._codec import Codec
     from ._layout import Piece
@@ -119,6 +119,15 @@ class CodedUpdates:
     def keep(self, piece: Piece, update: torch.Tensor, tensors: Mapping[str, torch.Tensor]) -> None:
         """Keep the encoded update of a chunk, and its encoded outer state by name."""
         self._encoded[piece] = update, tensors
+
+    def holds(self, piece: Piece) -> bool:
+        """Whether the encoded bytes of a chunk are kept, so that they can be written again."""
+        return piece in self._encoded
+
+    def forget(self, pieces: Iterable[Piece]) -> None:
+        """Drop the encoded bytes of some chunks, because another replica has updated them."""
+        for piece in pieces:
+            self._encoded.pop(piece, None)
 
     def update(self, piece: Piece) -> torch.Tensor:
         """The encoded update of a chunk of one of this replica's shards."""

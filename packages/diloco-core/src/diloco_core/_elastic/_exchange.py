@@ -115,6 +115,8 @@ class ElasticExchange(ResumableExchange):
         self.run_id = run_id
         self.store = store
         self.settings = settings
+        # In the gather topology every replica computes all values itself, and only few syncs publish any.
+        self.state_codecs = settings.topology != "gather"
         self._chunk_bytes = chunk_bytes
         self._schema: Schema | None = None
         self._life: Life | None = None
@@ -131,6 +133,10 @@ class ElasticExchange(ResumableExchange):
             raise ConfigurationError(
                 f"an elastic exchange is only for a DiLoCo outer loop, not for {schema.settings['operation']!r}, which has no "
                 "state that a replica could return to. For it, connect without min_replicas."
+            )
+        if schema.coded is not None and self.settings.topology == "gather":
+            raise ConfigurationError(
+                f"state_codec={schema.coded.codec.name!r} needs topology='sharded', but the exchange has topology='gather' by now"
             )
         if self._schema is not None:
             raise ConfigurationError(
@@ -177,6 +183,7 @@ class ElasticExchange(ResumableExchange):
                 strict=False,
                 outer_state=self._schema.outer_state,
                 codec=self._schema.codec,
+                coded=self._schema.coded,
                 topology=manifest.topology,
                 publish_every=manifest.publish_every,
             )

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 
 from .._errors import CorruptedObjectError
 from .._wire._published import shard_metadata
+from ._life._progress import publishes_whole
 from ._records._keys import Hint, commit_key, commit_sync, done_key
 from ._records._records import Commit, Done, Rollback, digest
 from ._round._reload import Reload, Why
@@ -154,12 +155,14 @@ def computed_otherwise(life: Life, key: str) -> CorruptedObjectError:
 def mend_published(life: Life, index: int) -> None:
     """Check the published shards of the state in memory, and write those again that are damaged or gone.
 
-    Only shards of which memory holds both the values and the outer state are checked.
+    Only shards of which memory holds both the values and the outer state are checked, and of encoded state only those that this
+    life has computed itself.
     """
     progress = life.fragments[index]
     done = readable_done(life, progress.sync, index)
     for number in range(progress.job.layout.shards):
-        if progress.values_at[number] == progress.outer_at[number] == progress.sync:
+        in_memory = progress.values_at[number] == progress.outer_at[number] == progress.sync
+        if in_memory and life.shard(progress.sync, index, number).writable:
             damage: CorruptedObjectError | None = None
             try:
                 if check_shard(life, progress.sync, index, number, done) is not None:
@@ -265,7 +268,8 @@ def _done_again(life: Life, sync: int, index: int) -> Done | Reload | None:
         sums.append(stored)
     values = tuple(shard_sums.values for shard_sums in sums)
     rests = tuple(shard_sums.rest for shard_sums in sums)
-    return Done(sync, index, values, rests, entry[0])
+    full = publishes_whole(life.fragments[index].job, sync)
+    return Done(sync, index, values, rests, entry[0], full)
 
 
 def check_shard(

@@ -89,6 +89,7 @@ def choose_topology(
     transfer: Transfer | None = None,
     outer_state: float = 1.0,
     codec: Codec = PLAIN,
+    coded: bool = False,
 ) -> str:
     """The topology of a new run. Over a network, ``auto`` chooses the quicker one according to :func:`plan_exchange`.
 
@@ -105,10 +106,11 @@ def choose_topology(
         transfer: How the replica that begins the run reads and writes; the default if left out.
         outer_state: The number of tensors that the outer optimizer keeps for every parameter.
         codec: How contributions are sent: the smaller they are, the more suits gather, which publishes the state less often.
+        coded: Whether state is published encoded, which only the sharded topology does.
     """
     if asked != "auto":
         return asked
-    if near:
+    if near or coded:
         return "sharded"
     params = max(state_bytes / 4, 1)
     return plan_exchange(

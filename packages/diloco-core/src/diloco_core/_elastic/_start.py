@@ -257,6 +257,7 @@ def _initial(
             transfer=store.store.transfer if isinstance(store.store, InBackground) else None,
             outer_state=schema.outer_state(),
             codec=schema.codec,
+            coded=schema.coded is not None,
         ),
         publish_every=settings.publish_every,
         retention=settings.retention,

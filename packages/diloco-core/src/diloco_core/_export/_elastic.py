@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING, TypeVar
 from .._elastic._life._progress import published_seed
 from .._elastic._records._keys import Delta, Hint, commit_key, commit_sync, done_key, shard_key
 from .._elastic._records._records import Commit, Done, Rollback, of_run, read_record
-from .._elastic._records._rules import done_states
+from .._elastic._records._rules import done_states, is_whole, made_of
 from .._elastic._records._rules import states as published_states
 from .._errors import CorruptedObjectError, ObjectNotFoundError, RunExistsError
-from ._source import PublishedFile, outer_steps, state
+from ._source import PublishedFile, outer_steps, state, state_codec
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -44,15 +44,24 @@ class ElasticSource:
         self._store = store
         self._manifest = manifest
         self._run = manifest.run()
+        self._whole_every = int(manifest.settings.get("full_state_every", "1"))
+        self._codec = state_codec(manifest.settings, store.uri)
 
     def complete(self) -> list[set[int]]:
         """For each fragment, the syncs after which its state is completely published, and was not given up."""
         self.rollbacks = self._read_rollbacks()
-        complete = done_states(self._store.list("state/"), len(self.fragments), self.rollbacks)
-        initial = self._store.list(f"initial/{self._manifest.initial}/")
-        for index, syncs in enumerate(complete):
-            if all(file.key in initial for file in self.files(index, 0)):
-                syncs.add(0)
+        listing = self._store.list("state/")
+        complete = done_states(listing, len(self.fragments), self.rollbacks)
+        listing.update(self._store.list(f"initial/{self._manifest.initial}/"))
+        # An encoded state is made of earlier objects, too; of those before the newest whole ones, some are deleted already.
+        complete = [
+            {
+                sync
+                for sync in {0, *syncs}
+                if listing.keys() >= set(self._keys(index, sync, before=bool(sync)))
+            }
+            for index, syncs in enumerate(complete)
+        ]
         if self.unknown:  # it is not known which of the states before it were given up
             complete = [{sync for sync in syncs if sync > self.unknown} for syncs in complete]
         return complete
@@ -78,19 +87,42 @@ class ElasticSource:
         return steps
 
     def files(self, index: int, sync: int) -> list[PublishedFile]:
-        """The shards of a fragment's state after a sync."""
-        initial = self._manifest.initial
+        """The files that a fragment's state after a sync is made of, in the order in which they are to be read."""
         done = self._done(sync, index) if sync else self._manifest.done(index)
-        run = self._run if sync else initial
-        seed_parts = self.fragments[index]["fingerprint"], run, sync, "values"
+        parts = self._made_of(index, sync)
         return [
-            PublishedFile(
-                shard_key(sync, index, number, initial),
-                published_seed(*seed_parts, number),
-                checksum,
-                number,
-            )
+            self._file(index, part, number, checksum if part == sync else None)
+            for part in parts
             for number, checksum in enumerate(done.sums)
+        ]
+
+    def _file(self, index: int, sync: int, number: int, checksum: int | None) -> PublishedFile:
+        identity = (
+            self.fragments[index]["fingerprint"],
+            self._run if sync else self._manifest.initial,
+            sync,
+        )
+        codec = self._codec if not is_whole(sync, len(self.fragments), self._whole_every) else None
+        return PublishedFile(
+            shard_key(sync, index, number, self._manifest.initial),
+            published_seed(*identity, "values", number),
+            checksum,
+            number,
+            (codec, published_seed(*identity, "update", number)) if codec else None,
+        )
+
+    def _made_of(self, index: int, sync: int) -> list[int]:
+        return made_of(sync, index, len(self.fragments), self._whole_every, self.rollbacks)
+
+    def _keys(self, index: int, sync: int, *, before: bool = False) -> list[str]:
+        """The keys of the files that a fragment's state is made of; with ``before``, only those of earlier syncs."""
+        shards = range(self.fragments[index]["shards"])
+        initial = self._manifest.initial
+        return [
+            shard_key(part, index, number, initial)
+            for part in self._made_of(index, sync)
+            if not before or part != sync
+            for number in shards
         ]
 
     def expected(self) -> list[int]:
@@ -132,11 +164,11 @@ class ElasticSource:
 
     def missing(self, index: int, sync: int) -> list[str]:
         """Keys of the objects that are missing from a fragment's state after a sync."""
-        initial = self._manifest.initial
-        shards = range(self.fragments[index]["shards"])
-        keys = [shard_key(sync, index, number, initial) for number in shards]
+        keys = self._keys(index, sync)
         keys += [done_key(sync, index)] if sync else []
-        listing = self._store.list(f"state/{sync:08}/" if sync else f"initial/{initial}/")
+        listing: dict[str, int] = {}
+        for folder in dict.fromkeys(key.rpartition("/")[0] for key in keys):
+            listing.update(self._store.list(f"{folder}/"))
         return [key for key in keys if key not in listing]
 
     def _read_rollbacks(self) -> list[Rollback]:

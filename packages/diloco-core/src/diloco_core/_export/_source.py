@@ -5,6 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol
 
+from .._codecs._named import CODECS
+from .._errors import FormatError
+
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
@@ -76,6 +79,23 @@ class Source(Protocol):
     def missing(self, index: int, sync: int) -> list[str]:
         """Keys of the objects that are missing from a fragment's state after a sync."""
         ...
+
+
+def state_codec(settings: Mapping[str, str], uri: str) -> Codec | None:
+    """The codec with which a run publishes its state, by its settings; None if it publishes it as it is.
+
+    Raises:
+        FormatError: This version does not know the codec.
+    """
+    name = settings.get("state_codec")
+    if name is None:
+        return None
+    if name not in CODECS:
+        raise FormatError(
+            f"the run at {uri} has published its state with the codec {name!r}, which this version of diloco-core does not know: "
+            f"it knows {', '.join(CODECS)}. Export with the version that the run has used."
+        )
+    return CODECS[name]
 
 
 def missing_keys(source: Source, number: int) -> list[str]:

@@ -7,8 +7,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from .._codecs._named import CODECS
-from .._errors import FormatError, ObjectNotFoundError
+from .._errors import ObjectNotFoundError
 from .._outer._initial import initial_fingerprint
 from .._strict._states import (
     committed_syncs,
@@ -18,13 +17,12 @@ from .._strict._states import (
     published_syncs,
 )
 from .._wire._sections import fingerprint, seed
-from ._source import PublishedFile
+from ._source import PublishedFile, state_codec
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
     from .._arithmetic._coded import FullStates
-    from .._codecs._codec import Codec
     from .._elastic._records._records import Rollback
     from .._store._api import Store
     from .._strict._records._manifest import Manifest
@@ -45,6 +43,7 @@ class StrictSource:
         self.initial_steps = manifest.initial_steps
         self._manifest = manifest
         self._store = store
+        self._codec = state_codec(manifest.settings, store.uri)
 
     def complete(self) -> list[set[int]]:
         """For each fragment, the syncs after which its state is completely published, and was not given up."""
@@ -74,20 +73,11 @@ class StrictSource:
         if stored_sync < len(self.fragments):
             job_fingerprint = initial_fingerprint(job_fingerprint)
         identity = fingerprint(self._manifest.run_of(stored_sync), job_fingerprint)
-        codec = None if full.is_full(stored_sync) else self._state_codec()
+        codec = None if full.is_full(stored_sync) else self._codec
         for number, key in enumerate(keys_of(self._manifest, index, stored_sync)):
             values_seed = seed(identity, stored_sync, "values", number)
             update = (codec, seed(identity, stored_sync, "update", number)) if codec else None
             yield PublishedFile(key, values_seed, shard=number, update=update)
-
-    def _state_codec(self) -> Codec:
-        name = self._manifest.settings.get("state_codec", "")
-        if name not in CODECS:
-            raise FormatError(
-                f"the run at {self._store.uri} has published its state with the codec {name!r}, which this version of "
-                f"diloco-core does not know: it knows {', '.join(CODECS)}. Export with the version that the run has used."
-            )
-        return CODECS[name]
 
     def expected(self) -> list[int]:
         """Numbers of the log whose states must have been published once, or are being published now; the newest first."""

@@ -110,6 +110,13 @@ def _add_update(
     origin = f"{store.uri}/{file.key}"
     update = _update(layout, file)
     expected = end_sums(reader, origin).values
+    if file.checksum not in {
+        None,
+        expected,
+    }:  # checked before anything is added, as the update itself is
+        raise CorruptedObjectError(
+            f"{origin} does not have the checksum that the record of its sync says"
+        )
     data, offset = update.read(reader, origin, CHUNK_BYTES), 0
     digest = xxhash.xxh3_64(seed=file.seed)
     for chunk in layout.chunks(file.shard, CHUNK_BYTES):

@@ -293,8 +293,8 @@ def state_coding_over(exchange: Exchange, given: object, full_every: object) -> 
     if not getattr(exchange, "state_codecs", False):
         raise ConfigurationError(
             f"state_codec={codec.name!r} cannot be used with {type(exchange).__name__}, which does not publish encoded state: "
-            "only strict runs over a store and replicas in one process do. Leave it out (elastic runs, those with min_replicas, "
-            "can use codec, which encodes contributions)"
+            "only runs over a store and replicas in one process do, and elastic runs (those with min_replicas) only with another "
+            "topology than 'gather', in which few syncs publish their state. Leave it out, or connect in another way"
         )
     return StateCoding(codec, every)
 

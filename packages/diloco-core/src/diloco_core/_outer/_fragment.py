@@ -382,8 +382,11 @@ class Fragment:
 
     def forget_outer(self, chunks: Iterable[Piece]) -> None:
         """Drop the outer optimizer's state of some chunks."""
+        dropped = list(chunks)
         if self.outer is not None:
-            self.outer.forget(chunks)
+            self.outer.forget(dropped)
+        if self.coded is not None:
+            self.coded.forget(dropped)
 
     def table(self) -> dict[str, Any]:
         """The table for the manifest that says where each tensor is in the files of the fragment."""

@@ -163,7 +163,7 @@ def plan_exchange(
         publish_every: In the gather topology, the number of syncs from one publication of the state to the next. All
             figures are means over these syncs.
         codec: How contributions are sent, as given to :class:`DiLoCo`.
-        state_codec: How results are published, as given to :class:`DiLoCo`; only for strict runs.
+        state_codec: How results are published, as given to :class:`DiLoCo`. Such runs are always sharded.
         full_state_every: With a ``state_codec``: the number of syncs of a fragment from one whole publication to the next. The
             figures are means over these syncs.
         clip: As given to :class:`DiLoCo`: with ``"median"``, the norms of every contribution are read too.
@@ -212,9 +212,10 @@ def plan_exchange(
         )
     check_whole("full_state_every", full_state_every)
     published = find_codec(state_codec)
-    if not published.plain and not strict:
+    if not published.plain and topology == "gather":
         raise ConfigurationError(
-            f"state_codec={published.name!r} needs strict=True: elastic runs publish their state in full"
+            f"state_codec={published.name!r} cannot be used with topology='gather', in which only few syncs publish their state: "
+            "use topology='sharded', or leave state_codec out"
         )
     if clip not in {None, "median"}:
         raise ConfigurationError(f"clip must be 'median' or None, not {clip!r}")
@@ -238,6 +239,8 @@ def plan_exchange(
             "gather": partial(gather_sync, model, publish_every),
         }
     )
+    if not published.plain:
+        syncs.pop("gather", None)
     costs = {name: sync(store, bandwidth) for name, sync in syncs.items()}
     quickest = min(costs, key=lambda name: costs[name].seconds)
     chosen = quickest if topology == "auto" else topology

@@ -19,7 +19,7 @@ import xxhash
 from .._arithmetic._sent import codec_of, sent_bytes
 from .._errors import CorruptedObjectError, DivergedError
 from .._store._api import ReadsAhead
-from ._published import END, Shard, Sums
+from ._published import END, Shard, as_recorded
 from ._safetensors import LENGTH_BYTES
 from ._sections import CHECKSUM_BYTES, Section, padding_bytes, section_bytes, view
 
@@ -32,6 +32,7 @@ if TYPE_CHECKING:
     from .._arithmetic._sync_job import SyncJob
     from .._codecs._codec import Codec
     from .._store._api import Buffer, ObjectReader
+    from ._published import Sums
 
 
 class EncodedUpdate:
@@ -59,9 +60,13 @@ class EncodedUpdate:
         """Size of the encoded update in bytes."""
         return self.section.values_bytes(self._layout)
 
+    def start(self, size: int) -> int:
+        """Where the update begins in a file of this size."""
+        return size - self._before_end
+
     def announce(self, reader: ObjectReader) -> None:
         """Announce that the update and the checksums after it will be read, for stores that fetch ahead."""
-        start = reader.size - self._before_end
+        start = self.start(reader.size)
         if isinstance(reader, ReadsAhead) and start > 0:
             reader.expect(start, start + section_bytes(self._layout, self.section))
 
@@ -71,7 +76,7 @@ class EncodedUpdate:
         Raises:
             CorruptedObjectError: They are damaged.
         """
-        start = reader.size - self._before_end
+        start = self.start(reader.size)
         if start < LENGTH_BYTES:
             raise CorruptedObjectError(
                 f"{origin} has only {reader.size} bytes: it is truncated, or it was written for another model"
@@ -150,6 +155,15 @@ class CodedShard(Shard):
         """How many bytes of values a replica reads that adopts the shard."""
         return self._update.size
 
+    @property
+    def writable(self) -> bool:
+        """Whether the encoded bytes are kept, so that the file can be written."""
+        return all(map(self._coded.holds, self._outer_chunks()))
+
+    def rest_bytes(self, size: int) -> int:
+        """How many bytes of a file of this size are before the update: header and outer state."""
+        return self._update.start(size)
+
     def announce(self, reader: ObjectReader, origin: str) -> None:  # noqa: ARG002 - the signature of Shard
         """Announce that the update in a file will be read, for stores that fetch ahead."""
         self._update.announce(reader)
@@ -159,9 +173,13 @@ class CodedShard(Shard):
 
         Raises:
             CorruptedObjectError: The update in the file is damaged. Nothing was added.
-            DivergedError: The sum is not what the owner of the shard holds.
+            DivergedError: The sum is not what the owner of the shard holds. It replaces the values before.
         """
-        sums = self.end(reader, origin)
+        return self._add(reader, origin, None)
+
+    def _add(self, reader: ObjectReader, origin: str, expected: Sums | None) -> Sums:
+        sums = as_recorded(self.end(reader, origin), expected, origin)
+        # All of it is read and verified before any of it is added: values to which a part was added could not be restored.
         data = self._update.read(reader, origin, self._chunk_bytes)
         digest = xxhash.xxh3_64(seed=self.values().seed)
         offset = 0
@@ -183,9 +201,13 @@ class CodedShard(Shard):
         """Announce what :meth:`load` will read, for stores that fetch ahead."""
         (super().announce if self._full else self.announce)(reader, origin)
 
-    def load(self, reader: ObjectReader, origin: str, scratch: Scratch) -> Sums:
+    def load(
+        self, reader: ObjectReader, origin: str, scratch: Scratch, expected: Sums | None = None
+    ) -> Sums:
         """Adopt the values of a file if it holds them; otherwise add its update. Raises as :meth:`adopt` does."""
-        return (super().adopt if self._full else self.adopt)(reader, origin, scratch)
+        if not self._full:
+            return self._add(reader, origin, expected)
+        return as_recorded(super().adopt(reader, origin, scratch), expected, origin)
 
     def check(
         self, reader: ObjectReader, origin: str, scratch: Scratch, *, whole: bool = False

@@ -31,6 +31,13 @@ class Fields:
         """A whole number from ``least`` to ``most``."""
         return self._whole(self._take(name), f"field {name!r}", least, most)
 
+    def truth(self, name: str) -> bool:
+        """True or false."""
+        value = self._take(name)
+        if not isinstance(value, bool):
+            raise self.wrong(f"field {name!r} must be true or false, not {_shown(value)}")
+        return value
+
     def text(self, name: str, pattern: str | None = None) -> str:
         """Text; if a ``pattern`` is given, all of the text must match it."""
         return self._text(self._take(name), f"field {name!r}", pattern)

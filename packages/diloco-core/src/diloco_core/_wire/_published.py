@@ -146,6 +146,8 @@ class Shard:
     ) -> tuple[Callable[[Piece], None], Callable[[], int]]:
         """Computes what :meth:`rest` returns chunk by chunk, for callers that have each chunk in the processor's cache anyway.
 
+        If the outer state is published encoded, it is another checksum, since memory holds what was decoded.
+
         Returns:
             A function that adds the next chunk of the shard, and one that returns the checksum after the last one.
         """
@@ -185,10 +187,26 @@ class Shard:
         self._values_of(reader, origin)
 
     def announce_rest(self, reader: ObjectReader) -> None:
-        """Announce that everything but the values of a file will be read, for stores that fetch ahead."""
-        start = reader.size - section_bytes(self._layout, self.values()) - CHECKSUM_BYTES * len(END)
-        if isinstance(reader, ReadsAhead) and start > 0:
-            reader.expect(0, start)
+        """Announce that everything before the values of a file will be read, for stores that fetch ahead."""
+        stop = self.rest_bytes(reader.size)
+        if isinstance(reader, ReadsAhead) and stop > 0:
+            reader.expect(0, stop)
+
+    def rest_bytes(self, size: int) -> int:
+        """How many bytes of a file of this size are before what a replica reads that adopts it: header and outer state."""
+        return size - section_bytes(self._layout, self.values()) - CHECKSUM_BYTES * len(END)
+
+    @property
+    def writable(self) -> bool:
+        """Whether memory holds all that is needed to write the file, if it holds the values and the outer state."""
+        return True
+
+    def memory_sum(self, metadata: Mapping[str, str]) -> int:
+        """What :meth:`summing` comes to: a checksum of the outer optimizer's tensors as they are in memory."""
+        add, result = self.summing(metadata)
+        for chunk in self._chunks():
+            add(chunk)
+        return result()
 
     def adopt(self, reader: ObjectReader, origin: str, scratch: Scratch) -> Sums:
         """Adopt the values of a file. Returns its checksums.
@@ -209,9 +227,18 @@ class Shard:
         """Announce what :meth:`load` will read; as :meth:`announce`."""
         self.announce(reader, origin)
 
-    def load(self, reader: ObjectReader, origin: str, scratch: Scratch) -> Sums:
-        """Adopt a file when a run is resumed; as :meth:`adopt`."""
-        return self.adopt(reader, origin, scratch)
+    def load(
+        self, reader: ObjectReader, origin: str, scratch: Scratch, expected: Sums | None = None
+    ) -> Sums:
+        """Adopt a file of a state that is loaded; as :meth:`adopt`.
+
+        Args:
+            reader: The open file.
+            origin: What it is called in errors.
+            scratch: Buffers.
+            expected: What its checksums must be, if a record says so.
+        """
+        return as_recorded(self.adopt(reader, origin, scratch), expected, origin)
 
     def check(
         self, reader: ObjectReader, origin: str, scratch: Scratch, *, whole: bool = False
@@ -372,6 +399,19 @@ class Shard:
         # loaded, there is outer state already. All that takes an outer step must be finite. So must plain means, which have
         # no outer state.
         return self._job.must_be_finite(piece)
+
+
+def as_recorded(sums: Sums, expected: Sums | None, origin: str) -> Sums:
+    """The checksums of a file, after comparing them with those in the record of its state, if they are known.
+
+    Raises:
+        CorruptedObjectError: The file is undamaged, but is not the one that the record describes.
+    """
+    if expected is not None and sums != expected:
+        raise CorruptedObjectError(
+            f"{origin} is not what the record of its state says: its checksums are different"
+        )
+    return sums
 
 
 def shard_metadata(job: SyncJob, sync: int) -> dict[str, str]:

@@ -12,18 +12,20 @@ from .._codecs._named import find_codec
 from .._elastic._records._keys import MANIFEST, Delta, commit_key, commit_sync, shard_key
 from .._elastic._records._manifest import Manifest
 from .._elastic._records._records import Commit, Rollback, digest, read_record
-from .._elastic._records._rules import done_states
+from .._elastic._records._rules import done_states, made_of
 from .._errors import FencedError
 from .._loop._diloco import DiLoCo
 from .._seconds import Seconds
 from ._feedback import Feedback
 from ._mixing import Mixing
+from ._recomputed import Recomputed, recompute
 from ._timeline import Timeline
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
 
     from .._exchange._report import SyncReport
+    from .._outer._fragment import Fragment
     from ._simulation import Node, Outcome
     from ._store import SimulatedStore
 
@@ -91,6 +93,8 @@ class SimulatedTraining:
         weight: By what contributions are weighed; None for what suits ``sync_every``.
         trim: How many values are left out of the mean at either end of every element.
         clip: Whether contributions are clipped to the median of their norms.
+        state_codec: How the owners of shards publish results.
+        full_state_every: With a ``state_codec``: every so many syncs of a fragment its values are published whole.
 
     Attributes:
         states: For every sync, by its number in the log, what replicas held after it: (rank, life, global copies).
@@ -105,6 +109,7 @@ class SimulatedTraining:
         mixed: What was wrong with models after syncs, by (rank, life).
         timelines: When each life took its steps and adopted syncs, by (rank, life).
         feedback: The residuals of replicas.
+        fragments: The fragments of the life that was made last.
         longest: The longest that a replica spent in one inner step, its syncs included but not its own faults, in virtual
             seconds.
     """
@@ -138,6 +143,9 @@ class SimulatedTraining:
     mixed: dict[tuple[int, int], list[str]] = field(default_factory=dict)
     paces: Sequence[float] = ()
     timelines: dict[tuple[int, int], Timeline] = field(default_factory=dict)
+    state_codec: str = "plain"
+    full_state_every: int | None = None
+    fragments: Sequence[Fragment] = ()
 
     def __call__(self, node: Node) -> int:
         """Train; returns the number of syncs."""
@@ -207,8 +215,10 @@ class SimulatedTraining:
             aggregate="trimmed" if self.trim else "mean",
             trim=self.trim or None,
             clip="median" if self.clip else None,
+            state_codec=self.state_codec,
+            full_state_every=self.full_state_every,
         )
-        fragments = outer._fragments  # noqa: SLF001 - nobody else needs to see residuals
+        fragments = self.fragments = outer._fragments  # noqa: SLF001 - nobody else needs to see residuals
         with outer:
             self.salts.setdefault((node.rank, node.exchange.epoch), node.life)
             self.agreed[node.rank, node.exchange.epoch] = (
@@ -261,17 +271,16 @@ class SimulatedTraining:
     def expected(self, log: Sequence[Commit | Rollback]) -> dict[int, list[torch.Tensor]]:
         """What every replica must hold after every sync, computed from the log."""
         zeros = [torch.zeros(size, dtype=torch.float64) for size in self.sizes]
-        states = {
-            (0, index): (zero, zero) for index, zero in enumerate(zeros)
-        }  # values and momentum
-        now = [(zero, zero) for zero in zeros]
+        # Values and momentum; and what was lost of the last change, where changes are published encoded.
+        states = {(0, index): (zero, zero, zero) for index, zero in enumerate(zeros)}
+        now = [(zero, zero, zero) for zero in zeros]
         values_by_sync = {}
         for record in log:
             if isinstance(record, Rollback):
                 now = [states[sync, index] for index, sync in enumerate(record.states)]
             else:
                 index = record.fragment
-                values, momentum = now[index]
+                values, momentum, lost = now[index]
                 sent = []
                 for member in record.members:
                     life = self.salts.get((member.rank, member.epoch), 0)
@@ -280,10 +289,22 @@ class SimulatedTraining:
                 mean = self._mean(sent, record.members)
                 momentum = _OUTER_MOMENTUM * momentum + mean
                 (lr,) = record.rate.values
-                now[index] = values - lr * (mean + _OUTER_MOMENTUM * momentum), momentum
+                change = lost - lr * (mean + _OUTER_MOMENTUM * momentum)
+                published = self._as_published(change)
+                lost = self._as_published(change - published)
+                now[index] = values + published, self._as_published(momentum), lost
                 states[record.sync, index] = now[index]
-            values_by_sync[record.sync] = [values for values, _ in now]
+            values_by_sync[record.sync] = [values for values, *_ in now]
         return values_by_sync
+
+    def _as_published(self, values: torch.Tensor) -> torch.Tensor:
+        """What all replicas read of something that the owner of a shard publishes."""
+        codec = find_codec(self.state_codec)
+        if codec.plain:
+            return values
+        decoded = torch.empty_like(values, dtype=torch.float32)
+        codec.decode(codec.encode(values.float()), decoded)
+        return decoded.double()
 
     @staticmethod
     def tokens(rank: int, life: int, step: int) -> int:
@@ -367,8 +388,9 @@ def violations(
     while they were under way, tile the steps of a life; shares are those of the contributions; and where syncs go by the time,
     each contribution is sent at the first boundary between two steps after it. The log is a chain, with a quorum in
     every record. A life that has not agreed to go back does not go on after a rollback, and one that has a successor saves
-    nothing. No replica waits past the deadline. Every rank gets to the end, and no life ends by an error unless a newer one
-    took its place.
+    nothing. Encoded state follows from the state before it and the contributions, as published, to the last bit, and is the same
+    bytes whenever it is written. No replica waits past the deadline. Every rank gets to the end, and no life ends by an error
+    unless a newer one took its place.
 
     Args:
         outcome: The run.
@@ -399,12 +421,22 @@ def violations(
     problems += broken
     expected = training.expected(log)
     exact = training.codec in _EXACT_CODECS or training.feedback.explains(log, training.salts)
+    exact = exact and training.state_codec in {"plain", "fp32"}
     tolerance = _TOLERANCE if exact else _TOLERANCE_OF_CODECS
+    recomputed = Recomputed()
+    if not find_codec(training.state_codec).plain and training.fragments:
+        recomputed = recompute(outcome.store, log, training.fragments)
+        problems += recomputed.wrong
+        problems += [f"{key} was made again with other bytes" for key in outcome.store.differing]
     for sync, states in [*sorted(training.states.items()), *sorted(training.entered.items())]:
         for rank, life, copies in states:
             if not all(torch.equal(a, b) for a, b in zip(copies, states[0][2], strict=True)):
                 problems.append(
                     f"after sync {sync}, rank {rank} (life {life}) differs from rank {states[0][0]}"
+                )
+            if not all(map(torch.equal, copies, recomputed.values.get(sync, copies))):
+                problems.append(
+                    f"after sync {sync}, rank {rank} (life {life}) does not hold what was published"
                 )
             if sync in expected:
                 far = max(
@@ -619,9 +651,9 @@ def read_log(store: SimulatedStore) -> tuple[list[Commit | Rollback], list[str]]
 def broken_promises(store: SimulatedStore, removed: Iterable[str] = ()) -> list[str]:
     """What is missing in a store: to go on with its run, or for a life that lags no more than it may.
 
-    The two newest complete states of every fragment must be there (the initial one is one), and everything that was
-    committed after the older of them. Published states of the last ``retention`` syncs must stay, in the gather topology
-    contributions too.
+    The two newest complete states of every fragment must be there (the initial one is one) with all that they are made of, and
+    everything that was committed after the older of them. Published states of the last ``retention`` syncs must stay, in the
+    gather topology contributions too.
 
     Args:
         store: The store.
@@ -649,7 +681,11 @@ def broken_promises(store: SimulatedStore, removed: Iterable[str] = ()) -> list[
             {newest.states[index], *(sync for sync in states if sync > newest.sync)}, reverse=True
         )[:2]
         shards = range(manifest.fragments[index]["shards"])
-        keys = [shard_key(sync, index, shard, manifest.initial) for sync in two for shard in shards]
+        every = int(manifest.settings.get("full_state_every", "1"))
+        needed = {part for sync in two for part in made_of(sync, index, count, every, rollbacks)}
+        keys = [
+            shard_key(sync, index, shard, manifest.initial) for sync in needed for shard in shards
+        ]
         for record in log:
             if isinstance(record, Rollback) or record.sync in given_up:
                 continue

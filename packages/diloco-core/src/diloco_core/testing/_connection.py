@@ -185,7 +185,8 @@ class Connection:
             raise ObjectNotFoundError(f"there is no object {key!r}") from None
 
     def _tear(self, key: str, data: bytes) -> None:
-        self._shared.write(key, data[: len(data) // 2])
+        self._shared.write(key, data)
+        self._shared.damage(key, data[: len(data) // 2])
 
     def _arrived(self, data: bytes) -> bytes:
         """Data as it arrives: with one flipped bit where that is due."""

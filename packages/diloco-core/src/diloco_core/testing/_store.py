@@ -26,6 +26,9 @@ class SimulatedStore:
         written_over: Removed objects whose space was used for others, to the surprise of late readers.
         decided: The manifest and the records of the log as they were first written, whatever happened to them since.
         changed: Those of them that were written again with other content, which must never be.
+        contents: The tensors of contributions and states as they were first written, likewise.
+        differing: Those of them that were written again with other content, perhaps after they had been removed. That must never
+            be, either, unless the record of a sync was lost, and the sync decided once more.
         intrusions: Inner state that a life has saved although it had a successor, and had not looked for one just before.
         history: When which keys came and went, with their sizes (None: it went), in virtual seconds.
         exclusive: Whether ``create`` refuses existing keys; some stores do not.
@@ -40,7 +43,9 @@ class SimulatedStore:
     exclusive: bool = True
     written_over: set[str] = field(default_factory=set)
     decided: dict[str, bytes] = field(default_factory=dict)
+    contents: dict[str, bytes] = field(default_factory=dict)
     changed: list[str] = field(default_factory=list)
+    differing: list[str] = field(default_factory=list)
     intrusions: list[str] = field(default_factory=list)
     history: list[tuple[float, str, int | None]] = field(default_factory=list)
     now: float = 0.0
@@ -52,6 +57,9 @@ class SimulatedStore:
         decides = key.startswith("commits/") or key == "manifest.json"
         if decides and self.decided.setdefault(key, data) != data:
             self.changed.append(key)
+        holds_tensors = key.startswith(("deltas/", "initial/", "state/"))
+        if holds_tensors and self.contents.setdefault(key, data) != data:
+            self.differing.append(key)
         self._replace(key, data)
 
     def damage(self, key: str, data: bytes) -> None:

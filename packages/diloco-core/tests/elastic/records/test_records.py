@@ -54,6 +54,9 @@ def test_records_survive_being_stored():
     assert read_record(COMMIT.to_json(), 3, "here") == COMMIT
     assert read_record(ROLLBACK.to_json(), 9, "here") == ROLLBACK
     assert Done.from_json(DONE.to_json(), 3, 1, "here") == DONE
+    for full in (True, False):
+        done = replace(DONE, full=full)
+        assert Done.from_json(done.to_json(), 3, 1, "here") == done
     assert Manifest.from_json(MANIFEST.to_json(), "here") == MANIFEST
 
 

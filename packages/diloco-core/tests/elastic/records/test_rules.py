@@ -14,10 +14,14 @@ from diloco_core._elastic._records._rules import (
     done_states,
     expected,
     former_farewells,
+    in_force,
+    is_whole,
     kept_from,
+    made_of,
     may_commit,
     newest_done,
     rate_of,
+    states_kept_from,
     valid,
 )
 
@@ -308,3 +312,83 @@ def test_after_a_rollback_only_states_after_it_count():
     ]
     assert kept_from([*keys, done_key(7, 0)], 2, last=9, rollback=6) == [0, 0]
     assert kept_from([*keys, done_key(7, 0), done_key(9, 0)], 2, last=9, rollback=6) == [7, 0]
+
+
+@given(
+    st.integers(1, 3),
+    st.integers(1, 5),
+    st.lists(st.integers(0, 40), max_size=3, unique=True),
+    st.integers(1, 40),
+    st.data(),
+)
+def test_what_an_encoded_state_is_made_of(count, every, at, last, data):
+    """The newest whole state of the fragment that counts, and all of its syncs since that count, whatever was given up."""
+    rollbacks = []
+    for number in sorted(at):
+        if not number:
+            continue
+        counts = [
+            [
+                0,
+                *(
+                    s
+                    for s in range(1, number)
+                    if (s - 1) % count == i and in_force(s, i, rollbacks)
+                ),
+            ]
+            for i in range(count)
+        ]
+        states = tuple(data.draw(st.sampled_from(each[-3:])) for each in counts)
+        given_up = tuple(s for s in range(1, number) if s > states[(s - 1) % count])
+        rollbacks.append(Rollback(number, states, given_up, {}, run="f" * 16))
+    for index in range(count):
+        own = [0] + [
+            s
+            for s in range(1, last + 1)
+            if (s - 1) % count == index and in_force(s, index, rollbacks)
+        ]
+        for place, sync in enumerate(own):
+            made = made_of(sync, index, count, every, rollbacks)
+            assert made == own[place + 1 - len(made) : place + 1]
+            whole = [is_whole(each, count, every) for each in made]
+            assert whole == [True] + [False] * (len(made) - 1)
+
+
+def test_every_state_is_whole_unless_it_is_encoded():
+    assert [made_of(sync, 0, 2, 1) for sync in (0, 1, 7)] == [[0], [1], [7]]
+    assert [sync for sync in range(13) if is_whole(sync, 2, 3)] == [0, 5, 6, 11, 12]
+
+
+@given(st.integers(1, 3), st.integers(1, 5), st.integers(1, 3), st.integers(0, 40), st.data())
+def test_what_is_deleted_of_encoded_states_is_needed_by_nobody(count, every, retention, last, data):
+    """The two newest complete states can be made, and whoever lags no more than allowed finds what comes next."""
+    syncs = range(1, last + 1)
+    complete = data.draw(st.sets(st.sampled_from(syncs))) if last else set()
+    keys = [shard_key(s, (s - 1) % count, 0, _NONCE) for s in syncs]
+    keys += [done_key(s, (s - 1) % count) for s in complete]
+    keys += [shard_key(0, index, 0, _NONCE) for index in range(count)]
+    kept = kept_from(keys, count, last=last)
+    states_kept = states_kept_from(keys, count, kept, every=every)
+    gone = set(
+        collectable(
+            keys,
+            last=last,
+            kept=kept,
+            states_kept=states_kept,
+            retention=retention,
+            keep_deltas=False,
+            initial=_NONCE,
+        )
+    )
+    for index in range(count):
+        newest = sorted({0, *(s for s in complete if (s - 1) % count == index)}, reverse=True)[:2]
+        needed = {part for sync in newest for part in made_of(sync, index, count, every)}
+        needed |= {s for s in syncs if (s - 1) % count == index and s > last - retention}
+        assert not gone & {shard_key(sync, index, 0, _NONCE) for sync in needed}
+    # Nothing is kept for ever.
+    oldest = min(states_kept, default=0)
+    assert all(
+        int(key.split("/")[1]) > min(oldest - 1, last - retention)
+        for key in {*keys} - gone
+        if key.startswith("state/")
+    )

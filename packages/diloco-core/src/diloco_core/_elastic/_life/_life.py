@@ -12,9 +12,10 @@ from ..._timing import Wait
 from .._records._attendance import Attendance
 from .._records._keys import commit_key, done_key, shard_key
 from .._records._records import Done, digest, of_run, read_record
+from .._records._rules import made_of
 from ._damage import Damage
 from ._handover import Handover
-from ._progress import published_shard
+from ._progress import published_shard, publishes_whole
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -145,6 +146,17 @@ class Life:
             or ((sync - 1) // len(self.fragments) + 1) % self.manifest.publish_every == 0
         )
 
+    @property
+    def whole_every(self) -> int:
+        """Every so many syncs of a fragment its values are published whole: 1 unless the state is published encoded."""
+        coded = self.fragments[0].job.coded
+        return 1 if coded is None else coded.full.every
+
+    def made_of(self, sync: int, fragment: int) -> list[int]:
+        """The syncs whose objects make a fragment's state after a sync, in order; see :func:`.._records._rules.made_of`."""
+        rollbacks = [rollback for rollback, _ in self.rollbacks]
+        return made_of(sync, fragment, len(self.fragments), self.whole_every, rollbacks)
+
     def create(self, key: str, parts: Callable[[], Iterable[Buffer]]) -> bool:
         """Create an object unless it exists, and count its bytes. Returns whether this call created it. Thread-safe.
 
@@ -244,7 +256,15 @@ class Life:
         """
         key = done_key(sync, fragment)
         record = self.read(key, lambda data: Done.from_json(data, sync, fragment, self.origin(key)))
-        return record and of_run(record, self.run, self.origin(key))
+        if record is None:
+            return None
+        of_run(record, self.run, self.origin(key))
+        if record.full != publishes_whole(self.fragments[fragment].job, sync):
+            raise CorruptedObjectError(
+                f"{self.origin(key)} is undamaged, but it says that the state is "
+                f"{'whole' if record.full else 'not whole'}, which is not what follows from the run's full_state_every"
+            )
+        return record
 
     def verify(self, commit: Commit) -> None:
         """Refuse a record that is not the next one in the log.

@@ -5,11 +5,12 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from ..._errors import CorruptedObjectError
-from ..._wire._published import Shard
+from ..._wire._coded import CodedShard
+from ..._wire._published import Shard, Sums
 from ..._wire._sections import seed
 from .._records._delta import DeltaFormat
 from .._records._records import Done, state_digest
+from .._records._rules import is_whole
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
@@ -33,6 +34,8 @@ class Progress:
         commit: The record of that sync; None for the initial state.
         values_at: For every shard, the sync after which its values in memory are valid; None if they are undefined.
         outer_at: The same for the outer optimizer's state; None if it is not in memory.
+        outer_sums: For every shard, a checksum of that state in memory, if it is published encoded, so that ``rests`` does not
+            show whether memory has changed; otherwise None.
         unfinished: The record of the state that is being published (gather only).
         clipped: The last sync whose contributions this life has clipped, and how; see :attr:`.SyncReport.clipped`.
         format: The format of contributions to the fragment.
@@ -47,10 +50,12 @@ class Progress:
     commit: Commit | None = None
     unfinished: Done | None = None
     clipped: tuple[int, tuple[Clipped, ...]] = (0, ())
+    outer_sums: list[int | None] = field(init=False)
     format: DeltaFormat = field(init=False)
 
     def __post_init__(self) -> None:
         self.format = DeltaFormat(self.job)
+        self.outer_sums = [None] * self.job.layout.shards
 
     @classmethod
     def empty(cls, job: ResumableJob) -> Progress:
@@ -72,12 +77,21 @@ class Progress:
             done.commit,
         )
 
+    def expected(self, number: int) -> Sums:
+        """The checksums of a shard's file that the record of this state names, in a life that was made by :meth:`recorded`."""
+        rest = self.rests[number]
+        assert rest is not None
+        return Sums(self.sums[number], rest)
+
     def done(self) -> Done | None:
         """The record of this state; None if some of its fields are not in memory."""
         rests = [rest for rest in self.rests if rest is not None]
         if self.commit is None or len(rests) != len(self.sums):
             return None
-        return Done(self.sync, self.commit.fragment, tuple(self.sums), tuple(rests), self.commit)
+        full = publishes_whole(self.job, self.sync)
+        return Done(
+            self.sync, self.commit.fragment, tuple(self.sums), tuple(rests), self.commit, full
+        )
 
     @property
     def digest(self) -> str:
@@ -102,7 +116,7 @@ class Progress:
         """Drop a shard's outer state, because another replica has updated it or it has to be read again."""
         # This is done even if outer_at says that there is none: a load that failed may have left some.
         self.job.forget_outer(self.job.layout.chunks(shard, chunk_bytes))
-        self.outer_at[shard] = None
+        self.outer_at[shard] = self.outer_sums[shard] = None
 
 
 def published_shard(
@@ -113,19 +127,20 @@ def published_shard(
     def section_seed(*section: object) -> int:
         return published_seed(job.fingerprint, origin, sync, *section)
 
+    if sync and job.coded is not None:
+        full = publishes_whole(job, sync)
+        return CodedShard(job, number, section_seed, chunk_bytes, job.coded, full=full)
     return Shard(job, number, section_seed, chunk_bytes)
+
+
+def publishes_whole(job: ResumableJob, sync: int) -> bool:
+    """Whether the files of a fragment's state after a sync hold all values; see :func:`.._records._rules.is_whole`."""
+    return job.coded is None or is_whole(sync, job.coded.full.fragments, job.coded.full.every)
 
 
 def published_seed(fingerprint: str, origin: str, sync: int, *section: object) -> int:
     """Seed of a checksum in a published shard; ``origin`` is as for :func:`published_shard`."""
     return seed(fingerprint, origin, sync, *section)
-
-
-def not_as_recorded(origin: str) -> CorruptedObjectError:
-    """The error for an object that is undamaged, but is not the one that its record describes."""
-    return CorruptedObjectError(
-        f"{origin} is not what the record of its state says: its checksums are different"
-    )
 
 
 def layout_bytes(layout: Layout) -> int:

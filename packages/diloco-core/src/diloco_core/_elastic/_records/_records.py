@@ -205,6 +205,8 @@ class Done:
         sums: Checksums of the shards' values.
         rests: Checksums of everything else in the shards' files.
         commit: The record of the sync, so that it can be written again; None for the initial state.
+        full: Whether the files of the shards hold all values, or only how the sync has changed them. The record says so only in
+            the latter case.
     """
 
     sync: int
@@ -212,6 +214,7 @@ class Done:
     sums: tuple[int, ...]
     rests: tuple[int, ...]
     commit: Commit | None
+    full: bool = True
 
     @property
     def run(self) -> str:
@@ -230,6 +233,7 @@ class Done:
         fields = {
             "sync": self.sync,
             "fragment": self.fragment,
+            **({} if self.full else {"full": False}),
             "sums": hexadecimal(self.sums),
             "rests": hexadecimal(self.rests),
             "commit_digest": digest(self.commit.to_json()),
@@ -245,7 +249,8 @@ class Done:
             CorruptedObjectError: The data is not the record of this state as it was written.
             FormatError: Another version has written it.
         """
-        fields = Fields(unseal("done", done_key(sync, fragment), data, origin), origin)
+        record = unseal("done", done_key(sync, fragment), data, origin)
+        fields = Fields(record, origin)
         fields.agree("sync", sync)
         fields.agree("fragment", fragment)
         commit = Commit.from_fields(fields.part("commit"), sync)
@@ -255,7 +260,10 @@ class Done:
             raise fields.wrong(
                 "the record of the sync inside it is not the one for which it was written"
             )
-        return cls(sync, fragment, _sums(fields, "sums"), _sums(fields, "rests"), commit)
+        sums, rests = _sums(fields, "sums"), _sums(fields, "rests")
+        return cls(
+            sync, fragment, sums, rests, commit, "full" not in record or fields.truth("full")
+        )
 
 
 def of_run(record: T, run: str, origin: str) -> T:

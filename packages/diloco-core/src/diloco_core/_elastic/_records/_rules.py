@@ -12,7 +12,7 @@ from ..._arithmetic._rate import Rate, chosen
 from ._keys import Delta, Hint, Wish
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Iterable, Mapping
+    from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 
     from ._records import Rollback
 
@@ -177,6 +177,82 @@ def newest_done(listing: Iterable[str], fragments: int) -> list[int]:
     return [max(states, default=0) for states in done_states(listing, fragments)]
 
 
+def is_whole(sync: int, fragments: int, every: int) -> bool:
+    """Whether the published state after a sync holds all values of its fragment, and not only how the sync has changed them.
+
+    Args:
+        sync: The sync; 0 for the initial state.
+        fragments: How many fragments are synced in turn.
+        every: Every so many syncs of a fragment its values are published whole; 1 unless the state is published encoded.
+    """
+    return not sync or ((sync - 1) // fragments + 1) % every == 0
+
+
+def made_of(
+    sync: int, index: int, fragments: int, every: int, rollbacks: Collection[Rollback] = ()
+) -> list[int]:
+    """The syncs whose published objects make a fragment's state, in order: the newest whole one, and the changes since.
+
+    A life can start only from a whole state, and has to add every change after it that still counts.
+
+    Args:
+        sync: The sync after which the fragment has that state, which counts; 0 for the initial state.
+        index: Index of the fragment.
+        fragments: How many fragments are synced in turn.
+        every: As for :func:`is_whole`.
+        rollbacks: The rollbacks that are known.
+    """
+    syncs: list[int] = []
+    for number in range(sync, 0, -fragments):
+        if number == sync or in_force(number, index, rollbacks):
+            syncs.append(number)
+            if is_whole(number, fragments, every):
+                return syncs[::-1]
+    return [0, *syncs[::-1]]
+
+
+def newest_whole(
+    listing: Iterable[str], fragments: int, every: int, rollbacks: Collection[Rollback] = ()
+) -> list[int]:
+    """For every fragment, the newest sync whose state is complete and whole; 0 for the initial state."""
+    return [
+        max((sync for sync in states if is_whole(sync, fragments, every)), default=0)
+        for states in done_states(listing, fragments, rollbacks)
+    ]
+
+
+def states_kept_from(
+    listing: Iterable[str],
+    fragments: int,
+    kept: Sequence[int],
+    *,
+    every: int,
+    rollback: int = 0,
+) -> list[int]:
+    """For every fragment, the newest complete state that is whole and not newer than the one that must stay.
+
+    What must stay is made of this one and of the changes since. It is 0 if there is none after the newest rollback.
+
+    Args:
+        listing: Keys under ``state/``.
+        fragments: How many fragments there are.
+        kept: What :func:`kept_from` returned.
+        every: As for :func:`is_whole`.
+        rollback: Number of the newest rollback.
+    """
+    return [
+        max(
+            (
+                sync
+                for sync in states
+                if rollback < sync <= newest and is_whole(sync, fragments, every)
+            ),
+            default=0,
+        )
+        for states, newest in zip(done_states(listing, fragments), kept, strict=True)
+    ]
+
+
 def kept_from(listing: Iterable[str], fragments: int, *, last: int, rollback: int = 0) -> list[int]:
     """For every fragment, the sync of the older of its two newest complete states, from which the newest could be made again.
 
@@ -195,10 +271,11 @@ def collectable(
     keys: Iterable[str],
     *,
     last: int,
-    kept: list[int],
+    kept: Sequence[int],
     retention: int,
     keep_deltas: bool,
     initial: str,
+    states_kept: Sequence[int] | None = None,
 ) -> list[str]:
     """The keys that no life can need any more. What is not needed now will never be needed again, so deleting late is safe.
 
@@ -211,7 +288,10 @@ def collectable(
         retention: How many syncs a life may lag behind without reloading.
         keep_deltas: Whether a life that lags behind needs contributions too (gather), and not just published shards.
         initial: Nonce of the initial state.
+        states_kept: For every fragment, the first of the syncs whose objects that state is made of; see
+            :func:`states_kept_from`. Left out, every state is whole.
     """
+    states_kept = kept if states_kept is None else states_kept
     unneeded = []
     for key in keys:
         payload = Delta.parse(key) or Hint.parse(key) or Wish.parse(key)
@@ -223,10 +303,12 @@ def collectable(
                 unneeded.append(key)
         elif state:
             sync, fragment = int(state[1]), int(state[2])
-            if fragment < len(kept) and sync < kept[fragment] and sync <= last - retention:
+            oldest = states_kept[fragment] if fragment < len(states_kept) else 0
+            if sync < min(oldest, last - retention + 1):
                 unneeded.append(key)
         elif initial_shard and last >= retention:
             fragment = int(initial_shard[2])
-            if initial_shard[1] != initial or (fragment < len(kept) and kept[fragment] > 0):
+            oldest = states_kept[fragment] if fragment < len(states_kept) else 0
+            if initial_shard[1] != initial or oldest > 0:
                 unneeded.append(key)
     return unneeded

@@ -12,10 +12,10 @@ from typing import TYPE_CHECKING
 
 from ..._arithmetic._sharded import adopt_shard
 from ..._errors import CorruptedObjectError
-from ..._wire._published import shard_metadata
-from .._life._progress import Progress, not_as_recorded
+from ..._wire._published import as_recorded, shard_metadata
+from .._life._progress import Progress
 from .._records._keys import Delta, commit_key, commit_sync, deltas
-from .._records._rules import newest_done
+from .._records._rules import newest_whole
 from .._repair import computed_otherwise
 
 if TYPE_CHECKING:
@@ -95,8 +95,10 @@ def take_from_memory(
 
 def _is_collected(life: Life, index: int) -> bool:
     """Whether the initial state of a fragment was deleted by rule, because nothing can be computed from it any more."""
-    if newest_done(life.store.list("state/"), len(life.fragments))[index]:
+    if newest_whole(life.store.list("state/"), len(life.fragments), life.whole_every)[index]:
         return True
+    if life.whole_every > 1:
+        return False  # contributions are deleted when any newer state is complete, and this one when a whole one is
     first_sync = index + 1
     return life.store.get(commit_key(first_sync)) is not None and not any(
         map(Delta.parse, life.store.list(deltas(first_sync)))
@@ -106,11 +108,11 @@ def _is_collected(life: Life, index: int) -> bool:
 def _check_or_write(life: Life, index: int, number: int, fresh: Progress) -> None:
     """Check the file of a shard; if it is damaged or gone, write it again from memory."""
     shard, key = life.shard(0, index, number), life.key(0, index, number)
-    expected = fresh.sums[number], fresh.rests[number]
+    expected = fresh.expected(number)
 
     def check(reader: ObjectReader) -> bool:
-        if shard.check(reader, life.origin(key), life.scratch, whole=True) != expected:
-            raise not_as_recorded(life.origin(key))
+        sums = shard.check(reader, life.origin(key), life.scratch, whole=True)
+        as_recorded(sums, expected, life.origin(key))
         return True
 
     damage: object = f"{life.origin(key)} is gone"

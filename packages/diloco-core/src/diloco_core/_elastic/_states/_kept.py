@@ -28,7 +28,7 @@ _log = logging.getLogger("diloco_core")
 
 
 def keep(life: Life, index: int, sync: int) -> bool:
-    """Copy a fragment's state. Returns False if a part of it is already gone or damaged."""
+    """Copy all that a fragment's state is made of. Returns False if a part of it is already gone or damaged."""
     for key in _keys(life, index, sync):
         data = _verified(life, key, key)
         if data is None:
@@ -64,7 +64,7 @@ def forget_kept(life: Life, needed_from: Sequence[int]) -> None:
 
     Args:
         life: The life.
-        needed_from: What :func:`._rules.kept_from` returned.
+        needed_from: What :func:`._rules.states_kept_from` returned.
     """
     unneeded = [
         key
@@ -81,9 +81,9 @@ def _copies(life: Life) -> list[str]:
 
 
 def _keys(life: Life, index: int, sync: int) -> list[str]:
-    keys = [
-        life.key(sync, index, number) for number in range(life.fragments[index].job.layout.shards)
-    ]
+    """The keys of all that a fragment's state after a sync is made of."""
+    shards = range(life.fragments[index].job.layout.shards)
+    keys = [life.key(part, index, shard) for part in life.made_of(sync, index) for shard in shards]
     return [*keys, done_key(sync, index)] if sync else keys
 
 

@@ -9,7 +9,7 @@ from ..._errors import CorruptedObjectError
 from ..._store._ahead import open_ahead
 from ..._store._api import ReadsAhead
 from ..._store._reread import read_again
-from .._life._progress import Progress, not_as_recorded
+from .._life._progress import Progress
 from .._records._keys import commit_key, commit_sync, done_key
 from .._records._rules import newest_done
 from .._repair import read_commit, read_done
@@ -17,8 +17,11 @@ from .._round._reload import Reload
 from ._history import History, close_gaps
 from ._initial import shards_in_memory, shards_to_look_at, take_from_memory
 from ._kept import bring_back, mend_from_copies
+from ._values import read_values
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from ..._store._api import ObjectReader
     from .._life._life import Life
 
@@ -191,53 +194,76 @@ def _load_fragment(life: Life, index: int, sync: int) -> str | Reload | None:
             f"{life.origin(done_key(sync, index))} names {len(done.sums)} shards, but fragment {index} has {shards}"
         )
     fresh = Progress.recorded(job, done)
-    numbers = {life.key(sync, index, number): number for number in range(shards)}
-    listing = life.store.list(f"{next(iter(numbers)).rpartition('/')[0]}/")
+    parts = life.made_of(sync, index)
+    # The files of a shard one after another, since each changes the values of the one before.
+    files = {
+        life.key(part, index, number): (part, number) for number in range(shards) for part in parts
+    }
+    listing: dict[str, int] = {}
+    for folder in dict.fromkeys(key.rpartition("/")[0] for key in files):
+        listing.update(life.store.list(f"{folder}/"))
 
     def announce(key: str, reader: ObjectReader) -> None:
         if life.gather and sync:
             if isinstance(reader, ReadsAhead):
                 reader.expect(0, reader.size)
         else:
-            life.shard(sync, index, numbers[key]).announce(reader, life.origin(key))
+            part, number = files[key]
+            life.shard(part, index, number).announce_load(reader, life.origin(key))
 
-    in_memory = set() if sync else shards_in_memory(life, index, done)
-    to_check = shards_to_look_at(life, in_memory) if in_memory else set()
-    for key, number in numbers.items():
+    for number in range(shards):
         life.fragments[index].forget_outer(number, life.chunk_bytes)
-        if number in in_memory:
-            if not take_from_memory(life, index, number, fresh, listing, look=number in to_check):
-                return key
-            fresh.values_at[number] = sync
-    sizes = {key: listing.get(key) for key, number in numbers.items() if number not in in_memory}
+    in_memory: set[int] = set()
+    if not parts[0]:
+        initial = life.manifest.done(index)
+        in_memory = shards_in_memory(life, index, initial)
+        to_check = shards_to_look_at(life, in_memory) if in_memory else set()
+        beginning = Progress.recorded(job, initial)
+        for number in sorted(in_memory):
+            look = number in to_check
+            if not take_from_memory(life, index, number, beginning, listing, look=look):
+                return life.key(0, index, number)
+    sizes = {
+        key: listing.get(key)
+        for key, (part, number) in files.items()
+        if part or number not in in_memory
+    }
     with open_ahead(life.store.store, sizes, announce) as readers:
-        for key, reader in zip(sizes, readers, strict=True):
-            if not _load_shard(life, fresh, index, numbers[key], key, reader):
-                return key
-            fresh.values_at[numbers[key]] = sync
+        for number in range(shards):
+            begun = number in in_memory
+            opened = [None if begun and not part else next(readers) for part in parts]
+            missing = _load_shard(life, fresh, index, number, opened, begun=begun)
+            if missing is not None:
+                return missing
     life.standing.hold(index, fresh)
     return None
 
 
 def _load_shard(
-    life: Life, fresh: Progress, index: int, number: int, key: str, opened: ObjectReader | None
-) -> bool:
-    """Load a shard. Returns False if it was deleted in the meantime."""
-    shard = life.shard(fresh.sync, index, number)
-    expected = fresh.sums[number], fresh.rests[number]
+    life: Life,
+    fresh: Progress,
+    index: int,
+    number: int,
+    opened: Sequence[ObjectReader | None],
+    *,
+    begun: bool,
+) -> str | None:
+    """Load a shard. Returns the key of a file that is missing, such as one that was deleted in the meantime."""
+    if not (life.gather and fresh.sync):
+        return read_values(life, fresh, index, number, opened, begun=begun)
+    shard, key = life.shard(fresh.sync, index, number), life.key(fresh.sync, index, number)
+    expected, (already_open,) = fresh.expected(number), opened
 
     def use(reader: ObjectReader) -> bool:
         life.traffic.received += reader.size
-        if life.gather and fresh.sync:
-            fresh.job.install_outer(*shard.outer_state(reader, life.origin(key), expected[1]))
-            fresh.outer_at[number] = fresh.sync
-        if shard.adopt(reader, life.origin(key), life.scratch) != expected:
-            raise not_as_recorded(life.origin(key))
+        fresh.job.install_outer(*shard.outer_state(reader, life.origin(key), expected.rest))
+        shard.load(reader, life.origin(key), life.scratch, expected)
+        fresh.values_at[number] = fresh.outer_at[number] = fresh.sync
         return True
 
     def read() -> bool:
-        nonlocal opened  # used by the first attempt only
-        already_open, opened = opened, None
-        return life.store.read(key, use, already_open) or False
+        nonlocal already_open  # used by the first attempt only
+        reader, already_open = already_open, None
+        return life.store.read(key, use, reader) or False
 
-    return read_again(life.timing, read)
+    return None if read_again(life.timing, read) else key

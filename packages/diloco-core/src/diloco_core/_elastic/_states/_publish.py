@@ -11,9 +11,10 @@ from ..._store._parallel import in_parallel
 from ..._store._reread import read_again
 from ..._store._transfer import CONNECTIONS
 from ..._wire._published import shard_metadata
+from .._life._progress import publishes_whole
 from .._records._keys import done_key
 from .._records._records import Done
-from .._records._rules import collectable, kept_from, newest_done
+from .._records._rules import collectable, kept_from, newest_done, states_kept_from
 from .._repair import check_shard, readable_done, rewrite_shard
 from ._kept import forget_kept
 from ._publications import Publications
@@ -101,17 +102,20 @@ def collect(life: Life) -> None:
     """Delete what no life can need any more."""
     states = life.store.list("state/")
     keys = [*life.store.list("deltas/"), *states]
-    kept = kept_from(states, len(life.fragments), last=life.sync, rollback=life.rollback)
-    recent = life.manifest.retention + len(life.fragments) * life.manifest.publish_every * 3
+    count, every = len(life.fragments), life.whole_every
+    kept = kept_from(states, count, last=life.sync, rollback=life.rollback)
+    states_kept = states_kept_from(states, count, kept, every=every, rollback=life.rollback)
+    recent = life.manifest.retention + count * max(life.manifest.publish_every, every) * 3
     # After that only now and then, for objects that had to stay so long or were left by a life that died.
     if life.sync - life.rollback <= recent or life.sync % LOOK_AGAIN == 0:
         keys += life.store.list("initial/")
         if life.rollback:
-            forget_kept(life, kept)
+            forget_kept(life, states_kept)
     unneeded = collectable(
         keys,
         last=life.sync,
         kept=kept,
+        states_kept=states_kept,
         retention=life.manifest.retention,
         keep_deltas=life.gather,
         initial=life.manifest.initial,
@@ -186,6 +190,7 @@ def _own_done(
         tuple(progress.sums),
         tuple(rest for rest in rests if rest is not None),
         commit,
+        publishes_whole(progress.job, commit.sync),
     )
 
 

@@ -170,8 +170,12 @@ def _is_whole(life: Life, index: int, sync: int, recorded: set[int]) -> bool | R
         if done is None:
             return False
         for number in range(life.fragments[index].job.layout.shards):
-            if check_shard(life, sync, index, number) != (done.sums[number], done.rests[number]):
-                return False
+            for part in life.made_of(sync, index):
+                sums = check_shard(life, part, index, number)
+                if sums is None or (
+                    part == sync and sums != (done.sums[number], done.rests[number])
+                ):
+                    return False
     except CorruptedObjectError as error:
         _log.error(
             "rank %d: the state of fragment %d after sync %d is damaged: %s",

@@ -66,7 +66,7 @@ class Adoption:
         """Adopt the sync; afterwards memory and store agree.
 
         Returns:
-            ``Reload`` if contributions are gone because a newer state is complete.
+            ``Reload`` if contributions are gone because a newer state is complete, or memory does not hold what it should.
 
         Raises:
             CorruptedObjectError: Contributions are gone or damaged, and there is no newer state.
@@ -110,12 +110,11 @@ class Adoption:
                 if isinstance(decision, Adopt):
                     arrived = adopt_listed(self._result, published)
                 elif isinstance(decision, Compute):
-                    computed = self._stand_in(decision.shards)
-                    if isinstance(computed, Reload):
-                        return computed
-                    arrived = computed
+                    arrived = self._stand_in(decision.shards)
                 else:
                     break
+                if isinstance(arrived, Reload):
+                    return arrived
                 missing = [shard for shard in missing if shard not in arrived]
                 readable = self._unreadable is None
                 pending = Pending(tuple(missing), (), pending.arrived or bool(arrived), readable)

@@ -10,13 +10,13 @@ from ..._arithmetic._weights import shares
 from ..._errors import CorruptedObjectError, ObjectNotFoundError, StoreUnavailableError
 from ..._store._patient import PAUSES
 from ..._wire._published import shard_metadata
-from .._records._rules import done_states, newest_done
+from .._records._rules import newest_done, newest_whole
 from .._repair import computed_otherwise, read_commit, rewrite_shard
 from .._round._reload import Reload, Why
 from .._round._shares import inputs_are_superseded
 from .._states._kept import bring_back
 from .._states._publications import Publications
-from ._held import begin_to_hold, hold, state_before
+from ._held import begin_to_hold, hold, note_outer, state_before
 from ._inputs import Inputs
 from ._published import adopt
 from ._result import Result
@@ -28,6 +28,10 @@ if TYPE_CHECKING:
     from ..._wire._published import Sums
     from .._life._life import Life
 
+_IF_ENCODED = (
+    " that does not need this one. If the run is going on, start this replica again when the values of the fragment have been "
+    "published whole once more (full_state_every)"
+)
 _log = logging.getLogger("diloco_core")
 
 
@@ -154,7 +158,7 @@ class Computation:
             shares=shares(self._job.weighting, [member.amount for member in self._commit.members]),
         )
         for shard in batch:
-            self._progress.outer_at[shard] = self._commit.sync
+            note_outer(self._life, self._progress, self._commit.fragment, shard, self._commit.sync)
 
     def _consider(
         self, error: StoreUnavailableError | CorruptedObjectError, pause: float | None
@@ -249,17 +253,44 @@ class Computation:
         def use() -> Reload | None:
             if created:
                 result.settle(shard, *written[-1])
-            elif adopt(result, shard):
-                pass  # another life was faster: there is only one version, and all lives take it
-            elif shard in result.damaged:
+                return None
+            # Another life was faster: there is only one version, and all lives take it.
+            if self._is_same(shard):
+                return None
+            outcome = adopt(result, shard)
+            if isinstance(outcome, Reload):
+                return outcome
+            if not outcome and shard in result.damaged:
                 return Computation(result, local=self._local).run([[shard]])
-            else:
+            if not outcome:
                 return self._look_again(
                     shard, f"{life.origin(result.key(shard))} existed, but has been deleted since"
                 )
             return None
 
         return publications.add(upload, use)
+
+    def _is_same(self, shard: int) -> bool:
+        """Whether another life has published an encoded shard with the values that this life has computed, which it keeps then.
+
+        So nothing has to be read from which the values before could be made, to which a published change is added.
+        """
+        life, result = self._life, self._result
+        if self._job.coded is None:
+            return False
+        key, stored = result.key(shard), result.shard(shard)
+        own_sums = stored.sums(shard_metadata(self._job, result.sync))
+
+        def read() -> Sums | None:
+            return life.store.read(key, lambda reader: stored.end(reader, life.origin(key)))
+
+        try:
+            same = life.again(read) == own_sums
+        except CorruptedObjectError:
+            return False  # reading it whole shows the same, and what is to be done then
+        if same:
+            result.settle(shard, *own_sums)
+        return same
 
     def _look_again(self, shard: int, missing: object) -> Reload | None:
         """Find out why something that the result is computed from is gone: the result is published, or a newer state is complete.
@@ -273,20 +304,27 @@ class Computation:
             CorruptedObjectError: There is neither.
         """
         life, result = self._life, self._result
-        if not life.gather and not result.mending and adopt(result, shard):
-            return None
+        adopted: bool | Reload = False
+        if not life.gather and not result.mending:
+            adopted = adopt(result, shard)
+        if adopted:
+            return adopted if isinstance(adopted, Reload) else None
         rollbacks = [rollback for rollback, _ in life.rollbacks]
-        complete = done_states(life.store.list("state/"), len(life.fragments), rollbacks)
-        newest = max(complete[result.index], default=0)
+        listing, count, every = life.store.list("state/"), len(life.fragments), life.whole_every
+        # A state that is not whole does not help: it is made of this result, too.
+        newest = newest_whole(listing, count, every, rollbacks)[result.index]
         if inputs_are_superseded(newest, result.sync, mending=result.mending):
             return Reload(Why.SUPERSEDED)
-        damaged = ""
+        damaged, reason = "", result.damaged.get(shard)
         if result.mending:
-            reason = life.damage.reasons[result.index].rstrip(".")
-            damaged = f"Its result is damaged as well: {reason}. "
+            reason = life.damage.reasons[result.index]
+        if reason is not None:
+            damaged = f"Its result is damaged as well: {reason.rstrip('.')}. "
+        elif result.sync < max(newest_done(listing, count)):
+            damaged = f"Its result {result.key(shard)} is gone as well. "
         raise CorruptedObjectError(
             f"sync {result.sync} in {life.store.uri} is decided, but something from which its result is computed is gone: "
-            f"{str(missing).rstrip('.')}. {damaged}No newer state is complete."
+            f"{str(missing).rstrip('.')}. {damaged}No newer state is complete{_IF_ENCODED if every > 1 else ''}."
         )
 
 

@@ -8,9 +8,12 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from .._life._progress import Progress, not_as_recorded
+from ..._errors import ObjectNotFoundError
+from ..._wire._published import shard_metadata
+from .._life._progress import Progress
 from .._records._rules import done_states
 from .._repair import readable_done
+from .._states._values import read_values
 
 if TYPE_CHECKING:
     from ..._store._api import ObjectReader
@@ -30,24 +33,34 @@ def begin_to_hold(life: Life, progress: Progress, number: int) -> bool:
 
 
 def hold(life: Life, progress: Progress, index: int, number: int, reader: ObjectReader) -> None:
-    """Read what memory lacks of a shard from its file.
+    """Read what memory lacks of a shard from its file, and from others that its values are made of.
 
     Raises:
         CorruptedObjectError: It is not what was published.
+        ObjectNotFoundError: Another file is gone.
     """
     sync, origin = progress.sync, life.origin(life.key(progress.sync, index, number))
-    stored, has_values = life.shard(sync, index, number), progress.values_at[number] == sync
+    stored = life.shard(sync, index, number)
     if sync:
         progress.job.install_outer(*stored.outer_state(reader, origin, progress.rests[number]))
-    if (
-        not has_values
-        and stored.adopt(reader, origin, life.scratch).values != progress.sums[number]
-    ):
-        raise not_as_recorded(origin)
-    layout = progress.job.layout
-    value_bytes = sum(map(layout.piece_bytes, layout.shard(number)))
-    life.traffic.received += reader.size - (value_bytes if has_values else 0)
-    progress.values_at[number] = progress.outer_at[number] = sync
+        life.traffic.received += stored.rest_bytes(reader.size)
+    if progress.values_at[number] != sync and life.made_of(sync, index) == [sync]:
+        stored.load(reader, origin, life.scratch, progress.expected(number))
+        life.traffic.received += reader.size - stored.rest_bytes(reader.size)
+        progress.values_at[number] = sync
+    elif progress.values_at[number] != sync:
+        missing = read_values(life, progress, index, number)
+        if missing is not None:
+            raise ObjectNotFoundError(f"{life.origin(missing)} is gone")
+    note_outer(life, progress, index, number, sync)
+
+
+def note_outer(life: Life, progress: Progress, index: int, number: int, sync: int) -> None:
+    """Note that memory holds the outer state of a shard after a sync, and how to see later whether it has changed there."""
+    progress.outer_at[number] = sync
+    if sync and progress.job.coded is not None:
+        shard = life.shard(sync, index, number)
+        progress.outer_sums[number] = shard.memory_sum(shard_metadata(progress.job, sync))
 
 
 def state_before(life: Life, index: int) -> Progress | None:

@@ -5,10 +5,12 @@ from __future__ import annotations
 import logging
 from typing import TYPE_CHECKING
 
-from ..._errors import CorruptedObjectError, ObjectNotFoundError
+from ..._errors import CorruptedObjectError, DivergedError, ObjectNotFoundError
 from ..._store._ahead import open_ahead
 from ..._store._reread import read_again
 from .._repair import check_shard
+from .._round._reload import Reload, Why
+from .._states._values import read_values
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -27,8 +29,8 @@ def listed(result: Result, shards: Iterable[int]) -> dict[int, int]:
     return {shard: listing[key] for key, shard in keys.items() if key in listing}
 
 
-def adopt_listed(result: Result, listing: dict[int, int]) -> list[int]:
-    """Adopt shards that :func:`listed` returned. Returns those that could be read."""
+def adopt_listed(result: Result, listing: dict[int, int]) -> list[int] | Reload:
+    """Adopt shards that :func:`listed` returned. Returns those that could be read; ``Reload`` as :func:`adopt` does."""
     life = result.life
     sizes = {result.key(shard): size for shard, size in listing.items()}
     numbers = dict(zip(sizes, listing, strict=True))
@@ -36,22 +38,39 @@ def adopt_listed(result: Result, listing: dict[int, int]) -> list[int]:
     def announce(key: str, reader: ObjectReader) -> None:
         result.shard(numbers[key]).announce(reader, life.origin(key))
 
+    adopted = []
     with open_ahead(life.store.store, sizes, announce) as readers:
-        return [
-            shard
-            for shard, reader in zip(listing, readers, strict=True)
-            if adopt(result, shard, reader)
-        ]
+        for shard, reader in zip(listing, readers, strict=True):
+            outcome = adopt(result, shard, reader)
+            if isinstance(outcome, Reload):
+                return outcome
+            if outcome:
+                adopted.append(shard)
+    return adopted
 
 
-def adopt(result: Result, shard: int, opened: ObjectReader | None = None) -> bool:
-    """Adopt a shard as it was published. Returns False if it is not published, or is damaged and has to be computed again."""
+def adopt(result: Result, shard: int, opened: ObjectReader | None = None) -> bool | Reload:
+    """Adopt a shard as it was published.
+
+    Returns:
+        False if it is not published, or is damaged and has to be computed again; ``Reload`` if the values in memory, to which a
+        published change is added, are not those that it belongs to.
+    """
     life, progress = result.life, result.progress
-    key = result.key(shard)
+    key, stored = result.key(shard), result.shard(shard)
+
+    if result.job.coded is not None and progress.values_at[shard] != result.previous:
+        # This life has begun to compute the shard, and a change can only be added to the values before.
+        try:
+            if read_values(life, progress, result.index, shard) is not None:
+                return False
+        except CorruptedObjectError as error:
+            return Reload(Why.DAMAGED, damage=error)
 
     def use(reader: ObjectReader) -> Sums:
-        progress.values_at[shard] = None
-        return result.shard(shard).adopt(reader, life.origin(key), life.scratch)
+        if result.job.coded is None:
+            progress.values_at[shard] = None
+        return stored.adopt(reader, life.origin(key), life.scratch)
 
     def read() -> Sums | None:
         nonlocal opened  # used by the first attempt only
@@ -73,10 +92,21 @@ def adopt(result: Result, shard: int, opened: ObjectReader | None = None) -> boo
         result.damaged[shard] = str(error)
         _log.error("rank %d: %s. It will be computed again.", life.rank, str(error).rstrip("."))
         return False
+    except DivergedError:
+        changed = CorruptedObjectError(
+            f"the global copy of fragment {result.job.name} has changed in memory since sync {result.previous}: with the change "
+            f"in {life.origin(key)}, it does not become what the owner of the shard holds"
+        )
+        _log.error(
+            "rank %d: %s. Reloading the published state. Check the memory of this machine.",
+            life.rank,
+            changed,
+        )
+        return Reload(Why.CHANGED, damage=changed)
     if sums is None:
         return False
     result.damaged.pop(shard, None)
     result.settle(shard, *sums)
     progress.forget_outer(shard, life.chunk_bytes)
-    life.traffic.received += sum(map(result.layout.piece_bytes, result.layout.shard(shard)))
+    life.traffic.received += stored.adopted_bytes
     return True

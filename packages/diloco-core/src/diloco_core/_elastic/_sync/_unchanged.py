@@ -1,12 +1,15 @@
-"""Whether the outer optimizer's state of a shard is still what was published when the shard is updated."""
+"""Whether what a shard is updated from is still what was published: its outer state, and values to which a change is added."""
 
 from __future__ import annotations
 
 import logging
 from typing import TYPE_CHECKING
 
+import xxhash
+
 from ..._errors import CorruptedObjectError
 from ..._wire._published import shard_metadata
+from ..._wire._sections import view
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -25,6 +28,8 @@ def watched(
 ) -> tuple[Source, Callable[[], None]]:
     """Check that the outer optimizer's state is still what was published. Only its owner can tell if it changed in memory.
 
+    So can it of the values, where state is published encoded.
+
     Its checksum is computed chunk by chunk, right before the update reads the chunk, so that the update finds it in the
     processor's cache.
 
@@ -38,14 +43,23 @@ def watched(
         chunk, which raises an error if the state has changed.
     """
     life, progress, previous = result.life, result.progress, result.previous
+    # What is published encoded is decoded in memory.
+    published = progress.rests if result.job.coded is None else progress.outer_sums
     sums = {
         shard: life.shard(previous, result.index, shard).summing(
             shard_metadata(result.job, previous)
         )
         for shard in shards
-        if previous and progress.rests[shard] is not None
+        if previous and published[shard] is not None
     }
-    if not sums:
+    # If state is published as it is, all replicas take whatever values the owner publishes. But a change is added to the values
+    # that each of them holds: if those of the owner were others, nobody would come to the sum that it publishes.
+    values = (
+        {}
+        if result.job.coded is None
+        else {shard: xxhash.xxh3_64(seed=_values_seed(result, shard)) for shard in shards}
+    )
+    if not sums and not values:
         return first, lambda: None
     # The chunks are read in this order; a chunk itself does not say to which shard it belongs.
     shard_of_chunk = (
@@ -56,19 +70,28 @@ def watched(
         shard = next(shard_of_chunk)
         if shard in sums:
             sums[shard][0](piece)
+        if shard in values:
+            values[shard].update(view(result.job.published(piece)))
         return first(piece, out)
 
     def unchanged() -> None:
         for shard, (_, total) in sums.items():
-            if total() != progress.rests[shard]:
-                raise _changed_in_memory(result, shard)
+            if total() != published[shard]:
+                raise _changed_in_memory(result, shard, "outer optimizer's state")
+        for shard, digest in values.items():
+            if digest.intdigest() != progress.sums[shard]:
+                raise _changed_in_memory(result, shard, "global copy")
 
     return summed, unchanged
 
 
-def _changed_in_memory(result: Result, shard: int) -> CorruptedObjectError:
+def _values_seed(result: Result, shard: int) -> int:
+    return result.life.shard(result.previous, result.index, shard).values().seed
+
+
+def _changed_in_memory(result: Result, shard: int, what: str) -> CorruptedObjectError:
     error = CorruptedObjectError(
-        f"the outer optimizer's state of shard {shard} of fragment {result.job.name} has changed in memory since sync "
+        f"the {what} of shard {shard} of fragment {result.job.name} has changed in memory since sync "
         f"{result.previous}: it is not what was published"
     )
     _log.error(

@@ -1,0 +1,167 @@
+"""The states of a simulated run with encoded state, computed once more from what its store was given, and from nothing else."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+import torch
+
+from .._arithmetic._clip import Clipping
+from .._arithmetic._coded import CodedUpdates
+from .._arithmetic._layout import CHUNK_BYTES
+from .._arithmetic._reduction import reduce_shards
+from .._arithmetic._sharded import Scratch
+from .._arithmetic._weights import shares
+from .._elastic._life._progress import published_shard, publishes_whole
+from .._elastic._records._delta import DeltaFormat
+from .._elastic._records._keys import MANIFEST, shard_key
+from .._elastic._records._manifest import Manifest
+from .._elastic._records._records import Rollback
+from .._elastic._states._kept import InMemory
+from .._wire._published import shard_metadata
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from .._arithmetic._layout import Piece
+    from .._arithmetic._sharded import Source
+    from .._elastic._records._delta import DeltaReader
+    from .._elastic._records._keys import Delta
+    from .._elastic._records._records import Commit
+    from .._outer._fragment import Fragment
+    from ._store import SimulatedStore
+
+
+@dataclass(slots=True)
+class Recomputed:
+    """What :func:`recompute` has found.
+
+    Attributes:
+        values: For every sync, the values of all fragments after it, if they are known.
+        wrong: Published shards that are not what follows from the objects before them.
+    """
+
+    values: dict[int, list[torch.Tensor]] = field(default_factory=dict)
+    wrong: list[str] = field(default_factory=list)
+
+
+def recompute(
+    store: SimulatedStore, log: Sequence[Commit | Rollback], fragments: Sequence[Fragment]
+) -> Recomputed:
+    """Compute every published shard again from the state before it and the contributions, as they were published.
+
+    So no life has used anything that is not in the store, such as values or residuals that only it knew: a shard that is made
+    again, by whomever and however late, has the same bytes.
+
+    Args:
+        store: The store, which remembers what was written to it. What was written elsewhere, to a store of which it is a copy, is
+            not known; then values are known again from the next whole state on.
+        log: The log of the run.
+        fragments: Fragments of a replica that has ended. What they hold is replaced.
+    """
+    manifest = Manifest.from_json(store.decided[MANIFEST], MANIFEST)
+    found = Recomputed()
+    now = [0] * len(fragments)  # the last sync of every fragment
+    values: dict[tuple[int, int], list[torch.Tensor]] = {}  # by sync and fragment
+    for index, fragment in enumerate(fragments):
+        fragment.attach()
+        fragment.begin()
+        if _load_whole(store, manifest, 0, index, fragment):
+            values[0, index] = [copy.clone() for copy in fragment.copy]
+    for record in log:
+        if isinstance(record, Rollback):
+            now = list(record.states)
+        else:
+            index, before = record.fragment, now[record.fragment]
+            fragment, now[index] = fragments[index], record.sync
+            inputs = [member.key for member in record.members]
+            inputs += _keys(manifest, before, index, fragment) if before else []
+            known = (before, index) in values and store.contents.keys() >= set(inputs)
+            if known:
+                for copy, value in zip(fragment.copy, values[before, index], strict=True):
+                    copy.copy_(value)
+                found.wrong += _wrong_shards(store, manifest, record, before, fragment)
+            if known or _load_whole(store, manifest, record.sync, index, fragment):
+                values[record.sync, index] = [copy.clone() for copy in fragment.copy]
+        if all((sync, index) in values for index, sync in enumerate(now)):
+            found.values[record.sync] = [
+                copy for index, sync in enumerate(now) for copy in values[sync, index]
+            ]
+    return found
+
+
+def _keys(manifest: Manifest, sync: int, index: int, fragment: Fragment) -> list[str]:
+    shards = range(fragment.layout.shards)
+    return [shard_key(sync, index, number, manifest.initial) for number in shards]
+
+
+def _load_whole(
+    store: SimulatedStore, manifest: Manifest, sync: int, index: int, fragment: Fragment
+) -> bool:
+    """Load the values of a state if it is whole and was written here."""
+    keys = _keys(manifest, sync, index, fragment)
+    if not (publishes_whole(fragment, sync) or not sync) or not store.contents.keys() >= set(keys):
+        return False
+    origin = manifest.run() if sync else manifest.initial
+    for number, key in enumerate(keys):
+        shard = published_shard(fragment, sync, number, origin, CHUNK_BYTES)
+        shard.load(InMemory(store.contents[key], key), key, Scratch(CHUNK_BYTES))
+    return True
+
+
+def _wrong_shards(
+    store: SimulatedStore, manifest: Manifest, commit: Commit, before: int, fragment: Fragment
+) -> list[str]:
+    """Compute all shards of a sync. Returns what is wrong with those that were published."""
+    assert fragment.coded is not None
+    run, wrong = manifest.run(), []
+    numbers = range(fragment.layout.shards)
+    # Nothing of an earlier sync is left, wherever it may be kept.
+    fragment.coded = CodedUpdates(fragment.coded.codec, fragment.coded.full)
+    fragment.rate = commit.rate
+    readers = [_reader(store, fragment, member, numbers) for member in commit.members]
+    sources = [_source(reader) for reader in readers]
+    if fragment.clip:
+        clipping = Clipping(fragment, [reader.norms() for reader in readers])
+        sources = [clipping.clipped(place, source) for place, source in enumerate(sources)]
+    for number in numbers:
+        fragment.forget_outer(fragment.layout.chunks(number, CHUNK_BYTES))
+        if before:
+            key = shard_key(before, commit.fragment, number, manifest.initial)
+            stored = published_shard(fragment, before, number, run, CHUNK_BYTES)
+            fragment.install_outer(*stored.outer_state(InMemory(store.contents[key], key), key))
+        reduce_shards(
+            fragment,
+            [number],
+            sources,
+            CHUNK_BYTES,
+            Scratch(CHUNK_BYTES),
+            sync=commit.sync,
+            everything=True,
+            shares=shares(fragment.weighting, [member.amount for member in commit.members]),
+        )
+        shard = published_shard(fragment, commit.sync, number, run, CHUNK_BYTES)
+        parts = shard.parts(shard_metadata(fragment, commit.sync))
+        content = b"".join(map(bytes, parts))
+        key = shard_key(commit.sync, commit.fragment, number, manifest.initial)
+        if store.contents.get(key, content) != content:
+            wrong.append(
+                f"{key} is not what follows from the state before it and the contributions"
+            )
+    return wrong
+
+
+def _reader(
+    store: SimulatedStore, fragment: Fragment, member: Delta, numbers: range
+) -> DeltaReader:
+    data = InMemory(store.contents[member.key], member.key)
+    return DeltaFormat(fragment).reader(member, data, numbers, member.key)
+
+
+def _source(reader: DeltaReader) -> Source:
+    def read(piece: Piece, out: torch.Tensor) -> torch.Tensor:  # noqa: ARG001 - the signature of a source
+        reader.read(out)
+        return out
+
+    return read

@@ -1,0 +1,341 @@
+"""Elastic runs whose state is published encoded: joining, repairing and going back, where most states are only changes."""
+
+import copy
+import logging
+
+import pytest
+import torch
+from damage_lab import flip, late_bit
+from rollback_lab import rollbacks_in
+
+from diloco_core import CorruptedObjectError, Elastic
+from diloco_core._elastic._records._keys import done_key, shard_key
+from diloco_core._elastic._records._records import Done
+from diloco_core._elastic._records._rules import made_of
+from diloco_core._elastic._states import _load
+from diloco_core._wire._coded import CodedShard, EncodedUpdate
+from diloco_core.testing import (
+    Fault,
+    Schedule,
+    SimulatedStore,
+    SimulatedTraining,
+    broken_promises,
+    simulate,
+    violations,
+)
+
+_SETTINGS = Elastic(2, grace=8.0, topology="sharded")
+
+
+def _training(syncs, every=3, before=None, **options):
+    torch.set_num_threads(1)
+    return SimulatedTraining(
+        syncs,
+        (70, 40),
+        state_codec="e2m1",
+        full_state_every=every,
+        salts=dict(before.salts) if before else {},
+        **options,
+    )
+
+
+def _run(training, store, ranks=2, settings=_SETTINGS, faults=(), seed=0, **options):
+    broken = []
+    store.after_delete = lambda keys: broken.extend(broken_promises(store, keys))
+    starts = options.pop("starts", ())
+    schedule = Schedule(ranks, seed, starts, faults, restart_after=1.0, latency=0.01)
+    outcome = simulate(training, schedule, settings, store=store, **options)
+    return outcome, [*violations(outcome, training), *broken]
+
+
+@pytest.fixture(scope="module")
+def stopped():
+    """A run that has ended after ten syncs: those of fragment 0 are 1, 3, 5, 7 and 9, and 5 is whole; of fragment 1, 6 is."""
+    training, store = _training(9), SimulatedStore()
+    _, wrong = _run(training, store)
+    assert wrong == []
+    return training, store
+
+
+def _resumed(stopped, damage, syncs=12, resume=True, **options):
+    before, original = stopped
+    store = copy.deepcopy(original)
+    damage(store)
+    training = _training(syncs, before=before)
+    settings = Elastic(2, grace=8.0, topology="sharded", resume=resume)
+    outcome, wrong = _run(training, store, settings=settings, seed=1, **options)
+    # What was removed here may still be missing when the run first deletes something.
+    return outcome, [what for what in wrong if "needs it" not in what], store
+
+
+def _in_update(data):
+    """The same bytes but for one bit of the change, of a state that is not whole."""
+    return flip(data, 8 * (len(data) - 45))
+
+
+def test_what_is_kept_and_what_the_records_say(stopped):
+    _, store = stopped
+    states = {key.split("/")[1]: key for key in store.objects if key.startswith("state/")}
+    # The two newest of each can be made.
+    assert sorted(map(int, states)) == [5, 6, 7, 8, 9, 10]
+    for sync in range(5, 11):
+        index = (sync - 1) % 2
+        done = Done.from_json(store.objects[done_key(sync, index)], sync, index, "")
+        assert done.full == (sync in (5, 6))
+        assert (b'"values.0"' in store.objects[shard_key(sync, index, 1, "")]) == done.full
+    assert not any(
+        key.startswith(("initial/", "deltas/00000005", "deltas/00000007")) for key in store.objects
+    )
+
+
+def test_a_replica_that_comes_late_starts_from_a_whole_state(monkeypatch):
+    """And adds what has changed since; it never reads values from a state that has none."""
+    loaded = []
+    load = CodedShard.load
+
+    def watched(self, reader, origin, scratch, expected=None):
+        loaded.append((origin.split("/")[-2], self._full))
+        return load(self, reader, origin, scratch, expected)
+
+    monkeypatch.setattr(CodedShard, "load", watched)
+    for start in (14.0, 20.5):
+        loaded.clear()
+        training = _training(14)
+        outcome, wrong = _run(training, SimulatedStore(), 3, starts=[0.0, 0.0, start])
+        assert wrong == []
+        assert len(outcome.results) == 3
+        syncs = [int(sync) for sync, _ in loaded]
+        assert syncs
+        for index in range(2):
+            own = sorted({sync for sync in syncs if (sync - 1) % 2 == index})
+            assert own == [sync for sync in made_of(max(own), index, 2, 3) if sync]
+        assert any(not full for _, full in loaded)
+
+
+@pytest.mark.parametrize("sync", [9, 10])
+@pytest.mark.parametrize("how", ["header", "outer state", "update", "cut", "gone"])
+def test_the_newest_change_is_made_again_with_the_same_bytes(stopped, sync, how, caplog):
+    key = shard_key(sync, (sync - 1) % 2, 1, "")
+    whole = stopped[1].objects[key]
+
+    def damage(store):
+        header = 8 + int.from_bytes(whole[:8], "little")
+        damaged = {
+            "header": flip(whole, 80),
+            "outer state": flip(whole, 8 * header + 9),
+            "update": _in_update(whole),
+            "cut": whole[:-30],
+        }
+        store.remove(key) if how == "gone" else store.damage(key, damaged[how])
+
+    outcome, wrong, store = _resumed(stopped, damage, syncs=10, most_lives=1)
+    assert wrong == []
+    assert outcome.errors() == {}
+    assert store.objects[key] == whole
+    assert f"writing {key} again with the same content" in caplog.text
+
+
+def test_a_whole_state_is_made_again_from_the_changes_before_it(stopped):
+    """It is the newest of its fragment here; what came before is still there."""
+    training, store = _training(5), SimulatedStore()
+    _, wrong = _run(training, store)
+    assert wrong == []
+    key = shard_key(5, 0, 1, "")
+    whole = store.objects[key]
+
+    def damage(store):
+        store.damage(key, late_bit(whole))
+
+    outcome, wrong, store = _resumed((training, store), damage, syncs=7, most_lives=1)
+    assert (wrong, outcome.errors()) == ([], {})
+    assert store.contents[key] == whole
+    assert store.objects.get(key, whole) == whole
+
+
+def test_an_older_change_that_is_lost_is_said_and_a_run_can_go_back_before_it(stopped):
+    """Its contributions are gone, so nothing can make it again; a run that goes on publishes whole values again."""
+    key = shard_key(7, 0, 1, "")
+
+    def damage(store):
+        store.damage(key, _in_update(store.objects[key]))
+
+    outcome, _, _ = _resumed(stopped, damage, most_lives=1)
+    errors = [
+        error for error in outcome.errors().values() if isinstance(error, CorruptedObjectError)
+    ]
+    assert errors
+    assert any(key in str(error) and "newest-whole" in str(error) for error in errors)
+    outcome, wrong, store = _resumed(stopped, damage, resume="newest-whole")
+    assert wrong == []
+    (rollback,) = rollbacks_in(store)
+    assert rollback.states == (5, 10)
+    assert rollback.given_up == (7, 9)
+
+
+def test_damage_of_older_outer_state_costs_nothing(stopped):
+    """Of the objects before the newest one, only values and changes are read."""
+    key = shard_key(7, 0, 1, "")
+
+    def damage(store):
+        store.damage(key, late_bit(store.objects[key]))
+
+    outcome, wrong, _ = _resumed(stopped, damage, most_lives=1)
+    assert (wrong, outcome.errors()) == ([], {})
+
+
+def test_what_a_run_went_back_to_is_kept_with_all_that_it_is_made_of(stopped):
+    """A replica that sleeps through that may still delete it."""
+
+    def damage(store):
+        for sync in (9, 10):
+            key = shard_key(sync, (sync - 1) % 2, 1, "")
+            store.damage(key, _in_update(store.objects[key]))
+            for delta in [key for key in store.objects if key.startswith(f"deltas/{sync:08}/")]:
+                store.damage(delta, late_bit(store.objects[delta]))
+
+    for seed in range(3):
+        faults = [Fault(0, 1, 20 + 9 * seed, "zombie", 60.0)]
+        _, wrong, store = _resumed(stopped, damage, 20, "newest-whole", faults=faults)
+        assert wrong == []
+        assert rollbacks_in(store)
+
+
+@pytest.mark.parametrize(
+    ("element", "reloads", "message"),
+    [
+        (3, 0, "rank 1: the global copy of shard 1 of fragment 0 has changed in memory"),
+        (40, 1, "rank 1: the global copy of fragment 0 has changed in memory since sync 3"),
+    ],
+    ids=["own shard", "another's"],
+)
+def test_values_that_changed_in_memory_are_read_again(element, reloads, message, caplog):
+    """Between its contribution and the outer step. Nobody adds a change to them, nor publishes what comes of them."""
+
+    class Flips(SimulatedTraining):
+        def __call__(self, node):
+            restore = node.exchange.restore
+
+            def remember(jobs):
+                self.pauses[node.rank, "jobs"] = jobs
+                return restore(jobs)
+
+            node.exchange.restore = remember
+            return super().__call__(node)
+
+    torch.set_num_threads(1)
+    training = Flips(6, (70,), state_codec="e2m1", full_state_every=3)
+
+    class Spoiling(SimulatedStore):
+        def write(self, key, data):
+            super().write(key, data)
+            if key == "commits/00000004.json":
+                training.pauses[1, "jobs"][0].copy[0][element] += 0.5
+
+    store = Spoiling()
+    with caplog.at_level(logging.ERROR, "diloco_core"):
+        outcome, wrong = _run(
+            training, store, 3, Elastic(2, grace=20.0, topology="sharded"), most_lives=1
+        )
+    assert wrong == []
+    assert outcome.errors() == {}
+    assert [report.reloaded for report in training.reports[1, 1]].count(True) == reloads
+    assert message in caplog.text
+    assert not any(
+        record.getMessage().startswith(("rank 0", "rank 2")) for record in caplog.records
+    )
+
+
+def test_outer_state_that_changed_in_memory_is_read_again(caplog):
+    class Flips(SimulatedTraining):
+        def __call__(self, node):
+            restore = node.exchange.restore
+
+            def remember(jobs):
+                self.pauses[node.rank, "jobs"] = jobs
+                return restore(jobs)
+
+            node.exchange.restore = remember
+            return super().__call__(node)
+
+        def gradient(self, rank, life, step, size):
+            if (rank, life, step) == (1, 1, 6):
+                (job,) = self.pauses[1, "jobs"]
+                for chunk in job.layout.chunks(1, 2**20):
+                    job.outer_state(chunk)["update_residual"][-1] += 2**-10
+            return SimulatedTraining.gradient(rank, life, step, size)
+
+    torch.set_num_threads(1)
+    training = Flips(6, (70,), state_codec="e2m1", full_state_every=3)
+    with caplog.at_level(logging.ERROR, "diloco_core"):
+        outcome, wrong = _run(training, SimulatedStore(), 2, most_lives=1)
+    assert (wrong, outcome.errors()) == ([], {})
+    (message,) = {record.getMessage() for record in caplog.records}
+    assert "the outer optimizer's state of shard 1 of fragment 0 has changed in memory" in message
+
+
+def test_encoded_bytes_are_kept_of_own_shards_only():
+    """Whoever updated a shard before forgets it when another replica has taken it over."""
+    training = _training(8)
+    held = {}
+
+    def train(node):
+        done = training(node)
+        fragments = training.fragments if node.rank == 1 else node.exchange._life.fragments
+        jobs = [progress.job for progress in node.exchange._life.fragments]
+        assert fragments
+        held[node.rank] = {
+            (index, number)
+            for index, job in enumerate(jobs)
+            for number in range(job.layout.shards)
+            for chunk in job.layout.chunks(number, 2**20)
+            if job.coded.holds(chunk)
+        }
+        return done
+
+    faults = [Fault(1, 1, 60, "delay", 30.0)]
+    outcome = simulate(
+        train, Schedule(2, faults=faults, latency=0.01), _SETTINGS, store=SimulatedStore()
+    )
+    assert outcome.errors() == {}
+    assert violations(outcome, training) == []
+    assert not held[0] & held[1]
+
+
+class _FlipsOnce(SimulatedStore):
+    """A bit of one change is wrong, before anybody else has added it."""
+
+    def write(self, key, data):
+        first = key not in self.objects
+        super().write(key, data)
+        if key == shard_key(3, 0, 2, "") and first:
+            self.damage(key, _in_update(data))
+
+
+def test_nothing_of_a_damaged_change_is_added(monkeypatch):
+    """All of it is verified before; otherwise the sum would be wrong, and replicas would have to load again."""
+
+    def trouble():
+        training, store = _training(6), _FlipsOnce()
+        outcome, wrong = _run(training, store, 3, most_lives=1)
+        reloaded = [
+            report for each in training.reports.values() for report in each if report.reloaded
+        ]
+        return [*wrong, *outcome.errors().values(), *reloaded]
+
+    def unverified(self, reader, origin, chunk_bytes):
+        data = torch.empty(self.size, dtype=torch.uint8)
+        reader.read_into(self.start(reader.size), memoryview(data.numpy()))
+        return data
+
+    assert trouble() == []
+    monkeypatch.setattr(EncodedUpdate, "read", unverified)
+    assert trouble() != []
+
+
+def test_nothing_is_loaded_after_a_change_that_is_missing(stopped, monkeypatch):
+    """A state is not there as long as any object that it is made of is not."""
+    monkeypatch.setattr(_load, "_TRIES", 1)
+    key = shard_key(7, 0, 0, "")
+    outcome, _, _ = _resumed(stopped, lambda store: store.remove(key), most_lives=1)
+    assert all(isinstance(error, CorruptedObjectError) for error in outcome.errors().values())
+    assert any(key in str(error) for error in outcome.errors().values())
