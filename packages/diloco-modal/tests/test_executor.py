@@ -753,6 +753,24 @@ def test_refused_before_the_first_call(lab, options, message):
 
 
 @pytest.mark.parametrize(
+    ("value", "message"),
+    [
+        (object(), "x"),
+        ({1, 2}, "x"),
+        (float("nan"), "x"),
+        (b"bytes", "x"),
+        ("x" * 5_000_000, "4194304 are allowed"),
+    ],
+    ids=["object", "set", "nan", "bytes", "too large"],
+)
+def test_arguments_that_cannot_travel_are_refused_before_the_first_call(lab, value, message):
+    before = len(lab.stand_in.calls)
+    with pytest.raises(InvalidRequestError, match=message):
+        lab.executor().launch_replicas(1, "trainer:train", {"x": value}, run_id="run")
+    assert len(lab.stand_in.calls) == before
+
+
+@pytest.mark.parametrize(
     ("memory", "asked"),
     [
         ("16Gi", 16384),
