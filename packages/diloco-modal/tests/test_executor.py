@@ -2,12 +2,16 @@
 
 import os
 import signal
+import sys
 import time
 from dataclasses import replace
 from datetime import datetime
+from types import ModuleType
 
 import modal
 import pytest
+from modal._utils import blob_utils
+from modal.exception import ExecutionError
 
 from diloco_localcloud import ModalStandIn
 from diloco_modal import ModalSpawnExecutor, _logs, build_app
@@ -312,6 +316,59 @@ def test_other_ends(lab, end, reason):
     else:
         getattr(call, end)()
     assert told(executor.describe(handle))[:2] == ("failed", reason)
+
+
+@pytest.mark.parametrize(
+    "error",
+    [ExecutionError("Get from url failed with status 503"), ConnectionResetError(104, "reset")],
+)
+def test_a_large_result_that_could_not_be_fetched_is_no_failure(lab, monkeypatch, error):
+    """Modal's client fetches it from a bucket, and tries that once."""
+    fetch, errors = blob_utils._download_from_url, [error] * 3
+
+    async def fetched(url):
+        if errors:
+            raise errors.pop()
+        return await fetch(url)
+
+    monkeypatch.setattr(blob_utils, "_download_from_url", fetched)
+    executor = lab.executor(retry_timeout=0)
+    (handle,) = lab.launch(1, executor)
+    lab.begin(handle)
+    lab.finish(handle, "a" * 3_000_000)
+    with pytest.raises(UnavailableError, match=r"could not be fetched, .* SUCCESS: "):
+        executor.describe(handle)
+    (result,) = executor.collect([handle])
+    assert (result["status"], len(result["result"])) == ("succeeded", 3_000_000)
+    assert not errors
+
+
+def test_an_error_of_the_client_about_what_has_not_ended_is_no_failure(lab, monkeypatch):
+    executor = lab.executor(retry_timeout=0)
+    (handle,) = lab.launch(1, executor)
+    lab.begin(handle)
+
+    async def answer(*_):
+        raise ConnectionResetError(104, "reset")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Client, "answer", answer)
+        with pytest.raises(UnavailableError, match="PENDING: ConnectionResetError"):
+            executor.describe(handle)
+    assert executor.poll(handle) == "running"
+
+
+def test_what_cannot_be_unpickled_here_is_not_what_a_replica_returns(lab, monkeypatch):
+    (handle,) = lab.launch(1)
+    lab.begin(handle)
+    module = ModuleType("not_here")
+    module.Strange = type("Strange", (), {"__module__": "not_here"})
+    with monkeypatch.context() as patch:
+        patch.setitem(sys.modules, "not_here", module)
+        lab.call(handle).end(module.Strange())
+    status = lab.executor().describe(handle)
+    assert told(status)[:2] == ("failed", Reason.START_FAILED)
+    assert "not_here" in status.message
 
 
 def test_a_new_life_is_the_next_attempt(lab):

@@ -132,6 +132,19 @@ def test_what_cannot_be_written_down_is_ended_all_the_same(lab):
     assert lab.executor().list_runs() == ["run"]
 
 
+def test_a_launch_that_cannot_be_taken_back_leaves_the_mark_of_who_has_cancelled_it(
+    lab, monkeypatch
+):
+    theirs = {"by": "executor", "at": lab.world.now(), "id": "theirs"}
+    meanwhile(monkeypatch, 0, lambda: lab.record().put("cancel-0", theirs))
+    lab.stand_in.faults.add("forbidden", verb="FunctionMap", after=1, times=None)
+    lab.stand_in.faults.add("forbidden", verb="FunctionCallCancel", times=None)
+    with pytest.raises(LaunchError):
+        lab.launch(2)
+    assert lab.record().get("cancel-0") == theirs
+    assert lab.record().get("cancel-1") is None
+
+
 def test_the_time_to_try_again_is_that_of_all_calls_together(lab, monkeypatch):
     tried = []
 

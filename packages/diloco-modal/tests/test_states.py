@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from modal import exception as modal_errors
 
-from diloco_modal._states import Trace, died, living, reported, stopped, trace_of
+from diloco_modal._states import Trace, died, is_end, living, reported, stopped, trace_of
 from diloco_protocol import Outcome, Reason, ReplicaState
 
 URL = "https://modal.com/id/fc-1"
@@ -211,3 +211,16 @@ class TestDied:
     def test_an_error_without_words_is_named(self):
         assert died(modal_errors.RemoteError(""), self.TRACE, URL).message == "RemoteError"
         assert died(ValueError("of mine"), self.TRACE, URL).message == "ValueError: of mine"
+
+    @pytest.mark.parametrize(
+        ("error", "ended_where"),
+        [
+            (modal_errors.RemoteError("killed"), {"PENDING", "SUCCESS", "FAILURE", "TERMINATED"}),
+            (modal_errors.DeserializationError("what?"), {"SUCCESS", "FAILURE", "TERMINATED"}),
+            (modal_errors.ExecutionError("503"), {"FAILURE", "TERMINATED"}),
+            (ConnectionResetError("reset"), {"FAILURE", "TERMINATED"}),
+        ],
+    )
+    def test_whether_it_is_an_end(self, error, ended_where):
+        words = ("PENDING", "SUCCESS", "FAILURE", "TERMINATED")
+        assert {word for word in words if is_end(error, word)} == ended_where

@@ -17,6 +17,7 @@ from hypothesis import strategies as st
 
 from diloco_modal import ModalOptions, _wrapper, run_replica
 from diloco_modal._payload import payloads
+from diloco_modal._states import living, trace_of
 from diloco_modal._wrapper import Life, _end, _last_word, _report, _watch, kept, new_life
 from diloco_protocol import Outcome, Reason, make_request
 
@@ -403,6 +404,23 @@ def test_a_life_that_ends_before_its_runner_has_an_end(record, monkeypatch, erro
         assert outcome(payload()).reason is Reason.START_FAILED
     assert "life-0-1" in record
     assert record["end-0-1"]["again"] is (None if error is KeyboardInterrupt else False)
+    # The attempt that was told to be running is not told to begin anew.
+    assert record["end-0-1"]["started"] == record["life-0-1"]["attempt"] == 1
+
+
+def test_who_looks_never_sees_attempts_go_back(record, monkeypatch):
+    def interrupted(*_, **__):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(subprocess, "Popen", interrupted)
+    monkeypatch.setattr(_wrapper, "_comes_again", lambda: True)
+    seen = []
+    for life in range(1, 4):
+        with pytest.raises(KeyboardInterrupt):
+            run_replica(payload())
+        before = {key: value for key, value in record.items() if key != f"end-0-{life}"}
+        seen += [living(trace_of(entries, 0), "").attempt for entries in (before, record)]
+    assert seen == [1, 2, 2, 3, 3, 4]
 
 
 @pytest.mark.processes

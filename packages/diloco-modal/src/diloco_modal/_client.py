@@ -228,9 +228,11 @@ class Client:
         """An entry; None if there is none."""
         return self._ask(lambda: record.get(key), f"reading {key} from the record")
 
-    def pop(self, record: Any, key: str) -> None:
-        """Remove an entry, if it is there."""
-        self._ask(lambda: record.pop(key, None), f"removing {key} from the record")
+    def pop_own(self, record: Any, key: str, value: Mapping[str, Any]) -> None:
+        """Remove an entry that was made here, which its id tells: a try whose answer was lost may have made it."""
+        held = self.get(record, key)
+        if isinstance(held, Mapping) and held.get("id") == value["id"]:
+            self._ask(lambda: record.pop(key, None), f"removing {key} from the record")
 
     def entries(self, record: Any) -> Mapping[str, Any]:
         """All entries. They are read only if their number is not that of the last time, or after a minute.

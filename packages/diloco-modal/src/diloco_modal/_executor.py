@@ -25,6 +25,7 @@ from diloco_protocol import (
     ReplicaStatus,
     ResultLostError,
     RunRequest,
+    UnavailableError,
     retry,
 )
 from diloco_protocol.backend import cancel_all, is_run_id, options_of, takes
@@ -249,7 +250,13 @@ class ModalSpawnExecutor(BaseExecutor):
         grace: float,
     ) -> ReplicaStatus:
         call = handle.metadata["function_call_id"]
-        if self._client.status(call) != "TERMINATED":
+        word = self._client.status(call)
+        if not states.is_end(error, word):
+            raise UnavailableError(
+                f"what the call {call} has returned could not be fetched, and Modal's word for it is {word}: "
+                f"{type(error).__name__}: {error}"
+            ) from error
+        if word != "TERMINATED":
             return states.died(error, trace, link(call))
         now = self._options.clock()
         if trace.cancel is None:
@@ -362,11 +369,8 @@ class ModalSpawnExecutor(BaseExecutor):
             self._client.put_once(record, key, mark)
             self._client.cancel(handle.metadata["function_call_id"])
         except BaseException:
-            # It is told by its id, since an earlier try may have made it, and its answer may be lost.
             with contextlib.suppress(BackendError):
-                held = self._client.get(record, key)
-                if isinstance(held, Mapping) and held.get("id") == mark["id"]:
-                    self._client.pop(record, key)
+                self._client.pop_own(record, key, mark)
             raise
 
     def cancel_run(self, run_id: str) -> None:

@@ -170,6 +170,32 @@ def _cancelled(trace: Trace, more: Mapping[str, Any]) -> ReplicaStatus:
     return ReplicaStatus(ReplicaState.CANCELLED, reason=reason, **details)
 
 
+def is_end(error: BaseException, word: str) -> bool:
+    """Whether an error about a call is how it has ended; otherwise its end could not be fetched, and may be at the next look.
+
+    Modal's client fetches what is large from a bucket, tries that once, and raises whatever happens there.
+
+    Args:
+        error: What asking for the result has raised.
+        word: Modal's, for the state of the call.
+    """
+    from modal import exception as modal_errors
+
+    # For some of these ends Modal has no word, and says PENDING.
+    ends = (
+        modal_errors.FunctionTimeoutError,
+        modal_errors.InternalFailure,
+        modal_errors.RemoteError,
+    )
+    if isinstance(error, ends):
+        return True
+    if word == "SUCCESS":
+        # The wrapper returns text. What nobody here can unpickle comes from an app that is not ours.
+        unreadable = isinstance(error, modal_errors.DeserializationError)
+        return unreadable or isinstance(error.__cause__, ImportError)
+    return word != "PENDING"
+
+
 def died(error: BaseException, trace: Trace, url: str) -> ReplicaStatus:
     """The status of a call that ended with an error of Modal or of the function itself, and was not terminated."""
     from modal import exception as modal_errors

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import uuid
 from collections.abc import Mapping
 from typing import Any
 
@@ -97,16 +98,16 @@ class Withdrawal:
         if self._down:  # another call was tried for all of the time
             return
         key = f"cancel-{rank}"
+        mark = {"by": "executor", "at": self._options.clock(), "id": uuid.uuid4().hex}
         # A call is ended also if that cannot be written down.
         with contextlib.suppress(BackendError):
-            mark = {"by": "executor", "at": self._options.clock()}
             self._client.put_once(self._record, key, mark)
         try:
             retry(lambda: self._client.cancel(call), self._backoff, timeout=self._patience())
         except BackendError as error:
             self._down = error.retryable
             with contextlib.suppress(BackendError):
-                self._client.pop(self._record, key)
+                self._client.pop_own(self._record, key, mark)
             return
         self._down = False
         del self.left[rank]

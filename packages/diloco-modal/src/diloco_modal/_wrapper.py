@@ -262,11 +262,12 @@ def _end(runner: subprocess.Popen[bytes], grace: float) -> None:
 
 
 def _counted(counter: Path, before: Mapping[str, int]) -> dict[str, int]:
-    try:
+    started, failed = before["started"], before["failed"]
+    with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
         data = json.loads(counter.read_text())
-        return {"started": int(data["started"]), "failed": int(data["failed"])}
-    except (OSError, ValueError, KeyError, TypeError):
-        return dict(before)
+        started, failed = int(data["started"]), int(data["failed"])
+    # A life is an attempt from its beginning, also if it ends before its runner has counted it: so the record has said.
+    return {"started": max(started, before["started"] + 1), "failed": failed}
 
 
 def _ended(
