@@ -159,6 +159,25 @@ def test_a_call_that_modal_does_not_know_any_more_is_no_obstacle_to_a_cancel(lab
     lab.executor().cancel_run("run")
 
 
+@pytest.mark.parametrize("code", [0, 3])
+def test_what_had_ended_and_was_cancelled_before_it_had_returned_has_ended(lab, code):
+    executor = lab.executor()
+    (handle,) = lab.launch(1, executor)
+    lab.begin(handle)
+    outcome = lab.outcome(
+        None if code else 7, code=code, reason=Reason.ERROR if code else Reason.COMPLETED
+    )
+    end = {"started": 1, "failed": 0, "at": lab.world.now(), "again": False, "outcome": outcome}
+    lab.record().put("end-0-1", end)
+    executor.cancel(handle)
+    assert lab.call(handle).status == "terminated"
+    for each in (executor, lab.executor()):
+        (result,) = each.collect([handle])
+        assert (result["status"], result["result"]) == (
+            ("failed", None) if code else ("succeeded", 7)
+        )
+
+
 def test_a_cancel_kills_what_does_not_react(lab):
     executor = lab.executor()
     (handle,) = lab.launch(1, executor)
@@ -551,6 +570,22 @@ def test_a_cancel_does_not_pass_over_what_lives_on_without_its_record(lab):
         lab.executor().cancel(handles[1])
     lab.call(handles[1]).stop()
     lab.executor().cancel(handles[1])
+
+
+def test_a_cancel_without_a_record_does_not_take_an_error_of_the_client_for_an_end(
+    lab, monkeypatch
+):
+    executor = lab.executor()
+    (handle,) = lab.launch(1, executor)
+    lab.world.call(handle.metadata["function_call_id"]).start()
+    executor._client.delete_record("run", executor._client.record("run"))
+
+    async def answer(*_):
+        raise ConnectionResetError(104, "reset")
+
+    monkeypatch.setattr(Client, "answer", answer)
+    with pytest.raises(BackendError, match="the call of this handle has not ended"):
+        executor.cancel(handle)
 
 
 def test_a_run_that_only_a_journal_knows_is_not_said_to_be_cancelled_while_it_lives(lab, tmp_path):

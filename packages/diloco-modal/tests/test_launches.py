@@ -1,5 +1,7 @@
 """Launches that fail, are interrupted, meet others of their name, or wake up late."""
 
+import asyncio
+import contextlib
 import os
 import signal
 import threading
@@ -188,6 +190,40 @@ def test_a_second_ctrl_c_names_what_is_left(lab, monkeypatch):
     assert note.startswith("these calls may be running, and cost money: ")
     assert calls[1] in note
     assert calls[0] not in note
+
+
+def test_a_second_ctrl_c_leaves_no_call_that_was_being_started(lab, monkeypatch):
+    """It does not wait for what is under way, which comes to know that the launch was taken back."""
+    plain, delete, at_once = Client.spawn, Client.delete_record, many.at_once
+    taken_back, threads = threading.Event(), []
+
+    async def spawn(self, function, payload):
+        await asyncio.to_thread(taken_back.wait, 60)
+        return await plain(self, function, payload)
+
+    def delete_record(*told):
+        delete(*told)
+        taken_back.set()
+
+    def go_on(*told):
+        with contextlib.suppress(BackendError):
+            at_once(*told)
+
+    def not_waited_for(*told):
+        if threads:
+            return at_once(*told)
+        threads.append(threading.Thread(target=go_on, args=told))
+        threads[0].start()
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(Client, "spawn", spawn)
+    monkeypatch.setattr(Client, "delete_record", delete_record)
+    monkeypatch.setattr(many, "at_once", not_waited_for)
+    with pytest.raises(KeyboardInterrupt):
+        lab.launch(4)
+    threads[0].join()
+    assert [call.status for call in lab.world.calls()] == ["terminated"] * 4
+    assert lab.executor().list_runs() == []
 
 
 def test_a_purge_lets_nobody_claim_a_rank_behind_it(lab, monkeypatch):

@@ -29,7 +29,7 @@ def test_what_this_version_writes_is_read():
 @pytest.mark.parametrize("key", RIGHT)
 def test_every_field_that_is_not_right_is_named(key):
     for name in RIGHT[key]:
-        wrong = {"ranks": (-1, "0", [0, "1"], [-1])}.get(name, ())
+        wrong = {"ranks": (-1, "0", [0, "1"], [-1], [], [1, 1]), "world_size": (0,)}.get(name, ())
         if name == "at":
             wrong = ("1", float("nan"), float("inf"), -1.0)
         for value in (*wrong, None, b"", object()):
@@ -55,6 +55,13 @@ def test_a_damaged_entry_is_named_and_the_replica_can_be_cancelled_all_the_same(
     lab.executor().cancel_run("run")
     lab.executor().cancel(handle)
     assert key == "over-0" or lab.call(handle).status == "terminated"
+
+
+@pytest.mark.parametrize("more", [{"again": "no"}, {"outcome": "{"}, {"outcome": 1}])
+def test_what_an_end_says_besides_is_right_or_named(more):
+    """Apps of earlier versions say nothing."""
+    with pytest.raises(DamagedRecordError, match="the entry 'end-0-1' of the run's record"):
+        entry({"end-0-1": {**RIGHT["end-0-1"], **more}}, "end-0-1")
 
 
 def test_a_dict_with_a_launch_that_is_not_ours(lab):

@@ -226,14 +226,14 @@ class ModalSpawnExecutor(BaseExecutor):
             if not error.args or await asyncio.to_thread(self._client.status, call) == "PENDING":
                 return states.living(trace, url)
             ended_by = asyncio.to_thread(self._ended_by, error, handle, record, trace, grace)
-            status, result = await ended_by, None
+            status, result = await ended_by
         except MissingError:
             return None
         except BackendError:
             raise
         except BaseException as error:  # noqa: BLE001 - what its container has raised, such as SystemExit
             ended_by = asyncio.to_thread(self._ended_by, error, handle, record, trace, grace)
-            status, result = await ended_by, None
+            status, result = await ended_by
         if status.state.terminal and status.finished_at is None:
             status = await asyncio.to_thread(self._dated, status, handle, record, trace)
         if status.state.terminal:
@@ -248,7 +248,7 @@ class ModalSpawnExecutor(BaseExecutor):
         record: Any,
         trace: states.Trace,
         grace: float,
-    ) -> ReplicaStatus:
+    ) -> tuple[ReplicaStatus, Any]:
         call = handle.metadata["function_call_id"]
         word = self._client.status(call)
         if not states.is_end(error, word):
@@ -257,13 +257,15 @@ class ModalSpawnExecutor(BaseExecutor):
                 f"{type(error).__name__}: {error}"
             ) from error
         if word != "TERMINATED":
-            return states.died(error, trace, link(call))
+            return states.died(error, trace, link(call)), None
+        if trace.outcome:  # it was terminated when it had ended, and was about to return
+            return states.reported(trace.outcome, trace, link(call))
         now = self._options.clock()
         if trace.cancel is None:
             mark = {"by": "outside", "at": now}
             self._client.put_once(record, f"cancel-{handle.rank}", mark)
             trace = replace(trace, cancel=self._client.get(record, f"cancel-{handle.rank}") or mark)
-        return states.stopped(trace, link(call), now, grace)
+        return states.stopped(trace, link(call), now, grace), None
 
     def _dated(
         self, status: ReplicaStatus, handle: ReplicaHandle, record: Any, trace: states.Trace
@@ -353,8 +355,9 @@ class ModalSpawnExecutor(BaseExecutor):
                 return False
             except BackendError:
                 raise
-            except BaseException:  # noqa: BLE001 - what its container has raised
-                return False
+            except BaseException as error:  # noqa: BLE001 - what its container has raised, or asking for it
+                word = await asyncio.to_thread(self._client.status, call)
+                return word == "PENDING" and not states.is_end(error, word)
             return False
 
         if many.at_once(lives, [call]) == [True]:

@@ -22,6 +22,7 @@ from diloco_protocol import (
 
 from . import _many as many
 from ._client import Client
+from ._errors import MissingError
 from ._handles import make_handle
 from ._options import DAY, ModalOptions
 from ._payload import call_timeout, payloads, record_name
@@ -120,11 +121,16 @@ class Launcher:
             call = await self._soon(lambda: self._client.spawn(function, payload))
             made[rank] = call
             entry = f"call-{rank}", {"call": call}
-            held[rank] = (await self._soon(lambda: self._client.hold(record, *entry)))["call"]
+            try:
+                held[rank] = (await self._soon(lambda: self._client.hold(record, *entry)))["call"]
+            except (
+                MissingError
+            ):  # a second Ctrl-C has not waited for this, and the launch is taken back
+                await self._drop(call)
+                raise
             if held[rank] != call:
-                del made[rank]  # it finds the rank taken, and returns
-                with contextlib.suppress(BackendError):
-                    await asyncio.to_thread(self._client.cancel, call)
+                del made[rank]
+                await self._drop(call)
 
         try:
             many.at_once(start, [payload for payload in sent if payload["rank"] in missing])
@@ -174,6 +180,11 @@ class Launcher:
             "grace": options.grace,
             "at": options.clock(),
         }
+
+    async def _drop(self, call: str) -> None:
+        """End a call that would train nothing, since another holds its rank, or nobody may."""
+        with contextlib.suppress(BackendError):
+            await asyncio.to_thread(self._client.cancel, call)
 
     def _patiently(self, call: Any) -> Any:
         return retry(call, self._backoff, timeout=self._options.retry_timeout)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from diloco_protocol import BackendError
+from diloco_protocol import BackendError, DilocoError, Outcome
 
 _MOST = 1e11
 """More than any count, and later than any time in Unix seconds."""
@@ -23,20 +23,35 @@ def _whole(value: object) -> bool:
     return isinstance(value, int) and 0 <= value < _MOST
 
 
+def _positive(value: object) -> bool:
+    return _whole(value) and value != 0
+
+
 def _ranks(value: object) -> bool:
-    return isinstance(value, list) and all(map(_whole, value))
+    return isinstance(value, list) and all(map(_whole, value)) and 0 < len(value) == len(set(value))
+
+
+def _maybe(value: object) -> bool:
+    return value is None or isinstance(value, bool)
+
+
+def _outcome(value: object) -> bool:
+    try:
+        return value in (None, "") or (isinstance(value, str) and bool(Outcome.from_json(value)))
+    except DilocoError:
+        return False
 
 
 _SHAPES: dict[str, dict[str, Callable[[object], bool]]] = {
     "launch": {
-        "id": _text, "fingerprint": _text, "ranks": _ranks, "world_size": _whole, "app": _text, "function": _text,
+        "id": _text, "fingerprint": _text, "ranks": _ranks, "world_size": _positive, "app": _text, "function": _text,
         "environment": _text, "grace": _number, "at": _number,
     },
     "call": {"call": _text},
     "cancel": {"by": _text, "at": _number},
     "life": {"attempt": _whole, "at": _number},
     "attempt": {"at": _number},
-    "end": {"started": _whole, "failed": _whole, "at": _number},
+    "end": {"started": _whole, "failed": _whole, "at": _number, "again": _maybe, "outcome": _outcome},
     "over": {"at": _number},
 }  # fmt: skip
 

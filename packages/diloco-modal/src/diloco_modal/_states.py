@@ -28,6 +28,7 @@ class Trace:
         started_at: Start of the newest attempt, in Unix seconds.
         open: Whether its newest life has no end.
         again: Whether Modal was to run the call again when that life ended; None if it has no end, or nobody could tell.
+        outcome: How the replica had ended before it was told to, or in spite of that; empty otherwise.
         lives: How many containers it has had.
         ended_at: End of the newest life that has one.
         cancel: The entry of a cancel: who, and when.
@@ -40,6 +41,7 @@ class Trace:
     ended_at: float | None = None
     cancel: Mapping[str, Any] | None = None
     again: bool | None = None
+    outcome: str = ""
 
     @property
     def waited(self) -> bool:
@@ -78,8 +80,9 @@ def trace_of(entries: Mapping[str, Any], rank: int) -> Trace:
     if end is None:
         return Trace(attempt, started, True, lives, over_at, cancel)
     # An app that was deployed with an earlier version does not say whether the call comes again.
-    again = end.get("again")
-    return Trace(max(attempt, end["started"]), started, False, lives, end["at"], cancel, again)
+    again, outcome = end.get("again"), end.get("outcome") or ""
+    attempt = max(attempt, end["started"])
+    return Trace(attempt, started, False, lives, end["at"], cancel, again, outcome)
 
 
 def living(trace: Trace, url: str) -> ReplicaStatus:
