@@ -66,6 +66,13 @@ def _of_losses(losses: Results) -> Iterator[Goal]:
 
 
 def _of_times(times: Results) -> Iterator[Goal]:
+    everything = times.time("synchronous", "slow")
+    for row in ROWS:
+        time = times.time(row.name, "slow")
+        if row.fewer is not None and everything is not None and time is not None:
+            times_fewer = _moved(everything) / _moved(time)
+            text = f"{row.label} moves {times_fewer:.0f} times fewer bytes than gradients averaged at every step"
+            yield Goal(f"{text}; goal: at least {row.fewer:.0f}", times_fewer >= row.fewer)
     for link in LINKS:
         found = [(row, time) for row in ROWS if (time := times.time(row.name, link)) is not None]
         for row, time in found:
@@ -79,6 +86,10 @@ def _of_times(times: Results) -> Iterator[Goal]:
             worst = max(_off(time) for _, time in found)
             text = f"bytes on the {link} link differ from the planner's by {worst:.1%} at most"
             yield Goal(f"{text}; goal: {BYTES:.0%}", worst <= BYTES)
+
+
+def _moved(time: Time) -> float:
+    return time.sent + time.received
 
 
 def _off(time: Time) -> float:

@@ -19,6 +19,7 @@ class Row:
         kind: ``"diloco"``; ``"synchronous"``: the replicas average their gradients at every step; ``"alone"``: one replica.
         against: The row whose loss this one's is compared with, if any.
         within: By which share its loss may be above that of ``against``: the goal.
+        fewer: How many times fewer bytes it has to move than averaging the gradients at every step does: the goal.
         fragments: As for :class:`DiLoCo`.
         delay: The delay as a part of the period P between two syncs, from 0 to less than 1.
         alpha: As for :class:`DiLoCo`.
@@ -31,6 +32,7 @@ class Row:
     kind: str = "diloco"
     against: str | None = None
     within: float | None = None
+    fewer: float | None = None
     fragments: int = 1
     delay: float = 0.0
     alpha: float = 0.0
@@ -71,6 +73,9 @@ class Conditions:
     over: str = "folder"
 
 
+_SPARSE = {"outer_lr": 1.0, "outer_momentum": 0.0, "error_feedback": 0.95}
+"""What SparseLoCo goes with."""
+
 ROWS = (
     Row("synchronous", "gradients averaged at every step", "synchronous"),
     Row("alone", "one replica alone", "alone"),
@@ -78,6 +83,8 @@ ROWS = (
     Row("int8", "8 bits (int8)", against="plain", within=0.01, codec="int8"),
     Row("e2m1", "4 bits (e2m1)", against="plain", within=0.01, codec="e2m1"),
     Row("e3m0", "4 bits (e3m0)", against="plain", within=0.01, codec="e3m0"),
+    Row("topk128", "sparse (topk128), lr 1, momentum 0", against="plain", within=0.03, fewer=50, codec="topk128", more=_SPARSE),
+    Row("both-int8", "8 bits in both directions", against="plain", within=0.01, codec="int8", more={"state_codec": "int8"}),
     Row("mixed", "alpha 1/2", alpha=0.5),
     Row("delay", "alpha 1/2, delay P/2", against="mixed", within=0.01, delay=0.5, alpha=0.5),
     Row("delay-e2m1", "alpha 1/2, delay P/2, e2m1", against="delay", within=0.01, delay=0.5, alpha=0.5, codec="e2m1"),

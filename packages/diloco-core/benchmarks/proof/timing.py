@@ -93,8 +93,12 @@ def plan_of(row: Row, parameters: int, training: Training, conditions: Condition
         return plan_exchange(
             parameters, training.replicas, bandwidth, outer_state=0, strict=True, store=store, transfer=transfer,
         )  # fmt: skip
+    # SGD keeps a momentum for every parameter, if it has one.
+    outer_state = 0 if row.more.get("outer_momentum") == 0 else 1
+    state_codec = row.more.get("state_codec", "plain")
     return plan_exchange(
-        parameters, training.replicas, bandwidth, fragments=row.fragments, codec=row.codec, store=store, transfer=transfer,
+        parameters, training.replicas, bandwidth, outer_state=outer_state, fragments=row.fragments, codec=row.codec,
+        state_codec=state_codec, store=store, transfer=transfer,
     )  # fmt: skip
 
 
