@@ -5,7 +5,13 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from .._errors import MismatchError
-from ._schemas import compare_schemas, first_difference, only_another_fragment, only_another_group
+from ._schemas import (
+    NOT_GIVEN,
+    compare_schemas,
+    first_difference,
+    only_another_fragment,
+    only_another_group,
+)
 
 if TYPE_CHECKING:
     from ._base import Schema
@@ -55,7 +61,11 @@ def check_schema(uri: str, rank: int, schema: Schema, run_schema: Schema, run: s
 
 def other_setting(uri: str, rank: int, name: str, begun_with: str, given: str) -> MismatchError:
     """The error for a setting that is not as the run was begun with."""
+    left_out = begun_with == NOT_GIVEN
+    begun = f"without {name}" if left_out else f"with {name}={begun_with}"
+    own = f"no {name}" if given == NOT_GIVEN else f"{name}={given}"
+    advice = f"leave {name} out" if left_out else f"pass {name}={begun_with}"
     return MismatchError(
-        f"the run at {uri} was begun with {name}={begun_with}, but rank {rank} was given {name}={given}. A run keeps the "
-        f"settings that it was begun with: pass {name}={begun_with}, {OR_ELSE}."
+        f"the run at {uri} was begun {begun}, but rank {rank} was given {own}. A run keeps the settings that it was begun with: "
+        f"{advice}, {OR_ELSE}."
     )

@@ -65,14 +65,18 @@ def _advice(difference: Difference, schema: Schema) -> str:
     return advice
 
 
+NOT_GIVEN = "not given"
+"""How errors call a setting that was left out."""
+
+
 class Difference(NamedTuple):
     """A setting or tensor in which two replicas differ.
 
     Attributes:
         kind: ``setting`` or ``tensor``.
         name: The name of the setting or tensor.
-        mine: What this replica has, or ``absent``.
-        theirs: What the other replica has, or ``absent``.
+        mine: What this replica has; ``absent``, or :data:`NOT_GIVEN` for a setting.
+        theirs: What the other replica has, likewise.
     """
 
     kind: str
@@ -101,6 +105,7 @@ def first_difference(mine: Schema, theirs: Schema) -> Difference | None:
     ):
         for name in [*own_values, *(name for name in other_values if name not in own_values)]:
             if own_values.get(name) != other_values.get(name):
-                own_value = own_values.get(name, "absent")
-                return Difference(kind, name, own_value, other_values.get(name, "absent"))
+                missing = NOT_GIVEN if kind == "setting" else "absent"
+                own_value = own_values.get(name, missing)
+                return Difference(kind, name, own_value, other_values.get(name, missing))
     return None
