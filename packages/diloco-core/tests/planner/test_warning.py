@@ -160,7 +160,7 @@ class TestWarned:
             "topology": "gather",
             "publish_every": 3,
         }
-        assert named == {**expected, "store": store}
+        assert named == {**expected, "store": store, "coded": None}
 
     @pytest.mark.parametrize(
         ("outer", "kept"),
