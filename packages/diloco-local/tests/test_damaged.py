@@ -86,7 +86,7 @@ def file(run, request):
 @pytest.mark.parametrize("ended", [True, False])
 def test_other_bytes(run, file, data, ended):
     if file.name == "final.json" and not ended:
-        pytest.skip("there is none then")
+        pytest.skip("a run that has not ended has no final.json")
     file.write_bytes(data)
     answers(run, ended=ended)
 
@@ -111,7 +111,7 @@ def replaced(value, place, new):
 @pytest.mark.parametrize("ended", [True, False])
 def test_other_values_anywhere(run, file, ended):
     if file.name == "final.json" and not ended:
-        pytest.skip("there is none then")
+        pytest.skip("a run that has not ended has no final.json")
     first = file.read_text().splitlines()[0]
     original = json.loads(first)
     for place in places(original):

@@ -66,7 +66,9 @@ def test_a_module_beside_the_launching_script_is_found(make, tmp_path, nothing_s
     assert (done.stdout, done.stderr) == ("{'x': 1}\n", "")
 
 
-@pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
+@pytest.mark.skipif(
+    sys.platform != "linux", reason="processes are found in /proc, which only Linux has"
+)
 def test_the_plan_is_what_is_started(waiting, make, folder, until):
     executor = make(env={"A": "1", "HF_TOKEN": "very secret"})
     arguments = (2, "trainer:wait", {"folder": str(folder)})

@@ -273,7 +273,7 @@ def test_stopping_is_said_until_all_is_gone(make, waiting, until):
 def test_the_supervisor_is_small(waiting, watch):
     run = waiting()
     if sys.platform != "linux":
-        pytest.skip("reads /proc")
+        pytest.skip("memory is read in /proc, which only Linux has")
     around = watch(run.handle)
     for process in (around.supervisor, around.guardian):
         lines = Path(f"/proc/{process.pid}/smaps_rollup").read_text().splitlines()

@@ -788,7 +788,8 @@ def declared(lab):
 
 
 tells_secrets = pytest.mark.skipif(
-    isinstance(modal.Function.info, property), reason="this client does not tell them"
+    isinstance(modal.Function.info, property),
+    reason="clients of Modal before 1.6 do not tell the Secrets of a function",
 )
 
 

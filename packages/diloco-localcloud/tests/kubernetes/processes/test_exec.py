@@ -136,7 +136,7 @@ def test_the_older_protocol_has_no_end_of_stdin(clients, stand_in, run):
 
 
 def test_it_ends_with_its_container(clients, stand_in, run, execute):
-    run(SLEEP, grace=1)
+    run(SLEEP, grace=1, backoffLimitPerIndex=0)  # no pod takes its place
     pod = running(clients, stand_in)
     connection = execute("sh", "-c", "echo $$; exec sleep 600")
     pid = int(connection.readline_channel(1, timeout=PATIENCE))
