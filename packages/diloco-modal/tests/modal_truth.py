@@ -70,3 +70,8 @@ def resources_of(call):
     memory = int(asked["memory"]) * 2**20
     gpu = f"{asked['gpu']}:{asked['gpu_count']}" if asked["gpu"] else None
     return Resources(cpu=asked["cpu"] or None, memory=memory or None, gpu=gpu, spot=True)
+
+
+def told(status):
+    """What a look has said, without its times: state, reason, attempt, and whether it is being stopped."""
+    return status.state.value, status.reason, status.attempt, status.stopping

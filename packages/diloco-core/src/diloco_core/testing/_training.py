@@ -1,0 +1,368 @@
+"""A training function for simulated runs, whose results can be computed from the log alone."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from functools import partial
+from typing import TYPE_CHECKING, Any, Literal
+
+import torch
+
+from .._codecs._named import find_codec
+from .._elastic._records._keys import Delta
+from .._elastic._records._records import Commit, Rollback
+from .._loop._diloco import DiLoCo
+from .._seconds import Seconds
+from ._feedback import Feedback
+from ._mixing import Mixing
+from ._timeline import Timeline
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from .._exchange._report import SyncReport
+    from .._outer._fragment import Fragment
+    from ._simulation import Node
+
+OUTER_LR = 0.7
+"""The outer learning rate of a run in which nobody asks for another."""
+_OUTER_MOMENTUM = 0.9
+
+
+@dataclass(slots=True)
+class Ledger:
+    """A data loader that only counts: which batch comes next."""
+
+    position: int = 0
+
+    def state_dict(self) -> dict[str, Any]:
+        """Its position."""
+        return {"position": self.position}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Go on from a position."""
+        self.position = state["position"]
+
+
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """A life has asked for another outer learning rate.
+
+    Attributes:
+        rank: Its rank.
+        epoch: Its epoch.
+        step: The inner step before which it asked.
+        value: What it asked for.
+        number: How often the rate had been changed then, as far as it knew.
+    """
+
+    rank: int
+    epoch: int
+    step: int
+    value: float
+    number: int
+
+
+@dataclass(slots=True)
+class SimulatedTraining:
+    """Training of a tiny model with made-up gradients, for :func:`simulate`; remembers what every replica came to.
+
+    Args:
+        syncs: After how many outer steps it ends.
+        sizes: Elements of the model's tensors; each is a fragment.
+        sync_every: Inner steps between two syncs of a fragment, or seconds.
+        seconds: Virtual seconds that an inner step takes.
+        paces: How many times as long it takes, by rank; once if left out.
+        pauses: More seconds for a rank's first life at an inner step.
+        save_every: Every how many syncs a replica saves its inner state.
+        codec: How contributions are sent.
+        delay: Inner steps from sending a fragment to adopting the result.
+        alpha: How much of its own values a replica keeps when it adopts a sync.
+        error_feedback: Whether what the codec loses is added to the next contribution, or how much of it.
+        lr: The outer learning rate as a function of rank, life and sync; None if it is the same everywhere.
+        wishes: Which outer learning rate a life asks for before an inner step, by (rank, life, step).
+        weight: By what contributions are weighed; None for what suits ``sync_every``.
+        trim: How many values are left out of the mean at either end of every element.
+        clip: Whether contributions are clipped to the median of their norms.
+        state_codec: How the owners of shards publish results.
+        full_state_every: With a ``state_codec``: every so many syncs of a fragment its values are published whole.
+
+    Attributes:
+        states: For every sync, by its number in the log, what replicas held after it: (rank, life, global copies).
+        entered: The same for lives that have just entered: ``on_sync`` is not called for what they adopt until then.
+        steps: For every sync, which numbers of outer steps replicas counted after it.
+        reports: All reports, by (rank, life).
+        salts: Which life of a rank an epoch was.
+        agreed: Whether a life had agreed to go back to older states, by rank and epoch.
+        batches: Which batch was learned in an inner step, by (rank, life, step).
+        held: What a replica's fragment held when it could be sent, by (rank, life, fragment, step, newest sync adopted then).
+        asked: The wishes that were made.
+        mixed: What was wrong with models after syncs, by (rank, life).
+        timelines: When each life took its steps and adopted syncs, by (rank, life).
+        feedback: The residuals of replicas.
+        fragments: The fragments of the life that was made last.
+        longest: The longest that a replica spent in one inner step, its syncs included but not its own faults, in virtual
+            seconds.
+    """
+
+    syncs: int = 6
+    sizes: tuple[int, ...] = (40, 30)
+    sync_every: int | Seconds = 2
+    seconds: float = 1.0
+    pauses: dict[tuple[int, int], float] = field(default_factory=dict)
+    states: dict[int, list[tuple[int, int, list[torch.Tensor]]]] = field(default_factory=dict)
+    entered: dict[int, list[tuple[int, int, list[torch.Tensor]]]] = field(default_factory=dict)
+    steps: dict[int, set[int]] = field(default_factory=dict)
+    reports: dict[tuple[int, int], list[SyncReport]] = field(default_factory=dict)
+    salts: dict[tuple[int, int], int] = field(default_factory=dict)
+    save_every: int = 10
+    agreed: dict[tuple[int, int], bool] = field(default_factory=dict)
+    batches: dict[tuple[int, int, int], int] = field(default_factory=dict)
+    longest: float = 0.0
+    codec: str = "plain"
+    delay: int = 0
+    alpha: float = 0.0
+    error_feedback: bool | float = False
+    feedback: Feedback = field(default_factory=Feedback)
+    lr: Callable[[int, int, int], float] | None = None
+    wishes: dict[tuple[int, int, int], float] = field(default_factory=dict)
+    asked: list[Asked] = field(default_factory=list)
+    weight: Literal["equal", "steps", "tokens"] | None = None
+    trim: int = 0
+    clip: bool = False
+    held: dict[tuple[int, int, int, int, int], torch.Tensor] = field(default_factory=dict)
+    mixed: dict[tuple[int, int], list[str]] = field(default_factory=dict)
+    paces: Sequence[float] = ()
+    timelines: dict[tuple[int, int], Timeline] = field(default_factory=dict)
+    state_codec: str = "plain"
+    full_state_every: int | None = None
+    fragments: Sequence[Fragment] = ()
+
+    def __call__(self, node: Node) -> int:
+        """Train; returns the number of syncs."""
+        with self.feedback.listening(node.rank, node.life):
+            return self._train(node)
+
+    def _train(self, node: Node) -> int:
+        model = torch.nn.ParameterList([torch.zeros(size) for size in self.sizes])
+        inner = torch.optim.SGD(model.parameters(), lr=1.0)
+        reports = self.reports.setdefault((node.rank, node.life), [])
+        ledger = Ledger()
+        changes = 0  # how often the outer learning rate had been changed
+        mixing = Mixing(list(model), self.alpha)
+        timeline = Timeline(node.connection.saw, self.delay)
+        self.timelines[node.rank, node.life] = timeline
+        self.mixed[node.rank, node.life] = mixing.wrong
+
+        def seen(report: SyncReport) -> None:
+            nonlocal changes
+            changes = node.exchange.position.rate.number
+            reports.append(report)
+            ledger.position += report.batches_to_skip
+            mixing.synced(report, copies_now(), node.exchange.position.sync)
+            if report.committed and report.contribution == "counted" and not report.reloaded:
+                fragment = fragments[int(report.fragment)]
+                self.feedback.counted(node.rank, node.life, fragment, node.exchange.position.sync)
+            note_own(outer.inner_steps)
+            timeline.adopted(report, node.exchange.position, outer.inner_steps)
+            if report.committed:
+                note_state(self.states)
+
+        def note_own(step: int) -> None:
+            for fragment, values in enumerate(mixing.own):
+                self.held[node.rank, node.life, fragment, step, mixing.adopted] = values
+            self.feedback.note(node.rank, node.life, fragments, step, mixing.adopted)
+
+        def copies_now() -> list[torch.Tensor]:
+            return [
+                copy.clone() for part in outer.state_dict()["fragments"] for copy in part["copy"]
+            ]
+
+        def note_state(held: dict[int, list[tuple[int, int, list[torch.Tensor]]]]) -> None:
+            copies = copies_now()
+            number = node.exchange.position.sync
+            self.steps.setdefault(number, set()).add(outer.committed)
+            states = held.setdefault(number, [])
+            if states and all(torch.equal(a, b) for a, b in zip(copies, states[0][2], strict=True)):
+                copies = states[0][2]  # long runs would fill the memory
+            states.append((node.rank, node.life, copies))
+
+        outer = DiLoCo(
+            model,
+            inner,
+            node.exchange,
+            sync_every=self.sync_every,
+            fragments=len(self.sizes),
+            outer_lr=OUTER_LR if self.lr is None else partial(self.lr, node.rank, node.life),
+            outer_momentum=_OUTER_MOMENTUM,
+            on_sync=seen,
+            stateful={"ledger": ledger},
+            save_inner_every=self.save_every,
+            codec=self.codec,
+            delay=self.delay,
+            alpha=self.alpha,
+            error_feedback=self.error_feedback,
+            weight=self.weight,
+            aggregate="trimmed" if self.trim else "mean",
+            trim=self.trim or None,
+            clip="median" if self.clip else None,
+            state_codec=self.state_codec,
+            full_state_every=self.full_state_every,
+        )
+        fragments = self.fragments = outer._fragments  # noqa: SLF001 - nobody else needs to see residuals
+        with outer:
+            self.salts.setdefault((node.rank, node.exchange.epoch), node.life)
+            self.agreed[node.rank, node.exchange.epoch] = (
+                node.exchange.settings.resume == "newest-whole"
+            )
+            ledger.position += outer.batches_to_skip
+            note_state(self.entered)
+            changes = node.exchange.position.rate.number
+            mixing.begin(copies_now(), node.exchange.position.sync)
+            timeline.enters(node.exchange.position, outer.inner_steps, node.exchange.epoch)
+            while outer.committed < self.syncs:
+                start = self._spent(node)
+                step = outer.inner_steps
+                pause = (
+                    self.pauses.get((node.rank, outer.inner_steps), 0.0) if node.life == 1 else 0.0
+                )
+                pace = self.paces[node.rank] if self.paces else 1.0
+                node.sleep(self.seconds * pace * (0.9 + 0.2 * node.chance.random()) + pause)
+                for tensor in model:
+                    tensor.grad = self.gradient(
+                        node.rank, node.life, outer.inner_steps, tensor.numel()
+                    )
+                wish = self.wishes.get((node.rank, node.life, step))
+                if wish is not None:
+                    outer.set_outer_lr(wish)
+                    self.asked.append(Asked(node.rank, node.exchange.epoch, step, wish, changes))
+                self.batches[node.rank, node.life, step] = ledger.position
+                mixing.step()
+                note_own(step + 1)
+                ledger.position += 1
+                if self.weight == "tokens":
+                    outer.count_tokens(self.tokens(node.rank, node.life, step))
+                timeline.boundaries[step + 1] = node.connection.clock()
+                inner.step()
+                self.longest = max(self.longest, self._spent(node) - start)
+            timeline.leaves(outer.inner_steps)
+        return outer.committed
+
+    @staticmethod
+    def _spent(node: Node) -> float:
+        """Time of the simulation, without what faults have cost this replica."""
+        connection = node.connection
+        return connection.clock() - connection.offset - connection.injected
+
+    @staticmethod
+    def gradient(rank: int, life: int, step: int, size: int) -> torch.Tensor:
+        """The gradient of an inner step; a multiple of 1/16, so that sums are exact."""
+        return ((torch.arange(size) * 7 + rank * 13 + life * 5 + step * 29) % 17 - 8).float() / 16
+
+    def expected(self, log: Sequence[Commit | Rollback]) -> dict[int, list[torch.Tensor]]:
+        """What every replica must hold after every sync, computed from the log."""
+        zeros = [torch.zeros(size, dtype=torch.float64) for size in self.sizes]
+        # Values and momentum; and what was lost of the last change, where changes are published encoded.
+        states = {(0, index): (zero, zero, zero) for index, zero in enumerate(zeros)}
+        now = [(zero, zero, zero) for zero in zeros]
+        values_by_sync = {}
+        for record in log:
+            if isinstance(record, Rollback):
+                now = [states[sync, index] for index, sync in enumerate(record.states)]
+            else:
+                index = record.fragment
+                values, momentum, lost = now[index]
+                sent = []
+                for member in record.members:
+                    life = self.salts.get((member.rank, member.epoch), 0)
+                    delta = self._learned(values, record, member, life)
+                    sent.append(self._as_sent(delta, record, member, life).double())
+                mean = self._mean(sent, record.members)
+                momentum = _OUTER_MOMENTUM * momentum + mean
+                (lr,) = record.rate.values
+                change = lost - lr * (mean + _OUTER_MOMENTUM * momentum)
+                published = self._as_published(change)
+                lost = self._as_published(change - published)
+                now[index] = values + published, self._as_published(momentum), lost
+                states[record.sync, index] = now[index]
+            values_by_sync[record.sync] = [values for values, *_ in now]
+        return values_by_sync
+
+    def _as_published(self, values: torch.Tensor) -> torch.Tensor:
+        """What all replicas read of something that the owner of a shard publishes."""
+        codec = find_codec(self.state_codec)
+        if codec.plain:
+            return values
+        decoded = torch.empty_like(values, dtype=torch.float32)
+        codec.decode(codec.encode(values.float()), decoded)
+        return decoded.double()
+
+    @staticmethod
+    def tokens(rank: int, life: int, step: int) -> int:
+        """The tokens of an inner step."""
+        return 1 + (rank * 5 + life * 3 + step * 7) % 11
+
+    def _mean(self, sent: Sequence[torch.Tensor], members: Sequence[Delta]) -> torch.Tensor:
+        """What the contributions of these members become."""
+        values = torch.stack(list(sent))
+        if self.clip:
+            norms = values.norm(dim=1)
+            median = norms.sort().values[(len(norms) - 1) // 2]
+            values *= (median / norms).nan_to_num(1.0).clamp(max=1.0).unsqueeze(1)
+        if self.trim:
+            return values.sort(dim=0).values[self.trim : len(sent) - self.trim].mean(dim=0)
+        weights = torch.tensor([self.weight_of(each) for each in members], dtype=torch.float64)
+        return (weights / weights.sum()) @ values
+
+    def weight_of(self, member: Delta) -> float:
+        """The weight of a contribution, from the steps that it covers."""
+        steps = range(member.start, member.stop)
+        by_default = "steps" if isinstance(self.sync_every, Seconds) else "equal"
+        weight = by_default if self.weight is None else self.weight
+        if weight == "equal":
+            return 1.0
+        if weight == "steps":
+            return len(steps)
+        life = self.salts.get((member.rank, member.epoch), 0)
+        return sum(self.tokens(member.rank, life, step) for step in steps) ** 2 / len(steps)
+
+    def _learned(
+        self, values: torch.Tensor, commit: Commit, member: Delta, life: int
+    ) -> torch.Tensor:
+        """What a member contributed to a sync that started from these values of the fragment."""
+        fragment = commit.fragment
+        held = self.held.get((member.rank, life, fragment, member.stop, commit.sync - 1))
+        if self.alpha and held is not None:
+            return (values - held).float()  # and so also what it kept of its own before
+        delta = torch.zeros(self.sizes[fragment])
+        for step in range(member.start, member.stop):
+            delta += self.gradient(member.rank, life, step, self.sizes[fragment])
+        return delta
+
+    def _as_sent(
+        self, delta: torch.Tensor, commit: Commit, member: Delta, life: int
+    ) -> torch.Tensor:
+        residual = self.feedback.of(commit, member, life)
+        if residual is not None:
+            delta = delta + float(self.error_feedback) * residual
+            after = self.feedback.after.get((member.rank, life, commit.sync))
+            if after is not None:
+                return delta - after  # what was not sent is in the residual
+        codec, decoded = find_codec(self.codec), torch.empty_like(delta)
+        codec.decode(codec.encode(delta), decoded)
+        return decoded
+
+    def outer_steps(self, log: Sequence[Commit | Rollback]) -> dict[int, int]:
+        """How many outer steps the model has taken after every record of the log."""
+        steps = dict.fromkeys(
+            ((0, index) for index in range(len(self.sizes))), 0
+        )  # by sync and fragment
+        now, counts = [0] * len(self.sizes), {}
+        for record in log:
+            if isinstance(record, Rollback):
+                now = [steps[sync, index] for index, sync in enumerate(record.states)]
+            else:
+                now[record.fragment] += 1
+                steps[record.sync, record.fragment] = now[record.fragment]
+            counts[record.sync] = sum(now)
+        return counts
