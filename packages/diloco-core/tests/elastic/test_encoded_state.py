@@ -39,6 +39,24 @@ def _training(syncs, every=3, before=None, **options):
     )
 
 
+class _Remembering(SimulatedTraining):
+    """Keeps the jobs of every replica, so that a test can change what is in memory."""
+
+    def __init__(self, *given, **options):
+        super().__init__(*given, **options)
+        self.jobs = {}
+
+    def __call__(self, node):
+        restore = node.exchange.restore
+
+        def remember(jobs):
+            self.jobs[node.rank] = jobs
+            return restore(jobs)
+
+        node.exchange.restore = remember
+        return super().__call__(node)
+
+
 def _run(training, store, ranks=2, settings=_SETTINGS, faults=(), seed=0, **options):
     broken = []
     store.after_delete = lambda keys: broken.extend(broken_promises(store, keys))
@@ -211,25 +229,14 @@ def test_what_a_run_went_back_to_is_kept_with_all_that_it_is_made_of(stopped):
 def test_values_that_changed_in_memory_are_read_again(element, reloads, message, caplog):
     """Between its contribution and the outer step. Nobody adds a change to them, nor publishes what comes of them."""
 
-    class Flips(SimulatedTraining):
-        def __call__(self, node):
-            restore = node.exchange.restore
-
-            def remember(jobs):
-                self.pauses[node.rank, "jobs"] = jobs
-                return restore(jobs)
-
-            node.exchange.restore = remember
-            return super().__call__(node)
-
     torch.set_num_threads(1)
-    training = Flips(6, (70,), state_codec="e2m1", full_state_every=3)
+    training = _Remembering(6, (70,), state_codec="e2m1", full_state_every=3)
 
     class Spoiling(SimulatedStore):
         def write(self, key, data):
             super().write(key, data)
             if key == "commits/00000004.json":
-                training.pauses[1, "jobs"][0].copy[0][element] += 0.5
+                training.jobs[1][0].copy[0][element] += 0.5
 
     store = Spoiling()
     with caplog.at_level(logging.ERROR, "diloco_core"):
@@ -246,20 +253,10 @@ def test_values_that_changed_in_memory_are_read_again(element, reloads, message,
 
 
 def test_outer_state_that_changed_in_memory_is_read_again(caplog):
-    class Flips(SimulatedTraining):
-        def __call__(self, node):
-            restore = node.exchange.restore
-
-            def remember(jobs):
-                self.pauses[node.rank, "jobs"] = jobs
-                return restore(jobs)
-
-            node.exchange.restore = remember
-            return super().__call__(node)
-
+    class Flips(_Remembering):
         def gradient(self, rank, life, step, size):
             if (rank, life, step) == (1, 1, 6):
-                (job,) = self.pauses[1, "jobs"]
+                (job,) = self.jobs[1]
                 for chunk in job.layout.chunks(1, 2**20):
                     job.outer_state(chunk)["update_residual"][-1] += 2**-10
             return SimulatedTraining.gradient(rank, life, step, size)
