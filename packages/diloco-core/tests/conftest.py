@@ -8,12 +8,21 @@ import pytest
 sys.path.insert(0, str(Path(__file__).parent))
 
 import training_lab
+from fsspec.implementations.memory import MemoryFileSystem
 
 
 @pytest.fixture(scope="session")
 def lab():
     """What replicas are run, filled, pushed, compared and brought into trouble with: the module ``training_lab``."""
     return training_lab
+
+
+@pytest.fixture(autouse=True)
+def empty_memory():
+    """``memory://`` is one store of the whole process, and lists by looking at every object of every earlier test."""
+    yield
+    MemoryFileSystem.store.clear()
+    MemoryFileSystem.pseudo_dirs[:] = [""]
 
 
 @pytest.fixture
