@@ -11,14 +11,11 @@ from safetensors.torch import load_file
 
 CHAOS = Path(__file__).parents[1] / "tools" / "chaos"
 RUN = "diloco_core.replica_entrypoint:run"
-TRAINER = """
+# Starts at once, since it imports no torch.
+WAITER = """
 import os
 import time
 from pathlib import Path
-
-import torch
-from diloco_core import DiLoCo, connect
-from training import CLASSES, FEATURES, examples
 
 
 def waits(folder):
@@ -28,6 +25,13 @@ def waits(folder):
     while not Path(folder, "go").exists():
         time.sleep(0.02)
     return rank
+"""
+TRAINER = """
+import time
+
+import torch
+from diloco_core import DiLoCo, connect
+from training import CLASSES, FEATURES, examples
 
 
 def make_model():
@@ -80,8 +84,14 @@ def wait_for(condition, what):
     return found
 
 
+def write_programs(folder):
+    """The modules that the replicas run: ``jobs_waiter`` and ``jobs_trainer``."""
+    (folder / "jobs_waiter.py").write_text(WAITER)
+    (folder / "jobs_trainer.py").write_text(TRAINER)
+
+
 def python_path(folder):
-    """PYTHONPATH with the trainer that is in a folder, and all that this process can import."""
+    """PYTHONPATH with the programs that are in a folder, and all that this process can import."""
     return os.pathsep.join([str(CHAOS), str(folder), *(entry for entry in sys.path if entry)])
 
 

@@ -12,12 +12,12 @@ import pytest
 from integration_lab import PATIENCE
 from rehearsal_lab import (
     RUN,
-    TRAINER,
     elastic,
     loss_of,
     processes_of,
     python_path,
     wait_for,
+    write_programs,
 )
 
 from diloco_core import export
@@ -72,7 +72,7 @@ async def holding(self, record, key, value):
 
 _client.Client.spawn, _client.Client.hold = spawning, holding
 executor = ModalSpawnExecutor(**options)
-executor.launch_replicas(3, "jobs_trainer:waits", {"folder": folder}, run_id="killed")
+executor.launch_replicas(3, "jobs_waiter:waits", {"folder": folder}, run_id="killed")
 """
 ELSEWHERE = """
 import json
@@ -90,7 +90,7 @@ class Rehearsal:
 
     def __init__(self, folder, monkeypatch, modal, s3):
         self.folder, self.modal, self.world = folder, modal, modal.world
-        (folder / "jobs_trainer.py").write_text(TRAINER)
+        write_programs(folder)
         self.environment = {**modal.environment, "PYTHONPATH": python_path(folder)}
         for name, value in (self.environment | s3.environment).items():
             monkeypatch.setenv(name, value)
@@ -151,7 +151,7 @@ def test_a_launcher_that_is_killed_while_it_starts_calls(rehearsal, tmp_path, wh
         launcher.wait()
     with rehearsal.executor() as executor:
         handles = executor.launch_replicas(
-            3, "jobs_trainer:waits", {"folder": str(tmp_path)}, run_id="killed"
+            3, "jobs_waiter:waits", {"folder": str(tmp_path)}, run_id="killed"
         )
         (tmp_path / "go").touch()
         results = executor.collect(handles, timeout=PATIENCE)

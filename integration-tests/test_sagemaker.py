@@ -12,12 +12,12 @@ import pytest
 from integration_lab import PATIENCE
 from rehearsal_lab import (
     RUN,
-    TRAINER,
     elastic,
     loss_of,
     processes_of,
     python_path,
     wait_for,
+    write_programs,
 )
 
 from diloco_core import export
@@ -37,7 +37,7 @@ from diloco_sagemaker import SageMakerExecutor
 
 options, folder, count = json.loads(sys.argv[1]), sys.argv[2], int(sys.argv[3])
 executor = SageMakerExecutor(**options)
-executor.launch_replicas(count, "jobs_trainer:waits", {"folder": folder}, run_id="killed")
+executor.launch_replicas(count, "jobs_waiter:waits", {"folder": folder}, run_id="killed")
 """
 
 
@@ -47,7 +47,7 @@ class Rehearsal:
     def __init__(self, folder, monkeypatch):
         self.folder = folder
         self.mark = uuid.uuid4().hex
-        (folder / "jobs_trainer.py").write_text(TRAINER)
+        write_programs(folder)
         self.variables = {
             "PYTHONPATH": python_path(folder),
             "OMP_NUM_THREADS": "1",
@@ -88,7 +88,7 @@ def rehearsal(tmp_path, monkeypatch):
 def test_a_run_that_is_cancelled_half_way_leaves_nothing_running(rehearsal, tmp_path):
     with rehearsal.executor() as executor:
         handles = executor.launch_replicas(
-            3, "jobs_trainer:waits", {"folder": str(tmp_path)}, run_id="cancelled"
+            3, "jobs_waiter:waits", {"folder": str(tmp_path)}, run_id="cancelled"
         )
         for rank in range(3):
             wait_for((tmp_path / f"up-{rank}").exists, "a program to run")
@@ -121,7 +121,7 @@ def test_a_launcher_that_is_killed_while_it_creates_jobs(rehearsal, tmp_path, cr
     rehearsal.stand_in.faults.clear()
     with rehearsal.executor() as executor:
         handles = executor.launch_replicas(
-            3, "jobs_trainer:waits", {"folder": str(tmp_path)}, run_id="killed"
+            3, "jobs_waiter:waits", {"folder": str(tmp_path)}, run_id="killed"
         )
         names = [handle.metadata["job_name"] for handle in handles]
         assert sorted(job.name for job in rehearsal.world.jobs()) == sorted(names)
