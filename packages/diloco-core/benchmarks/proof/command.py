@@ -4,7 +4,7 @@ A small language model over bytes learns the text of Python's standard library, 
 lists. Measured are the loss in the end with three seeds; and, with processes on a slow link each, the share of the time that
 goes into training, and bytes. Then the table in the package's README and the picture beside it are written.
 
-Results are kept, so that a second call measures only what is missing; --again measures everything once more.
+Results are kept, so that a second call measures only what is missing; --again measures once more.
 """
 
 from __future__ import annotations
@@ -40,19 +40,28 @@ def main(given: Sequence[str] | None = None) -> int:
     what = arguments.what or ["losses", "times", "page"]
     rows = [row for row in ROWS if arguments.rows is None or row.name in arguments.rows]
     folder = arguments.results
+    links = arguments.links or list(LINKS)
     if arguments.again:
-        for name in what:
-            (folder / f"{name}.json").unlink(missing_ok=True)
+        forget(folder, what, rows, links)
     if "losses" in what:
         measure_losses(rows, folder)
     if "times" in what:
-        measure_times(rows, folder, arguments.links or list(LINKS), arguments.times)
+        measure_times(rows, folder, links, arguments.times)
     if "page" in what:
         write(arguments.page, folder)
         print(arguments.page)
     for goal in goals(Results.of(folder / "losses.json"), Results.of(folder / "times.json")):
         print("met:   " if goal.met else "MISSED:", goal.text)
     return 0
+
+
+def forget(folder: Path, what: Sequence[str], rows: Sequence[Row], links: Sequence[str]) -> None:
+    """Forget the results of these rows, and of times those over these links. A file of which nothing is left goes, too."""
+    for name, keys in (("losses", None), ("times", links)):
+        if name in what:
+            results = Results.of(folder / f"{name}.json")
+            for row in rows:
+                results.forget(row.name, keys)
 
 
 def measure_losses(
@@ -132,7 +141,7 @@ def _arguments(given: Sequence[str] | None) -> argparse.Namespace:
         default=1,
         help="how often the time of a row is measured on a link; the median counts (default: %(default)s)",
     )
-    parser.add_argument("--again", action="store_true", help="forget the results that are kept")
+    parser.add_argument("--again", action="store_true", help="forget the results that are kept of these rows and links")
     parser.add_argument(
         "--results", type=Path, default=FOLDER, help="where results are kept (default: %(default)s)"
     )

@@ -5,9 +5,12 @@ from __future__ import annotations
 import json
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from .timing import Time
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
 
 FOLDER = Path(__file__).parent / "results"
 
@@ -57,6 +60,20 @@ class Results:
     def add(self, row: str, key: str, value: Any) -> None:
         """Keep one result."""
         self.found.setdefault(row, {})[key] = value
+        self._write()
+
+    def forget(self, row: str, keys: Sequence[str] | None = None) -> None:
+        """Drop the results of a row, or those with some keys. Without results there is no file, and any setup may come next."""
+        found = self.found.pop(row, {})
+        left = {key: found[key] for key in found if keys is not None and key not in keys}
+        if left:
+            self.found[row] = left
+        if self.found:
+            self._write()
+        else:
+            self.path.unlink(missing_ok=True)
+
+    def _write(self) -> None:
         self.path.parent.mkdir(parents=True, exist_ok=True)
         temporary = self.path.with_suffix(".new")
         temporary.write_text(

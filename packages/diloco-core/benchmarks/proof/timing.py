@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import math
 import os
 import statistics
 import subprocess
@@ -27,6 +28,9 @@ if TYPE_CHECKING:
 
 _POLL = 0.025
 """Seconds until a replica that waits notices that it need not: in a short wait, it looks every 0.05 s."""
+
+_FULL_STATE_EVERY = 8
+"""As long as neither ``DiLoCo`` nor ``plan_exchange`` are told otherwise."""
 
 _PACKAGES = Path(__file__).parents[1]
 
@@ -107,6 +111,10 @@ def task_of(
 ) -> dict[str, Any]:
     """What the replicas are told, but for their ranks and where they meet: see :mod:`proof.replica`."""
     synchronous = row.kind == "synchronous"
+    rounds = conditions.rounds
+    if row.more.get("state_codec", "plain") != "plain":
+        # The planner has the mean over a whole publication and those after it, up to the next one.
+        rounds = _FULL_STATE_EVERY * math.ceil(rounds / _FULL_STATE_EVERY)
     return {
         **asdict(conditions),
         "replicas": training.replicas,
@@ -115,7 +123,7 @@ def task_of(
         "topology": plan_of(row, parameters, training, conditions).topology,
         # Means of gradients are all alike, and so many that a few of them tell enough.
         "warm": 2 if synchronous else conditions.warm * row.fragments,
-        "syncs": 10 if synchronous else conditions.rounds * row.fragments,
+        "syncs": 10 if synchronous else rounds * row.fragments,
     }
 
 

@@ -117,6 +117,11 @@ class TestTimeOf:
         )
         assert part.bytes_sent == pytest.approx(whole.bytes_sent / 4, rel=0.02)
 
+    def test_encoded_state_is_measured_from_whole_publication_to_whole_publication(self, proof):
+        training, slow = proof.losses.Training(), proof.rows.Conditions(1e6, rounds=4)
+        task = proof.timing.task_of(row_of(proof, "both-int8"), 1000, training, slow)
+        assert task["syncs"] == 8
+
     @pytest.mark.slow
     @pytest.mark.processes
     @pytest.mark.parametrize("over", ["folder", "s3"])
@@ -154,3 +159,17 @@ class TestMeasureTimes:
         assert json.loads((tmp_path / "times.json").read_text())["setup"]["links"]["s3"] == asdict(
             proof.rows.LINKS["s3"]
         )
+
+
+def test_only_what_was_asked_for_is_forgotten(proof, tmp_path):
+    path = tmp_path / "times.json"
+    results = proof.results.Results.of(path, {"parameters": 5})
+    for name, link in (("plain", "slow"), ("plain", "s3"), ("int8", "slow")):
+        results.add(name, link, [])
+    rows = [row_of(proof, name) for name in ("plain", "alone")]
+    proof.command.forget(tmp_path, ["losses", "times"], rows, ["s3", "fast"])
+    assert proof.results.Results.of(path).found == {"plain": {"slow": []}, "int8": {"slow": []}}
+    proof.command.forget(tmp_path, ["losses"], rows, ["slow"])
+    assert "plain" in proof.results.Results.of(path).found
+    proof.command.forget(tmp_path, ["times"], [*rows, row_of(proof, "int8")], ["slow"])
+    assert not path.exists(), "so that another setup may be measured"
