@@ -141,7 +141,11 @@ def _arguments(given: Sequence[str] | None) -> argparse.Namespace:
         default=1,
         help="how often the time of a row is measured on a link; the median counts (default: %(default)s)",
     )
-    parser.add_argument("--again", action="store_true", help="forget the results that are kept of these rows and links")
+    parser.add_argument(
+        "--again",
+        action="store_true",
+        help="forget the results that are kept of these rows and links",
+    )
     parser.add_argument(
         "--results", type=Path, default=FOLDER, help="where results are kept (default: %(default)s)"
     )

@@ -94,7 +94,8 @@ def _runs(draw):
     pace = st.sampled_from([0.5, 1.0, 4.0, 15.0])
     paces = draw(st.lists(pace, min_size=world_size, max_size=world_size)) if every else ()
     options = (codec, delay, alpha, feedback, save_every, wishes, weight, clip, every, paces)
-    return schedule, elastic, sizes, *options, state_codec, full_state_every
+    groups = len(sizes) > 1 and draw(st.booleans())
+    return schedule, elastic, sizes, *options, state_codec, full_state_every, groups
 
 
 def _rate(rank, life, sync):
@@ -103,13 +104,13 @@ def _rate(rank, life, sync):
 
 
 def _check(run):
-    usual = ("plain", 0, 0.0, False, 10, {}, "equal", False, None, (), "plain", None)
+    usual = ("plain", 0, 0.0, False, 10, {}, "equal", False, None, (), "plain", None, False)
     schedule, elastic, sizes, *options = (
         *run,
         *usual[len(run) - 3 :],
     )
     codec, delay, alpha, feedback, save_every, wishes, weight, clip, every, *more = options
-    paces, state_codec, full_state_every = more
+    paces, state_codec, full_state_every, groups = more
     torch.set_num_threads(1)
     sync_every = 3 * len(sizes) if delay else 2
     training = SimulatedTraining(
@@ -128,6 +129,7 @@ def _check(run):
         clip=clip,
         state_codec=state_codec,
         full_state_every=full_state_every,
+        groups=groups,
     )
     store, broken = SimulatedStore(), []
     store.after_delete = lambda keys: broken.extend(broken_promises(store, keys))

@@ -14,7 +14,6 @@ from .._elastic._records._rules import done_states, made_of
 from .._errors import FencedError
 from .._seconds import Seconds
 from ._recomputed import Recomputed, recompute
-from ._training import OUTER_LR
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
@@ -178,19 +177,17 @@ def learning_rates(log: Sequence[Commit | Rollback], training: SimulatedTraining
             continue
         last = max(in_force.values(), key=lambda commit: commit.sync, default=None)
         in_force[record.fragment] = by_sync[record.sync] = record
-        (lr,), number = record.rate.values, 0 if last is None else last.rate.number
+        rates, number = record.rate.values, 0 if last is None else last.rate.number
         if record.rate.number == number > 0:
             right = last is not None and record.rate == last.rate
         elif record.rate.number == number:
-            right = training.lr is None and lr == OUTER_LR
-            right = right or lr in {
-                training.lr(rank, life, steps[record.sync])
+            right = rates in {
+                training.rates(rank, life, steps[record.sync])
                 for (rank, _), life in training.salts.items()
-                if training.lr is not None
             }
         else:
-            wish = (record.rate.rank, record.rate.epoch, lr)
-            right = record.rate.number == number + 1 and wish in wishes
+            wish = (record.rate.rank, record.rate.epoch, rates[0])
+            right = record.rate.number == number + 1 and wish in wishes and len(set(rates)) == 1
         if not right:
             problems.append(f"record {record.sync} has the outer learning rate {record.rate}")
     return problems

@@ -24,9 +24,11 @@ if TYPE_CHECKING:
     from .._outer._fragment import Fragment
     from ._simulation import Node
 
-OUTER_LR = 0.7
-"""The outer learning rate of a run in which nobody asks for another."""
+_OUTER_LR = 0.7
 _OUTER_MOMENTUM = 0.9
+# Of the second outer parameter group: its momentum, and its learning rate as a multiple of the first group's.
+_OTHER_MOMENTUM = 0.5
+_OTHER_RATE = 0.5
 
 
 @dataclass(slots=True)
@@ -86,6 +88,7 @@ class SimulatedTraining:
         clip: Whether contributions are clipped to the median of their norms.
         state_codec: How the owners of shards publish results.
         full_state_every: With a ``state_codec``: every so many syncs of a fragment its values are published whole.
+        groups: Whether every second fragment is in an outer parameter group of its own, with other settings.
 
     Attributes:
         states: For every sync, by its number in the log, what replicas held after it: (rank, life, global copies).
@@ -136,6 +139,7 @@ class SimulatedTraining:
     timelines: dict[tuple[int, int], Timeline] = field(default_factory=dict)
     state_codec: str = "plain"
     full_state_every: int | None = None
+    groups: bool = False
     fragments: Sequence[Fragment] = ()
 
     def __call__(self, node: Node) -> int:
@@ -193,7 +197,7 @@ class SimulatedTraining:
             node.exchange,
             sync_every=self.sync_every,
             fragments=len(self.sizes),
-            outer_lr=OUTER_LR if self.lr is None else partial(self.lr, node.rank, node.life),
+            outer_lr=_OUTER_LR if self.lr is None else partial(self.lr, node.rank, node.life),
             outer_momentum=_OUTER_MOMENTUM,
             on_sync=seen,
             stateful={"ledger": ledger},
@@ -208,6 +212,7 @@ class SimulatedTraining:
             clip="median" if self.clip else None,
             state_codec=self.state_codec,
             full_state_every=self.full_state_every,
+            outer_groups=self._outer_groups(list(model), node) if self.groups else None,
         )
         fragments = self.fragments = outer._fragments  # noqa: SLF001 - nobody else needs to see residuals
         with outer:
@@ -248,6 +253,20 @@ class SimulatedTraining:
             timeline.leaves(outer.inner_steps)
         return outer.committed
 
+    def rates(self, rank: int, life: int, sync: int) -> tuple[float, ...]:
+        """The outer learning rates that a life proposes for a sync, as long as nobody has asked for another."""
+        lr = _OUTER_LR if self.lr is None else self.lr(rank, life, sync)
+        return (lr, _OTHER_RATE * lr) if self.groups else (lr,)
+
+    def _outer_groups(self, model: Sequence[torch.Tensor], node: Node) -> list[dict[str, Any]]:
+        def other(sync: int) -> float:
+            return self.rates(node.rank, node.life, sync)[1]
+
+        return [
+            {"params": model[::2]},
+            {"params": model[1::2], "lr": other, "momentum": _OTHER_MOMENTUM},
+        ]
+
     @staticmethod
     def _spent(node: Node) -> float:
         """Time of the simulation, without what faults have cost this replica."""
@@ -278,9 +297,10 @@ class SimulatedTraining:
                     delta = self._learned(values, record, member, life)
                     sent.append(self._as_sent(delta, record, member, life).double())
                 mean = self._mean(sent, record.members)
-                momentum = _OUTER_MOMENTUM * momentum + mean
-                (lr,) = record.rate.values
-                change = lost - lr * (mean + _OUTER_MOMENTUM * momentum)
+                group = index % 2 if self.groups else 0
+                lr, decay = record.rate.values[group], (_OUTER_MOMENTUM, _OTHER_MOMENTUM)[group]
+                momentum = decay * momentum + mean
+                change = lost - lr * (mean + decay * momentum)
                 published = self._as_published(change)
                 lost = self._as_published(change - published)
                 now[index] = values + published, self._as_published(momentum), lost
