@@ -78,6 +78,27 @@ def test_a_short_run_that_overlaps_and_sends_int8(tmp_path, read):
     assert "as rounding explains" in read(kept)
 
 
+@pytest.mark.slow
+def test_a_short_run_that_publishes_int8(tmp_path, read):
+    """The reader adds up what was published, and compares it with whole states and with the steps that it takes itself."""
+    result = chaos(
+        tmp_path, "--seconds", "2", "--kill-every", "2", "--codec", "int8", "--state-codec", "int8"
+    )
+    assert result["checks"]["whole states"] > 0
+    kept = tmp_path / "kept"
+    assert read(kept) == ""
+    newest = newest_shard(kept)
+    whole = newest.read_bytes()
+    change(newest, "update.0")
+    assert "as rounding explains" in read(kept)
+    newest.write_bytes(whole)
+    change(newest, "outer.momentum_buffer.0")
+    assert "the momentum of" in read(kept)
+    newest.write_bytes(whole)
+    change(min((kept / "history/state").rglob("*.safetensors")), "update.0")
+    assert "is not the state before it and the update" in read(kept)
+
+
 def test_a_short_run_with_a_zombie_and_a_reader_that_sees_damage(tmp_path, read):
     result = chaos(
         tmp_path, "--seconds", "2", "--stop-every", "2", "--grace", "0.4", "--kill-every", "3"
@@ -153,6 +174,16 @@ def shift(path):
     path.write_bytes(data)
 
 
+def change(path, name):
+    """Another value, in the first block of an encoded tensor of a shard."""
+    data = bytearray(path.read_bytes())
+    size = int.from_bytes(data[:8], "little")
+    start = 8 + size + json.loads(data[8 : 8 + size])[name]["data_offsets"][0]
+    first = data[start + 4]  # after the scale of the block
+    data[start + 4] = first ^ 0x40
+    path.write_bytes(data)
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize(
     "arguments",
@@ -181,7 +212,7 @@ def shift(path):
                     "--stop-every",
                     "15",
                 ),
-                *("--delay", "2", "--codec", "int8", "--seconds", "180"),
+                *("--delay", "2", "--codec", "int8", "--state-codec", "int8", "--seconds", "180"),
             ],
             id="overlap",
         ),

@@ -21,10 +21,15 @@ class State:
     Attributes:
         values: Flat values of every group.
         momentum: Flat momentum of the groups that take outer steps; empty before the first step.
+        residual: What the updates until now have lost, where they are published encoded.
+        slack: By how much encoding may have changed the momentum (``"momentum_buffer"``) and the residual
+            (``"update_residual"``) of a group, element by element.
     """
 
     values: list[Vector]
     momentum: dict[int, Vector] = field(default_factory=dict)
+    residual: dict[int, Vector] = field(default_factory=dict)
+    slack: dict[tuple[str, int], Vector] = field(default_factory=dict)
 
 
 def decode_int8(data: Vector) -> Vector:
@@ -34,6 +39,15 @@ def decode_int8(data: Vector) -> Vector:
     return np.concatenate(parts) if parts else np.zeros(0, np.float32)
 
 
+def int8_slack(decoded: Vector) -> Vector:
+    """By how much the values that were encoded may differ from these: half a step of 1/127 of the largest in the block of 256."""
+    largest = [
+        np.full(len(block), np.abs(block).max(), np.float64)
+        for block in (decoded[start : start + 256] for start in range(0, len(decoded), 256))
+    ]
+    return np.concatenate(largest) / 253 if largest else np.zeros(0)
+
+
 def outer_step(
     state: State,
     contributions: Sequence[Sequence[Vector]],
@@ -41,6 +55,8 @@ def outer_step(
     settings: Mapping[str, str],
 ) -> tuple[State, list[Vector]]:
     """The state after a sync, and for every group the size of the largest intermediate value of each element.
+
+    What encoding has lost until now is added to the values, and nothing is lost again.
 
     Args:
         state: The state before.
@@ -73,14 +89,16 @@ def outer_step(
                 after.momentum[index] = buffer
             step = lr * (mean + momentum * buffer if nesterov else buffer)
             scale = scale + np.abs(values) + np.abs(buffer) + np.abs(step)
-            after.values.append(values - step)
+            after.values.append(values - step + state.residual.get(index, 0.0))
         else:
             after.values.append(mean)
         scales.append(scale)
     return after, scales
 
 
-def disagreement(computed: Vector, published: Vector, scale: Vector, steps: int) -> float:
+def disagreement(
+    computed: Vector, published: Vector, scale: Vector, steps: int, slack: Vector | float = 0.0
+) -> float:
     """By how much the worst element is further off than rounding explains (1: just explained).
 
     Args:
@@ -88,6 +106,7 @@ def disagreement(computed: Vector, published: Vector, scale: Vector, steps: int)
         published: In its own dtype.
         scale: Size of the largest intermediate value of each element.
         steps: Outer steps since values were last compared.
+        slack: What an element may be off besides.
     """
     if computed.shape != published.shape:
         return float("inf")
@@ -97,5 +116,5 @@ def disagreement(computed: Vector, published: Vector, scale: Vector, steps: int)
     allowed = _ROUNDINGS * steps * (unit.eps * scale + unit.tiny)
     mine, theirs = computed.astype(np.float64), published.astype(np.float64)
     with np.errstate(invalid="ignore"):  # infinity minus itself; buffers may hold it
-        off = np.where(mine == theirs, 0.0, np.abs(theirs - mine)) / allowed
+        off = np.where(mine == theirs, 0.0, np.abs(theirs - mine)) / (allowed + slack)
     return float(off.max(initial=0.0)) if np.isfinite(off).all() else float("inf")

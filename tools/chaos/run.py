@@ -98,6 +98,12 @@ def parse() -> argparse.Namespace:
         "--delay", type=int, default=0, help="inner steps that an exchange runs behind (default: 0)"
     )
     parser.add_argument("--codec", choices=["plain", "int8"], default="plain")
+    parser.add_argument(
+        "--state-codec",
+        choices=["plain", "int8"],
+        default="plain",
+        help="how results are published",
+    )
     parser.add_argument("--topology", choices=["sharded", "gather"], default="sharded")
     parser.add_argument(
         "--averaging",
@@ -121,6 +127,8 @@ def parse() -> argparse.Namespace:
         parser.error(
             "--strict is without --kill-every, --damage-every and --topology: who dies ends a strict run"
         )
+    if arguments.state_codec != "plain" and arguments.topology == "gather":
+        parser.error("--state-codec is for sharded runs")
     if arguments.faults and arguments.store == "folder":
         parser.error("--faults is for runs over S3: a folder has no proxy before it")
     return arguments
@@ -137,6 +145,7 @@ def run(arguments: argparse.Namespace, folder: Path, chance: random.Random) -> d
         "fragments": arguments.fragments,
         "delay": arguments.delay,
         "codec": arguments.codec,
+        "state_codec": arguments.state_codec,
         "outer_lr": 1.0 if arguments.averaging else 0.7,
         "outer_momentum": 0.0 if arguments.averaging else 0.9,
         "sync_every": SYNC_EVERY,

@@ -8,13 +8,15 @@ that, and every outer step what these make.
 from __future__ import annotations
 
 import re
+from itertools import product
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from arithmetic import State, Vector
 from objects import Broken, Objects, tensors
-from reader import Reader, empty
+from reader import Reader
+from states import joined
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -181,7 +183,7 @@ class StrictReader(Reader):
             found, _ = tensors(data, f"state of sync {number}")
             sizes.append(
                 [
-                    found.get(f"values.{i}", empty(group)).size
+                    joined([found], f"values.{i}", group).size
                     for i, group in enumerate(table["groups"])
                 ]
             )
@@ -199,8 +201,9 @@ class StrictReader(Reader):
         there = self.objects.stored("state")
         for fragment, table in enumerate(self.fragments):
             own = [commit["sync"] for commit in self.commits[fragment :: len(self.fragments)]]
-            for shard in range(table["shards"]):
-                key = self._state_key(max(own, default=0), fragment, shard)
+            syncs = self._states.chain(max(own, default=0))
+            needed = product(syncs, range(table["shards"]))
+            for key in (self._state_key(sync, fragment, shard) for sync, shard in needed):
                 self.findings.expect(
                     "named objects",
                     key in there,

@@ -44,6 +44,7 @@ class Settings:
         fragments: 1 or 2.
         delay: As in ``DiLoCo``.
         codec: As in ``DiLoCo``.
+        state_codec: As in ``DiLoCo``.
         outer_lr: As in ``DiLoCo``.
         outer_momentum: As in ``DiLoCo``.
         sync_every: As in ``DiLoCo``.
@@ -65,6 +66,7 @@ class Settings:
     fragments: int
     delay: int
     codec: str
+    state_codec: str
     outer_lr: float
     outer_momentum: float
     sync_every: int
@@ -170,6 +172,8 @@ def train(settings: Settings, log: Log) -> None:
         fragments=[model.first, model.second] if settings.fragments == 2 else 1,
         delay=settings.delay,
         codec=settings.codec,
+        state_codec=settings.state_codec,
+        full_state_every=None if settings.state_codec == "plain" else 4,
         outer_lr=settings.outer_lr,
         outer_momentum=settings.outer_momentum,
         on_sync=seen,
