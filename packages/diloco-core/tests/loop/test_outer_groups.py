@@ -1,77 +1,31 @@
 """Outer parameter groups: outer settings of their own for parts of the model, compared with those of torch's optimizers."""
 
-from functools import partial
-
 import pytest
 import torch
 from delay_lab import exchanges
+from groups_lab import SIZES, a_model, gradient, groups_of, lone, train
 from hypothesis import given
 from hypothesis import settings as limits
 from hypothesis import strategies as st
 from safetensors import safe_open
 from safetensors.torch import load_file
-from training_lab import fill, push, run
+from training_lab import fill, run
 
 from diloco_core import (
-    ConfigurationError,
     DiLoCo,
     Elastic,
     ElasticExchange,
     ManagerExchange,
-    MismatchError,
     MockManager,
     ObjectStoreExchange,
     export,
     in_process,
 )
 from diloco_core._store._open import open_store
-from diloco_core.testing import run_replicas
 
 KINDS = ["threads", "store", "sharded", "gather"]
-SIZES = (5, 3, 8, 1)
 # Numbers with few binary digits, so that neither torch's order of operations nor ours rounds anything.
 RATES, MOMENTA = (0.25, 0.5, 1.0), (0.0, 0.25, 0.5)
-
-
-def gradient(rank, step, number):
-    generator = torch.Generator().manual_seed(1000 * rank + 10 * step + number)
-    whole = torch.randint(-8, 9, (SIZES[number],), generator=generator)
-    return whole.double() / 16
-
-
-def a_model():
-    return torch.nn.ParameterList([torch.zeros(size, dtype=torch.float64) for size in SIZES])
-
-
-def groups_of(model, members, settings):
-    """The groups, given the number of the group of every parameter."""
-    return [
-        {"params": [p for p, member in zip(model, members, strict=True) if member == number], **own}
-        for number, own in enumerate(settings)
-    ]
-
-
-def train(exchange, members, settings, fragments, steps, **options):
-    model, reports = a_model(), []
-    inner = torch.optim.SGD(model.parameters(), lr=1.0)
-    with DiLoCo(
-        model,
-        inner,
-        exchange,
-        sync_every=2 * fragments,
-        fragments=fragments,
-        outer_groups=groups_of(model, members, settings),
-        flush="none",
-        on_sync=reports.append,
-        **options,
-    ) as outer:
-        for step in range(steps):
-            for number, parameter in enumerate(model):
-                parameter.grad = gradient(exchange.rank, step, number)
-            inner.step()
-        parts = [[int(named.name) for named in part.tensors] for part in outer._fragments]
-        values = [copy for part in outer.state_dict()["fragments"] for copy in part["copy"]]
-    return [parameter.detach().clone() for parameter in model], reports, parts, values
 
 
 def by_torch(replicas, members, settings, defaults, parts, steps):
@@ -304,12 +258,6 @@ def test_state_that_is_published_encoded():
             assert all(torch.equal(a, b) for a, b in zip(values, first, strict=True))
 
 
-def lone(model=None, exchange=None, **options):
-    model = model or torch.nn.Sequential(torch.nn.Linear(2, 3), torch.nn.Linear(3, 1))
-    inner = torch.optim.SGD(model.parameters(), lr=1.0)
-    return DiLoCo(model, inner, exchange or in_process(1)[0], sync_every=2, **options)
-
-
 def test_one_group_is_what_the_arguments_say():
     """Nothing differs from a loop without groups: neither the settings nor what identifies its files."""
     model = fill(torch.nn.Linear(2, 3))
@@ -332,81 +280,6 @@ def test_modules_parameters_and_lists_of_both():
     )
     tensors = {named.name: named.outer_group for named in outer._fragments[0].tensors}
     assert tensors == {"0.weight": 0, "0.bias": 1, "1.weight": 0}
-
-
-class Tied(torch.nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.embedding = torch.nn.Embedding(3, 2)
-        self.head = torch.nn.Linear(2, 3, bias=False)
-        self.head.weight = self.embedding.weight
-
-
-@pytest.mark.parametrize(
-    ("groups", "message"),
-    [
-        (lambda m: [], "must be a list of groups.* not an empty list"),
-        (lambda m: {"params": m}, "must be a list of groups"),
-        (
-            lambda m: [m],
-            r"outer_groups\[0\] is a?.*Sequential.*, but every group must be a mapping",
-        ),
-        (lambda m: [{"lr": 0.5}], r'outer_groups\[0\] has no "params"'),
-        (lambda m: [{"params": "0.weight"}], r'"params" of outer_groups\[0\] must be parameters'),
-        (lambda m: [{"params": set(m.parameters())}], "a set has none"),
-        (lambda m: [{"params": [torch.zeros(2)]}], "must be parameters or modules"),
-        (
-            lambda m: [{"params": m}, {"params": torch.nn.Linear(7, 1)}],
-            r"shape \[1, 7\] that is not",
-        ),
-        (lambda m: [{"params": m}, {"params": []}], r"outer_groups\[1\] holds no trainable"),
-        (lambda m: [{"params": m[0]}], "in no group of outer_groups: '1.weight', '1.bias'"),
-        (
-            lambda m: [{"params": m}, {"params": m[1].bias}],
-            r"'1.bias' is in outer_groups\[0\] and in outer_groups\[1\]",
-        ),
-        (lambda m: [{"params": m, "lr": -1.0}], r"outer_groups\[0\]: outer_lr must be positive"),
-        (lambda m: [{"params": m, "momentum": 1.0}], r"outer_groups\[0\]: outer_momentum must be"),
-        (lambda m: [{"params": m, "lr": lambda sync: 0}], r"outer_groups\[0\]: what outer_lr\(1\)"),
-        (
-            lambda m: [{"params": m, "momentun": 0.5}],
-            r"outer_groups\[0\]: 'momentun' is not a sett",
-        ),
-        (lambda m: [{"params": m, "weight_decay": 0.5}], "'weight_decay' is not a setting"),
-        (lambda m: [{"params": p} for p in m.parameters()] * 3, "12 groups, .* at most 8"),
-    ],
-)
-def test_what_does_not_fit(groups, message):
-    model = torch.nn.Sequential(torch.nn.Linear(2, 3), torch.nn.Linear(3, 1))
-    with pytest.raises(ConfigurationError, match=message):
-        lone(model, outer_groups=groups(model))
-
-
-def test_a_tied_parameter_is_in_one_group():
-    model = Tied()
-    with pytest.raises(ConfigurationError, match=r"'embedding\.weight' is in outer_groups.* tied"):
-        lone(model, outer_groups=[{"params": model.embedding}, {"params": model.head}])
-    assert lone(model, outer_groups=[{"params": [model.embedding, model.head]}])
-
-
-@pytest.mark.parametrize(
-    ("setting", "message"),
-    [
-        (
-            {"lr_": 1.0},
-            r"outer_groups\[0\]: 'lr_' is not a setting of the outer optimizer, which has",
-        ),
-        ({"maximize": True}, r"outer_groups\[0\]: .*maximize=True"),
-    ],
-)
-def test_settings_that_the_optimizer_of_the_caller_does_not_take(setting, message):
-    model = torch.nn.Linear(2, 3)
-
-    def adam(given):
-        return torch.optim.Adam(given, lr=0.1)
-
-    with pytest.raises(ConfigurationError, match=message):
-        lone(model, outer_optimizer=adam, outer_groups=[{"params": model, **setting}])
 
 
 class WithoutRate(torch.optim.Optimizer):
@@ -433,40 +306,6 @@ def test_an_optimizer_without_a_learning_rate(settings):
         assert [report.outer_lr for report in reports] == [None, None]
 
 
-def test_an_optimizer_that_makes_groups_by_itself_is_told_how():
-    def several(parameters):
-        return torch.optim.SGD([{"params": parameters}, {"params": []}], lr=0.1)
-
-    with pytest.raises(ConfigurationError, match="pass outer_groups"):
-        lone(outer_optimizer=several)
-
-
-@pytest.mark.parametrize(
-    ("group", "message"),
-    [(2, "0 to 1"), (-1, "group must be"), ("0", "group must be"), (True, "group must be")],
-)
-def test_there_is_such_a_group(group, message):
-    model = torch.nn.Linear(2, 3)
-    groups = [{"params": model.weight}, {"params": model.bias}]
-    with (
-        lone(model, outer_groups=groups) as outer,
-        pytest.raises(ConfigurationError, match=message),
-    ):
-        outer.set_outer_lr(0.5, group=group)
-
-
-def test_the_rate_of_one_group_is_not_changed_beside_a_function():
-    model = torch.nn.Linear(2, 3)
-    groups = [{"params": model.weight, "lr": lambda sync: 0.5}, {"params": model.bias}]
-    with lone(model, outer_groups=groups) as outer:
-        with pytest.raises(ConfigurationError, match="a function of the sync, and a change fixes"):
-            outer.set_outer_lr(0.5, group=1)
-        outer.set_outer_lr(0.5, group=0)
-        outer.set_outer_lr(0.5)
-        push(model, outer._optimizers[0], 0, 0)
-        push(model, outer._optimizers[0], 0, 1)
-
-
 def test_a_manager_steps_groups_too():
     settings = [{"lr": 0.25, "momentum": 0.0}, {"momentum": 0.5}]
     managers = [ManagerExchange(MockManager(e), rank=e.rank, world_size=2) for e in in_process(2)]
@@ -475,55 +314,3 @@ def test_a_manager_steps_groups_too():
                       found[0][2], 4)  # fmt: skip
     for values, *_ in found:
         assert all(torch.allclose(a, b, rtol=1e-12) for a, b in zip(values, wanted, strict=True))
-
-
-DIFFERENT = [
-    (
-        ([0, 1, 0, 1], [{"lr": 0.5}, {}]),
-        ([0, 1, 0, 1], [{"lr": 0.25}, {}]),
-        r"outer_groups\[0\].lr",
-    ),
-    (([0, 1, 0, 1], [{}, {}]), ([0, 1, 1, 1], [{}, {}]), "outer group"),
-    (([0, 0, 0, 0], [{}]), ([0, 1, 1, 1], [{}, {}]), "outer_"),
-]
-
-
-@pytest.mark.parametrize("kind", ["threads", "store"])
-@pytest.mark.parametrize(("one", "other", "name"), DIFFERENT)
-def test_replicas_with_other_groups_are_refused_by_name(kind, one, other, name):
-    def replica(exchange):
-        train(exchange, *(one if exchange.rank == 0 else other), 1, 2)
-
-    errors = run_replicas(replica, exchanges(kind, 2))
-    mismatches = [str(error) for error in errors if isinstance(error, MismatchError)]
-    assert mismatches
-    for message in mismatches:
-        assert any(part in message for part in (name.replace("\\", ""), "outer_groups"))
-
-
-@pytest.mark.parametrize("kind", ["strict", "elastic"])
-@pytest.mark.parametrize(("one", "other", "name"), DIFFERENT)
-def test_a_run_is_not_resumed_with_other_groups(kind, one, other, name, tmp_path):
-    def meet(*, resume):
-        store = open_store(str(tmp_path))
-        if kind == "strict":
-            return [ObjectStoreExchange(store, 0, 1, resume=resume)]
-        return [ElasticExchange(store, 0, 1, Elastic(1))]
-
-    run(partial(_once, one), meet(resume=False))
-    (error,) = run_replicas(partial(_once, other), meet(resume=True))
-    assert isinstance(error, MismatchError)
-    assert "outer_" in str(error) or "outer group" in str(error)
-
-
-def _once(case, exchange):
-    return train(exchange, *case, 1, 2)
-
-
-def test_settings_that_change_while_the_run_goes_on_are_refused():
-    model = torch.nn.Linear(2, 3)
-    outer = lone(model, outer_groups=[{"params": model.weight}, {"params": model.bias}])
-    outer._model.outer._parts[1]._optimizer.param_groups[0]["momentum"] = 0.1
-    message = r"outer_groups\[1\].momentum is 0.1 for fragment 0"
-    with pytest.raises(ConfigurationError, match=message):
-        outer.__enter__()

@@ -1,0 +1,54 @@
+"""Training with outer parameter groups."""
+
+import torch
+
+from diloco_core import DiLoCo, in_process
+
+SIZES = (5, 3, 8, 1)
+
+
+def gradient(rank, step, number):
+    generator = torch.Generator().manual_seed(1000 * rank + 10 * step + number)
+    whole = torch.randint(-8, 9, (SIZES[number],), generator=generator)
+    return whole.double() / 16
+
+
+def a_model():
+    return torch.nn.ParameterList([torch.zeros(size, dtype=torch.float64) for size in SIZES])
+
+
+def groups_of(model, members, settings):
+    """The groups, given the number of the group of every parameter."""
+    return [
+        {"params": [p for p, member in zip(model, members, strict=True) if member == number], **own}
+        for number, own in enumerate(settings)
+    ]
+
+
+def train(exchange, members, settings, fragments, steps, **options):
+    model, reports = a_model(), []
+    inner = torch.optim.SGD(model.parameters(), lr=1.0)
+    with DiLoCo(
+        model,
+        inner,
+        exchange,
+        sync_every=2 * fragments,
+        fragments=fragments,
+        outer_groups=groups_of(model, members, settings),
+        flush="none",
+        on_sync=reports.append,
+        **options,
+    ) as outer:
+        for step in range(steps):
+            for number, parameter in enumerate(model):
+                parameter.grad = gradient(exchange.rank, step, number)
+            inner.step()
+        parts = [[int(named.name) for named in part.tensors] for part in outer._fragments]
+        values = [copy for part in outer.state_dict()["fragments"] for copy in part["copy"]]
+    return [parameter.detach().clone() for parameter in model], reports, parts, values
+
+
+def lone(model=None, exchange=None, **options):
+    model = model or torch.nn.Sequential(torch.nn.Linear(2, 3), torch.nn.Linear(3, 1))
+    inner = torch.optim.SGD(model.parameters(), lr=1.0)
+    return DiLoCo(model, inner, exchange or in_process(1)[0], sync_every=2, **options)
