@@ -17,6 +17,8 @@ from . import _notices as notices
 from ._arguments import check_counted
 from ._counters import Counters
 from ._flight import Flight
+from ._schedule import Schedule
+from ._window_clock import WindowClock
 from ._windows import Windows
 
 if TYPE_CHECKING:
@@ -28,7 +30,7 @@ if TYPE_CHECKING:
     from .._outer._fragment import Fragment
     from ._membership import Membership
     from ._outer_lr import OuterLr
-    from ._schedule import Due, Schedule
+    from ._schedule import Due
 
 _log = logging.getLogger("diloco_core")
 
@@ -107,9 +109,11 @@ class OuterSteps:
         self._detaches = any(isinstance(fragment, DelayedFragment) for fragment in fragments)
         self._mark = 0.0  # when the last sync was adopted
         self._overlap = 0
-        self._window_began = self._looked = 0.0  # by the clock
-        self._is_expected = True
-        self._slow_windows = 0
+        self._window = (
+            WindowClock(schedule, membership, rank, clock)
+            if isinstance(schedule, Windows)
+            else None
+        )
 
     def begin(self, *, restored: bool) -> None:
         """Take the same values as the other replicas; see :meth:`.Membership.begin`."""
@@ -125,34 +129,21 @@ class OuterSteps:
         Args:
             half_taken: Whether some of several inner optimizers have already taken their next step.
         """
-        if not isinstance(self._schedule, Windows):
-            return self._schedule.due(
-                self.count.since_event, sent=self.under_way, half_taken=half_taken
-            )
-        sent = self._sent
+        since_event, sent = self.count.since_event, self._sent
+        if self._window is None:
+            assert isinstance(self._schedule, Schedule)
+            return self._schedule.due(since_event, sent=self.under_way, half_taken=half_taken)
         since_sent = None if sent is None else self.count.inner_steps - sent.sent_at
-        due = self._schedule.due(self.waited, since_sent=since_sent, half_taken=half_taken)
-        if due.send and not half_taken and self._schedule.late(self.waited, self.count.since_event):
-            self._slow_windows += 1
-            # Not the first time: the first step of a program may take long, because something is compiled.
-            if self._slow_windows == 2:
-                notices.slow_for_its_window(self._rank, self.waited, self._schedule.length)
-        return due
+        return self._window.due(since_event, since_sent, half_taken=half_taken)
 
     @property
     def waited(self) -> float:
-        """Seconds since the window began; of no meaning if fragments are sent after so many inner steps."""
-        return self._clock() - self._window_began
+        """Seconds since the window began; 0 if fragments are sent after so many inner steps."""
+        return 0.0 if self._window is None else self._window.elapsed
 
     def may_look(self) -> bool:
         """Whether it is time to look, in the middle of a window, for syncs without this replica. Counts as having looked."""
-        if self._is_expected or self.under_way or not isinstance(self._schedule, Windows):
-            return False
-        now = self._clock()
-        if not self._schedule.may_look(now - self._looked):
-            return False
-        self._looked = now
-        return True
+        return self._window is not None and not self.under_way and self._window.may_look()
 
     def look(self) -> None:
         """Adopt syncs that were committed without this replica, if there are any."""
@@ -440,11 +431,8 @@ class OuterSteps:
         )
 
     def _begin_window(self) -> None:
-        """Note when the time until the next contribution began to count, and whether the others wait for that contribution."""
-        if isinstance(self._schedule, Windows):
-            position = self._membership.position
-            self._window_began, self._is_expected = position.seen, position.expected
-            self._looked = self._clock()
+        if self._window is not None:
+            self._window.begin()
 
     def _say_what_is_lost(self, number: int, inner_steps: int) -> None:
         """Log which inner steps are lost because this replica has reloaded the whole model.
