@@ -334,8 +334,9 @@ class ModalHarness(Harness):
         if known["gpu"]:
             options["gpu"] = f"{known['gpu']}:{known['gpu_count']}"
         options |= {name: known[name] for name in ("cpu", "memory") if known[name]}
-        # Of a launch that there is not yet, a plan knows neither the id nor the time.
-        sent = {**payload, "spec": json.loads(payload["spec"]), "launch": "", "start_by": 0.0}
+        # Of a launch that there is not yet, a plan knows neither the id nor the time, nor the name of the default environment.
+        unknown = {"launch": "", "start_by": 0.0, "environment_name": None}
+        sent = {**payload, "spec": json.loads(payload["spec"]), **unknown}
         return {"app": call.app, "function": call.function, "options": options, "payload": sent}
 
     # --- faults ---

@@ -199,14 +199,6 @@ def test_no_token(monkeypatch):
     assert [finding.ok for finding in executor.check(1, rendezvous_uri="s3://b")] == [False]
 
 
-def test_a_handle_of_another_environment_is_refused(lab):
-    (handle,) = lab.launch(1)
-    lab.world.add_environment("other")
-    words = "is of Modal's environment '', and this executor has environment_name='other'"
-    with pytest.raises(InvalidRequestError, match=words):
-        lab.executor(environment_name="other").describe(handle)
-
-
 def test_a_server_that_does_not_answer(lab):
     executor = lab.executor(request_timeout=0.2, retry_timeout=0)
     (handle,) = lab.launch(1)

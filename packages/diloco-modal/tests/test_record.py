@@ -2,6 +2,7 @@
 
 import pytest
 
+from diloco_modal._client import Client
 from diloco_modal._record import DamagedRecordError, call_of, entry, launch_of
 from diloco_protocol import BackendError
 
@@ -29,9 +30,12 @@ def test_what_this_version_writes_is_read():
 @pytest.mark.parametrize("key", RIGHT)
 def test_every_field_that_is_not_right_is_named(key):
     for name in RIGHT[key]:
-        wrong = {"ranks": (-1, "0", [0, "1"], [-1], [], [1, 1]), "world_size": (0,)}.get(name, ())
+        wrong = {
+            "ranks": (-1, "0", [0, "1"], [-1], [], [1, 1], [True]), "world_size": (0, True), "grace": (1e6, True),
+            "attempt": (0,),
+        }.get(name, ())  # fmt: skip
         if name == "at":
-            wrong = ("1", float("nan"), float("inf"), -1.0)
+            wrong = ("1", float("nan"), float("inf"), -1.0, True)
         for value in (*wrong, None, b"", object()):
             with pytest.raises(DamagedRecordError, match=f"{key!r}.* has to have .*{name}"):
                 entry({key: {**RIGHT[key], name: value}}, key)
@@ -62,6 +66,137 @@ def test_what_an_end_says_besides_is_right_or_named(more):
     """Apps of earlier versions say nothing."""
     with pytest.raises(DamagedRecordError, match="the entry 'end-0-1' of the run's record"):
         entry({"end-0-1": {**RIGHT["end-0-1"], **more}}, "end-0-1")
+
+
+@pytest.mark.parametrize("at", [-7200.0, 7200.0, 1e9])
+def test_a_cancel_of_a_time_that_cannot_be_is_named(lab, at):
+    """With one in the future a replica would be stopping for ever; with an early one its container would count as gone."""
+    (handle,) = lab.launch(1)
+    lab.begin(handle)
+    lab.record().put("cancel-0", {"by": "executor", "at": lab.world.now() + at})
+    with pytest.raises(
+        DamagedRecordError, match=r"the entry 'cancel-0' .* its time has to be from"
+    ):
+        lab.executor().describe(handle)
+    lab.executor().cancel(handle)
+    assert lab.call(handle).status == "terminated"
+
+
+@pytest.mark.parametrize("at", [-3000.0, 3000.0])
+def test_clocks_may_differ_by_less_than_an_hour(lab, at):
+    (handle,) = lab.launch(1)
+    lab.begin(handle)
+    lab.record().put("cancel-0", {"by": "executor", "at": lab.world.now() + at})
+    assert lab.executor().describe(handle).stopping
+
+
+def test_a_log_of_a_launch_that_is_to_come_is_not_empty(lab):
+    lab.launch(1)
+    lab.record().put("launch", {**lab.record().items()["launch"], "at": lab.world.now() + 7200})
+    (handle,) = lab.executor().attach("run")
+    with pytest.raises(DamagedRecordError, match=r"the entry 'launch' .* its time has to be from"):
+        lab.executor().stream_logs(handle)
+
+
+def test_a_life_without_the_one_before_it_is_named_and_can_be_ended(lab):
+    handles = lab.launch(2)
+    lab.begin(handles[0])
+    lab.begin(handles[1])
+    lab.record().pop("life-0-1")
+    lab.record().put("life-0-2", {"attempt": 2, "at": lab.world.now()})
+    with pytest.raises(DamagedRecordError, match="'life-0-2' and lacks 'life-0-1'"):
+        lab.executor().describe(handles[0])
+    assert lab.executor().poll(handles[1]) == "running"
+    lab.executor().cancel_run("run")
+    assert [lab.call(handle).status for handle in handles] == ["terminated"] * 2
+
+
+def test_what_was_written_while_a_record_was_read_is_no_damage(lab, monkeypatch):
+    """Modal gives entries one after another, and may give one without another that was written before it."""
+    (handle,) = lab.launch(1)
+    lab.begin(handle)
+    executor, plain, reads = lab.executor(), Client.read, []
+
+    def read(self, run_id):
+        record, entries = plain(self, run_id)
+        reads.append(run_id)
+        if len(reads) == 1:
+            entries = {key: value for key, value in entries.items() if key != "life-0-1"}
+            entries["end-0-1"] = RIGHT["end-0-1"]
+        return record, entries
+
+    monkeypatch.setattr(Client, "read", read)
+    assert executor.poll(handle) == "running"
+    assert len(reads) == 2
+
+
+@pytest.mark.parametrize("world_size", [1, 0, "2"])
+def test_more_ranks_than_replicas(lab, world_size):
+    handles = lab.launch(2)
+    lab.record().put("launch", {**lab.record().items()["launch"], "world_size": world_size})
+    for verb in (
+        lambda: lab.executor().attach("run"),
+        lambda: lab.executor().collect(handles, timeout=1),
+        lambda: lab.executor().purge(handles[0]),
+        lambda: lab.launch(2),
+        lambda: lab.executor().cancel_run("run"),
+    ):
+        with pytest.raises(DamagedRecordError, match="the entry 'launch' of the run's record"):
+            verb()
+    assert [lab.call(handle).status for handle in handles] == ["terminated"] * 2
+
+
+def test_a_call_of_a_rank_that_the_launch_leaves_out_is_named_and_ended(lab):
+    """A purge would lose it while it runs."""
+    handles = lab.launch(3)
+    lab.begin(handles[0])
+    lab.finish(handles[0])
+    launch = lab.record().items()["launch"]
+    lab.record().put("launch", {**launch, "ranks": [0]})
+    words = r"has an entry 'call-1' \(.*'launch' leave that out"
+    for verb in (
+        lambda: lab.executor().attach("run"),
+        lambda: lab.executor().describe(handles[1]),
+        lambda: lab.executor().purge(handles[0]),
+    ):
+        with pytest.raises(DamagedRecordError, match=words):
+            verb()
+    assert lab.executor().poll(handles[0]) == "succeeded"
+    lab.executor().cancel(handles[1])
+    assert lab.call(handles[1]).status == "terminated"
+    with pytest.raises(DamagedRecordError, match=f"{words}.* were told to end$"):
+        lab.executor().cancel_run("run")
+    assert lab.call(handles[2]).status == "terminated"
+
+
+def test_a_damaged_call_keeps_no_other_from_being_ended(lab):
+    handles = lab.launch(3)
+    lab.record().put("call-1", "damaged")
+    with pytest.raises(DamagedRecordError, match=r"the entry 'call-1' .* were told to end$"):
+        lab.executor().cancel_run("run")
+    assert [lab.call(handle).status for handle in handles] == [
+        "terminated",
+        "pending",
+        "terminated",
+    ]
+    # Its own handle knows it, but not whether it is true.
+    call = handles[1].metadata["function_call_id"]
+    with pytest.raises(
+        BackendError, match=f"the entry 'call-1' .* has not ended, and may cost money: .*{call}"
+    ):
+        lab.executor().cancel(handles[1])
+    lab.call(handles[1]).stop()
+    lab.executor().cancel(handles[1])
+
+
+def test_what_could_not_be_ended_of_a_damaged_record_is_named(lab):
+    handles = lab.launch(2)
+    lab.record().put("launch", {**lab.record().items()["launch"], "grace": "long"})
+    lab.stand_in.faults.add("forbidden", verb="FunctionCallCancel", times=1)
+    call = handles[0].metadata["function_call_id"]
+    with pytest.raises(DamagedRecordError, match=f"but for these, which may cost money: {call}$"):
+        lab.executor().cancel_run("run")
+    assert [lab.call(handle).status for handle in handles] == ["pending", "terminated"]
 
 
 def test_a_dict_with_a_launch_that_is_not_ours(lab):

@@ -7,6 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from modal import exception as modal_errors
 
+from diloco_modal._record import DamagedRecordError
 from diloco_modal._states import Trace, died, is_end, living, reported, stopped, trace_of
 from diloco_protocol import Outcome, Reason, ReplicaState
 
@@ -47,15 +48,30 @@ class TestTrace:
         assert trace_of(lives(END, **{"over-3": {"at": 70.0}}), 3).ended_at == 50.0
 
     def test_attempts_within_a_life(self):
-        again = {
-            "attempt-3-2": {"at": 12.0},
-            "attempt-3-3": {"at": 14.0},
-            "attempt-3-5": {"at": 1.0},
-        }
+        again = {"attempt-3-2": {"at": 12.0}, "attempt-3-3": {"at": 14.0}}
         assert trace_of(lives(None, **again), 3) == Trace(3, 14.0, open=True, lives=1)
         # The runner counts better than what was written down meanwhile.
         end = {"started": 4, "failed": 3, "at": 50.0, "again": False}
         assert trace_of(lives(end, **again), 3).attempt == 4
+
+    @pytest.mark.parametrize(
+        ("there", "lacks"),
+        [
+            ({"life-3-2": LIFE}, "life-3-1"),
+            ({"life-3-1": LIFE, "life-3-3": LIFE}, "life-3-2"),
+            ({"end-3-1": END}, "life-3-1"),
+            ({"life-3-1": LIFE, "end-3-2": END}, "life-3-2"),
+            ({"attempt-3-2": {"at": 12.0}}, "life-3-1"),
+            ({"life-3-1": LIFE, "attempt-3-3": {"at": 12.0}}, "attempt-3-2"),
+            ({"life-3-1": LIFE, "end-3-1": END, "attempt-3-3": {"at": 12.0}}, "attempt-3-2"),
+        ],
+    )
+    def test_an_entry_that_is_missing_is_named(self, there, lacks):
+        """Without it a replica that runs would look as if it waited, or an attempt as if it were an earlier one."""
+        *_, last = there
+        with pytest.raises(DamagedRecordError, match=f"has an entry '{last}' and lacks '{lacks}'"):
+            trace_of({"launch": {}, **there}, 3)
+        assert trace_of({"launch": {}, **there}, 4) == Trace()
 
     @pytest.mark.parametrize(
         ("options", "waited"),

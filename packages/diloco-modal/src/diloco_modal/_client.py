@@ -26,11 +26,16 @@ _KEPT_CALLS = 4096
 
 
 class Client:
-    """Safe to share between threads. Modal's client is made at the first call."""
+    """Safe to share between threads. Modal's client is made at the first call.
+
+    Attributes:
+        known_environment: What :meth:`environment` has found; empty before it was called, unless the options name one.
+    """
 
     def __init__(self, options: ModalOptions) -> None:
         self._options = options
         self._client = options.client
+        self.known_environment = options.environment_name or ""
         self._lock = threading.Lock()
         self._records: dict[str, tuple[float, Any]] = {}
         self._entries: dict[str, tuple[float, Mapping[str, Any]]] = {}
@@ -51,12 +56,30 @@ class Client:
                 self._client = self._ask(modal.Client.from_env, "connecting to Modal")
             return self._client
 
+    def environment(self) -> str:
+        """Name of the environment in which everything is looked for; asked for once, since a profile may change.
+
+        Raises:
+            BackendError: Modal could not be asked for the default one.
+        """
+        if not self.known_environment:
+            client = self.client()
+            import modal
+            from modal.config import config
+
+            # Modal's client would read the profile again for each object, and the workspace has a default.
+            self.known_environment = config.get("environment") or self._ask(
+                lambda: modal.Environment.from_context(client=client).hydrate().name or "",
+                "looking for the default environment",
+            )
+        return self.known_environment
+
     def _ask(self, call: Callable[[], T], what: str) -> T:
         return asked(call, self._options.request_timeout, what)
 
     @property
     def _where(self) -> dict[str, Any]:
-        return {"client": self.client(), "environment_name": self._options.environment_name}
+        return {"client": self.client(), "environment_name": self.environment()}
 
     # --- functions and calls ---
 
@@ -78,8 +101,8 @@ class Client:
         try:
             self._ask(function.hydrate, f"looking for {name}")
         except MissingError as error:
-            text, environment = str(error).rstrip("."), options.environment_name
-            if environment and f"Environment {environment!r} not found" in text:
+            text, environment = str(error).rstrip("."), where["environment_name"]
+            if f"Environment {environment!r} not found" in text:
                 why = f"modal environment list shows those that are there, and modal environment create {environment} makes one"
             else:
                 why = f"It is not deployed: {deploy_command(options)}"
@@ -300,6 +323,5 @@ class Client:
         import modal
 
         where = self._where
-        where["environment_name"] = where["environment_name"] or ""
         held = self._ask(lambda: modal.Dict.objects.list(**where), "listing Dicts")
         return [each.name for each in reversed(held) if (each.name or "").startswith(PREFIX)]

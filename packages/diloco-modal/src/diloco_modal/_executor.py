@@ -28,19 +28,31 @@ from diloco_protocol import (
     UnavailableError,
     retry,
 )
-from diloco_protocol.backend import cancel_all, is_run_id, options_of, takes
+from diloco_protocol.backend import cancel_all, check_text, is_run_id, options_of, takes
 
 from . import _many as many
 from . import _states as states
 from ._check import check_launch, check_rendezvous
 from ._client import PREFIX, Client
+from ._entries import CLOCKS
 from ._errors import MissingError
 from ._handles import check_handle, link, make_handle
 from ._launch import Launcher, bound_options
 from ._logs import read_log
 from ._options import DAY, ModalOptions
 from ._payload import LONGEST_CALL, MARGIN, MAX_RESULT_BYTES, call_timeout, payloads, shown_payload
-from ._record import DamagedRecordError, call_of, checked, launch_of
+from ._record import (
+    DamagedRecordError,
+    Numbers,
+    call_of,
+    calls_of,
+    check_time,
+    checked,
+    held_calls,
+    launch_of,
+    numbers_of,
+    stray,
+)
 
 T = TypeVar("T")
 
@@ -187,10 +199,17 @@ class ModalSpawnExecutor(BaseExecutor):
         asked = [handle for handle in dict.fromkeys(handles) if handle not in self._ended]
         record, found = None, {}
         if asked:
+            self._check_place(asked)
             record, entries = self._read(handles[0].run_id)
-            ours = [handle for handle in asked if _is_of(handle, entries)]
-            looks = many.at_once(lambda each: self._look(each, record, entries), ours)
-            found = dict(zip(ours, looks, strict=True))
+            try:
+                known = self._known(asked, entries, numbers_of(entries))
+            except DamagedRecordError:
+                # What is written while entries are read may be among them without what was written before.
+                record, entries = self._read(handles[0].run_id)
+                known = self._known(asked, entries, numbers_of(entries))
+            grace = float(launch_of(entries)["grace"])
+            looks = many.at_once(lambda each: self._look(*each, record, grace), list(known.items()))
+            found = dict(zip(known, looks, strict=True))
         told = {}
         for handle in handles:
             if handle in self._ended:
@@ -198,6 +217,21 @@ class ModalSpawnExecutor(BaseExecutor):
             elif (status := found.get(handle)) is not None:
                 told[handle] = status
         return record, told
+
+    def _known(
+        self, handles: Sequence[ReplicaHandle], entries: Mapping[str, Any], numbers: Numbers
+    ) -> dict[ReplicaHandle, states.Trace]:
+        """What a record says of those of the handles that are its."""
+        launch, now = launch_of(entries), self._options.clock()
+        known = {}
+        for handle in handles:
+            if _is_of(handle, launch, entries):
+                trace = states.trace_of(entries, handle.rank, numbers)
+                if trace.cancel is not None:
+                    key = f"cancel-{handle.rank}"
+                    check_time(key, trace.cancel, launch["at"] - CLOCKS, now + CLOCKS)
+                known[handle] = trace
+        return known
 
     def _read(self, run_id: str | None) -> tuple[Any, Mapping[str, Any]]:
         if not (isinstance(run_id, str) and is_run_id(run_id)):
@@ -213,12 +247,10 @@ class ModalSpawnExecutor(BaseExecutor):
         return record, entries
 
     async def _look(
-        self, handle: ReplicaHandle, record: Any, entries: Mapping[str, Any]
+        self, handle: ReplicaHandle, trace: states.Trace, record: Any, grace: float
     ) -> ReplicaStatus | None:
         call = handle.metadata["function_call_id"]
         url = link(call)
-        trace = states.trace_of(entries, handle.rank)
-        grace = float(launch_of(entries)["grace"])
         try:
             status, result = states.reported(await self._client.answer(call), trace, url)
         except TimeoutError as error:  # the builtin one: it has not ended
@@ -263,8 +295,10 @@ class ModalSpawnExecutor(BaseExecutor):
         now = self._options.clock()
         if trace.cancel is None:
             mark = {"by": "outside", "at": now}
-            self._client.put_once(record, f"cancel-{handle.rank}", mark)
-            trace = replace(trace, cancel=self._client.get(record, f"cancel-{handle.rank}") or mark)
+            key = f"cancel-{handle.rank}"
+            if not self._client.put_once(record, key, mark):
+                mark = self._client.get(record, key) or mark
+            trace = replace(trace, cancel=checked(key, mark))
         return states.stopped(trace, link(call), now, grace), None
 
     def _dated(
@@ -293,8 +327,10 @@ class ModalSpawnExecutor(BaseExecutor):
         return copy.deepcopy(result)  # callers may change it
 
     def _logs(self, handle: ReplicaHandle, query: LogQuery) -> Iterator[str]:
+        self._patiently(lambda: self._check_place([handle]))
         _, entries = self._patiently(lambda: self._read(handle.run_id))
-        if not _is_of(handle, entries):
+        launch = launch_of(entries)
+        if not _is_of(handle, launch, entries):
             raise ReplicaNotFoundError(
                 f"there is no record of rank {handle.rank} of run {handle.run_id!r}"
             )
@@ -310,10 +346,9 @@ class ModalSpawnExecutor(BaseExecutor):
         def fetch(ask: Callable[[Any], Any]) -> list[Any]:
             return self._patiently(lambda: self._client.log_entries(call, ask))
 
-        options = self._options
-        return read_log(
-            fetch, query, terminal, options.clock, self._backoff, launch_of(entries)["at"]
-        )
+        clock = self._options.clock
+        check_time("launch", launch, 0.0, clock() + CLOCKS)
+        return read_log(fetch, query, terminal, clock, self._backoff, launch["at"])
 
     # --- ending and finding ---
 
@@ -328,19 +363,22 @@ class ModalSpawnExecutor(BaseExecutor):
         try:
             record, told = self._looked([handle])
         except ReplicaNotFoundError:
-            self._check_over(handle)
+            gone = f"the record of the run {handle.run_id!r} was removed from Modal"
+            self._check_over(handle, gone)
             return
-        except DamagedRecordError:
+        except DamagedRecordError as damage:
             # It may be running, and its call is known nevertheless.
             record, entries = self._read(handle.run_id)
-            if _is_of(handle, entries):
+            if (handle.rank, handle.metadata["function_call_id"]) in held_calls(entries):
                 self._end(handle, record, mark)
+            else:
+                self._check_over(handle, str(damage))
             return
         if handle in told and not told[handle].state.terminal:
             self._end(handle, record, mark)
 
-    def _check_over(self, handle: ReplicaHandle) -> None:
-        """Refuse to say that nothing is left to end, if the record is gone and the call is not.
+    def _check_over(self, handle: ReplicaHandle, why: str) -> None:
+        """Refuse to say that nothing is left to end, if the record is gone or damaged and the call is not over.
 
         It is not ended here: without a record nobody knows whether the handle is true.
         """
@@ -362,39 +400,53 @@ class ModalSpawnExecutor(BaseExecutor):
 
         if many.at_once(lives, [call]) == [True]:
             raise BackendError(
-                f"the record of the run {handle.run_id!r} was removed from Modal, but the call of this handle has not ended, and "
-                f"may cost money: modal.FunctionCall.from_id({call!r}).cancel(terminate_containers=True) ends it ({link(call)})"
+                f"{why}, but the call of this handle has not ended, and may "
+                f"cost money: modal.FunctionCall.from_id({call!r}).cancel(terminate_containers=True) ends it ({link(call)})"
             )
 
     def _end(self, handle: ReplicaHandle, record: Any, mark: Mapping[str, Any]) -> None:
-        key = f"cancel-{handle.rank}"
+        self._end_call(handle.rank, handle.metadata["function_call_id"], record, mark)
+
+    def _end_call(self, rank: int, call: str, record: Any, mark: Mapping[str, Any]) -> None:
+        key = f"cancel-{rank}"
         try:
             self._client.put_once(record, key, mark)
-            self._client.cancel(handle.metadata["function_call_id"])
+            self._client.cancel(call)
         except BaseException:
             with contextlib.suppress(BackendError):
                 self._client.pop_own(record, key, mark)
             raise
 
     def cancel_run(self, run_id: str) -> None:
-        """End all replicas of a run; see :meth:`BaseExecutor.cancel_run`. Ranks without a call are not started any more."""
-        with contextlib.suppress(ReplicaNotFoundError):
-            record, entries = self._patiently(lambda: self._read(run_id))
-            self._patiently(lambda: self._void(record, _unclaimed(entries)))
-        handles = self.attach(run_id)
+        """End all replicas of a run; see :meth:`BaseExecutor.cancel_run`.
+
+        Ranks without a call are not started any more. If none has one, the record is removed, and the name is free again.
+        """
+        freed = False
+        try:
+            with contextlib.suppress(ReplicaNotFoundError):
+                freed = self._close(run_id)
+            handles = self.attach(run_id)
+        except ReplicaNotFoundError:
+            if freed:
+                return
+            raise
+        except DamagedRecordError as damage:
+            self._end_known(run_id, damage)
+            return
         try:
             record, entries = self._patiently(lambda: self._read(run_id))
         except ReplicaNotFoundError:  # only the journal knows it
             cancel_all(handles, self.cancel)
             return
+        numbers = numbers_of(entries)
 
         def stop(handle: ReplicaHandle) -> None:
             try:
-                trace = states.trace_of(entries, handle.rank)
+                trace = self._known([handle], entries, numbers).get(handle)
             except DamagedRecordError:
-                self.cancel(handle)
-                return
-            if not _is_of(handle, entries) or trace.ended_at is not None:
+                trace = None
+            if trace is None or trace.ended_at is not None:
                 self.cancel(handle)
             elif handle not in self._ended:
                 # It has written no end, so it is not looked at before: Modal keeps the result of what has ended.
@@ -403,17 +455,47 @@ class ModalSpawnExecutor(BaseExecutor):
 
         cancel_all(handles, stop)
 
+    def _close(self, run_id: str) -> bool:
+        """Have no call claim a rank any more; whether the record was removed, since no call ever held one."""
+        record, entries = self._patiently(lambda: self._read(run_id))
+        self._patiently(lambda: self._void(record, _unclaimed(entries)))
+        _, entries = self._patiently(lambda: self._read(run_id))
+        if any(held != "" for held in calls_of(entries).values()):
+            return False
+        self._patiently(lambda: self._client.delete_record(run_id, record))
+        return True
+
+    def _end_known(self, run_id: str, damage: DamagedRecordError) -> None:
+        """End the calls that a damaged record knows.
+
+        Raises:
+            DamagedRecordError: Says what it was, and what may be left.
+        """
+        record, entries = self._patiently(lambda: self._read(run_id))
+        left = []
+        for rank, call in held_calls(entries):
+            mark = self._mark()
+            try:
+                self._patiently(lambda told=(rank, call, record, mark): self._end_call(*told))  # type: ignore[misc]
+            except BackendError:
+                left.append(call)
+        text = f"{damage}. The calls that its record knows were told to end"
+        if left:
+            text += f", but for these, which may cost money: {', '.join(left)}"
+        raise DamagedRecordError(text) from damage
+
     def _void(self, record: Any, ranks: Sequence[int]) -> None:
         for rank in ranks:
             self._client.put_once(record, f"call-{rank}", {"call": ""})
 
     def _purge(self, handle: ReplicaHandle) -> None:
+        self._patiently(lambda: self._check_place([handle]))
         while True:
             try:
                 record, entries = self._patiently(lambda: self._read(handle.run_id))
             except ReplicaNotFoundError:
                 return
-            if not _is_of(handle, entries):
+            if not _is_of(handle, launch_of(entries), entries):
                 return
             handles = self._handles(handle.run_id, entries)
             found = self._patiently(lambda handles=handles: self._observe_run(handles))  # type: ignore[misc]
@@ -448,17 +530,32 @@ class ModalSpawnExecutor(BaseExecutor):
         _, entries = self._patiently(lambda: self._read(run_id))
         handles = self._handles(run_id, entries)
         if not handles:
-            raise ReplicaNotFoundError(f"no replica of the run {run_id!r} was started")
+            raise ReplicaNotFoundError(
+                f"there is a record of the run {run_id!r}, and no replica was started yet: its launch is under way or was "
+                f"interrupted. Launch it again, or free its name: cancel_run({run_id!r})"
+            )
         return handles
+
+    def exists(self, run_id: str) -> bool:
+        """Whether there is a record of a run; also if its launch has started nothing yet, but has its name."""
+        check_text("run_id", run_id)
+        with contextlib.suppress(ReplicaNotFoundError):
+            self._patiently(lambda: self._read(run_id))
+            return True
+        return False
 
     @staticmethod
     def _handles(run_id: str, entries: Mapping[str, Any]) -> list[ReplicaHandle]:
-        launch = launch_of(entries)
-        calls = [(rank, call_of(entries, rank)) for rank in launch["ranks"]]
-        return [make_handle(launch, rank, call, run_id) for rank, call in calls if call]
+        launch, calls = launch_of(entries), calls_of(entries)
+        return [make_handle(launch, rank, call, run_id) for rank, call in calls.items() if call]
 
     def _check_handle(self, handle: ReplicaHandle) -> None:
-        check_handle(handle, self._options)
+        check_handle(handle, self._client.known_environment)  # a journal may answer without Modal
+
+    def _check_place(self, handles: Sequence[ReplicaHandle]) -> None:
+        environment = self._client.environment()
+        for handle in handles:
+            check_handle(handle, environment)
 
     def _patiently(self, call: Callable[[], T]) -> T:
         """Try again for a while as long as Modal throttles or fails; everything we do so is repeatable."""
@@ -467,15 +564,17 @@ class ModalSpawnExecutor(BaseExecutor):
 
 def _unclaimed(entries: Mapping[str, Any]) -> list[int]:
     """The ranks that no call holds, and any may claim."""
-    return [rank for rank in launch_of(entries)["ranks"] if f"call-{rank}" not in entries]
+    return [rank for rank, held in calls_of(entries).items() if held is None]
 
 
-def _is_of(handle: ReplicaHandle, entries: Mapping[str, Any]) -> bool:
+def _is_of(handle: ReplicaHandle, launch: Mapping[str, Any], entries: Mapping[str, Any]) -> bool:
     """Whether a record is the handle's, and not of a later launch of the same name."""
     call = call_of(entries, handle.rank)
     if not call:
         return False
-    true = make_handle(launch_of(entries), handle.rank, call, handle.run_id)
+    if handle.rank not in launch["ranks"]:
+        raise stray(entries, handle.rank)
+    true = make_handle(launch, handle.rank, call, handle.run_id)
     return handle.world_size == true.world_size and all(
         handle.metadata[key] == value for key, value in true.metadata.items()
     )

@@ -8,8 +8,6 @@ from typing import Any
 
 from diloco_protocol import InvalidRequestError, ReplicaHandle
 
-from ._options import ModalOptions
-
 _KEYS = frozenset({"app", "function", "environment", "launch", "launched_at", "function_call_id"})
 
 
@@ -26,8 +24,12 @@ def make_handle(launch: Mapping[str, Any], rank: int, call_id: str, run_id: str)
     return ReplicaHandle(rank, "modal", metadata, run_id=run_id, world_size=launch["world_size"])
 
 
-def check_handle(handle: ReplicaHandle, options: ModalOptions) -> None:
+def check_handle(handle: ReplicaHandle, environment: str) -> None:
     """Refuse a handle that was not made by a launch, or is of another environment.
+
+    Args:
+        handle: To look at.
+        environment: Name of that of the executor; empty if it is not known yet.
 
     Raises:
         InvalidRequestError: Says what is missing, or where it belongs.
@@ -37,11 +39,11 @@ def check_handle(handle: ReplicaHandle, options: ModalOptions) -> None:
         raise InvalidRequestError(
             f"this handle does not lead to a call: its metadata lacks {', '.join(sorted(missing))}"
         )
-    environment = handle.metadata["environment"]
-    if environment != (options.environment_name or ""):
+    theirs = handle.metadata["environment"]
+    if environment and theirs != environment:
         raise InvalidRequestError(
-            f"this handle is of Modal's environment {environment!r}, and this executor has "
-            f"environment_name={options.environment_name!r}"
+            f"this handle is of Modal's environment {theirs!r}, and this executor is for {environment!r}: make one with "
+            f"environment_name={theirs!r}"
         )
 
 

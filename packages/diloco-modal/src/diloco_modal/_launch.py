@@ -26,7 +26,7 @@ from ._errors import MissingError
 from ._handles import make_handle
 from ._options import DAY, ModalOptions
 from ._payload import call_timeout, payloads, record_name
-from ._record import call_of, launch_of
+from ._record import call_of, calls_of, launch_of
 from ._resources import cores, mebibytes, modal_gpu
 from ._withdraw import Withdrawal
 
@@ -66,6 +66,18 @@ def _fingerprint(request: RunRequest, options: ModalOptions) -> str:
     return hashlib.sha256(json.dumps(agreed).encode()).hexdigest()
 
 
+def _other(run_id: str, *, started: bool) -> str:
+    """Why a name is taken by another launch."""
+    text = f"there is another launch of the name {run_id!r} already"
+    if started:
+        return f"{text}: choose another run_id; attach({run_id!r}) finds a run again"
+    return f"{text}, which has started nothing yet: repeat it as it was, or {_freed(run_id)}"
+
+
+def _freed(run_id: str) -> str:
+    return f"cancel_run({run_id!r}) frees the name, as long as nothing was started under it"
+
+
 class Launcher:
     """Launches runs."""
 
@@ -100,10 +112,7 @@ class Launcher:
             entries = self._patiently(lambda: self._client.entries(record))
         launch = launch_of(entries)
         if launch["fingerprint"] != wanted["fingerprint"]:
-            raise RunConflictError(
-                f"there is another launch of the name {request.run_id!r} already: choose another run_id; "
-                f"attach({request.run_id!r}) finds a run again"
-            )
+            raise RunConflictError(_other(request.run_id, started=any(calls_of(entries).values())))
         made: dict[int, str] = {}
         held = {rank: call_of(entries, rank) for rank in request.ranks}
         missing = [rank for rank in request.ranks if held[rank] is None]
@@ -114,7 +123,7 @@ class Launcher:
                 "another run_id"
             )
         start_by = began + self._options.pending_timeout
-        sent = payloads(request, self._options, launch["id"], start_by)
+        sent = payloads(request, self._options, launch["id"], start_by, launch["environment"])
 
         async def start(payload: Mapping[str, Any]) -> None:
             rank = payload["rank"]
@@ -136,8 +145,9 @@ class Launcher:
             many.at_once(start, [payload for payload in sent if payload["rank"] in missing])
             voided = [rank for rank in request.ranks if not held[rank]]
             if voided:
+                how = "choose another run_id" if any(held.values()) else _freed(request.run_id)
                 raise RunConflictError(
-                    f"the run {request.run_id!r} was cancelled before rank {voided[0]} was started: choose another run_id"
+                    f"the run {request.run_id!r} was cancelled before rank {voided[0]} was started: {how}"
                 )
             # The first look need not read what was written here.
             known = {**entries, **{f"call-{rank}": {"call": call} for rank, call in held.items()}}
@@ -175,7 +185,7 @@ class Launcher:
             "world_size": request.world_size,
             "app": options.app,
             "function": options.function,
-            "environment": options.environment_name or "",
+            "environment": self._client.environment(),
             "labels": dict(request.labels),
             "grace": options.grace,
             "at": options.clock(),

@@ -49,7 +49,8 @@ class ModalOptions(Options):
     Attributes:
         app: Name of the deployed app; see :func:`build_app`.
         function: Name of its function.
-        environment_name: The environment of Modal in which the app is.
+        environment_name: The environment of Modal in which the app is. Whoever leaves it out stays in that of the first call,
+            also if the profile changes.
         client: A ``modal.Client`` to use.
         run_id: Prefix of the names of runs that the caller does not name.
         env: Environment variables for every launch; those of the launch itself win.

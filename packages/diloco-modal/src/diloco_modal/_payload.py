@@ -20,7 +20,11 @@ LONGEST_CALL = 86_400.0
 
 
 def payloads(
-    request: RunRequest, options: ModalOptions, launch: str = "", start_by: float = 0.0
+    request: RunRequest,
+    options: ModalOptions,
+    launch: str = "",
+    start_by: float = 0.0,
+    environment: str | None = None,
 ) -> list[dict[str, Any]]:
     """What the calls of a launch are told, in rank order.
 
@@ -29,6 +33,7 @@ def payloads(
         options: Of the executor.
         launch: Which launch of this run_id it is, so that a call that was left over from another one trains nothing; empty
             before there is one.
+        environment: Where the record is; what the options say if it is not known yet.
         start_by: Unix seconds after which a replica must not begin; 0 before it is launched.
 
     Raises:
@@ -42,7 +47,7 @@ def payloads(
             "rank": spec.rank,
             "record": record_name(request.run_id),
             "launch": launch,
-            "environment_name": options.environment_name,
+            "environment_name": environment or options.environment_name,
             "env": dict(request.env),
             "secrets": dict(request.secrets),
             "restarts": request.max_restarts,

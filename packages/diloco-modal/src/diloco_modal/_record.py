@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -9,6 +10,9 @@ from diloco_protocol import BackendError, DilocoError, Outcome
 
 _MOST = 1e11
 """More than any count, and later than any time in Unix seconds."""
+_LONGEST_GRACE = 3600.0
+_NUMBERED = re.compile(r"(life|end|attempt)-(\d+)-(\d+)", re.ASCII)
+_CALL = re.compile(r"call-(\d+)", re.ASCII)
 
 
 def _text(value: object) -> bool:
@@ -16,11 +20,15 @@ def _text(value: object) -> bool:
 
 
 def _number(value: object) -> bool:
-    return isinstance(value, (int, float)) and 0 <= value < _MOST
+    return isinstance(value, (int, float)) and not isinstance(value, bool) and 0 <= value < _MOST
 
 
 def _whole(value: object) -> bool:
-    return isinstance(value, int) and 0 <= value < _MOST
+    return isinstance(value, int) and not isinstance(value, bool) and 0 <= value < _MOST
+
+
+def _grace(value: object) -> bool:
+    return _number(value) and value <= _LONGEST_GRACE  # type: ignore[operator]
 
 
 def _positive(value: object) -> bool:
@@ -45,11 +53,11 @@ def _outcome(value: object) -> bool:
 _SHAPES: dict[str, dict[str, Callable[[object], bool]]] = {
     "launch": {
         "id": _text, "fingerprint": _text, "ranks": _ranks, "world_size": _positive, "app": _text, "function": _text,
-        "environment": _text, "grace": _number, "at": _number,
+        "environment": _text, "grace": _grace, "at": _number,
     },
     "call": {"call": _text},
     "cancel": {"by": _text, "at": _number},
-    "life": {"attempt": _whole, "at": _number},
+    "life": {"attempt": _positive, "at": _number},
     "attempt": {"at": _number},
     "end": {"started": _whole, "failed": _whole, "at": _number, "again": _maybe, "outcome": _outcome},
     "over": {"at": _number},
@@ -84,13 +92,74 @@ def checked(key: str, value: Any) -> Mapping[str, Any]:
     )
 
 
-def launch_of(entries: Mapping[str, Any]) -> Mapping[str, Any]:
-    """The entry of the launch, which must be there.
+def check_time(key: str, value: Mapping[str, Any], earliest: float, latest: float) -> None:
+    """Refuse an entry of a time at which nobody can have written it.
+
+    Args:
+        key: Of the entry.
+        value: Of the entry.
+        earliest: Unix seconds.
+        latest: Unix seconds.
 
     Raises:
-        DamagedRecordError: As for :func:`entry`.
+        DamagedRecordError: It is earlier or later.
     """
-    return checked("launch", entries["launch"])
+    if not earliest <= value["at"] <= latest:
+        raise DamagedRecordError(
+            f"the entry {key!r} of the run's record on Modal is {value!r:.200}, and its time has to be from {earliest:.0f} to "
+            f"{latest:.0f}: it was damaged, or the clock of who wrote it or of this machine is wrong"
+        )
+
+
+def launch_of(entries: Mapping[str, Any]) -> Mapping[str, Any]:
+    """The entry of the launch.
+
+    Raises:
+        DamagedRecordError: As for :func:`entry`; or it is not there.
+    """
+    launch = checked("launch", entries.get("launch"))
+    if max(launch["ranks"]) >= launch["world_size"]:
+        raise DamagedRecordError(
+            f"the entry 'launch' of the run's record on Modal has rank {max(launch['ranks'])} of {launch['world_size']} "
+            "replicas: it was damaged, or written by somebody else"
+        )
+    return launch
+
+
+def calls_of(entries: Mapping[str, Any]) -> dict[int, str | None]:
+    """What :func:`call_of` says of each rank of the launch.
+
+    Raises:
+        DamagedRecordError: As for :func:`entry`; or a call holds a rank that the launch does not have.
+    """
+    calls = {rank: call_of(entries, rank) for rank in launch_of(entries)["ranks"]}
+    for rank, _ in held_calls(entries):
+        if rank not in calls:
+            raise stray(entries, rank)
+    return calls
+
+
+def stray(entries: Mapping[str, Any], rank: int) -> DamagedRecordError:
+    """The error for a call that holds a rank which the launch does not have."""
+    return DamagedRecordError(
+        f"the run's record on Modal has an entry 'call-{rank}' ({entries[f'call-{rank}']!r:.200}), and the ranks of its entry "
+        "'launch' leave that out: one of them was damaged, or written by somebody else"
+    )
+
+
+def held_calls(entries: Mapping[str, Any]) -> list[tuple[int, str]]:
+    """The ranks that calls hold, and these calls, as far as a record can be read; whatever its launch says."""
+    held = []
+    for key, value in entries.items():
+        found = _CALL.fullmatch(str(key))
+        if (
+            found
+            and isinstance(value, Mapping)
+            and isinstance(value.get("call"), str)
+            and value["call"]
+        ):
+            held.append((int(found[1]), value["call"]))
+    return sorted(held)
 
 
 def call_of(entries: Mapping[str, Any], rank: int) -> str | None:
@@ -101,3 +170,42 @@ def call_of(entries: Mapping[str, Any], rank: int) -> str | None:
     """
     held = entry(entries, f"call-{rank}")
     return None if held is None else str(held["call"])
+
+
+Numbers = Mapping[int, Mapping[str, int]]
+
+
+def numbers_of(entries: Mapping[str, Any]) -> Numbers:
+    """The highest number of a life, an end and an attempt for which there is an entry, by rank."""
+    highest: dict[int, dict[str, int]] = {}
+    for key in entries:
+        if found := _NUMBERED.fullmatch(str(key)):
+            of_rank = highest.setdefault(int(found[2]), {})
+            of_rank[found[1]] = max(of_rank.get(found[1], 0), int(found[3]))
+    return highest
+
+
+def check_whole(rank: int, lives: int, attempt: int, highest: Mapping[str, int]) -> None:
+    """Refuse a record in which an entry of a rank is missing.
+
+    Args:
+        rank: Of the replica.
+        lives: How many of its lives are there, from the first one on.
+        attempt: The newest attempt that they and what follows them tell of.
+        highest: The highest numbers of its entries; see :func:`numbers_of`.
+
+    Raises:
+        DamagedRecordError: There are entries that come after one that is not there.
+    """
+    there = {"life": lives, "end": lives, "attempt": attempt if lives else 0}
+    for kind, number in highest.items():
+        if number > there[kind]:
+            lacks = (
+                f"attempt-{rank}-{attempt + 1}"
+                if kind == "attempt" and lives
+                else f"life-{rank}-{lives + 1}"
+            )
+            raise DamagedRecordError(
+                f"the run's record on Modal has an entry '{kind}-{rank}-{number}' and lacks {lacks!r}, which comes before it: it "
+                "was damaged, or has faded in part"
+            )

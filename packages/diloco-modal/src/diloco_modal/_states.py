@@ -9,7 +9,7 @@ from typing import Any
 
 from diloco_protocol import DilocoError, Outcome, Reason, ReplicaState, ReplicaStatus
 
-from ._record import checked, entry
+from ._record import Numbers, check_whole, checked, entry, numbers_of
 
 INTERRUPT_SECONDS = 30.0
 """Modal's time between SIGINT and the end of a container."""
@@ -59,29 +59,38 @@ class Trace:
         return self.cancel is not None and self.cancel["by"] == "executor"
 
 
-def trace_of(entries: Mapping[str, Any], rank: int) -> Trace:
+def trace_of(entries: Mapping[str, Any], rank: int, numbers: Numbers | None = None) -> Trace:
     """What the entries of a record say of a rank.
 
+    Args:
+        entries: Of the record.
+        rank: Of the replica.
+        numbers: Of the entries, if they are known already.
+
     Raises:
-        DamagedRecordError: One of them is not what this version writes.
+        DamagedRecordError: One of them is not what this version writes, or is missing.
     """
+    highest = (numbers_of(entries) if numbers is None else numbers).get(rank, {})
     lives = 0
     while f"life-{rank}-{lives + 1}" in entries:
         lives += 1
     cancel, over = entry(entries, f"cancel-{rank}"), entry(entries, f"over-{rank}")
     over_at = None if over is None else over["at"]
     if not lives:
+        check_whole(rank, 0, 0, highest)
         return Trace(cancel=cancel, ended_at=over_at)
     life = checked(f"life-{rank}-{lives}", entries[f"life-{rank}-{lives}"])
     end = entry(entries, f"end-{rank}-{lives}")
     attempt, started = life["attempt"], life["at"]
     while (again := entry(entries, f"attempt-{rank}-{attempt + 1}")) is not None:
         attempt, started = attempt + 1, again["at"]
+    if end is not None:
+        attempt = max(attempt, end["started"])
+    check_whole(rank, lives, attempt, highest)
     if end is None:
         return Trace(attempt, started, True, lives, over_at, cancel)
     # An app that was deployed with an earlier version does not say whether the call comes again.
     again, outcome = end.get("again"), end.get("outcome") or ""
-    attempt = max(attempt, end["started"])
     return Trace(attempt, started, False, lives, end["at"], cancel, again, outcome)
 
 

@@ -1,0 +1,65 @@
+"""Modal's environments: an executor is for one of them, whatever a profile says later."""
+
+from dataclasses import replace
+
+import pytest
+
+from diloco_protocol import FolderJournal, InvalidRequestError
+
+
+def test_a_handle_of_another_environment_is_refused(lab):
+    (handle,) = lab.launch(1)
+    lab.world.add_environment("other")
+    words = "is of Modal's environment 'main', and this executor is for 'other': .*environment_name='main'"
+    with pytest.raises(InvalidRequestError, match=words):
+        lab.executor(environment_name="other").describe(handle)
+    theirs = replace(handle, metadata={**handle.metadata, "environment": "other"})
+    for verb in ("describe", "cancel", "purge", "stream_logs"):
+        with pytest.raises(InvalidRequestError, match="'other', and this executor is for 'main'"):
+            getattr(lab.executor(), verb)(theirs)
+
+
+def test_the_default_environment_is_the_one_of_its_name(lab):
+    """The same launch, whoever repeats it, and everybody can watch and end it."""
+    unnamed, named = lab.executor(), lab.executor(environment_name="main")
+    for handles in (lab.launch(1, unnamed), lab.launch(1, named), lab.launch(1, lab.executor())):
+        assert [each.poll(handles[0]) for each in (named, unnamed, lab.executor())] == [
+            "pending"
+        ] * 3
+    assert handles[0].metadata["environment"] == "main"
+    assert lab.call(handles[0]).arguments[0][0]["environment_name"] == "main"
+    assert len(lab.world.calls()) == 1
+    lab.executor(environment_name="main").cancel(handles[0])
+    assert unnamed.poll(handles[0]) == "cancelled"
+
+
+@pytest.mark.parametrize("profile", ["", "dev"])
+def test_an_executor_stays_in_the_environment_of_its_first_call(lab, monkeypatch, profile):
+    """Modal's client reads the profile again for each object: the same launch would be another run there."""
+    for name in ("dev", "prod"):
+        lab.world.add_environment(name)
+        lab.world.deploy("diloco", ["replica"], environment=name)
+    monkeypatch.setenv("MODAL_ENVIRONMENT", profile)
+    executor = lab.executor()
+    handles = lab.launch(1, executor)
+    assert handles[0].metadata["environment"] == (profile or "main")
+    monkeypatch.setenv("MODAL_ENVIRONMENT", "prod")
+    lab.world.advance(100)
+    assert lab.launch(1, executor) == handles == executor.attach("run")
+    assert (executor.list_runs(), executor.poll(handles[0])) == (["run"], "pending")
+    executor.cancel_run("run")
+    executor.purge(handles[0])
+    assert lab.executor(environment_name=profile or "main").list_runs() == []
+    with pytest.raises(InvalidRequestError, match="this executor is for 'prod'"):
+        lab.executor().describe(handles[0])
+
+
+def test_a_journal_answers_for_the_default_environment_while_modal_is_away(lab, tmp_path):
+    executor = lab.executor(journal=FolderJournal(tmp_path))
+    (handle,) = lab.launch(1, executor)
+    lab.begin(handle)
+    lab.finish(handle, 7)
+    executor.collect([handle])
+    lab.stand_in.faults.add("forbidden", times=None)
+    (result,) = lab.executor(journal=FolderJournal(tmp_path)).collect([handle])
+    assert (result["status"], result["result"]) == ("succeeded", 7)
