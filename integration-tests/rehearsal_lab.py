@@ -9,6 +9,9 @@ import torch
 from integration_lab import PATIENCE
 from safetensors.torch import load_file
 
+from diloco_core import export
+from diloco_local import LocalProcessExecutor
+
 CHAOS = Path(__file__).parents[1] / "tools" / "chaos"
 RUN = "diloco_core.replica_entrypoint:run"
 # Starts at once, since it imports no torch.
@@ -130,3 +133,23 @@ def loss_of(path):
     hidden = torch.relu(images @ values["0.weight"].T + values["0.bias"])
     logits = hidden @ values["2.weight"].T + values["2.bias"]
     return float(torch.nn.functional.cross_entropy(logits, labels))
+
+
+def synced(executor, handle, count):
+    """A condition: the replica runs, and its log has the reports of so many syncs."""
+    return lambda: executor.poll(handle) == "running" and count <= len(
+        [line for line in executor.log_iter(handle) if line.startswith("{")]
+    )
+
+
+def losses_beside_undisturbed(uri, syncs, folder, variables):
+    """The loss of a run's model, and that of the same run by processes of this machine that nothing disturbs."""
+    undisturbed = str(folder / "undisturbed")
+    local = LocalProcessExecutor(root=folder / "local", env=variables)
+    handles = local.launch_replicas(4, RUN, elastic(undisturbed, syncs, 0.0), run_id="undisturbed")
+    assert {result["result"] for result in local.collect(handles, timeout=PATIENCE)} == {syncs}
+    losses = []
+    for number, place in enumerate((uri, undisturbed)):
+        export(place, folder / f"{number}.safetensors")
+        losses.append(loss_of(folder / f"{number}.safetensors"))
+    return losses

@@ -5,7 +5,6 @@ import os
 import signal
 import subprocess
 import sys
-import time
 import uuid
 from pathlib import Path
 
@@ -14,8 +13,17 @@ import pytest
 import torch
 from integration_lab import PATIENCE
 from moto.server import ThreadedMotoServer
+from rehearsal_lab import (
+    RUN,
+    elastic,
+    losses_beside_undisturbed,
+    processes_of,
+    python_path,
+    synced,
+    wait_for,
+    write_programs,
+)
 
-from diloco_core import export
 from diloco_eks import EKSExecutor
 from diloco_local import LocalProcessExecutor
 from diloco_localcloud import KubernetesProcesses
@@ -23,8 +31,7 @@ from diloco_protocol import Backoff, ReplicaHandle
 
 pytestmark = pytest.mark.processes
 
-TOOLS = Path(__file__).parents[1] / "tools"
-DEMO = TOOLS / "demo"
+DEMO = Path(__file__).parents[1] / "tools" / "demo"
 MARK = "DILOCO_REHEARSAL"
 TRAINER = """
 import json, os, signal, sys, time
@@ -57,52 +64,6 @@ def mean():
         reduce.mean([value])
     return value.tolist()
 """
-ELASTIC = """
-import time
-import torch
-from diloco_core import DiLoCo, connect
-from training import CLASSES, FEATURES, examples
-
-
-def make_model():
-    torch.manual_seed(0)
-    return torch.nn.Sequential(torch.nn.Linear(FEATURES, 64), torch.nn.ReLU(), torch.nn.Linear(64, CLASSES))
-
-
-class Batches:
-    def __init__(self, rank):
-        self.rank, self.position = rank, 0
-
-    def __next__(self):
-        self.position += 1
-        return examples(1_000_003 * (self.rank + 1) + self.position, 16)
-
-    def state_dict(self):
-        return {"position": self.position}
-
-    def load_state_dict(self, state):
-        self.position = state["position"]
-
-
-def train(syncs, step_seconds):
-    torch.set_num_threads(1)
-    exchange = connect()
-    model = make_model()
-    inner = torch.optim.AdamW(model.parameters(), lr=1e-3)
-    batches = Batches(exchange.rank)
-    report = lambda sync: print(sync.to_json(), flush=True)
-    outer = DiLoCo(model, inner, exchange, sync_every=10, stateful={"batches": batches}, on_sync=report)
-    with outer:
-        for _ in range(outer.batches_to_skip):
-            next(batches)
-        while outer.committed < syncs:
-            images, labels = next(batches)
-            torch.nn.functional.cross_entropy(model(images), labels).backward()
-            inner.step()
-            inner.zero_grad()
-            time.sleep(step_seconds)
-    return outer.committed
-"""
 LAUNCHER = """
 import json, os, sys, time
 from pathlib import Path
@@ -118,14 +79,6 @@ with EKSExecutor("any/image:1", kubeconfig=f"{folder}/kubeconfig", env=variables
 """
 
 
-def wait_for(condition, what):
-    deadline = time.monotonic() + PATIENCE
-    while not (found := condition()):
-        assert time.monotonic() < deadline, f"waited {PATIENCE:g} s for {what}"
-        time.sleep(0.02)
-    return found
-
-
 class Rehearsal:
     """A cluster of processes, and executors that use it."""
 
@@ -133,15 +86,9 @@ class Rehearsal:
         self.folder = folder
         self.mark = uuid.uuid4().hex
         (folder / "small_trainer.py").write_text(TRAINER)
-        (folder / "elastic_trainer.py").write_text(ELASTIC)
-        folders = [
-            str(DEMO),
-            str(TOOLS / "chaos"),
-            str(folder),
-            *(entry for entry in sys.path if entry),
-        ]
+        write_programs(folder)
         self.variables = {
-            "PYTHONPATH": os.pathsep.join(folders),
+            "PYTHONPATH": os.pathsep.join([str(DEMO), python_path(folder)]),
             "OMP_NUM_THREADS": "1",
             MARK: self.mark,
         }
@@ -155,16 +102,8 @@ class Rehearsal:
         return EKSExecutor("any/image:1", kubeconfig=self.kubeconfig, **options)
 
     def processes(self):
-        """Every process that a pod has started, by the mark in its environment."""
-        wanted, found = f"{MARK}={self.mark}".encode(), []
-        for entry in Path("/proc").iterdir():
-            if entry.name.isdigit():
-                try:
-                    if wanted in (entry / "environ").read_bytes().split(b"\0"):
-                        found.append(int(entry.name))
-                except OSError:
-                    continue
-        return found
+        """Every process that a pod has started."""
+        return processes_of(MARK, self.mark)
 
     def nothing_runs(self):
         wait_for(lambda: not self.processes(), "every process to be gone")
@@ -373,31 +312,14 @@ def bucket():
 def test_an_elastic_run_over_s3_survives_a_kill_and_an_eviction(
     rehearsal, bucket, tmp_path, monkeypatch
 ):
-    syncs, options = 16, {"min_replicas": 2, "grace": 3.0, "topology": "sharded"}
-
-    def arguments(uri, step_seconds):
-        kwargs = {"syncs": syncs, "step_seconds": step_seconds}
-        common = {
-            "trainer_module": "elastic_trainer",
-            "connect_options": options,
-            "rendezvous_uri": uri,
-        }
-        return {**common, "trainer_kwargs": kwargs}
-
-    entrypoint = "diloco_core.replica_entrypoint:run"
+    syncs = 16
     with rehearsal.executor(env=bucket, on_replica_failure="continue", backoff_limit=3) as executor:
         handles = executor.launch_replicas(
-            4, entrypoint, arguments("s3://runs/one", 0.05), run_id="elastic"
+            4, RUN, elastic("s3://runs/one", syncs, 0.05), run_id="elastic"
         )
-
-        def made(rank, count):
-            return lambda: executor.poll(handles[rank]) == "running" and count <= len(
-                [line for line in executor.log_iter(handles[rank]) if line.startswith("{")]
-            )
-
-        wait_for(made(1, 2), "two syncs")
+        wait_for(synced(executor, handles[1], 2), "two syncs")
         rehearsal.stand_in.pods.newest("elastic", 1).kill()
-        wait_for(made(2, 6), "six syncs")
+        wait_for(synced(executor, handles[2], 6), "six syncs")
         rehearsal.stand_in.pods.newest("elastic", 2).evict()
         results = executor.collect(handles, timeout=PATIENCE)
         assert [result["status"] for result in results] == ["succeeded"] * 4, results
@@ -405,13 +327,7 @@ def test_an_elastic_run_over_s3_survives_a_kill_and_an_eviction(
         assert {result["result"] for result in results} == {syncs}
     for name, value in bucket.items():
         monkeypatch.setenv(name, value)
-    export("s3://runs/one", tmp_path / "one.safetensors")
-    local = LocalProcessExecutor(root=tmp_path / "local", env=rehearsal.variables)
-    undisturbed = str(tmp_path / "undisturbed")
-    again = local.launch_replicas(4, entrypoint, arguments(undisturbed, 0.0), run_id="undisturbed")
-    assert {result["result"] for result in local.collect(again, timeout=PATIENCE)} == {syncs}
-    export(undisturbed, tmp_path / "two.safetensors")
-    losses = [loss_of(tmp_path / f"{name}.safetensors") for name in ("one", "two")]
+    losses = losses_beside_undisturbed("s3://runs/one", syncs, tmp_path, rehearsal.variables)
     assert abs(losses[0] - losses[1]) < 0.2, losses
     assert max(losses) < 1.5, losses
 
@@ -433,18 +349,3 @@ def test_check_has_a_pod_try_the_bucket(rehearsal, bucket):
         assert "no-such" in wrong.message
         wait_for(lambda: not executor.list_runs(), "the pods that tried to be removed")
     rehearsal.nothing_runs()
-
-
-def loss_of(path):
-    """Loss of the small classifier on examples that no rank has learned."""
-    program = "import sys; from elastic_trainer import *; from safetensors.torch import load_file\n"
-    program += "model = make_model(); model.load_state_dict(load_file(sys.argv[1])); inputs, labels = examples(7, 2000)\n"
-    program += "print(torch.nn.functional.cross_entropy(model(inputs), labels).item())"
-    command = [sys.executable, "-c", program, str(path)]
-    variables = {
-        **os.environ,
-        "PYTHONPATH": os.pathsep.join([str(path.parent), str(TOOLS / "chaos"), *sys.path]),
-    }
-    return float(
-        subprocess.run(command, env=variables, check=True, capture_output=True, text=True).stdout
-    )

@@ -13,15 +13,14 @@ from integration_lab import PATIENCE
 from rehearsal_lab import (
     RUN,
     elastic,
-    loss_of,
+    losses_beside_undisturbed,
     processes_of,
     python_path,
+    synced,
     wait_for,
     write_programs,
 )
 
-from diloco_core import export
-from diloco_local import LocalProcessExecutor
 from diloco_localcloud import SageMakerProcesses
 from diloco_protocol import Backoff
 from diloco_sagemaker import SageMakerExecutor
@@ -141,23 +140,11 @@ def test_an_elastic_run_on_spot_over_s3_survives_an_interruption(rehearsal, tmp_
         handles = executor.launch_replicas(
             4, RUN, elastic("s3://runs/one", syncs, 0.05), run_id="elastic", spot=True
         )
-
-        def synced(rank, count):
-            return lambda: executor.poll(handles[rank]) == "running" and count <= len(
-                [line for line in executor.log_iter(handles[rank]) if line.startswith("{")]
-            )
-
-        wait_for(synced(1, 3), "three syncs")
+        wait_for(synced(executor, handles[1], 3), "three syncs")
         rehearsal.world.job(handles[1].metadata["job_name"]).interrupt()
         results = executor.collect(handles, timeout=PATIENCE)
         assert [result["status"] for result in results] == ["succeeded"] * 4, results
         assert [result["attempt"] for result in results] == [1, 2, 1, 1]
         assert {result["result"] for result in results} == {syncs}
-    export("s3://runs/one", tmp_path / "one.safetensors")
-    local = LocalProcessExecutor(root=tmp_path / "local", env=rehearsal.variables)
-    undisturbed = str(tmp_path / "undisturbed")
-    again = local.launch_replicas(4, RUN, elastic(undisturbed, syncs, 0.0), run_id="undisturbed")
-    assert {result["result"] for result in local.collect(again, timeout=PATIENCE)} == {syncs}
-    export(undisturbed, tmp_path / "two.safetensors")
-    losses = [loss_of(tmp_path / f"{name}.safetensors") for name in ("one", "two")]
+    losses = losses_beside_undisturbed("s3://runs/one", syncs, tmp_path, rehearsal.variables)
     assert abs(losses[0] - losses[1]) < 0.2, losses
