@@ -70,6 +70,23 @@ def test_a_quota_that_is_too_small(bench):
     api.rest_client.pool_manager.clear()
 
 
+def test_a_pod_that_does_not_come_is_not_known_and_removed(bench):
+    findings = bench.executor().check(rendezvous_uri="s3://key:hidden@bucket/run", patience=30.0)
+    assert (findings[-1].subject, findings[-1].ok) == ("rendezvous", None)
+    assert "s3://<redacted>@bucket/run was still pending after 30 s" in findings[-1].message
+    assert bench.executor().list_runs() == []
+
+
+def test_a_pod_that_could_not_be_removed_is_named(bench):
+    for verb in ("patch", "delete"):
+        bench.stand_in.faults.add("forbidden", verb=verb, resource="jobs", times=99)
+    findings = bench.executor().check(rendezvous_uri="s3://bucket/run", patience=30.0)
+    assert [finding.subject for finding in findings][-2:] == ["rendezvous", "cleanup"]
+    (run,) = bench.executor().list_runs()
+    assert findings[-1].ok is False
+    assert f"may cost money: end it with cancel_run({run!r})" in findings[-1].message
+
+
 def test_needs(bench):
     (job,) = bench.executor(efa=2).plan(3, "a:b", gpu="L4", cpu="500m", memory="1Gi").requests
     total = needs(job)

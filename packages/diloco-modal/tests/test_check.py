@@ -179,7 +179,7 @@ def test_a_call_that_could_not_be_started(check, lab):
     lab.stand_in.faults.add("forbidden", verb="FunctionMap", times=None)
     findings = check(rendezvous_uri=URI)
     assert found(findings)["rendezvous"] is False
-    assert "could not be started" in told(findings, "rendezvous")
+    assert "could not be launched" in told(findings, "rendezvous")
 
 
 def test_what_a_launch_would_refuse_is_refused(check):

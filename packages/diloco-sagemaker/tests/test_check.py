@@ -163,8 +163,9 @@ def test_a_job_that_does_not_come_is_not_known_and_removed(world):
 def test_a_job_that_could_not_be_removed_is_named(world):
     world.stand_in.faults.add("forbidden", verb="StopTrainingJob", resource="sagemaker", times=9)
     findings = world.make_executor().check(rendezvous_uri="s3://bucket/run-1", patience=60.0)
-    (job,) = world.world.jobs()
-    assert f"{job.name} could not be removed" in told(findings, "rendezvous")
+    (run,) = world.make_executor().list_runs()
+    assert found(findings)["cleanup"] is False
+    assert f"may cost money: end it with cancel_run({run!r})" in told(findings, "cleanup")
 
 
 def test_the_policies_of_a_session_are_those_of_its_role():

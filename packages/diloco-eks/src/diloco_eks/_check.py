@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import contextlib
 from collections.abc import Callable, Iterator, Mapping
 from fractions import Fraction
 from typing import Any, Protocol, TypeVar
 
-from diloco_protocol import BackendError, BaseExecutor, Finding, ForbiddenError
-from diloco_protocol.backend import redact_text
+from diloco_protocol import BackendError, Finding, ForbiddenError
 
 from ._cluster import Cluster
 from ._errors import MissingRightError
@@ -66,45 +64,6 @@ def check_cluster(
         findings.append(_queue(cluster, space, queue, patiently))
     findings += _manifest(cluster, manifest, patiently)
     return [*findings, *_quotas(cluster, manifest, patiently)]
-
-
-def check_rendezvous(
-    executor: BaseExecutor, uri: str, patience: float, options: Mapping[str, Any]
-) -> Finding:
-    """Have one pod try the rendezvous, and remove it."""
-    shown = redact_text(uri)
-    try:
-        handles = executor.launch_replicas(
-            1, "diloco_core.probe:run", {"uri": uri}, timeout=patience, **options
-        )
-    except BackendError as error:
-        return Finding(
-            "rendezvous", False, f"the pod that was to try {shown} could not be launched: {error}"
-        )
-    try:
-        (result,) = executor.collect(handles, timeout=patience)
-    except BackendError as error:
-        return Finding(
-            "rendezvous", None, f"what became of the pod that tried {shown} is not known: {error}"
-        )
-    finally:
-        with contextlib.suppress(BackendError):
-            executor.cancel(handles[0])
-            executor.collect(handles, timeout=60)
-            executor.purge(handles[0])
-    if result["status"] in {"pending", "running"}:
-        why = f"the pod that was to try {shown} was still {result['status']} after {patience:g} s ({result['reason']})"
-        return Finding("rendezvous", None, why)
-    if result["status"] != "succeeded":
-        return Finding("rendezvous", False, f"a pod cannot use {shown}: {result['error']}")
-    told = f"a pod wrote and read {shown} in {result['result']['seconds']} s"
-    if not result["result"]["exclusive"]:
-        return Finding(
-            "rendezvous",
-            True,
-            f"{told}; it ignores conditional writes, so only strict runs can meet there",
-        )
-    return Finding("rendezvous", True, f"{told}, conditional writes included")
 
 
 def _rights(cluster: Cluster, space: str, *, queued: bool) -> Iterator[Finding]:

@@ -24,11 +24,11 @@ from diloco_protocol import (
     ReplicaStatus,
     RunRequest,
 )
-from diloco_protocol.backend import options_of, takes
+from diloco_protocol.backend import options_of, takes, try_rendezvous
 
 from . import _names as names
 from ._arguments import arguments_map
-from ._check import check_cluster, check_rendezvous
+from ._check import check_cluster
 from ._client import Client
 from ._cluster import Cluster
 from ._errors import ConflictError
@@ -194,7 +194,8 @@ class EKSExecutor(LogVerbs):
 
         Returns:
             What was found, good and bad; each says what to do. The subjects are ``"cluster"``, ``"rights"``,
-            ``"service account"``, ``"queue"``, ``"manifest"``, ``"pods"``, ``"quota"`` and ``"rendezvous"``.
+            ``"service account"``, ``"queue"``, ``"manifest"``, ``"pods"``, ``"quota"`` and ``"rendezvous"``; and
+            ``"cleanup"`` if the pod that tried it could not be removed.
 
         Raises:
             InvalidRequestError: The launch itself would be refused.
@@ -204,7 +205,7 @@ class EKSExecutor(LogVerbs):
             small: dict[str, Any] = {
                 name: options[name] for name in ("env", "secrets") if name in options
             }
-            findings.append(check_rendezvous(self, rendezvous_uri, patience, small))
+            findings += try_rendezvous(self, rendezvous_uri, patience, small, "pod")
         return findings
 
     def _findings(self, request: RunRequest) -> list[Finding]:

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Protocol, TypeVar
+from collections.abc import Callable
+from typing import Protocol, TypeVar
 
-from diloco_protocol import BackendError, BaseExecutor, Finding, ReplicaHandle, RunRequest
-from diloco_protocol.backend import redact_text
+from diloco_protocol import BackendError, Finding, RunRequest
 
 from ._client import Client
 from ._launch import bound_options
@@ -14,7 +13,6 @@ from ._options import ModalOptions
 from ._payload import PAYLOAD_VERSION
 
 T = TypeVar("T")
-_CLEANUP_SECONDS = 300.0
 
 
 class Patiently(Protocol):
@@ -68,81 +66,9 @@ def _place(options: ModalOptions) -> str:
     return " and ".join(f"{name}={value!r}" for name, value in asked.items() if value is not None)
 
 
-def check_rendezvous(
-    executor: BaseExecutor,
-    uri: str,
-    patience: float,
-    options: Mapping[str, Any],
-    chosen: ModalOptions,
-) -> list[Finding]:
-    """Have one call try the rendezvous, and end it.
-
-    Args:
-        executor: Launches it.
-        uri: The prefix to try.
-        patience: Seconds until it is given up.
-        options: Of the launch.
-        chosen: Of the executor.
-
-    Returns:
-        What it says of the rendezvous; if it has run, also of the version of the app and of the place where replicas run. If it
-        could not be ended, also what is left (``"cleanup"``).
-    """
-    shown = redact_text(uri)
-    try:
-        handles = executor.launch_replicas(
-            1, "diloco_core.probe:run", {"uri": uri}, timeout=patience, **options
-        )
-    except BackendError as error:
-        return [_of(False, f"the call that was to try {shown} could not be started: {error}")]
-    try:
-        found = _tried(executor, handles, uri, patience, chosen)
-    except BaseException as error:  # such as Ctrl-C
-        if left := _end(executor, handles):
-            error.add_note(left)
-        raise
-    left = _end(executor, handles)
-    return [*found, Finding("cleanup", False, left)] if left else found
-
-
-def _end(executor: BaseExecutor, handles: Sequence[ReplicaHandle]) -> str:
-    """End and remove the call that tried; what is left, in words, or nothing."""
-    try:
-        executor.cancel(handles[0])
-        executor.collect(handles, timeout=_CLEANUP_SECONDS)
-        executor.purge(handles[0])
-    except BackendError as error:
-        run = handles[0].run_id
-        return f"the run {run!r}, which tried the rendezvous, may cost money: end it with cancel_run({run!r}). {error}"
-    return ""
-
-
-def _tried(
-    executor: BaseExecutor,
-    handles: Sequence[ReplicaHandle],
-    uri: str,
-    patience: float,
-    chosen: ModalOptions,
-) -> list[Finding]:
-    shown = redact_text(uri)
-    try:
-        (result,) = executor.collect(handles, timeout=patience)
-    except BackendError as error:
-        return [_of(None, f"what became of the call that tried {shown} is not known: {error}")]
-    if result["status"] in {"pending", "running"}:
-        why = f"the call that was to try {shown} was still {result['status']} after {patience:g} s ({result['reason']})"
-        return [_of(None, why)]
-    if result["status"] != "succeeded":
-        return [_of(False, f"a call cannot use {shown}: {result['error']}")]
+def seen_by_a_call(options: ModalOptions) -> list[Finding]:
+    """What a call that has run has shown: where replicas run, and the version of the app."""
     found = [Finding("version", True, f"the app reads payloads of version {PAYLOAD_VERSION}")]
-    if place := _place(chosen):
+    if place := _place(options):
         found.insert(0, Finding("place", True, f"Modal has {place}: a call ran there"))
-    told = f"a call wrote and read {shown} in {result['result']['seconds']} s"
-    if not result["result"]["exclusive"]:
-        told += "; it ignores conditional writes, so only strict runs can meet there"
-        return [*found, _of(True, told)]
-    return [*found, _of(True, f"{told}, conditional writes included")]
-
-
-def _of(ok: bool | None, message: str) -> Finding:
-    return Finding("rendezvous", ok, message)
+    return found

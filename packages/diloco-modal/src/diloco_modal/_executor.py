@@ -28,11 +28,18 @@ from diloco_protocol import (
     UnavailableError,
     retry,
 )
-from diloco_protocol.backend import cancel_all, check_text, is_run_id, options_of, takes
+from diloco_protocol.backend import (
+    cancel_all,
+    check_text,
+    is_run_id,
+    options_of,
+    takes,
+    try_rendezvous,
+)
 
 from . import _many as many
 from . import _states as states
-from ._check import check_launch, check_rendezvous
+from ._check import check_launch, seen_by_a_call
 from ._client import PREFIX, Client
 from ._entries import CLOCKS
 from ._errors import MissingError
@@ -172,7 +179,9 @@ class ModalSpawnExecutor(BaseExecutor):
         small: dict[str, Any] = {
             name: options[name] for name in ("env", "secrets") if name in options
         }
-        tried = check_rendezvous(self, rendezvous_uri, patience, small, self._options)
+        tried = try_rendezvous(self, rendezvous_uri, patience, small, "call")
+        if tried[0].ok:
+            tried = [*seen_by_a_call(self._options), *tried]
         told = {finding.subject for finding in tried}
         return [finding for finding in findings if finding.subject not in told] + tried
 

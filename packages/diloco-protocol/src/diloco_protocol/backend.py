@@ -29,6 +29,7 @@ from ._options import (
 )
 from ._processes import Process, adopt_orphans, descendants, processes, read_process
 from ._redact import REDACTED, redact, redact_json, redact_spec, redact_text
+from ._rendezvous import try_rendezvous
 from ._request import check_restarts, is_run_id
 from ._resources import ANY, GpuRequest, parse_gpu
 from ._signals import read_wait_status, signal_name
@@ -80,6 +81,7 @@ __all__ = [
     "status_from_data",
     "status_to_data",
     "takes",
+    "try_rendezvous",
     "variables_from_strings",
     "variables_to_strings",
 ]

@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import replace
 from typing import Any, Protocol, TypeVar
 
-from diloco_protocol import BackendError, BaseExecutor, Finding, ReplicaHandle
-from diloco_protocol.backend import redact_text
+from diloco_protocol import BackendError, Finding
 
 from . import _names as names
 from ._check_account import check_bucket, check_image, check_pass_role, check_quota
@@ -53,67 +51,6 @@ def check_launch(
     for subject, look in looks.items():
         findings += _found(subject, look, patiently)
     return findings
-
-
-def check_rendezvous(
-    executor: BaseExecutor, uri: str, patience: float, options: Mapping[str, Any]
-) -> Finding:
-    """Have one job try the rendezvous, and remove it."""
-    shown = redact_text(uri)
-    try:
-        handles = executor.launch_replicas(
-            1, "diloco_core.probe:run", {"uri": uri}, timeout=patience, **options
-        )
-    except BackendError as error:
-        return Finding(
-            "rendezvous", False, f"the job that was to try {shown} could not be launched: {error}"
-        )
-    try:
-        finding = _tried(executor, handles, uri, patience)
-    except BaseException as error:
-        if left := _removed(executor, handles):
-            error.add_note(left)
-        raise
-    if left := _removed(executor, handles):
-        return replace(finding, message=f"{finding.message}. {left}")
-    return finding
-
-
-def _tried(
-    executor: BaseExecutor, handles: Sequence[ReplicaHandle], uri: str, patience: float
-) -> Finding:
-    shown = redact_text(uri)
-    try:
-        (result,) = executor.collect(handles, timeout=patience)
-    except BackendError as error:
-        return Finding(
-            "rendezvous", None, f"what became of the job that tried {shown} is not known: {error}"
-        )
-    if result["status"] in {"pending", "running"}:
-        why = f"the job that was to try {shown} was still {result['status']} after {patience:g} s ({result['reason']})"
-        return Finding("rendezvous", None, why)
-    if result["status"] != "succeeded":
-        return Finding("rendezvous", False, f"a job cannot use {shown}: {result['error']}")
-    told = f"a job wrote and read {shown} in {result['result']['seconds']} s"
-    if not result["result"]["exclusive"]:
-        return Finding(
-            "rendezvous",
-            True,
-            f"{told}; it ignores conditional writes, so only strict runs can meet there",
-        )
-    return Finding("rendezvous", True, f"{told}, conditional writes included")
-
-
-def _removed(executor: BaseExecutor, handles: Sequence[ReplicaHandle]) -> str:
-    """End and purge a job; returns what is to be said if that went wrong."""
-    try:
-        executor.cancel(handles[0])
-        executor.collect(handles, timeout=300)
-        executor.purge(handles[0])
-    except BackendError as error:
-        name = handles[0].metadata["job_name"]
-        return f"Its job {name} could not be removed, and may cost money until it is: {error}"
-    return ""
 
 
 def _found(

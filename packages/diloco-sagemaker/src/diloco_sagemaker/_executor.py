@@ -23,9 +23,9 @@ from diloco_protocol import (
     RunRequest,
     retry,
 )
-from diloco_protocol.backend import cancel_all, options_of, takes
+from diloco_protocol.backend import cancel_all, options_of, takes, try_rendezvous
 
-from ._check import check_launch, check_rendezvous
+from ._check import check_launch
 from ._client import Client
 from ._handles import check_handle, make_handle
 from ._launch import FailedLaunchError, Launch, Launcher
@@ -140,7 +140,7 @@ class SageMakerExecutor(BaseExecutor):
         Returns:
             What was found, good and bad; each says what to do, and ``ok`` is None where it could not be found out. The
             subjects are ``"credentials"``, ``"training jobs"``, ``"pass role"``, ``"quota"``, ``"image"``, ``"bucket"`` and
-            ``"rendezvous"``.
+            ``"rendezvous"``; and ``"cleanup"`` if the job that tried it could not be removed.
 
         Raises:
             InvalidRequestError: The launch itself would be refused.
@@ -149,7 +149,7 @@ class SageMakerExecutor(BaseExecutor):
         if rendezvous_uri is not None and all(finding.ok is not False for finding in findings):
             small: dict[str, Any] = {name: options[name] for name in ("env",) if name in options}
             small["spot"] = False
-            findings.append(check_rendezvous(self, rendezvous_uri, patience, small))
+            findings += try_rendezvous(self, rendezvous_uri, patience, small, "job")
         return findings
 
     def _submit(self, request: RunRequest) -> list[ReplicaHandle]:

@@ -1,0 +1,89 @@
+"""Have one replica try a rendezvous from where replicas would run, for ``check(rendezvous_uri=)`` of the backends."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from ._errors import BackendError
+from ._hooks import Finding
+from ._redact import redact_text
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from ._base import BaseExecutor
+    from ._handle import ReplicaHandle
+
+_PROBE = "diloco_core.probe:run"
+_CLEANUP_SECONDS = 300.0
+
+
+def try_rendezvous(
+    executor: BaseExecutor, uri: str, patience: float, options: Mapping[str, Any], replica: str
+) -> list[Finding]:
+    """Launch one replica that writes and reads below a prefix, wait for it, and remove it.
+
+    Args:
+        executor: Launches it; the replica's image needs ``diloco-core``.
+        uri: The prefix to try. A password in it is not shown.
+        patience: Seconds until it is given up.
+        options: More options of the launch.
+        replica: What the platform calls a replica, such as ``"pod"``.
+
+    Returns:
+        What was found of ``"rendezvous"``; ``ok`` is True only if the replica has run and could use it. If it could not be
+        removed, also what is left, as ``"cleanup"``. If the caller interrupts the wait, the replica is removed all the same, and
+        a note on the exception says so if that fails.
+    """
+    shown = redact_text(uri)
+    try:
+        handles = executor.launch_replicas(1, _PROBE, {"uri": uri}, timeout=patience, **options)
+    except BackendError as error:
+        message = f"the {replica} that was to try {shown} could not be launched: {error}"
+        return [Finding("rendezvous", False, message)]
+    try:
+        found = _tried(executor, handles, shown, patience, replica)
+    except BaseException as error:  # such as Ctrl-C
+        if left := _removed(executor, handles):
+            error.add_note(left)
+        raise
+    left = _removed(executor, handles)
+    return [found, Finding("cleanup", False, left)] if left else [found]
+
+
+def _tried(
+    executor: BaseExecutor,
+    handles: Sequence[ReplicaHandle],
+    shown: str,
+    patience: float,
+    replica: str,
+) -> Finding:
+    try:
+        (result,) = executor.collect(handles, timeout=patience)
+    except BackendError as error:
+        message = f"what became of the {replica} that tried {shown} is not known: {error}"
+        return Finding("rendezvous", None, message)
+    if result["status"] in {"pending", "running"}:
+        state = f"{result['status']} after {patience:g} s ({result['reason']})"
+        return Finding(
+            "rendezvous", None, f"the {replica} that was to try {shown} was still {state}"
+        )
+    if result["status"] != "succeeded":
+        return Finding("rendezvous", False, f"a {replica} cannot use {shown}: {result['error']}")
+    told = f"a {replica} wrote and read {shown} in {result['result']['seconds']} s"
+    if not result["result"]["exclusive"]:
+        told += "; it ignores conditional writes, so only strict runs can meet there"
+        return Finding("rendezvous", True, told)
+    return Finding("rendezvous", True, f"{told}, conditional writes included")
+
+
+def _removed(executor: BaseExecutor, handles: Sequence[ReplicaHandle]) -> str:
+    """End and remove the replica that tried; what is left, in words, or nothing."""
+    try:
+        executor.cancel(handles[0])
+        executor.collect(handles, timeout=_CLEANUP_SECONDS)
+        executor.purge(handles[0])
+    except BackendError as error:
+        run = handles[0].run_id
+        return f"the run {run!r}, which tried the rendezvous, may cost money: end it with cancel_run({run!r}). {error}"
+    return ""
