@@ -317,3 +317,20 @@ class TestUnchanged:
             for copies in held.values():
                 for other in copies:
                     assert all(same_bytes(a, b) for a, b in zip(copies[0], other, strict=True))
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("options", [{"aggregate": "trimmed"}, {"clip": "median"}])
+def test_what_bounds_contributions_does_not_change_the_mean_of_buffers(kind, options, lab):
+    def replica(exchange):
+        net = nn.BatchNorm1d(4)
+        inner = torch.optim.SGD(net.parameters(), lr=1.0)
+        with DiLoCo(net, inner, exchange, sync_every=1, **options):
+            net.running_mean += (0.0, 3.0, 900.0)[exchange.rank]
+            for parameter in net.parameters():
+                parameter.grad = torch.zeros_like(parameter)
+            inner.step()
+        return net.running_mean
+
+    for mean in lab.run(replica, exchanges(lab, kind, 3)):
+        assert torch.equal(mean, torch.full((4,), 301.0))

@@ -85,21 +85,6 @@ def test_one_value_at_either_end_is_left_out_if_nothing_else_is_said():
         assert values.item() == -1.5
 
 
-def test_buffers_are_not_trimmed():
-    def replica(exchange):
-        model = torch.nn.BatchNorm1d(4)
-        inner = torch.optim.SGD(model.parameters(), lr=1.0)
-        with DiLoCo(model, inner, exchange, sync_every=1, aggregate="trimmed"):
-            model.running_mean += (0.0, 3.0, 9.0)[exchange.rank]
-            for parameter in model.parameters():
-                parameter.grad = torch.zeros_like(parameter)
-            inner.step()
-        return model.running_mean
-
-    for mean in run(replica, in_process(3)):
-        assert torch.equal(mean, torch.full((4,), 4.0))
-
-
 def lone(exchange=None, **options):
     model = torch.nn.Linear(2, 2)
     inner = torch.optim.SGD(model.parameters(), lr=1.0)
