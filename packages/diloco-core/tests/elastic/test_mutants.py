@@ -6,6 +6,7 @@ from dataclasses import replace
 
 import pytest
 import torch
+from faults_lab import HARMFUL, harmful
 
 from diloco_core import CoreError, Elastic, ElasticExchange
 from diloco_core._arithmetic._coded import encode_update
@@ -43,22 +44,11 @@ from diloco_core.testing import (
 )
 from diloco_core.testing._checks import read_log
 
-_HARMFUL = ("kill before", "kill after", "delay", "zombie", "jump", "lose answer")
-
 
 def _wrong(number, topology="sharded"):
     """What goes wrong in the simulated run with this number."""
     chance = random.Random(number)
-    faults = [
-        Fault(
-            chance.randrange(3),
-            chance.randint(1, 2),
-            chance.randint(10, 110),
-            chance.choice(_HARMFUL),
-            60.0,
-        )
-        for _ in range(7)
-    ]
+    faults = harmful(chance, 7)
     training, store, broken = SimulatedTraining(syncs=5, sizes=(40,)), SimulatedStore(), []
     store.after_delete = lambda keys: broken.extend(broken_promises(store, keys))
     starts = [chance.choice([0.0, 1.0, 25.0]) for _ in range(3)]
@@ -314,7 +304,7 @@ def _wrong_encoded(number):
             chance.randrange(3),
             1,
             chance.randint(10, 130),
-            chance.choice((*_HARMFUL, "flip")),
+            chance.choice((*HARMFUL, "flip")),
             30.0,
         )
         for _ in range(5)

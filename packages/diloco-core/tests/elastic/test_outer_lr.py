@@ -4,6 +4,7 @@ import random
 
 import pytest
 import torch
+from faults_lab import harmful
 
 from diloco_core import Elastic
 from diloco_core._arithmetic._rate import NO_RATE
@@ -12,7 +13,6 @@ from diloco_core._elastic._sync._sync import ElasticSync
 from diloco_core._loop._outer_lr import OuterLr
 from diloco_core._outer._fragment import Fragment
 from diloco_core.testing import (
-    Fault,
     Schedule,
     SimulatedStore,
     SimulatedTraining,
@@ -21,8 +21,6 @@ from diloco_core.testing import (
     violations,
 )
 from diloco_core.testing._checks import read_log
-
-_HARMFUL = ("kill before", "kill after", "delay", "zombie", "jump", "lose answer")
 
 
 def of_its_own(rank, life, sync):
@@ -33,16 +31,7 @@ def of_its_own(rank, life, sync):
 def _run(number):
     """A simulated run with wishes at random: what goes wrong, and the records that hear one."""
     chance = random.Random(number)
-    faults = [
-        Fault(
-            chance.randrange(3),
-            chance.randint(1, 2),
-            chance.randint(10, 110),
-            chance.choice(_HARMFUL),
-            60.0,
-        )
-        for _ in range(chance.randint(0, 6))
-    ]
+    faults = harmful(chance, chance.randint(0, 6))
     wishes = {
         (chance.randrange(3), chance.choice([1, 1, 2]), chance.randint(0, 9)): number / 16
         for number in range(1, 6)
