@@ -12,6 +12,7 @@ from modal.exception import ExecutionError
 from modal_truth import told
 
 from diloco_modal._client import Client
+from diloco_modal._errors import MissingError
 from diloco_modal._wrapper import kept
 from diloco_protocol import (
     InvalidRequestError,
@@ -247,6 +248,24 @@ def test_purge(lab):
     with pytest.raises(ReplicaNotFoundError):
         executor.describe(handles[0])
     assert executor.list_runs() == []
+
+
+@pytest.mark.parametrize("gone", ["record", "call"])
+def test_what_is_removed_while_somebody_looks_is_not_found(lab, monkeypatch, gone):
+    (handle,) = lab.launch(1)
+    lab.begin(handle)
+    lab.call(handle).stop()
+    plain = Client.status
+
+    def status(self, call_id):
+        if gone == "call":
+            raise MissingError("no such call")
+        modal.Dict.objects.delete("diloco-run", client=lab.client)
+        return plain(self, call_id)
+
+    monkeypatch.setattr(Client, "status", status)
+    with pytest.raises(ReplicaNotFoundError):
+        lab.executor().describe(handle)
 
 
 def test_a_restart_in_a_container_is_the_next_attempt(lab):

@@ -123,6 +123,40 @@ def test_a_clock_that_is_ahead_does_not_make_a_cancel_come_after_the_end_that_it
     assert told(executor.describe(handle))[::2] == ("cancelled", 1)
 
 
+@pytest.mark.parametrize("lives", [0, 1])
+@pytest.mark.parametrize("outside", [False, True])
+def test_a_container_that_begins_while_somebody_looks_is_not_gone(lab, monkeypatch, lives, outside):
+    """The record was read, the container began, and then the call was ended: cancelled is what has no container any more."""
+    executor = lab.executor()
+    (handle,) = lab.launch(1, executor)
+    if lives:
+        lab.begin(handle)
+        lab.call(handle).preempt()
+        lab.record().put(
+            "end-0-1", {"started": 1, "failed": 0, "at": lab.world.now(), "again": True}
+        )
+        lab.world.advance(2)
+    plain, done = Client.answer, []
+
+    async def answer(self, call_id):
+        if not done:
+            done.append(call_id)
+            lab.call(handle).start()
+            lab.record().put(f"life-0-{lives + 1}", {"attempt": lives + 1, "at": lab.world.now()})
+            if not outside:
+                lab.record().put("cancel-0", {"by": "executor", "at": lab.world.now()})
+            lab.call(handle).stop()
+        return await plain(self, call_id)
+
+    monkeypatch.setattr(Client, "answer", answer)
+    reason = Reason.STOPPED_EXTERNALLY if outside else Reason.CANCEL_REQUESTED
+    assert told(executor.describe(handle)) == ("running", reason, lives + 1, True)
+    assert told(lab.executor().describe(handle)) == ("running", reason, lives + 1, True)
+    lab.world.advance(60)
+    for each in (executor, lab.executor()):
+        assert told(each.describe(handle)) == ("cancelled", reason, lives + 1, False)
+
+
 def test_a_stop_from_outside(lab):
     executor = lab.executor()
     (handle,) = lab.launch(1, executor)

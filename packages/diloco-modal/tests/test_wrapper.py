@@ -18,8 +18,17 @@ from hypothesis import strategies as st
 from diloco_modal import ModalOptions, _wrapper, run_replica
 from diloco_modal._payload import payloads
 from diloco_modal._states import living, trace_of
-from diloco_modal._wrapper import Life, _end, _last_word, _report, _watch, kept, new_life
-from diloco_protocol import Outcome, Reason, make_request
+from diloco_modal._wrapper import (
+    Life,
+    _cancelled,
+    _end,
+    _last_word,
+    _report,
+    _watch,
+    kept,
+    new_life,
+)
+from diloco_protocol import Outcome, Reason, UnavailableError, make_request
 
 PATIENCE = 600.0
 PROGRAM = """
@@ -383,6 +392,53 @@ def test_who_is_interrupted_writes_down_whether_the_call_comes_again(
     with pytest.raises(KeyboardInterrupt):
         run_replica(payload())
     assert record["end-0-1"]["again"] is again
+
+
+@pytest.mark.processes
+@pytest.mark.parametrize(("word", "trained"), [("TERMINATED", False), ("PENDING", True)])
+def test_what_was_cancelled_while_its_container_was_made_trains_nothing(
+    record, monkeypatch, word, trained
+):
+    """Of a cancel that was refused the mark may be there for a moment."""
+    record["cancel-0"] = {"by": "executor", "at": time.time()}
+    graph = [SimpleNamespace(function_call_id="fc-own", status=SimpleNamespace(name=word))]
+    call = SimpleNamespace(get_call_graph=lambda: graph)
+    monkeypatch.setattr(modal.FunctionCall, "from_id", lambda _: call)
+    done = outcome(payload())
+    assert (done.exit_code == 0) is trained
+    assert trained or done.error == "it was cancelled before it had begun"
+    trace = trace_of(record, 0)
+    assert (trace.open, trace.attempt, bool(trace.outcome)) == (False, 1, trained)
+
+
+def test_whether_a_call_was_cancelled_is_no_reason_to_wait_or_to_fail(record, monkeypatch):
+    record["life-0-1"], plain = {"attempt": 1, "at": 1.0, "id": "of another"}, record.get
+
+    def get(key):
+        if key == "cancel-0":
+            raise UnavailableError("away")
+        return plain(key)
+
+    record["end-0-1"] = {
+        "started": 1,
+        "failed": 0,
+        "at": 2.0,
+        "outcome": Outcome(0, result=7).to_json(),
+    }
+    assert outcome(payload()).result == 7
+    monkeypatch.setattr(record, "get", get)
+    assert not _cancelled(record, 0)
+
+
+@pytest.mark.parametrize("key", ["life-0-1", "end-0-1", "call-0"])
+def test_a_damaged_entry_is_named(record, key):
+    record["life-0-1"] = {"attempt": 1, "at": 1.0}
+    record[key] = {"of": "somebody else"}
+    done = outcome(payload())
+    assert done.reason is Reason.START_FAILED
+    assert f"DamagedRecordError: the entry '{key}' of the run's record" in done.error
+    record["launch"] = "damaged"
+    assert "left over from a launch that is gone" in outcome(payload()).error
 
 
 def test_modal_is_not_imported_before_it_is_needed():

@@ -255,9 +255,15 @@ class ModalSpawnExecutor(BaseExecutor):
             raise ReplicaNotFoundError(f"the record of the run {run_id!r} is empty")
         return record, entries
 
-    async def _look(
+    async def _look(self, *told: Any) -> ReplicaStatus | None:
+        try:
+            return await self._status(*told)
+        except MissingError:  # its result has expired, or its record was removed meanwhile
+            return None
+
+    async def _status(
         self, handle: ReplicaHandle, trace: states.Trace, record: Any, grace: float
-    ) -> ReplicaStatus | None:
+    ) -> ReplicaStatus:
         call = handle.metadata["function_call_id"]
         url = link(call)
         try:
@@ -268,8 +274,6 @@ class ModalSpawnExecutor(BaseExecutor):
                 return states.living(trace, url)
             ended_by = asyncio.to_thread(self._ended_by, error, handle, record, trace, grace)
             status, result = await ended_by
-        except MissingError:
-            return None
         except BackendError:
             raise
         except BaseException as error:  # noqa: BLE001 - what its container has raised, such as SystemExit
@@ -308,6 +312,13 @@ class ModalSpawnExecutor(BaseExecutor):
             if not self._client.put_once(record, key, mark):
                 mark = self._client.get(record, key) or mark
             trace = replace(trace, cancel=checked(key, mark))
+        key = f"life-{handle.rank}-{trace.lives + 1}"
+        if not trace.open and (life := self._client.get(record, key)) is not None:
+            # It has begun since the record was read. One that begins later finds that its call was terminated.
+            started = checked(key, life)
+            trace = replace(
+                trace, open=True, lives=trace.lives + 1, attempt=started["attempt"], started_at=started["at"], again=None,
+            )  # fmt: skip
         return states.stopped(trace, link(call), now, grace), None
 
     def _dated(
@@ -467,8 +478,9 @@ class ModalSpawnExecutor(BaseExecutor):
     def _close(self, run_id: str) -> bool:
         """Have no call claim a rank any more; whether the record was removed, since no call ever held one."""
         record, entries = self._patiently(lambda: self._read(run_id))
-        self._patiently(lambda: self._void(record, _unclaimed(entries)))
-        _, entries = self._patiently(lambda: self._read(run_id))
+        if unclaimed := _unclaimed(entries):
+            self._patiently(lambda: self._void(record, unclaimed))
+            _, entries = self._patiently(lambda: self._read(run_id))
         if any(held != "" for held in calls_of(entries).values()):
             return False
         self._patiently(lambda: self._client.delete_record(run_id, record))

@@ -68,6 +68,14 @@ class DamagedRecordError(BackendError):
     """Raised when an entry of a record is not what this version writes."""
 
 
+def damaged(text: str) -> DamagedRecordError:
+    """The error, with what to do."""
+    return DamagedRecordError(
+        f"{text}. 'modal dict items diloco-RUN_ID' shows the record; cancel_run ends the calls that it knows, and "
+        "'modal dict delete diloco-RUN_ID' removes it then"
+    )
+
+
 def entry(entries: Mapping[str, Any], key: str) -> Mapping[str, Any] | None:
     """An entry of a record; None if there is none.
 
@@ -86,7 +94,7 @@ def checked(key: str, value: Any) -> Mapping[str, Any]:
     shape = _SHAPES[key.partition("-")[0]]
     if isinstance(value, Mapping) and all(right(value.get(name)) for name, right in shape.items()):
         return value
-    raise DamagedRecordError(
+    raise damaged(
         f"the entry {key!r} of the run's record on Modal is {value!r:.200}, and has to have {', '.join(shape)}: it was damaged, "
         "or written by somebody else or by another version of diloco-modal"
     )
@@ -105,7 +113,7 @@ def check_time(key: str, value: Mapping[str, Any], earliest: float, latest: floa
         DamagedRecordError: It is earlier or later.
     """
     if not earliest <= value["at"] <= latest:
-        raise DamagedRecordError(
+        raise damaged(
             f"the entry {key!r} of the run's record on Modal is {value!r:.200}, and its time has to be from {earliest:.0f} to "
             f"{latest:.0f}: it was damaged, or the clock of who wrote it or of this machine is wrong"
         )
@@ -119,7 +127,7 @@ def launch_of(entries: Mapping[str, Any]) -> Mapping[str, Any]:
     """
     launch = checked("launch", entries.get("launch"))
     if max(launch["ranks"]) >= launch["world_size"]:
-        raise DamagedRecordError(
+        raise damaged(
             f"the entry 'launch' of the run's record on Modal has rank {max(launch['ranks'])} of {launch['world_size']} "
             "replicas: it was damaged, or written by somebody else"
         )
@@ -141,7 +149,7 @@ def calls_of(entries: Mapping[str, Any]) -> dict[int, str | None]:
 
 def stray(entries: Mapping[str, Any], rank: int) -> DamagedRecordError:
     """The error for a call that holds a rank which the launch does not have."""
-    return DamagedRecordError(
+    return damaged(
         f"the run's record on Modal has an entry 'call-{rank}' ({entries[f'call-{rank}']!r:.200}), and the ranks of its entry "
         "'launch' leave that out: one of them was damaged, or written by somebody else"
     )
@@ -205,7 +213,7 @@ def check_whole(rank: int, lives: int, attempt: int, highest: Mapping[str, int])
                 if kind == "attempt" and lives
                 else f"life-{rank}-{lives + 1}"
             )
-            raise DamagedRecordError(
+            raise damaged(
                 f"the run's record on Modal has an entry '{kind}-{rank}-{number}' and lacks {lacks!r}, which comes before it: it "
                 "was damaged, or has faded in part"
             )

@@ -21,6 +21,7 @@ from diloco_protocol import DilocoError, Outcome, Reason
 from .__about__ import __version__
 from ._errors import bounded
 from ._handles import status_in
+from ._record import checked
 
 _VERSION = 1
 _START_FAILED = 2
@@ -103,10 +104,10 @@ def _run(payload: dict[str, Any]) -> str:
 def claim(payload: dict[str, Any], record: Any, launch: Any, own: str) -> str | None:
     """Have this call hold its rank; what it returns instead, if it may not."""
     rank = payload["rank"]
-    if launch is None or launch["id"] != payload["launch"]:
+    if not isinstance(launch, Mapping) or launch.get("id") != payload["launch"]:
         return _refusal("this call is left over from a launch that is gone: it trained nothing")
     if not record.put(f"call-{rank}", {"call": own}, skip_if_exists=True):
-        held = record.get(f"call-{rank}")
+        held = _entry(record, f"call-{rank}")
         if held is None or held["call"] != own:
             return _refusal(f"another call holds rank {rank}: this one trained nothing")
     return None
@@ -123,6 +124,9 @@ def _live(payload: dict[str, Any], record: Any, rank: int) -> str:
             f"it got its container {limit + late:.0f} s after it was asked for, and pending_timeout={limit:g} allows fewer"
         )
         return _ended(record, rank, life.number, life.before, outcome=refused)
+    if _cancelled(record, rank):
+        _ended(record, rank, life.number, life.before)
+        return _refusal("it was cancelled before it had begun")
     with tempfile.TemporaryDirectory(prefix="diloco-") as folder:
         spec, outcome, counter = (Path(folder) / name for name in ("spec", "outcome", "attempts"))
         runner: subprocess.Popen[bytes] | None = None
@@ -205,14 +209,14 @@ def new_life(record: Any, rank: int, now: float) -> Life:
         key, value = f"life-{rank}-{life}", {"attempt": before["started"] + 1, "at": now, "id": own}
         if record.put(key, value, skip_if_exists=True):
             return Life(life, before)
-        if (record.get(key) or {}).get(
-            "id"
-        ) == own:  # the answer to the first try was lost, and the client has tried again
+        if (_entry(record, key) or {}).get("id") == own:
+            # The answer to the first try was lost, and the client has tried again.
             return Life(life, before)
         end = record.get(f"end-{rank}-{life}")
         if end is not None:
-            before = {"started": end["started"], "failed": end["failed"]}
-            if _is_outcome(end.get("outcome")):
+            known = {**end, "outcome": ""} if isinstance(end, Mapping) else end
+            before = {name: checked(f"end-{rank}-{life}", known)[name] for name in before}
+            if _is_outcome(end.get("outcome")):  # after one that cannot be read it is run again
                 return Life(life, before, end["outcome"])
         else:
             # A life that was killed has written no end; it had one attempt at least, and one more after each failure.
@@ -220,6 +224,27 @@ def new_life(record: Any, rank: int, now: float) -> Life:
             while record.get(f"attempt-{rank}-{before['started'] + 1}") is not None:
                 before = {"started": before["started"] + 1, "failed": before["failed"] + 1}
         life += 1
+
+
+def _cancelled(record: Any, rank: int) -> bool:
+    """Whether the call was ended while its container was being made.
+
+    Who did that may have seen no life of it, and said that nothing is left.
+    """
+    try:
+        return record.get(f"cancel-{rank}") is not None and _comes_again() is False
+    except Exception:  # noqa: BLE001 - then Modal ends the container in any case
+        return False
+
+
+def _entry(record: Any, key: str) -> Mapping[str, Any] | None:
+    """An entry of the record; None if there is none.
+
+    Raises:
+        DamagedRecordError: It is not what this version writes.
+    """
+    value = record.get(key)
+    return None if value is None else checked(key, value)
 
 
 def _is_outcome(text: Any) -> bool:
