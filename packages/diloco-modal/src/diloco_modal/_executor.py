@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import copy
-import threading
 import uuid
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
@@ -25,7 +24,6 @@ from diloco_protocol import (
     ReplicaStatus,
     ResultLostError,
     RunRequest,
-    UnavailableError,
     retry,
 )
 from diloco_protocol.backend import (
@@ -46,19 +44,16 @@ from ._errors import MissingError
 from ._handles import check_handle, link, make_handle
 from ._launch import Launcher, bound_options
 from ._logs import read_log
+from ._looks import Looks, is_of
 from ._options import DAY, ModalOptions
 from ._payload import LONGEST_CALL, MARGIN, MAX_RESULT_BYTES, call_timeout, payloads, shown_payload
 from ._record import (
     DamagedRecordError,
-    Numbers,
-    call_of,
     calls_of,
     check_time,
-    checked,
     held_calls,
     launch_of,
     numbers_of,
-    stray,
 )
 
 T = TypeVar("T")
@@ -106,8 +101,7 @@ class ModalSpawnExecutor(BaseExecutor):
         self.capabilities = replace(type(self).capabilities, max_timeout=max(1.0, longest))
         self._client = Client(chosen)
         self._launcher = Launcher(self._client, chosen, self._backoff)
-        self._ended: dict[ReplicaHandle, tuple[ReplicaStatus, Any]] = {}
-        self._lock = threading.Lock()
+        self._looks = Looks(self._client, chosen)
 
     def options(self) -> list[Option]:
         """What the constructor takes."""
@@ -199,158 +193,27 @@ class ModalSpawnExecutor(BaseExecutor):
     def _observe_run(
         self, handles: Sequence[ReplicaHandle]
     ) -> Mapping[ReplicaHandle, ReplicaStatus]:
-        return self._looked(handles)[1]
-
-    def _looked(
-        self, handles: Sequence[ReplicaHandle]
-    ) -> tuple[Any, Mapping[ReplicaHandle, ReplicaStatus]]:
-        """The record of the run, or None if it was not needed; and what is known of replicas."""
-        asked = [handle for handle in dict.fromkeys(handles) if handle not in self._ended]
-        record, found = None, {}
-        if asked:
-            self._check_place(asked)
-            record, entries = self._read(handles[0].run_id)
-            try:
-                known = self._known(asked, entries, numbers_of(entries))
-            except DamagedRecordError:
-                # What is written while entries are read may be among them without what was written before.
-                record, entries = self._read(handles[0].run_id)
-                known = self._known(asked, entries, numbers_of(entries))
-            grace = float(launch_of(entries)["grace"])
-            looks = many.at_once(lambda each: self._look(*each, record, grace), list(known.items()))
-            found = dict(zip(known, looks, strict=True))
-        told = {}
-        for handle in handles:
-            if handle in self._ended:
-                told[handle] = self._ended[handle][0]
-            elif (status := found.get(handle)) is not None:
-                told[handle] = status
-        return record, told
-
-    def _known(
-        self, handles: Sequence[ReplicaHandle], entries: Mapping[str, Any], numbers: Numbers
-    ) -> dict[ReplicaHandle, states.Trace]:
-        """What a record says of those of the handles that are its."""
-        launch, now = launch_of(entries), self._options.clock()
-        known = {}
-        for handle in handles:
-            if _is_of(handle, launch, entries):
-                trace = states.trace_of(entries, handle.rank, numbers)
-                if trace.cancel is not None:
-                    key = f"cancel-{handle.rank}"
-                    check_time(key, trace.cancel, launch["at"] - CLOCKS, now + CLOCKS)
-                known[handle] = trace
-        return known
-
-    def _read(self, run_id: str | None) -> tuple[Any, Mapping[str, Any]]:
-        if not (isinstance(run_id, str) and is_run_id(run_id)):
-            raise ReplicaNotFoundError(f"no run can have the name {run_id!r}")
-        try:
-            record, entries = self._client.read(run_id)
-        except MissingError as error:
-            raise ReplicaNotFoundError(
-                f"there is no record of the run {run_id!r} on Modal"
-            ) from error
-        if "launch" not in entries:
-            raise ReplicaNotFoundError(f"the record of the run {run_id!r} is empty")
-        return record, entries
-
-    async def _look(self, *told: Any) -> ReplicaStatus | None:
-        try:
-            return await self._status(*told)
-        except MissingError:  # its result has expired, or its record was removed meanwhile
-            return None
-
-    async def _status(
-        self, handle: ReplicaHandle, trace: states.Trace, record: Any, grace: float
-    ) -> ReplicaStatus:
-        call = handle.metadata["function_call_id"]
-        url = link(call)
-        try:
-            status, result = states.reported(await self._client.answer(call), trace, url)
-        except TimeoutError as error:  # the builtin one: it has not ended
-            # Modal's own says nothing. An app that is not ours may raise one, too, and would wait for ever.
-            if not error.args or await asyncio.to_thread(self._client.status, call) == "PENDING":
-                return states.living(trace, url)
-            ended_by = asyncio.to_thread(self._ended_by, error, handle, record, trace, grace)
-            status, result = await ended_by
-        except BackendError:
-            raise
-        except BaseException as error:  # noqa: BLE001 - what its container has raised, such as SystemExit
-            ended_by = asyncio.to_thread(self._ended_by, error, handle, record, trace, grace)
-            status, result = await ended_by
-        if status.state.terminal and status.finished_at is None:
-            status = await asyncio.to_thread(self._dated, status, handle, record, trace)
-        if status.state.terminal:
-            with self._lock:
-                self._ended[handle] = (status, result)
-        return status
-
-    def _ended_by(
-        self,
-        error: BaseException,
-        handle: ReplicaHandle,
-        record: Any,
-        trace: states.Trace,
-        grace: float,
-    ) -> tuple[ReplicaStatus, Any]:
-        call = handle.metadata["function_call_id"]
-        word = self._client.status(call)
-        if not states.is_end(error, word):
-            raise UnavailableError(
-                f"what the call {call} has returned could not be fetched, and Modal's word for it is {word}: "
-                f"{type(error).__name__}: {error}"
-            ) from error
-        if word != "TERMINATED":
-            return states.died(error, trace, link(call)), None
-        if trace.outcome:  # it was terminated when it had ended, and was about to return
-            return states.reported(trace.outcome, trace, link(call))
-        now = self._options.clock()
-        if trace.cancel is None:
-            mark = {"by": "outside", "at": now}
-            key = f"cancel-{handle.rank}"
-            if not self._client.put_once(record, key, mark):
-                mark = self._client.get(record, key) or mark
-            trace = replace(trace, cancel=checked(key, mark))
-        key = f"life-{handle.rank}-{trace.lives + 1}"
-        if not trace.open and (life := self._client.get(record, key)) is not None:
-            # It has begun since the record was read. One that begins later finds that its call was terminated.
-            started = checked(key, life)
-            trace = replace(
-                trace, open=True, lives=trace.lives + 1, attempt=started["attempt"], started_at=started["at"], again=None,
-            )  # fmt: skip
-        return states.stopped(trace, link(call), now, grace), None
-
-    def _dated(
-        self, status: ReplicaStatus, handle: ReplicaHandle, record: Any, trace: states.Trace
-    ) -> ReplicaStatus:
-        """With the time of its end: Modal does not tell it, so whoever sees it first writes it down for all."""
-        key, at = f"over-{handle.rank}", self._options.clock()
-        if trace.cancel is not None and not trace.lives:
-            at = float(trace.cancel["at"])  # it never had a container that could have gone on
-        with contextlib.suppress(MissingError):
-            if not self._client.put_once(record, key, {"at": at}):
-                at = checked(key, self._client.get(record, key) or {"at": at})["at"]
-        return replace(status, finished_at=at)
+        return self._looks.at(handles)[1]
 
     def _result(self, handle: ReplicaHandle) -> Any:
-        if handle not in self._ended:
+        if self._looks.ended(handle) is None:
             self._observe_run([handle])
-        if handle not in self._ended:
+        ended = self._looks.ended(handle)
+        if ended is None:
             raise ResultLostError(
                 f"rank {handle.rank} of run {handle.run_id!r} succeeded, and Modal has kept its result for 7 days only: "
                 f"{link(handle.metadata['function_call_id'])}"
             )
-        result = self._ended[handle][1]
+        _, result = ended
         if isinstance(result, states.Lost):
             raise ResultLostError(f"rank {handle.rank} of run {handle.run_id!r}: {result.why}")
         return copy.deepcopy(result)  # callers may change it
 
     def _logs(self, handle: ReplicaHandle, query: LogQuery) -> Iterator[str]:
-        self._patiently(lambda: self._check_place([handle]))
-        _, entries = self._patiently(lambda: self._read(handle.run_id))
+        self._patiently(lambda: self._looks.check_place([handle]))
+        _, entries = self._patiently(lambda: self._looks.read(handle.run_id))
         launch = launch_of(entries)
-        if not _is_of(handle, launch, entries):
+        if not is_of(handle, launch, entries):
             raise ReplicaNotFoundError(
                 f"there is no record of rank {handle.rank} of run {handle.run_id!r}"
             )
@@ -381,14 +244,14 @@ class ModalSpawnExecutor(BaseExecutor):
 
     def _cancel(self, handle: ReplicaHandle, mark: Mapping[str, Any]) -> None:
         try:
-            record, told = self._looked([handle])
+            record, told = self._looks.at([handle])
         except ReplicaNotFoundError:
             gone = f"the record of the run {handle.run_id!r} was removed from Modal"
             self._check_over(handle, gone)
             return
         except DamagedRecordError as damage:
             # It may be running, and its call is known nevertheless.
-            record, entries = self._read(handle.run_id)
+            record, entries = self._looks.read(handle.run_id)
             if (handle.rank, handle.metadata["function_call_id"]) in held_calls(entries):
                 self._end(handle, record, mark)
             else:
@@ -455,7 +318,7 @@ class ModalSpawnExecutor(BaseExecutor):
             self._end_known(run_id, damage)
             return
         try:
-            record, entries = self._patiently(lambda: self._read(run_id))
+            record, entries = self._patiently(lambda: self._looks.read(run_id))
         except ReplicaNotFoundError:  # only the journal knows it
             cancel_all(handles, self.cancel)
             return
@@ -463,12 +326,12 @@ class ModalSpawnExecutor(BaseExecutor):
 
         def stop(handle: ReplicaHandle) -> None:
             try:
-                trace = self._known([handle], entries, numbers).get(handle)
+                trace = self._looks.known([handle], entries, numbers).get(handle)
             except DamagedRecordError:
                 trace = None
             if trace is None or trace.ended_at is not None:
                 self.cancel(handle)
-            elif handle not in self._ended:
+            elif self._looks.ended(handle) is None:
                 # It has written no end, so it is not looked at before: Modal keeps the result of what has ended.
                 mark = self._mark()
                 self._patiently(lambda: self._end(handle, record, mark))
@@ -477,10 +340,10 @@ class ModalSpawnExecutor(BaseExecutor):
 
     def _close(self, run_id: str) -> bool:
         """Have no call claim a rank any more; whether the record was removed, since no call ever held one."""
-        record, entries = self._patiently(lambda: self._read(run_id))
+        record, entries = self._patiently(lambda: self._looks.read(run_id))
         if unclaimed := _unclaimed(entries):
             self._patiently(lambda: self._void(record, unclaimed))
-            _, entries = self._patiently(lambda: self._read(run_id))
+            _, entries = self._patiently(lambda: self._looks.read(run_id))
         if any(held != "" for held in calls_of(entries).values()):
             return False
         self._patiently(lambda: self._client.delete_record(run_id, record))
@@ -492,7 +355,7 @@ class ModalSpawnExecutor(BaseExecutor):
         Raises:
             DamagedRecordError: Says what it was, and what may be left.
         """
-        record, entries = self._patiently(lambda: self._read(run_id))
+        record, entries = self._patiently(lambda: self._looks.read(run_id))
         left = []
         for rank, call in held_calls(entries):
             mark = self._mark()
@@ -510,13 +373,13 @@ class ModalSpawnExecutor(BaseExecutor):
             self._client.put_once(record, f"call-{rank}", {"call": ""})
 
     def _purge(self, handle: ReplicaHandle) -> None:
-        self._patiently(lambda: self._check_place([handle]))
+        self._patiently(lambda: self._looks.check_place([handle]))
         while True:
             try:
-                record, entries = self._patiently(lambda: self._read(handle.run_id))
+                record, entries = self._patiently(lambda: self._looks.read(handle.run_id))
             except ReplicaNotFoundError:
                 return
-            if not _is_of(handle, launch_of(entries), entries):
+            if not is_of(handle, launch_of(entries), entries):
                 return
             handles = self._handles(handle.run_id, entries)
             found = self._patiently(lambda handles=handles: self._observe_run(handles))  # type: ignore[misc]
@@ -531,9 +394,7 @@ class ModalSpawnExecutor(BaseExecutor):
                 break
             self._patiently(lambda told=(record, unclaimed): self._void(*told))  # type: ignore[misc]
         self._patiently(lambda: self._client.delete_record(handle.run_id, record))
-        with self._lock:
-            for each in handles:
-                self._ended.pop(each, None)
+        self._looks.forget(handles)
 
     def _list_runs(self) -> list[str]:
         names = self._patiently(self._client.record_names)
@@ -548,7 +409,7 @@ class ModalSpawnExecutor(BaseExecutor):
         return [run_id for run_id, is_run in zip(runs, ours, strict=True) if is_run]
 
     def _attach(self, run_id: str) -> list[ReplicaHandle]:
-        _, entries = self._patiently(lambda: self._read(run_id))
+        _, entries = self._patiently(lambda: self._looks.read(run_id))
         handles = self._handles(run_id, entries)
         if not handles:
             raise ReplicaNotFoundError(
@@ -561,7 +422,7 @@ class ModalSpawnExecutor(BaseExecutor):
         """Whether there is a record of a run; also if its launch has started nothing yet, but has its name."""
         check_text("run_id", run_id)
         with contextlib.suppress(ReplicaNotFoundError):
-            self._patiently(lambda: self._read(run_id))
+            self._patiently(lambda: self._looks.read(run_id))
             return True
         return False
 
@@ -573,11 +434,6 @@ class ModalSpawnExecutor(BaseExecutor):
     def _check_handle(self, handle: ReplicaHandle) -> None:
         check_handle(handle, self._client.known_environment)  # a journal may answer without Modal
 
-    def _check_place(self, handles: Sequence[ReplicaHandle]) -> None:
-        environment = self._client.environment()
-        for handle in handles:
-            check_handle(handle, environment)
-
     def _patiently(self, call: Callable[[], T]) -> T:
         """Try again for a while as long as Modal throttles or fails; everything we do so is repeatable."""
         return retry(call, self._backoff, timeout=self._options.retry_timeout)
@@ -586,16 +442,3 @@ class ModalSpawnExecutor(BaseExecutor):
 def _unclaimed(entries: Mapping[str, Any]) -> list[int]:
     """The ranks that no call holds, and any may claim."""
     return [rank for rank, held in calls_of(entries).items() if held is None]
-
-
-def _is_of(handle: ReplicaHandle, launch: Mapping[str, Any], entries: Mapping[str, Any]) -> bool:
-    """Whether a record is the handle's, and not of a later launch of the same name."""
-    call = call_of(entries, handle.rank)
-    if not call:
-        return False
-    if handle.rank not in launch["ranks"]:
-        raise stray(entries, handle.rank)
-    true = make_handle(launch, handle.rank, call, handle.run_id)
-    return handle.world_size == true.world_size and all(
-        handle.metadata[key] == value for key, value in true.metadata.items()
-    )
