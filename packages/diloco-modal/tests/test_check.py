@@ -2,6 +2,7 @@
 
 import pytest
 
+from diloco_modal._client import Client
 from diloco_protocol import Backoff, InvalidRequestError, Reason
 
 URI = "s3://bucket/run-1"
@@ -173,6 +174,21 @@ def test_ctrl_c_while_a_call_is_waited_for(lab):
     with pytest.raises(KeyboardInterrupt):
         lab.executor(backoff=backoff).check(rendezvous_uri=URI)
     assert [call.status for call in lab.world.calls()] == ["terminated"]
+
+
+@pytest.mark.parametrize("interrupts", [1, 2])
+def test_ctrl_c_while_a_call_is_ended_names_it(lab, monkeypatch, interrupts):
+    def interrupt(*_):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(Client, "cancel", interrupt)
+    sleep = lab.world.advance if interrupts == 1 else interrupt
+    executor = lab.executor(backoff=Backoff(first=0.1, clock=lab.world.now, sleep=sleep))
+    with pytest.raises(KeyboardInterrupt) as caught:
+        executor.check(rendezvous_uri=URI, patience=1.0)
+    (run,) = lab.executor().list_runs()
+    (note,) = caught.value.__notes__
+    assert note.endswith(f"may cost money: end it with cancel_run({run!r})")
 
 
 def test_a_call_that_could_not_be_started(check, lab):

@@ -194,6 +194,23 @@ def test_a_refused_cancel_leaves_no_mark_if_its_removal_or_its_answer_is_lost(la
     assert told(executor.describe(handle)) == ("running", None, 1, False)
 
 
+@pytest.mark.parametrize("verb", ["cancel", "cancel_run"])
+def test_what_modal_does_not_end_because_it_has_ended_is_no_failure(lab, monkeypatch, verb):
+    """Its container could not write down its end."""
+    executor = lab.executor()
+    (handle,) = lab.launch(1, executor)
+    lab.begin(handle)
+
+    def cancel(_, call_id):
+        lab.call(handle).oom()
+        raise BackendError("the call has ended")
+
+    monkeypatch.setattr(Client, "cancel", cancel)
+    getattr(executor, verb)(handle if verb == "cancel" else "run")
+    assert told(lab.executor().describe(handle))[:2] == ("failed", Reason.OOM)
+    assert lab.record().get("cancel-0") is None
+
+
 def test_a_refused_cancel_leaves_the_mark_of_another(lab):
     executor = lab.executor()
     (handle,) = lab.launch(1, executor)

@@ -112,7 +112,13 @@ def test_an_environment_that_is_not_there_is_no_missing_app(lab):
         ({"timeout": 86_400}, "timeout"),
         ({"timeout": 40_000, "max_restarts": 2}, "needs a call of"),
         ({"cpu": "many"}, "number of CPUs"),
+        (
+            {"cpu": "0.0004"},
+            "number of CPUs from 0.001",
+        ),  # Modal's client makes 0 of it, which is the default
         ({"memory": "16 GiB"}, "amount of memory"),
+        ({"memory": "16385Gi"}, "amount of memory from 1Mi to 16384Gi"),
+        ({"memory": "9" * 400}, "amount of memory"),
         ({"gpu": "T4", "spot": False}, "spot=False"),
         ({"spot": False}, "spot=False"),
         ({"env": {"A": "x" * 5_000_000}}, "4194304 are allowed"),

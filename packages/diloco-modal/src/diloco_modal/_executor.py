@@ -288,7 +288,18 @@ class ModalSpawnExecutor(BaseExecutor):
             )
 
     def _end(self, handle: ReplicaHandle, record: Any, mark: Mapping[str, Any]) -> None:
-        self._end_call(handle.rank, handle.metadata["function_call_id"], record, mark)
+        try:
+            self._end_call(handle.rank, handle.metadata["function_call_id"], record, mark)
+        except BackendError as error:
+            # It is not documented what Modal says about a call that has ended just then.
+            if error.retryable or not self._has_ended(handle):
+                raise
+
+    def _has_ended(self, handle: ReplicaHandle) -> bool:
+        with contextlib.suppress(BackendError):
+            status = self._looks.at([handle])[1].get(handle)
+            return status is not None and status.state.terminal
+        return False
 
     def _end_call(self, rank: int, call: str, record: Any, mark: Mapping[str, Any]) -> None:
         key = f"cancel-{rank}"

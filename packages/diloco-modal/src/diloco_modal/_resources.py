@@ -15,6 +15,7 @@ _GPUS = {
         "any",
     )
 }  # fmt: skip
+_MOST_MEMORY = 16.0 * 1024 * 1024
 _MOST = {"A10": 4, "A10G": 4}
 _UNITS = {"": 1 / 2**20, "M": 1e6 / 2**20, "Mi": 1.0, "G": 1e9 / 2**20, "Gi": 1024.0}
 _MEMORY = re.compile(r"(\d+(?:\.\d+)?)(|M|Mi|G|Gi)", re.ASCII)
@@ -44,27 +45,30 @@ def mebibytes(text: str) -> int:
     """``memory=`` in MiB.
 
     Raises:
-        InvalidRequestError: It is not an amount, or less than 1 MiB.
+        InvalidRequestError: It is not an amount, less than 1 MiB, or more than 16 TiB.
     """
     match = _MEMORY.fullmatch(text.strip())
-    amount = 0 if match is None else int(float(match[1]) * _UNITS[match[2]])
-    if amount < 1:
+    amount = 0.0 if match is None else float(match[1]) * _UNITS[match[2]]
+    if not 1 <= amount <= _MOST_MEMORY:
         raise InvalidRequestError(
-            f"memory={text!r} is not an amount of memory: give bytes, or a number with M, Mi, G or Gi ('16Gi')"
+            f"memory={text[:40]!r} is not an amount of memory from 1Mi to 16384Gi: give bytes, or a number with M, Mi, G or Gi "
+            "('16Gi')"
         )
-    return amount
+    return int(amount)
 
 
 def cores(text: str) -> float:
     """``cpu=`` as a number.
 
     Raises:
-        InvalidRequestError: It is not a positive number.
+        InvalidRequestError: It is not a number from 0.001 to 1024; Modal counts in thousandths.
     """
     try:
         number = float(text)
     except ValueError:
         number = 0.0
-    if not 0 < number <= 1024:
-        raise InvalidRequestError(f"cpu={text!r} is not a number of CPUs, such as 4 or '0.5'")
+    if not 0.001 <= number <= 1024:
+        raise InvalidRequestError(
+            f"cpu={text!r} is not a number of CPUs from 0.001 to 1024, such as 4 or '0.5'"
+        )
     return number

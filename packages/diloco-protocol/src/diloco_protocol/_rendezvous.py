@@ -33,7 +33,7 @@ def try_rendezvous(
     Returns:
         What was found of ``"rendezvous"``; ``ok`` is True only if the replica has run and could use it. If it could not be
         removed, also what is left, as ``"cleanup"``. If the caller interrupts the wait, the replica is removed all the same, and
-        a note on the exception says so if that fails.
+        a note on the exception says so if that fails or is interrupted, too.
     """
     shown = redact_text(uri)
     try:
@@ -79,11 +79,15 @@ def _tried(
 
 def _removed(executor: BaseExecutor, handles: Sequence[ReplicaHandle]) -> str:
     """End and remove the replica that tried; what is left, in words, or nothing."""
+    run = handles[0].run_id
+    left = f"the run {run!r}, which tried the rendezvous, may cost money: end it with cancel_run({run!r})"
     try:
         executor.cancel(handles[0])
         executor.collect(handles, timeout=_CLEANUP_SECONDS)
         executor.purge(handles[0])
     except BackendError as error:
-        run = handles[0].run_id
-        return f"the run {run!r}, which tried the rendezvous, may cost money: end it with cancel_run({run!r}). {error}"
+        return f"{left}. {error}"
+    except BaseException as error:  # such as Ctrl-C
+        error.add_note(left)
+        raise
     return ""
