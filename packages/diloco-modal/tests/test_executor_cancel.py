@@ -211,6 +211,23 @@ def test_what_modal_does_not_end_because_it_has_ended_is_no_failure(lab, monkeyp
     assert lab.record().get("cancel-0") is None
 
 
+@pytest.mark.parametrize("verb", ["cancel", "cancel_run"])
+def test_a_cancel_that_came_to_nothing_is_not_the_time_of_the_next_one(lab, verb):
+    """Who cancelled was killed before Modal was asked: the container is there until 40 s after the cancel that was accepted."""
+    executor = lab.executor()
+    (handle,) = lab.launch(1, executor)
+    lab.begin(handle)
+    lab.record().put("cancel-0", {"by": "executor", "at": lab.world.now(), "id": "theirs"})
+    lab.world.advance(300)
+    assert told(executor.describe(handle)) == ("running", Reason.CANCEL_REQUESTED, 1, True)
+    for _ in range(2):
+        getattr(executor, verb)(handle if verb == "cancel" else "run")
+        assert lab.executor().poll(handle) == "running"
+    assert [key for key in lab.record().items() if "cancel" in key] == ["cancel-0", "cancel-0-2"]
+    lab.world.advance(41)
+    assert told(lab.executor().describe(handle))[:2] == ("cancelled", Reason.CANCEL_REQUESTED)
+
+
 def test_a_refused_cancel_leaves_the_mark_of_another(lab):
     executor = lab.executor()
     (handle,) = lab.launch(1, executor)

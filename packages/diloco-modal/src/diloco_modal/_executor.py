@@ -302,14 +302,24 @@ class ModalSpawnExecutor(BaseExecutor):
         return False
 
     def _end_call(self, rank: int, call: str, record: Any, mark: Mapping[str, Any]) -> None:
-        key = f"cancel-{rank}"
+        key, number = f"cancel-{rank}", 1
         try:
-            self._client.put_once(record, key, mark)
+            while not self._client.put_once(record, key, mark):
+                if self._counts(record, key, mark, call):
+                    break
+                number += 1
+                key = f"cancel-{rank}-{number}"
             self._client.cancel(call)
         except BaseException:
             with contextlib.suppress(BackendError):
                 self._client.pop_own(record, key, mark)
             raise
+
+    def _counts(self, record: Any, key: str, mark: Mapping[str, Any], call: str) -> bool:
+        """Whether the mark that is there is this cancel's, or that of one which Modal has accepted; others came to nothing."""
+        held = self._client.get(record, key)
+        own = isinstance(held, Mapping) and held.get("id") == mark["id"]
+        return own or self._client.status(call) != "PENDING"
 
     def cancel_run(self, run_id: str) -> None:
         """End all replicas of a run; see :meth:`BaseExecutor.cancel_run`.

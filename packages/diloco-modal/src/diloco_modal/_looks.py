@@ -29,6 +29,7 @@ from ._record import (
     DamagedRecordError,
     Numbers,
     call_of,
+    cancel_of,
     check_time,
     checked,
     launch_of,
@@ -108,7 +109,7 @@ class Looks:
             if is_of(handle, launch, entries):
                 trace = states.trace_of(entries, handle.rank, numbers)
                 if trace.cancel is not None:
-                    key = f"cancel-{handle.rank}"
+                    key = cancel_of(handle.rank, numbers)
                     check_time(key, trace.cancel, launch["at"] - CLOCKS, now + CLOCKS)
                 known[handle] = trace
         return known

@@ -11,7 +11,7 @@ from diloco_protocol import BackendError, DilocoError, Outcome
 _MOST = 1e11
 """More than any count, and later than any time in Unix seconds."""
 _LONGEST_GRACE = 3600.0
-_NUMBERED = re.compile(r"(life|end|attempt)-(\d+)-(\d+)", re.ASCII)
+_NUMBERED = re.compile(r"(life|end|attempt|cancel)-(\d+)-(\d+)", re.ASCII)
 _CALL = re.compile(r"call-(\d+)", re.ASCII)
 
 
@@ -184,13 +184,19 @@ Numbers = Mapping[int, Mapping[str, int]]
 
 
 def numbers_of(entries: Mapping[str, Any]) -> Numbers:
-    """The highest number of a life, an end and an attempt for which there is an entry, by rank."""
+    """The highest number of a life, an end, an attempt and a further cancel for which there is an entry, by rank."""
     highest: dict[int, dict[str, int]] = {}
     for key in entries:
         if found := _NUMBERED.fullmatch(str(key)):
             of_rank = highest.setdefault(int(found[2]), {})
             of_rank[found[1]] = max(of_rank.get(found[1], 0), int(found[3]))
     return highest
+
+
+def cancel_of(rank: int, numbers: Numbers) -> str:
+    """The key of the newest cancel of a rank: those before it have come to nothing."""
+    number = numbers.get(rank, {}).get("cancel")
+    return f"cancel-{rank}" if number is None else f"cancel-{rank}-{number}"
 
 
 def check_whole(rank: int, lives: int, attempt: int, highest: Mapping[str, int]) -> None:
@@ -207,7 +213,7 @@ def check_whole(rank: int, lives: int, attempt: int, highest: Mapping[str, int])
     """
     there = {"life": lives, "end": lives, "attempt": attempt if lives else 0}
     for kind, number in highest.items():
-        if number > there[kind]:
+        if kind in there and number > there[kind]:
             lacks = (
                 f"attempt-{rank}-{attempt + 1}"
                 if kind == "attempt" and lives

@@ -9,7 +9,7 @@ from typing import Any
 
 from diloco_protocol import DilocoError, Outcome, Reason, ReplicaState, ReplicaStatus
 
-from ._record import Numbers, check_whole, checked, entry, numbers_of
+from ._record import Numbers, cancel_of, check_whole, checked, entry, numbers_of
 
 INTERRUPT_SECONDS = 30.0
 """Modal's time between SIGINT and the end of a container."""
@@ -70,11 +70,12 @@ def trace_of(entries: Mapping[str, Any], rank: int, numbers: Numbers | None = No
     Raises:
         DamagedRecordError: One of them is not what this version writes, or is missing.
     """
-    highest = (numbers_of(entries) if numbers is None else numbers).get(rank, {})
+    numbers = numbers_of(entries) if numbers is None else numbers
+    highest = numbers.get(rank, {})
     lives = 0
     while f"life-{rank}-{lives + 1}" in entries:
         lives += 1
-    cancel, over = entry(entries, f"cancel-{rank}"), entry(entries, f"over-{rank}")
+    cancel, over = entry(entries, cancel_of(rank, numbers)), entry(entries, f"over-{rank}")
     over_at = None if over is None else over["at"]
     if not lives:
         check_whole(rank, 0, 0, highest)
