@@ -2,6 +2,7 @@
 
 from dataclasses import replace
 
+import modal
 import pytest
 
 from diloco_protocol import FolderJournal, InvalidRequestError
@@ -63,3 +64,12 @@ def test_a_journal_answers_for_the_default_environment_while_modal_is_away(lab, 
     lab.stand_in.faults.add("forbidden", times=None)
     (result,) = lab.executor(journal=FolderJournal(tmp_path)).collect([handle])
     assert (result["status"], result["result"]) == ("succeeded", 7)
+
+
+def test_a_default_environment_without_a_name_is_asked_for_once(lab, monkeypatch):
+    monkeypatch.setattr(modal.Environment, "name", None)
+    executor = lab.executor()
+    (handle,) = lab.launch(1, executor)
+    assert (handle.metadata["environment"], executor.poll(handle)) == ("", "pending")
+    verbs = [call.verb for call in lab.stand_in.calls]
+    assert verbs.count("EnvironmentGetOrCreate") == 1

@@ -254,6 +254,22 @@ def test_a_cancel_does_not_pass_over_what_lives_on_without_its_record(lab):
     lab.executor().cancel(handles[1])
 
 
+def test_a_cancel_does_not_pass_over_what_lives_on_beside_a_later_run_of_its_name(lab):
+    """Somebody has removed the Dict while the run was under way, and launched again."""
+    (old,) = lab.launch(1)
+    lab.begin(old)
+    modal.Dict.objects.delete("diloco-run", client=lab.client)
+    (new,) = lab.launch(1)
+    call = lab.call(old).call_id
+    with pytest.raises(
+        BackendError, match=f"names another call of rank 0.* may cost money: .*{call}"
+    ):
+        lab.executor().cancel(old)
+    lab.call(old).stop()
+    lab.executor().cancel(old)
+    assert lab.executor().poll(new) == "pending"
+
+
 def test_a_cancel_without_a_record_does_not_take_an_error_of_the_client_for_an_end(
     lab, monkeypatch
 ):

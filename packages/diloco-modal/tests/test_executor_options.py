@@ -6,6 +6,7 @@ import pytest
 from diloco_modal import ModalSpawnExecutor, build_app
 from diloco_protocol import (
     AuthError,
+    BackendError,
     InvalidRequestError,
     ReplicaNotFoundError,
     UnavailableError,
@@ -232,3 +233,12 @@ def test_no_run_has_such_a_name(lab, name):
     with pytest.raises(InvalidRequestError, match="not None"):
         executor.cancel_run(None)
     assert not lab.stand_in.calls.count("DictGetOrCreate")
+
+
+def test_what_the_client_refuses_is_no_error_of_python(lab, monkeypatch):
+    def refuse(*_, **__):
+        raise ValueError("Value out of range")
+
+    monkeypatch.setattr(modal.Function, "with_options", refuse)
+    with pytest.raises(BackendError, match=r"choosing options of .* out of range"):
+        lab.launch(1)

@@ -29,13 +29,13 @@ class Client:
     """Safe to share between threads. Modal's client is made at the first call.
 
     Attributes:
-        known_environment: What :meth:`environment` has found; empty before it was called, unless the options name one.
+        known_environment: What :meth:`environment` has found; None before it was called, unless the options name one.
     """
 
     def __init__(self, options: ModalOptions) -> None:
         self._options = options
         self._client = options.client
-        self.known_environment = options.environment_name or ""
+        self.known_environment = options.environment_name
         self._lock = threading.Lock()
         self._records: dict[str, tuple[float, Any]] = {}
         self._entries: dict[str, tuple[float, Mapping[str, Any]]] = {}
@@ -62,7 +62,7 @@ class Client:
         Raises:
             BackendError: Modal could not be asked for the default one.
         """
-        if not self.known_environment:
+        if self.known_environment is None:
             client = self.client()
             import modal
             from modal.config import config
@@ -112,9 +112,9 @@ class Client:
             declared = self._options.app_secrets or ()
             held = secrets_of(function, secrets, declared, where, self._ask)
         chosen = {**bound, **({"secrets": held} if held else {})}
-        made = function.with_options(**chosen)
-        self._ask(made.hydrate, f"choosing options of {name}")
-        return made
+        return self._ask(
+            lambda: function.with_options(**chosen).hydrate(), f"choosing options of {name}"
+        )
 
     async def spawn(self, function: Any, payload: Mapping[str, Any]) -> str:
         """Start a call; its id."""

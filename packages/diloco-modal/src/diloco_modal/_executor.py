@@ -257,8 +257,14 @@ class ModalSpawnExecutor(BaseExecutor):
             else:
                 self._check_over(handle, str(damage))
             return
-        if handle in told and not told[handle].state.terminal:
-            self._end(handle, record, mark)
+        if handle in told:
+            if not told[handle].state.terminal:
+                self._end(handle, record, mark)
+            return
+        _, entries = self._looks.read(handle.run_id)
+        if (handle.rank, handle.metadata["function_call_id"]) not in held_calls(entries):
+            other = f"the record of the run {handle.run_id!r} on Modal names another call of rank {handle.rank}, or none"
+            self._check_over(handle, other)
 
     def _check_over(self, handle: ReplicaHandle, why: str) -> None:
         """Refuse to say that nothing is left to end, if the record is gone or damaged and the call is not over.

@@ -24,12 +24,12 @@ def make_handle(launch: Mapping[str, Any], rank: int, call_id: str, run_id: str)
     return ReplicaHandle(rank, "modal", metadata, run_id=run_id, world_size=launch["world_size"])
 
 
-def check_handle(handle: ReplicaHandle, environment: str) -> None:
+def check_handle(handle: ReplicaHandle, environment: str | None) -> None:
     """Refuse a handle that was not made by a launch, or is of another environment.
 
     Args:
         handle: To look at.
-        environment: Name of that of the executor; empty if it is not known yet.
+        environment: Name of that of the executor; None if it is not known yet.
 
     Raises:
         InvalidRequestError: Says what is missing, or where it belongs.
@@ -40,7 +40,7 @@ def check_handle(handle: ReplicaHandle, environment: str) -> None:
             f"this handle does not lead to a call: its metadata lacks {', '.join(sorted(missing))}"
         )
     theirs = handle.metadata["environment"]
-    if environment and theirs != environment:
+    if environment is not None and theirs != environment:
         raise InvalidRequestError(
             f"this handle is of Modal's environment {theirs!r}, and this executor is for {environment!r}: make one with "
             f"environment_name={theirs!r}"
