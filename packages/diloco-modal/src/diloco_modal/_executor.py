@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import copy
-import uuid
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, TypeVar
@@ -39,6 +38,7 @@ from . import _many as many
 from . import _states as states
 from ._check import check_launch, seen_by_a_call
 from ._client import PREFIX, Client
+from ._ending import Ending
 from ._entries import CLOCKS
 from ._errors import MissingError
 from ._handles import check_handle, link, make_handle
@@ -236,13 +236,10 @@ class ModalSpawnExecutor(BaseExecutor):
     # --- ending and finding ---
 
     def _stop(self, handle: ReplicaHandle) -> None:
-        mark = self._mark()
-        self._patiently(lambda: self._cancel(handle, mark))
+        ending = self._ending(handle.rank, handle.metadata["function_call_id"])
+        self._patiently(lambda: self._cancel(handle, ending))
 
-    def _mark(self) -> dict[str, Any]:
-        return {"by": "executor", "at": self._options.clock(), "id": uuid.uuid4().hex}
-
-    def _cancel(self, handle: ReplicaHandle, mark: Mapping[str, Any]) -> None:
+    def _cancel(self, handle: ReplicaHandle, ending: Ending) -> None:
         try:
             record, told = self._looks.at([handle])
         except ReplicaNotFoundError:
@@ -253,13 +250,13 @@ class ModalSpawnExecutor(BaseExecutor):
             # It may be running, and its call is known nevertheless.
             record, entries = self._looks.read(handle.run_id)
             if (handle.rank, handle.metadata["function_call_id"]) in held_calls(entries):
-                self._end(handle, record, mark)
+                self._end(handle, record, ending)
             else:
                 self._check_over(handle, str(damage))
             return
         if handle in told:
             if not told[handle].state.terminal:
-                self._end(handle, record, mark)
+                self._end(handle, record, ending)
             return
         _, entries = self._looks.read(handle.run_id)
         if (handle.rank, handle.metadata["function_call_id"]) not in held_calls(entries):
@@ -293,9 +290,12 @@ class ModalSpawnExecutor(BaseExecutor):
                 f"cost money: modal.FunctionCall.from_id({call!r}).cancel(terminate_containers=True) ends it ({link(call)})"
             )
 
-    def _end(self, handle: ReplicaHandle, record: Any, mark: Mapping[str, Any]) -> None:
+    def _ending(self, rank: int, call: str) -> Ending:
+        return Ending(self._client, self._options.clock, rank, call)
+
+    def _end(self, handle: ReplicaHandle, record: Any, ending: Ending) -> None:
         try:
-            self._end_call(handle.rank, handle.metadata["function_call_id"], record, mark)
+            ending.attempt(record)
         except BackendError as error:
             # It is not documented what Modal says about a call that has ended just then.
             if error.retryable or not self._has_ended(handle):
@@ -306,26 +306,6 @@ class ModalSpawnExecutor(BaseExecutor):
             status = self._looks.at([handle])[1].get(handle)
             return status is not None and status.state.terminal
         return False
-
-    def _end_call(self, rank: int, call: str, record: Any, mark: Mapping[str, Any]) -> None:
-        key, number = f"cancel-{rank}", 1
-        try:
-            while not self._client.put_once(record, key, mark):
-                if self._counts(record, key, mark, call):
-                    break
-                number += 1
-                key = f"cancel-{rank}-{number}"
-            self._client.cancel(call)
-        except BaseException:
-            with contextlib.suppress(BackendError):
-                self._client.pop_own(record, key, mark)
-            raise
-
-    def _counts(self, record: Any, key: str, mark: Mapping[str, Any], call: str) -> bool:
-        """Whether the mark that is there is this cancel's, or that of one which Modal has accepted; others came to nothing."""
-        held = self._client.get(record, key)
-        own = isinstance(held, Mapping) and held.get("id") == mark["id"]
-        return own or self._client.status(call) != "PENDING"
 
     def cancel_run(self, run_id: str) -> None:
         """End all replicas of a run; see :meth:`BaseExecutor.cancel_run`.
@@ -360,8 +340,8 @@ class ModalSpawnExecutor(BaseExecutor):
                 self.cancel(handle)
             elif self._looks.ended(handle) is None:
                 # It has written no end, so it is not looked at before: Modal keeps the result of what has ended.
-                mark = self._mark()
-                self._patiently(lambda: self._end(handle, record, mark))
+                ending = self._ending(handle.rank, handle.metadata["function_call_id"])
+                self._patiently(lambda: self._end(handle, record, ending))
 
         cancel_all(handles, stop)
 
@@ -385,9 +365,9 @@ class ModalSpawnExecutor(BaseExecutor):
         record, entries = self._patiently(lambda: self._looks.read(run_id))
         left = []
         for rank, call in held_calls(entries):
-            mark = self._mark()
             try:
-                self._patiently(lambda told=(rank, call, record, mark): self._end_call(*told))  # type: ignore[misc]
+                ending = self._ending(rank, call)
+                self._patiently(lambda ending=ending: ending.attempt(record))  # type: ignore[misc]
             except BackendError:
                 left.append(call)
         text = f"{damage}. The calls that its record knows were told to end"

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import uuid
 from collections.abc import Mapping
 from typing import Any
 
@@ -12,6 +11,7 @@ from diloco_protocol import BackendError, Backoff, ReplicaHandle, RunRequest, re
 
 from . import _many as many
 from ._client import Client
+from ._ending import Ending
 from ._handles import make_handle
 from ._options import ModalOptions
 
@@ -97,17 +97,15 @@ class Withdrawal:
     def _end_one(self, rank: int, call: str) -> None:
         if self._down:  # another call was tried for all of the time
             return
-        key = f"cancel-{rank}"
-        mark = {"by": "executor", "at": self._options.clock(), "id": uuid.uuid4().hex}
-        # A call is ended also if that cannot be written down.
-        with contextlib.suppress(BackendError):
-            self._client.put_once(self._record, key, mark)
+        ending = Ending(self._client, self._options.clock, rank, call)
         try:
-            retry(lambda: self._client.cancel(call), self._backoff, timeout=self._patience())
+            retry(
+                lambda: ending.attempt(self._record, unmarked=True),
+                self._backoff,
+                timeout=self._patience(),
+            )
         except BackendError as error:
             self._down = error.retryable
-            with contextlib.suppress(BackendError):
-                self._client.pop_own(self._record, key, mark)
             return
         self._down = False
         del self.left[rank]
