@@ -35,7 +35,7 @@ def the_snapshot_follows_the_model(monkeypatch):
 
     def forgetful(self):
         depart(self)
-        self._sent = None
+        self._snapshot = None
         self._detached = False
         self.begin()
 
@@ -50,10 +50,10 @@ def mixed_before_the_outer_step(monkeypatch):
         self.values_before = [values.clone() for values in self.copy]
         depart(self)
 
-    def early(self, whole, alpha, before):
+    def early(self, whole, alpha, before, near):
         old, new = self.values_before[whole.group], self.copy[whole.group].clone()
         self.copy[whole.group].copy_(old)
-        mix(self, whole, alpha, before)
+        mix(self, whole, alpha, before, near)
         self.copy[whole.group].copy_(new)
         for local, start, stop in self._overlaps(whole):
             local.add_(new[start:stop] - old[start:stop])
@@ -80,7 +80,7 @@ def the_base_stays_old(monkeypatch):
     def from_there(self):
         depart(self)
         for sent, copy, base in zip(
-            self._sent, self.copy, getattr(self, "base", self.copy), strict=True
+            self._snapshot.sent, self.copy, getattr(self, "base", self.copy), strict=True
         ):
             sent.add_(base - copy)
 

@@ -117,14 +117,19 @@ def _copies(number: int, optimizer: torch.optim.Optimizer, parameter: torch.Tens
     state = optimizer.state.get(parameter)
     if not isinstance(state, dict):
         return []
-    trained = _values(parameter)
-    return [
-        _Copy(number, parameter, name, state, trained)
+    # Most optimizers keep nothing in another dtype that is as wide. Then no values are read: on an accelerator, that would wait
+    # for all that it has still to do.
+    others = {
+        name: tensor
         for name, tensor in state.items()
         if isinstance(tensor, torch.Tensor)
         and tensor.shape == parameter.shape
-        and _is_rounded(tensor, parameter)
-    ]
+        and tensor.dtype is not parameter.dtype
+        and tensor.itemsize >= parameter.itemsize
+    }
+    names = [name for name, tensor in others.items() if _is_rounded(tensor, parameter)]
+    trained = _values(parameter) if names else parameter
+    return [_Copy(number, parameter, name, state, trained) for name in names]
 
 
 def _is_rounded(kept: torch.Tensor, parameter: torch.Tensor) -> bool:

@@ -299,9 +299,10 @@ class OuterSteps:
                     other.detach()
                 fragment.depart()
                 begin = partial(membership.begin_sync, fragment, sent_at, last=last)
-                run: Callable[[], SyncReport] = partial(_whole_sync, begin)
+                run: Callable[[], SyncReport] = partial(_whole_sync, fragment, begin)
                 if behind and not membership.begins_behind:
-                    run = begin().finish
+                    fragment.collect()
+                    run = partial(_second_half, fragment, begin())
         except BaseException as error:
             self._fail(error)
             raise
@@ -476,8 +477,16 @@ def _undecided(report: SyncReport) -> bool:
     return not (report.committed or report.reloaded or report.contribution == "dropped")
 
 
-def _whole_sync(begin: Callable[[], Pending]) -> SyncReport:
-    return begin().finish()
+def _whole_sync(fragment: Fragment, begin: Callable[[], Pending]) -> SyncReport:
+    fragment.collect()
+    return _second_half(fragment, begin())
+
+
+def _second_half(fragment: Fragment, pending: Pending) -> SyncReport:
+    report = pending.finish()
+    if not (report.reloaded or _undecided(report)):
+        fragment.pack(report.contribution)
+    return report
 
 
 def _ordinary_mode() -> AbstractContextManager[Any]:

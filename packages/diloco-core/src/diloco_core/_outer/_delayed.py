@@ -2,29 +2,66 @@
 
 from __future__ import annotations
 
+from contextlib import contextmanager
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 import torch
 
 from .._arithmetic._layout import Piece, Rule
-from ._fragment import Fragment
+from ._device_copies import ACCELERATOR, VALUES, DeviceCopies
+from ._fragment import Fragment, ready
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Sequence
+    from collections.abc import Collection, Iterator, Mapping, Sequence
+
+    from ._device_copies import Accelerator, Taken
+
+    # What was brought to a device, by the pinned buffer, the group, and where it starts in the group.
+    _Near = Mapping[tuple[str, int, int], torch.Tensor]
+
+_OLD = "old"  # the pinned buffer for the global copy before the sync
+
+
+@dataclass(slots=True)
+class _Snapshot:
+    """What was taken from the model to be sent.
+
+    The thread of the exchange writes to it. So if the training gives up a sync whose thread goes on, it drops the snapshot,
+    and the thread changes nothing that is used later.
+
+    Attributes:
+        stop: The first inner step after those that the contribution covers; None if there is no contribution.
+        taken: The model's values, as long as the contribution is not computed.
+        sent: The contribution.
+        unchanged: The groups of buffers that were as in the global copy.
+        packed: What became of the contribution, once the result lies in pinned memory; otherwise empty.
+    """
+
+    stop: int | None
+    taken: Taken | None = None
+    sent: list[torch.Tensor] = field(default_factory=list)
+    unchanged: Collection[int] = ()
+    packed: str = ""
 
 
 class DelayedFragment(Fragment):
     """A :class:`Fragment` that is sent at one inner step and adopted at a later one. Not thread-safe.
 
     While it is detached (from :meth:`detach` to :meth:`arrive` or :meth:`attach`), the exchange uses only the global copy, the
-    outer state and, of the fragment that is sent, a snapshot of the contribution (:meth:`depart`). The training loop touches
-    none of them. So the exchange may run in another thread, and the model is free.
+    outer state, the residual and, of the fragment that is sent, a snapshot (:meth:`depart`). The training loop touches none of
+    them. So the exchange may run in another thread, and the model is free. That thread calls :meth:`collect` before the sync
+    and :meth:`pack` after it.
+
+    Where the model is on an accelerator, the training does not wait for the device: the snapshot is a copy on the device, and
+    gets to the CPU, and the result to the device, by :class:`.DeviceCopies`.
     """
 
     _detached = False
-    _sent: list[torch.Tensor] | None = None
-    _unchanged: Collection[int] = ()
+    _snapshot: _Snapshot | None = None
     _before: list[torch.Tensor] | None = None
+    _copies: DeviceCopies | None = None
+    _accelerator: Accelerator = ACCELERATOR
 
     def detach(self) -> None:
         """Keep the exchange away from the model from now on."""
@@ -33,26 +70,88 @@ class DelayedFragment(Fragment):
     def attach(self) -> None:
         """Let the exchange use the model again, and forget what was sent."""
         self._detached = False
-        self._sent = self._before = None
+        self._snapshot = self._before = None
 
     def depart(self) -> None:
         """Take the snapshot that is sent, and detach. The model may change from now on."""
         self.attach()
         self.begin()
-        self._unchanged = super().unchanged()
-        sent = []
-        for index, group in enumerate(self.layout.groups):
-            values = torch.empty(group.numel, dtype=group.dtype, device="cpu")
-            contribution = super().contribution(Piece(index, 0, group.numel), values)
-            if contribution is not values:  # a view of the model
-                values.copy_(contribution)
-            sent.append(values)
-        if self.residual is not None and self.steps is not None:
-            self.residual.offer(sent, self.steps[1])
+        snapshot = _Snapshot(None if self.steps is None else self.steps[1])
+        held = [ready(segment) for segment in self._all_segments()]
+        if any(self._accelerator.has_streams(values.device) for values in held):
+            if self._copies is None or not self._copies.fits(held):
+                self._copies = DeviceCopies(held, self._accelerator)
+            snapshot.taken = self._copies.take(held)
+        else:
+            self._copies = None
+            self._compute(snapshot, held)
         for segment in self._all_segments():
             segment.values = None
-        self._sent = sent
+        self._snapshot = snapshot
         self.detach()
+
+    def collect(self) -> None:
+        """Wait for the snapshot if a device has yet to deliver it, and compute from it what is sent.
+
+        To be called once after :meth:`depart`, by the thread that carries out the sync, before the sync begins.
+
+        Raises:
+            NonFiniteDeltaError: With error feedback: the contribution, or what it decodes to, holds NaN or infinity.
+        """
+        snapshot = self._snapshot
+        if snapshot is not None and snapshot.taken is not None:
+            self._compute(snapshot, snapshot.taken.wait())
+            snapshot.taken = None
+
+    def _compute(self, snapshot: _Snapshot, held: Sequence[torch.Tensor]) -> None:
+        """Compute the contribution of a replica whose tensors hold these values: flat, one per segment."""
+        values, sent, unchanged = iter(held), [], []
+        for index, group in enumerate(self.layout.groups):
+            parts = [(next(values), each.start, each.stop) for each in self._segments[index]]
+            parts = [part for part in parts if part[0].numel()]
+            if group.rule is not Rule.OUTER and self._is_unchanged(index, parts):
+                unchanged.append(index)
+            out = torch.empty(group.numel, dtype=group.dtype, device="cpu")
+            contribution = self._contribution(Piece(index, 0, group.numel), parts, out)
+            if contribution is not out:  # a view of the model
+                out.copy_(contribution)
+            sent.append(out)
+        if self.residual is not None and snapshot.stop is not None:
+            self.residual.offer(sent, snapshot.stop)
+        snapshot.sent, snapshot.unchanged = sent, unchanged
+
+    def pack(self, fate: str) -> None:
+        """Write what the model is to be given into pinned memory, if the model is on an accelerator.
+
+        To be called after the sync, by the thread that has carried it out; otherwise :meth:`arrive` does it.
+
+        Args:
+            fate: What became of the contribution; see :attr:`.SyncReport.contribution`.
+        """
+        snapshot = self._snapshot
+        if snapshot is not None and self._copies is not None and snapshot.packed != fate:
+            for which, values in self._to_be_brought(fate).items():
+                self._copies.pack(which, values)
+            snapshot.packed = fate
+
+    def _to_be_brought(self, fate: str) -> dict[str, list[torch.Tensor | None]]:
+        """What the model needs of the new global copy and of the old one, one tensor per segment; None where it needs nothing."""
+        before = self._before if fate == "carried" else None
+        alpha = self._kept(fate)
+        new: list[torch.Tensor | None] = []
+        old: list[torch.Tensor | None] = []
+        for index, group in enumerate(self.layout.groups):
+            mixed = group.rule is Rule.OUTER and bool(alpha or before)
+            for each in self._segments[index]:
+                place = slice(each.start, each.stop)
+                new.append(None if mixed and alpha == 1 else self.copy[index][place])
+                old.append(before[index][place] if mixed and before and alpha < 1 else None)
+        needed = {VALUES: new, _OLD: old}
+        return {w: v for w, v in needed.items() if any(each is not None for each in v)}
+
+    def _kept(self, fate: str) -> float:
+        """How much of its own values the replica keeps."""
+        return self.alpha if fate in {"counted", "carried"} else 0.0
 
     def arrive(self, fate: str) -> None:
         """Give the model the result, mixed with its own values, and delete the gradients, which belong to the old values.
@@ -66,27 +165,55 @@ class DelayedFragment(Fragment):
             fate: What became of the contribution; see :attr:`.SyncReport.contribution`.
         """
         before = self._before if fate == "carried" else None
-        alpha = self.alpha if fate in {"counted", "carried"} else 0.0
-        self.attach()
-        self.begin()
-        with torch.no_grad():
+        alpha = self._kept(fate)
+        self.pack(fate)
+        with self._brought(fate) as near, torch.no_grad():
+            self.attach()
+            self.begin()
             for index, group in enumerate(self.layout.groups):
                 whole = Piece(index, 0, group.numel)
                 if group.rule is not Rule.OUTER or not (alpha or before):
-                    self.adopt(whole, self.destination(whole))
+                    self._take_over(whole, near)
                 elif alpha < 1:
-                    self._mix(whole, alpha, before[index] if before else None)
-        self._adopted = True
-        self.finish()
+                    self._mix(whole, alpha, before[index] if before else None, near)
+            self._adopted = True
+            self.finish()
 
-    def _mix(self, whole: Piece, alpha: float, before: torch.Tensor | None) -> None:
+    @contextmanager
+    def _brought(self, fate: str) -> Iterator[_Near]:
+        """What was packed, on its devices; nothing for a model on the CPU."""
+        if self._snapshot is None or self._copies is None:
+            yield {}
+            return
+        places = [
+            (index, each.start)
+            for index, segments in enumerate(self._segments)
+            for each in segments
+        ]
+        with self._copies.unpacked(*self._to_be_brought(fate)) as parts:
+            yield {
+                (which, *places[number]): values
+                for (which, number), values in parts.items()
+                if values.numel()
+            }
+
+    def _take_over(self, whole: Piece, near: _Near) -> None:
+        if not near:
+            self.adopt(whole, self.destination(whole))
+            return
         for local, start, stop in self._overlaps(whole):
-            new = self.copy[whole.group][start:stop].to(local.device, local.dtype)
+            new = self.copy[whole.group][start:stop]
+            local.copy_(_at(near, (VALUES, whole.group, start), new, local))
+
+    def _mix(self, whole: Piece, alpha: float, before: torch.Tensor | None, near: _Near) -> None:
+        for local, start, stop in self._overlaps(whole):
+            new = self.copy[whole.group][start:stop]
+            new = _at(near, (VALUES, whole.group, start), new, local)
             if before is None:
                 local.copy_(torch.lerp(new, local, alpha))
                 continue
             # As with contributions, the rounding of a global copy to the model's dtype is not progress of the replica.
-            old = before[start:stop].to(local.device, local.dtype)
+            old = _at(near, (_OLD, whole.group, start), before[start:stop], local)
             wide = before.dtype
             progress = local.to(wide).sub_(old.to(wide)).to(local.dtype)
             local.copy_(torch.lerp(new, old, alpha).add_(progress))
@@ -102,18 +229,20 @@ class DelayedFragment(Fragment):
             super().finish()
 
     def contribution(self, piece: Piece, out: torch.Tensor) -> torch.Tensor:
-        """The snapshot; without one, what the model holds now."""
-        if self._sent is None:
+        """What was computed from the snapshot; without one, what the model holds now."""
+        if self._snapshot is None:
             return super().contribution(piece, out)
-        return self._sent[piece.group][piece.start : piece.stop]
+        return _collected(self._snapshot).sent[piece.group][piece.start : piece.stop]
 
     def is_surely_finite(self, piece: Piece) -> bool:
-        """Unknown for a snapshot: only the model's values would tell it more quickly than the snapshot's own."""
-        return self._sent is None and super().is_surely_finite(piece)
+        """Unknown for a snapshot: only the model's values would tell it more quickly than the contribution itself."""
+        return self._snapshot is None and super().is_surely_finite(piece)
 
     def unchanged(self) -> Collection[int]:
         """The groups of buffers that were as in the global copy when the snapshot was taken."""
-        return super().unchanged() if self._sent is None else self._unchanged
+        if self._snapshot is None:
+            return super().unchanged()
+        return _collected(self._snapshot).unchanged
 
     def adopt(self, piece: Piece, values: torch.Tensor) -> None:
         """Set the model to ``values``, unless the fragment is detached: :meth:`arrive` does it then."""
@@ -134,3 +263,21 @@ class DelayedFragment(Fragment):
         """Add progress to the model again, unless the fragment is detached: :meth:`arrive` does it then."""
         if not self._detached:
             super().reapply(progress)
+
+
+def _collected(snapshot: _Snapshot) -> _Snapshot:
+    if snapshot.taken is not None:
+        raise RuntimeError(
+            "the contribution of a fragment was used before its collect() was called"
+        )
+    return snapshot
+
+
+def _at(
+    near: _Near, place: tuple[str, int, int], values: torch.Tensor, local: torch.Tensor
+) -> torch.Tensor:
+    """Values with the device and the dtype of a tensor of the model: those that were brought there, or else these."""
+    brought = near.get(place)
+    if brought is None or brought.device != local.device or brought.dtype is not local.dtype:
+        return values.to(local.device, local.dtype)
+    return brought

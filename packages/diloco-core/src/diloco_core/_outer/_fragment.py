@@ -141,7 +141,7 @@ class Fragment:
         self.begin()
         for copy, segments in zip(self.copy, self._segments, strict=True):
             for segment in segments:
-                copy[segment.start : segment.stop].copy_(_ready(segment))
+                copy[segment.start : segment.stop].copy_(ready(segment))
         self.finish()
 
     def start_over(self) -> None:
@@ -158,7 +158,7 @@ class Fragment:
         self.begin()
         for copy, segments in zip(self.copy, self._segments, strict=True):
             for segment in segments:
-                local, base = _ready(segment), copy[segment.start : segment.stop]
+                local, base = ready(segment), copy[segment.start : segment.stop]
                 # Compared as bytes, since buffers may hold NaN.
                 if not torch.equal(
                     local.cpu().view(torch.uint8), base.to(local.dtype).view(torch.uint8)
@@ -196,6 +196,12 @@ class Fragment:
         """Prepare for a sync, which uses the model's values until :meth:`arrive` is called."""
         self.begin()
 
+    def collect(self) -> None:
+        """Do nothing: the exchange reads the model itself."""
+
+    def pack(self, fate: str) -> None:
+        """Do nothing: the exchange has given the model the result."""
+
     def arrive(self, fate: str) -> None:  # noqa: ARG002 - the exchange has done what there is to do
         """End a sync: its values are in the model already."""
         self.finish()
@@ -215,8 +221,14 @@ class Fragment:
 
     def contribution(self, piece: Piece, out: torch.Tensor) -> torch.Tensor:
         """The pseudo-gradient of a piece; for buffers, their values."""
+        return self._contribution(piece, self._overlaps(piece), out)
+
+    def _contribution(
+        self, piece: Piece, held: Iterable[tuple[torch.Tensor, int, int]], out: torch.Tensor
+    ) -> torch.Tensor:
+        """The contribution of a replica that holds these values, each with where in the group it starts and stops."""
         is_outer = self.layout.groups[piece.group].rule is Rule.OUTER
-        for local, start, stop in self._overlaps(piece):
+        for local, start, stop in held:
             base = self.copy[piece.group][start:stop]
             whole = stop - start == piece.stop - piece.start
             if not is_outer and whole and local.data_ptr() == base.data_ptr():
@@ -254,14 +266,15 @@ class Fragment:
         return [
             index
             for index, group in enumerate(self.layout.groups)
-            if group.rule is not Rule.OUTER and self._is_unchanged(Piece(index, 0, group.numel))
+            if group.rule is not Rule.OUTER
+            and self._is_unchanged(index, self._overlaps(Piece(index, 0, group.numel)))
         ]
 
-    def _is_unchanged(self, piece: Piece) -> bool:
-        copy = self.copy[piece.group]
+    def _is_unchanged(self, group: int, held: Iterable[tuple[torch.Tensor, int, int]]) -> bool:
+        copy = self.copy[group]
         return all(
             view(local.cpu()) == view(copy[start:stop].to(local.dtype))
-            for local, start, stop in self._overlaps(piece)
+            for local, start, stop in held
         )
 
     def starts(self, group: int) -> Sequence[int]:
@@ -424,7 +437,7 @@ class Fragment:
     def _overlaps(self, piece: Piece) -> Iterator[tuple[torch.Tensor, int, int]]:
         """The model's values in a piece, as flat tensors, and where in the group each of them starts and stops."""
         for segment, start, stop in self._parts(piece):
-            yield _ready(segment)[start - segment.start : stop - segment.start], start, stop
+            yield ready(segment)[start - segment.start : stop - segment.start], start, stop
 
     def _parts(self, piece: Piece) -> list[tuple[Segment, int, int]]:
         """The tensors that have elements in a piece, and where in the group these elements start and stop."""
@@ -455,7 +468,8 @@ def _square_bound(dtype: torch.dtype, segments: Sequence[Segment]) -> float:
     return min(narrowest**2, torch.finfo(dtype).max) if dtype.is_floating_point else math.inf
 
 
-def _ready(segment: Segment) -> torch.Tensor:
+def ready(segment: Segment) -> torch.Tensor:
+    """The values of a segment between ``begin()`` and ``finish()``."""
     if segment.values is None:
         raise RuntimeError("the values of a fragment were used before its begin() was called")
     return segment.values

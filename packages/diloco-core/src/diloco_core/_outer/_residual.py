@@ -25,7 +25,7 @@ class Residual:
     that was learned (Seide et al., 2014; Karimireddy et al., arXiv 1901.09847). SparseLoCo has a decay of 0.95
     (arXiv 2508.15706).
 
-    Not thread-safe. While a sync is under way, another thread may read what was offered, but not this.
+    Not thread-safe. While a sync is under way, only the thread that carries it out uses this, if it does at all (:meth:`offer`).
 
     Args:
         layout: How the fragment's values are divided. Only groups that take an outer step have a residual.
