@@ -6,6 +6,7 @@ import pytest
 import torch
 
 from diloco_core import DiLoCo, ModelChangedError, in_process
+from diloco_core._inner import _kept_weights
 from diloco_core._inner._kept_weights import KeptWeights
 from diloco_core.testing import run_replicas
 
@@ -206,3 +207,27 @@ def test_a_replica_alone_that_changes_nothing_is_not_accused():
         outer_momentum=0.0,
     )
     assert outer.committed == 3
+
+
+def test_no_values_are_read_where_nothing_wider_is_kept(monkeypatch):
+    """On an accelerator, reading them would wait for all that it has still to do."""
+    read = []
+
+    def counted(tensor, dtype=None):
+        read.append(tensor)
+        return values(tensor, dtype)
+
+    values = _kept_weights._values
+    monkeypatch.setattr(_kept_weights, "_values", counted)
+    (exchange,) = in_process(1)
+    train(exchange, torch.optim.AdamW, dtype=torch.float32)
+    assert not read
+    (exchange,) = in_process(1)
+    train(
+        exchange,
+        lambda p: MasterSGD(p, lr=0.05),
+        dtype=torch.bfloat16,
+        outer_lr=1.0,
+        outer_momentum=0.0,
+    )
+    assert read

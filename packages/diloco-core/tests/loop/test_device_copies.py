@@ -82,6 +82,27 @@ def test_on_an_accelerator_the_values_are_those_on_the_cpu(lab, options):
     assert same(lab, ours, theirs)
 
 
+def test_the_thread_that_trains_waits_for_no_copy(lab, pretended):
+    class Watched(PretendedAccelerator):
+        def wait(self, event):
+            waiting.append(threading.current_thread())
+            super().wait(event)
+
+    waiting = []
+    pretended(Watched())
+    (exchange,) = in_process(1)
+    model = lab.small_model()
+    inner = torch.optim.SGD(model.parameters(), lr=0.1)
+    with DiLoCo(model, inner, exchange, sync_every=4, delay=2, alpha=0.5) as outer:
+        for step in range(8):
+            lab.push(model, inner, 0, step)
+        assert outer.committed == 2
+        assert len(waiting) == 2 * 2, (
+            "before it computes what is sent, and before it packs the result"
+        )
+        assert threading.current_thread() not in waiting
+
+
 def at_once(act):
     act()
     return lambda _: True
