@@ -64,13 +64,14 @@ class BlockCodec(ABC):
         """The whole blocks and their bytes, as the rows of matrices, and the shorter block at the end as one row."""
         width = self.row_bytes(self._block)
         blocks, rest = divmod(values.numel(), self._block)
+        if blocks and not rest:
+            return [(values.view(blocks, self._block), data.view(blocks, width))]
         end = blocks * self._block
         matrices = []
         if blocks:
             whole = data[: blocks * width].view(blocks, width)
             matrices.append((values[:end].view(blocks, self._block), whole))
-        if rest:
-            matrices.append((values[end:].view(1, rest), data[blocks * width :].view(1, -1)))
+        matrices.append((values[end:].view(1, rest), data[blocks * width :].view(1, -1)))
         return matrices
 
     @abstractmethod

@@ -12,7 +12,7 @@ from ._blocks import BlockCodec
 from ._formulas import FORMULAS
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Iterable, Sequence
 
     from ._codec import Codec
     from ._formulas import Formula
@@ -49,16 +49,14 @@ class _Kernels(NamedTuple):
     """Compiled code for a fixed number of blocks.
 
     Attributes:
-        encode: Takes blocks, fills the bodies, and returns the heads. None if the codec is quicker without it.
+        encode: Takes blocks, and fills their heads and bodies. None if the codec is quicker without it.
         decode: Takes heads and bodies together, and fills blocks. None if the codec is quicker without it.
         blocks: The number of blocks.
-        head: Bytes of a head.
     """
 
     encode: Function | None
     decode: Function | None
     blocks: int
-    head: int
 
 
 class CompiledCodec(BlockCodec):
@@ -66,12 +64,14 @@ class CompiledCodec(BlockCodec):
 
     Args:
         usual: The codec as it is without that.
+        formula: What was compiled.
         kernels: The compiled code.
     """
 
-    def __init__(self, usual: BlockCodec, kernels: _Kernels) -> None:
+    def __init__(self, usual: BlockCodec, formula: Formula, kernels: _Kernels) -> None:
         super().__init__(usual.name, usual.block)
         self._usual = usual
+        self._formula = formula
         self._kernels = kernels
 
     def row_bytes(self, numel: int) -> int:
@@ -80,29 +80,40 @@ class CompiledCodec(BlockCodec):
 
     def encode_rows(self, rows: torch.Tensor, out: torch.Tensor) -> None:
         """Encode as many blocks as possible with compiled code, and the others as usual."""
-        end, encode, width = 0, self._kernels.encode, self._kernels.head
-        if encode is not None:
-            for begin, end in self._steps(rows):
-                data = out[begin:end]
-                heads = encode(rows[begin:end], data[:, width:])
-                assert heads is not None
-                data[:, :width].copy_(heads.view(torch.uint8))
-        if end < len(rows):
-            self._usual.encode_rows(rows[end:], out[end:])
+        encode, blocks = self._kernels.encode, self._kernels.blocks
+        for values, data in _pieces(rows, out, blocks):
+            # A shorter block at the end comes alone, and is never as many blocks as that.
+            if encode is not None and len(values) == blocks:
+                encode(values, *_parts(data, self._formula))
+            else:
+                self._usual.encode_rows(values, data)
 
     def decode_rows(self, data: torch.Tensor, out: torch.Tensor) -> None:
         """The reverse."""
-        end, decode = 0, self._kernels.decode
-        if decode is not None:
-            for begin, end in self._steps(out):
-                decode(data[begin:end], out[begin:end])
-        if end < len(out):
-            self._usual.decode_rows(data[end:], out[end:])
+        decode, blocks, dtype = self._kernels.decode, self._kernels.blocks, self._formula.decoded
+        if out.storage_offset() * out.itemsize % dtype.itemsize:
+            decode = None  # torch makes no such view of what begins anywhere
+        for values, encoded in _pieces(out, data, blocks):
+            if decode is not None and len(values) == blocks:
+                decode(encoded, values.view(dtype))
+            else:
+                self._usual.decode_rows(encoded, values)
 
-    def _steps(self, rows: torch.Tensor) -> list[tuple[int, int]]:
-        # A shorter block at the end comes alone, and never fills a step.
-        blocks = self._kernels.blocks
-        return [(end - blocks, end) for end in range(blocks, len(rows) + 1, blocks)]
+
+def _pieces(
+    rows: torch.Tensor, data: torch.Tensor, blocks: int
+) -> Iterable[tuple[torch.Tensor, torch.Tensor]]:
+    """Up to so many blocks at a time, and their bytes."""
+    # Most chunks are so long. To make a view takes a few hundredths of the time that a copy of the chunk takes.
+    if len(rows) == blocks:
+        return [(rows, data)]
+    return zip(torch.split(rows, blocks), torch.split(data, blocks), strict=True)
+
+
+def _parts(data: torch.Tensor, formula: Formula) -> tuple[torch.Tensor, torch.Tensor]:
+    """The heads and the bodies in the bytes of blocks."""
+    width = formula.head.itemsize
+    return data.view(formula.head).narrow(1, 0, 1), data.narrow(1, width, data.shape[1] - width)
 
 
 def compiled(codec: BlockCodec, build: Build, measure: Measure | None = None) -> Codec:
@@ -116,8 +127,9 @@ def compiled(codec: BlockCodec, build: Build, measure: Measure | None = None) ->
     """
     start = time.monotonic()
     try:
-        kernels = _kernels(codec, FORMULAS[codec.name], build)
-        made = CompiledCodec(codec, kernels)
+        formula = FORMULAS[codec.name]
+        kernels = _kernels(codec, formula, build)
+        made = CompiledCodec(codec, formula, kernels)
         same = same_bytes(codec, made)
     except Exception as error:  # noqa: BLE001 - compilers have errors of every kind
         _log.warning(
@@ -137,7 +149,7 @@ def compiled(codec: BlockCodec, build: Build, measure: Measure | None = None) ->
         return codec
     if measure is not None:
         kernels = _quicker(codec, made, kernels, measure)
-        made = CompiledCodec(codec, kernels)
+        made = CompiledCodec(codec, formula, kernels)
     used = [name for name in ("encode", "decode") if getattr(kernels, name) is not None]
     _log.info(
         "codec %r was compiled in %.1f s, and uses compiled code to %s",
@@ -174,19 +186,24 @@ def _quicker(codec: Codec, made: Codec, kernels: _Kernels, measure: Measure) -> 
 
 
 def _kernels(codec: BlockCodec, formula: Formula, build: Build) -> _Kernels:
-    def encode(rows: torch.Tensor, body: torch.Tensor) -> torch.Tensor:
-        head, bodies = formula.encode(rows)
+    def encode(rows: torch.Tensor, head: torch.Tensor, body: torch.Tensor) -> torch.Tensor:
+        heads, bodies, factors = formula.encode(rows)
+        head.copy_(heads)
         body.copy_(bodies)
-        return head
+        return factors
 
     def decode(data: torch.Tensor, out: torch.Tensor) -> None:
         out.copy_(formula.decode(data))
 
-    blocks, width, cpu = _VALUES // codec.block, formula.head.itemsize, torch.device("cpu")
+    blocks, cpu = _VALUES // codec.block, torch.device("cpu")
     rows = torch.zeros(blocks, codec.block, dtype=torch.float32, device=cpu)
     data = torch.zeros(blocks, codec.row_bytes(codec.block), dtype=torch.uint8, device=cpu)
+    # The compiler refuses examples of different dtypes that share memory. What it makes may be given them.
+    (head, _), (_, body) = _parts(data, formula), _parts(data.clone(), formula)
     return _Kernels(
-        build(encode, (rows, data[:, width:])), build(decode, (data, rows)), blocks, width
+        build(encode, (rows, head, body)),
+        build(decode, (data, rows.view(formula.decoded))),
+        blocks,
     )
 
 
