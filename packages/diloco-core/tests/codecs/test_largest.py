@@ -6,11 +6,22 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from diloco_core._codecs import _largest
 from diloco_core._codecs._largest import largest
 
 NUMEL = 256
 #: With one value in 64, in 32 and in 8: for the last ones, the groups are as small as they get.
 COUNTS = [4, 8, 32, 64]
+
+
+WAYS = pytest.mark.parametrize("keys", [True, False], ids=["by keys", "by groups"])
+
+
+def found_by(keys, rows, k):
+    """In one of the two ways, whichever is the quicker one here."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(_largest, "_PARTITION_IS_QUICK", keys)
+        return largest(rows, k)
 
 
 def by_topk(rows, k):
@@ -20,11 +31,12 @@ def by_topk(rows, k):
 
 @st.composite
 def matrices(draw):
-    """Rows of many kinds side by side: few different values, so many ties; steps; one cluster; what is not finite."""
+    """Rows of many kinds side by side: few different values, so many ties; steps; one cluster; what is not finite;
+    numbers that differ in their lowest bits only."""
     seed = draw(st.integers(0, 2**31))
     generator = torch.Generator().manual_seed(seed)
     rows = []
-    for kind in draw(st.lists(st.integers(0, 6), min_size=1, max_size=6)):
+    for kind in draw(st.lists(st.integers(0, 7), min_size=1, max_size=6)):
         values = torch.randn(NUMEL, generator=generator)
         if kind == 1:
             values = values.round()
@@ -38,31 +50,46 @@ def matrices(draw):
             values = torch.full((NUMEL,), 1e-40)
         elif kind == 6:
             values[draw(st.integers(0, NUMEL - 1))] = draw(st.sampled_from([torch.inf, -torch.inf]))
+        elif kind == 7:
+            order = torch.randperm(NUMEL, generator=generator, dtype=torch.int32)
+            values = (order * draw(st.sampled_from([1, 64])) + 0x3F800000).view(torch.float32)
         rows.append(values)
     return torch.stack(rows)
 
 
+@WAYS
 @pytest.mark.parametrize("k", COUNTS)
 @given(rows=matrices())
-def test_it_finds_what_topk_finds(k, rows):
+def test_it_finds_what_topk_finds(keys, k, rows):
     before = rows.clone()
-    found = largest(rows, k)
+    found = found_by(keys, rows, k)
     assert np.array_equal(found, by_topk(rows, k))
     assert torch.equal(rows.view(torch.int32), before.view(torch.int32))
 
 
-@pytest.mark.parametrize("numel", [1, 2, 15, 100, NUMEL - 1])
-def test_rows_of_any_length(numel):
+@WAYS
+@pytest.mark.parametrize("numel", [1, 2, 15, 100, NUMEL - 1, 5000])
+def test_rows_of_any_length(keys, numel):
     rows = torch.randn(3, numel, generator=torch.Generator().manual_seed(numel))
     for k in {1, numel // 3 + 1, numel}:
-        assert np.array_equal(largest(rows, k), by_topk(rows, k))
+        assert np.array_equal(found_by(keys, rows, k), by_topk(rows, k))
 
 
-def test_nan_is_larger_than_all_numbers():
+@pytest.mark.parametrize("find", [_largest._by_keys, _largest._by_groups])
+@pytest.mark.parametrize("k", [64, 128])
+def test_values_without_ties_need_no_sorting(find, k):
+    rows = torch.stack([torch.randperm(4096, generator=torch.Generator().manual_seed(k))]).float()
+    chosen, clear = find(rows.view(torch.int32), k)
+    assert clear.all()
+    assert np.array_equal(chosen.reshape(1, k), by_topk(rows, k))
+
+
+@WAYS
+def test_nan_is_larger_than_all_numbers(keys):
     """So that it is sent, and seen: a contribution that holds it must not look like one that does not."""
     rows = torch.randn(3, NUMEL, generator=torch.Generator().manual_seed(1))
     rows[1, 77] = torch.nan
     rows[2, 5] = torch.inf
-    found = largest(rows, 4)
+    found = found_by(keys, rows, 4)
     assert NUMEL + 77 in found[1]
     assert 2 * NUMEL + 5 in found[2]

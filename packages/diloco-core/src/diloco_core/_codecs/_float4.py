@@ -49,10 +49,11 @@ class _Float4(BlockCodec):
         # One over the scale, which is a normal number for every byte that is used; and 0 for a block of zeros.
         inverse = ((2 * BIAS - exponent) << MANTISSA_BITS).masked_fill_(exponent == 0, 0)
         codes = self.codes(magnitudes.mul_(inverse.view(torch.float32)))
+        # 0, or -1 where the sign bit is set.
         signs = torch.bitwise_right_shift(
-            rows.view(torch.int32), 28, out=magnitudes.view(torch.int32)
+            rows.view(torch.int32), 31, out=magnitudes.view(torch.int32)
         )
-        codes |= signs.to(torch.int8).bitwise_and_(SIGN)
+        codes.sub_(signs.to(torch.int8), alpha=SIGN)
         exponent.masked_fill_(largest >= INFINITY, NOT_A_NUMBER)
         out[:, :_SCALE_BYTES].copy_(exponent)
         out[:, _SCALE_BYTES:].copy_(_packed(codes))
@@ -98,6 +99,9 @@ class E2M1(_Float4):
 
     def __init__(self) -> None:
         super().__init__("e2m1")
+        # Tensors, because only a tensor can be added to a multiple of another one in one pass.
+        whole = torch.tensor((_WHOLE, _WHOLE + 4), dtype=torch.float32, device="cpu")
+        self._by_half, self._by_two = whole
 
     def exponent(self, largest: torch.Tensor) -> torch.Tensor:
         """The exponent of the largest magnitude, less that of 4; 0 if the smallest magnitude would not be a normal number."""
@@ -110,9 +114,9 @@ class E2M1(_Float4):
         Each of the three roundings is right in its own range, and gives a larger code than the right one elsewhere.
         """
         whole = work(1, magnitudes)
-        codes = _lowest_byte(torch.add(magnitudes, magnitudes, out=whole).add_(_WHOLE))
+        codes = _lowest_byte(torch.add(self._by_half, magnitudes, alpha=2, out=whole))
         by_one = _lowest_byte(torch.add(magnitudes, _WHOLE + 2, out=whole))
-        by_two = _lowest_byte(magnitudes.mul_(0.5).add_(_WHOLE + 4))
+        by_two = _lowest_byte(torch.add(self._by_two, magnitudes, alpha=0.5, out=whole))
         torch.minimum(torch.minimum(codes, by_one, out=codes), by_two, out=codes)
         return codes.clamp_(max=7)
 
