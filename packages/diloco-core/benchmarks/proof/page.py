@@ -23,7 +23,16 @@ PICTURE = "docs/proof.svg"
 """Where the picture is kept, seen from the table."""
 
 _BEGIN, _END = "<!-- bench-proof -->", "<!-- end of bench-proof -->"
-_HEAD = ("against", "MB up", "MB down", "s exposed", "slow link", "the same, S3", "fast link")
+_HEAD = (
+    "against",
+    "topology",
+    "MB up",
+    "MB down",
+    "s exposed",
+    "slow link",
+    "the same, S3",
+    "fast link",
+)
 
 
 def write(path: Path = PAGE, folder: Path = FOLDER) -> None:
@@ -70,12 +79,13 @@ def _cells(row: Row, losses: Results, times: Results) -> list[str]:
         percent(fmean(changes)) if changes else "",
     ]
     if row.kind == "alone":
-        return [*cells, "0", "0", "0", *("100 %" for _ in LINKS)]
+        return [*cells, "", "0", "0", "0", *("100 %" for _ in LINKS)]
     found = [times.time(row.name, link) for link in LINKS]
     slow = found[0]
     sizes = [] if slow is None else [slow.sent / 1e6, slow.received / 1e6, slow.exposed]
     return [
         *cells,
+        "" if slow is None else slow.topology,
         *([f"{size:.2f}" for size in sizes] or ["", "", ""]),
         *("" if time is None else f"{time.utilisation:.1%} ({time.bound:.1%})" for time in found),
     ]

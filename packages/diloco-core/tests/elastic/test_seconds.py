@@ -173,7 +173,7 @@ def test_a_step_much_longer_than_the_window_holds_nobody_up_and_is_told(caplog):
         r.getMessage() for r in caplog.records if "A replica that is always later" in r.getMessage()
     ]
     assert len(told) == 1
-    assert told[0].startswith("rank 2: the first inner step of this replica after a sync")
+    assert told[0].startswith("rank 2: a sync, together with the steps of the delay")
     assert "contribute every 20 s" in told[0]
     assert training.reports[2, 1][0].contribution == "carried"
 

@@ -19,8 +19,8 @@ def one(exchange, **options):
 @pytest.mark.parametrize(
     ("begun", "later", "told"),
     [
-        ({}, {"weight": "steps"}, "was begun without weight, but rank 0 was given weight=steps.* leave weight out, or"),
-        ({"weight": "steps"}, {}, "was begun with weight=steps, but rank 0 was given no weight.* pass weight=steps, or"),
+        ({}, {"weight": "steps"}, "was begun without weight, but rank 0 was given weight='steps'.* leave weight out, or"),
+        ({"weight": "steps"}, {}, "was begun with weight='steps', but rank 0 was given no weight.* pass weight='steps', or"),
         ({"delay": 1}, {"delay": 2}, "was begun with delay=1, but rank 0 was given delay=2.* pass delay=1, or"),
     ],
 )  # fmt: skip

@@ -47,7 +47,7 @@ WRONG = [
     (
         "sync_every",
         [0, -3, 2.0, "6", None, True, [6]],
-        "sync_every must be a whole number of at least 1, not {!r}",
+        "sync_every must be a whole number of inner steps, at least 1, not {!r}. In an elastic run it may also be a time",
     ),
     (
         "save_inner_every",

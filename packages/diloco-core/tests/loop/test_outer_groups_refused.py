@@ -50,9 +50,9 @@ class Tied(torch.nn.Module):
             lambda m: [{"params": m}, {"params": m[1].bias}],
             r"'1.bias' is in outer_groups\[0\] and in outer_groups\[1\]",
         ),
-        (lambda m: [{"params": m, "lr": -1.0}], r"outer_groups\[0\]: outer_lr must be positive"),
-        (lambda m: [{"params": m, "momentum": 1.0}], r"outer_groups\[0\]: outer_momentum must be"),
-        (lambda m: [{"params": m, "lr": lambda sync: 0}], r"outer_groups\[0\]: what outer_lr\(1\)"),
+        (lambda m: [{"params": m, "lr": -1.0}], r"outer_groups\[0\]: lr must be positive"),
+        (lambda m: [{"params": m, "momentum": 1.0}], r"outer_groups\[0\]: momentum must be"),
+        (lambda m: [{"params": m, "lr": lambda sync: 0}], r"outer_groups\[0\]: what lr\(1\)"),
         (
             lambda m: [{"params": m, "momentun": 0.5}],
             r"outer_groups\[0\]: 'momentun' is not a sett",

@@ -100,8 +100,8 @@ def test_rules_that_are_not_local_to_a_shard_are_refused(aggregate):
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"aggregate": "median"}, "aggregate must be one of 'mean', 'trimmed'"),
-        ({"aggregate": None}, "aggregate must be one of"),
+        ({"aggregate": "median"}, "aggregate='median' is not offered.*clip='median'"),
+        ({"aggregate": None}, "aggregate must be one of 'mean', 'trimmed'"),
         ({"trim": 1}, "aggregate='mean' leaves nothing out"),
         ({"aggregate": "trimmed", "trim": 0}, "trim must be"),
         ({"aggregate": "trimmed", "trim": 0.1}, "trim must be"),

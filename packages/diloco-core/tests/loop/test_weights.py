@@ -245,7 +245,10 @@ def lone(weight="tokens"):
 
 @pytest.mark.parametrize("n", [-1, 1.5, "many", None, True, float("nan")])
 def test_tokens_are_whole_numbers(n):
-    with lone() as outer, pytest.raises(ConfigurationError, match="n must be"):
+    with (
+        lone() as outer,
+        pytest.raises(ConfigurationError, match=r"n in count_tokens\(n\) must be"),
+    ):
         outer.count_tokens(n)
 
 

@@ -146,7 +146,7 @@ class TestWhatDiffers:
         ("options", "match"),
         [
             ({"outer_lr": 0.5}, "begun with outer_lr=0.7, but rank . was given outer_lr=0.5"),
-            ({"buffers": "rank0"}, "begun with buffers=mean"),
+            ({"buffers": "rank0"}, "begun with buffers='mean'"),
             ({"fragments": 2}, "begun with fragments=1"),
             ({"outer_optimizer": torch.optim.Adam}, "begun with outer_optimizer=SGD"),
         ],

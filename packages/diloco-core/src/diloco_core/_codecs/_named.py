@@ -90,7 +90,8 @@ def compile_codec(name: str) -> Codec:
     """
     if not isinstance(name, str) or name not in FORMULAS:
         raise ConfigurationError(
-            f"only {', '.join(FORMULAS)} can be compiled, not {name!r}: pass other codecs to codec= as they are"
+            f"only {', '.join(FORMULAS)} can be compiled, not {repr(name) if isinstance(name, str) else kind_of(name)}: pass "
+            "other codecs to codec= as they are"
         )
     with _lock:
         if name not in _made:

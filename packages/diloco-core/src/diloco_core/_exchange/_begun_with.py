@@ -16,6 +16,7 @@ from ._schemas import (
 if TYPE_CHECKING:
     from ._base import Schema
 
+_WORDS = {"aggregate", "buffers", "clip", "codec", "flush", "init", "state_codec", "weight"}
 OR_ELSE = (
     "or begin a new run on another prefix (export() writes the model of this run to a file, from which the new one can "
     "begin)"
@@ -62,10 +63,17 @@ def check_schema(uri: str, rank: int, schema: Schema, run_schema: Schema, run: s
 def other_setting(uri: str, rank: int, name: str, begun_with: str, given: str) -> MismatchError:
     """The error for a setting that is not as the run was begun with."""
     left_out = begun_with == NOT_GIVEN
-    begun = f"without {name}" if left_out else f"with {name}={begun_with}"
-    own = f"no {name}" if given == NOT_GIVEN else f"{name}={given}"
-    advice = f"leave {name} out" if left_out else f"pass {name}={begun_with}"
+    begun = f"without {name}" if left_out else f"with {name}={_as_typed(name, begun_with)}"
+    own = f"no {name}" if given == NOT_GIVEN else f"{name}={_as_typed(name, given)}"
+    advice = f"leave {name} out" if left_out else f"pass {name}={_as_typed(name, begun_with)}"
+    if name == "outer_lr":
+        advice += " (set_outer_lr() changes the rate once the run goes on)"
     return MismatchError(
         f"the run at {uri} was begun {begun}, but rank {rank} was given {own}. A run keeps the settings that it was begun with: "
         f"{advice}, {OR_ELSE}."
     )
+
+
+def _as_typed(name: str, value: str) -> str:
+    """A setting as it stands in a program: words in quotation marks, numbers without."""
+    return repr(value) if name in _WORDS else value

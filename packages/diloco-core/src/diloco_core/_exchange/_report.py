@@ -23,8 +23,8 @@ class SyncReport:
         members: How many replicas contributed; 0 if the sync does not count.
         bytes_sent: Bytes of the contribution and of the published state (with the outer state) that this replica wrote.
         bytes_received: Bytes of contributions and published state that this replica read; headers may be left out.
-        wait_seconds: Time spent waiting for others.
-        exchange_seconds: Time spent in the sync, not counting the time spent waiting.
+        wait_seconds: Time of the sync spent waiting for others; with a ``delay``, beside the training for the most part.
+        exchange_seconds: Time spent in the sync, likewise, not counting the time spent waiting.
         compute_seconds: Time in which this replica trained since the sync before this one; 0 without an inner loop, as are the
             following two.
         hidden_seconds: The part of the sync's time in which this replica trained on (``delay``).

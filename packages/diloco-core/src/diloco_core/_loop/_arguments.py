@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
+from numbers import Integral
 from typing import TYPE_CHECKING, NamedTuple
 
 import torch
@@ -144,6 +145,11 @@ def trim_over(exchange: Exchange, aggregate: object, trim: object, weighting: We
             f"aggregate={aggregate!r} needs inner products of whole tensors, but a replica that updates a shard reads only that "
             "shard of each contribution. Use aggregate='trimmed', which decides in every element by itself"
         )
+    if aggregate == "median":
+        raise ConfigurationError(
+            "aggregate='median' is not offered. aggregate='trimmed' with trim= leaves the largest and smallest values of every "
+            "element out, and clip='median' scales contributions down that are larger than most"
+        )
     if one_of("aggregate", aggregate, ("mean", "trimmed")) == "mean":
         if trim is not None:
             raise ConfigurationError(
@@ -231,7 +237,7 @@ def tokens_counted(weighting: Weighting, given: object, before: int) -> int:
         ConfigurationError: They are not a whole number of at least 0, there are too many of them since the last sync, or
             contributions are not weighed by tokens.
     """
-    tokens = whole("n", given, 0)
+    tokens = whole("n in count_tokens(n)", given, 0)
     if weighting is not Weighting.TOKENS:
         raise ConfigurationError(
             f"count_tokens() was called, but contributions are weighed by weight={str(weighting)!r}, which ignores tokens. Pass "
@@ -291,10 +297,16 @@ def state_coding_over(exchange: Exchange, given: object, full_every: object) -> 
         )
     every = whole("full_state_every", FULL_STATE_EVERY if full_every is None else full_every)
     if not getattr(exchange, "state_codecs", False):
+        settings = getattr(exchange, "settings", None)
+        if getattr(settings, "topology", None) == "gather":
+            raise ConfigurationError(
+                f"state_codec={codec.name!r} cannot be used with topology='gather', in which only few syncs publish their state: "
+                "connect with topology='sharded', or leave state_codec out"
+            )
         raise ConfigurationError(
             f"state_codec={codec.name!r} cannot be used with {type(exchange).__name__}, which does not publish encoded state: "
-            "only runs over a store and replicas in one process do, and elastic runs (those with min_replicas) only with another "
-            "topology than 'gather', in which few syncs publish their state. Leave it out, or connect in another way"
+            "only runs over a store and replicas in one process do. Leave it out, or use an exchange that connect() or "
+            "in_process() returned"
         )
     return StateCoding(codec, every)
 
@@ -346,7 +358,12 @@ def steps_per_cycle(sync_every: object, fragments: int) -> int:
     Raises:
         ConfigurationError: The value is something else.
     """
-    steps = whole("sync_every", sync_every)
+    if isinstance(sync_every, bool) or not isinstance(sync_every, Integral) or sync_every < 1:
+        raise ConfigurationError(
+            f"sync_every must be a whole number of inner steps, at least 1, not {sync_every!r}. In an elastic run it may also be "
+            "a time: sync_every=Seconds(60)"
+        )
+    steps = int(sync_every)
     if steps % fragments:
         raise ConfigurationError(
             f"sync_every is {steps}, but it must be a multiple of the number of fragments, which is {fragments}: every fragment "

@@ -82,10 +82,10 @@ def sync_came_late(rank: int, due_after: str, came_after: str, idle: Sequence[st
 def slow_for_its_window(rank: int, seconds: float, window: str) -> None:
     """A window was over for as long again before this replica could contribute."""
     _log.warning(
-        "rank %d: the first inner step of this replica after a sync, together with adopting that sync, has taken %.3g s, but all "
-        "replicas contribute every %s (sync_every, divided by the number of fragments). After that the others wait only for a "
-        "grace. A replica that is always later than that is never counted: use a larger sync_every, a larger grace, a "
-        "smaller delay or shorter inner steps.",
+        "rank %d: a sync, together with the steps of the delay, if there is one, and the first inner step after it, has taken "
+        "%.3g s, but all replicas contribute every %s (sync_every, divided by the number of fragments). After that the others "
+        "wait only for a grace. A replica that is always later than that is never counted: use a larger sync_every, a larger "
+        "grace, a smaller delay or shorter inner steps.",
         rank,
         seconds,
         window,

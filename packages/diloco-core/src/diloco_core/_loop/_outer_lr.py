@@ -48,9 +48,10 @@ class OuterLr:
         if group is not None:
             number = whole("group", group, 0)
             if number not in groups:
+                one = "there is only group 0: the loop was made without outer_groups"
+                several = f"the outer parameter groups have the numbers 0 to {len(groups) - 1}, in the order of outer_groups"
                 raise ConfigurationError(
-                    f"group is {number}, but the outer parameter groups have the numbers 0 to {len(groups) - 1}, in the order of "
-                    "outer_groups"
+                    f"group is {number}, but {one if len(groups) == 1 else several}"
                 )
             if any(self._schedules[other] for other in groups if other != number):
                 raise ConfigurationError(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
@@ -70,9 +71,14 @@ def outer_groups(
         except ConfigurationError as error:
             if groups is None:
                 raise
-            raise ConfigurationError(f"outer_groups[{number}]: {error}") from error
+            raise ConfigurationError(f"outer_groups[{number}]: {_of_the_group(error)}") from error
         found.append(OuterGroup(own, schedule))
     return found
+
+
+def _of_the_group(error: ConfigurationError) -> str:
+    """The same sentence with the names that settings have in a group."""
+    return re.sub(r"\bouter_(lr|momentum)\b", r"\1", str(error))
 
 
 def _with_settings(

@@ -12,7 +12,8 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING
 
-from .._checks import check_positive, check_whole, kind_of
+from .._checks import check_positive, check_whole, kind_of, number
+from .._codecs._codec import is_sparse
 from .._codecs._named import find_codec
 from .._errors import ConfigurationError
 from .._seconds import Seconds
@@ -84,7 +85,7 @@ class ExchangePlan:
         Raises:
             ConfigurationError: ``overlap`` is below 0, or not a number.
         """
-        if not overlap >= 0:
+        if number("overlap", overlap) < 0:
             raise ConfigurationError(f"overlap is {overlap:g} s, but must be 0 or more")
         return max(0.0, self.seconds - overlap)
 
@@ -101,10 +102,12 @@ class ExchangePlan:
             overlap: How many of these seconds a sync may take without stopping the training; see :meth:`exposed`.
 
         Raises:
-            ConfigurationError: ``overlap`` is not from 0 to ``period``, or ``period`` is not a number.
+            ConfigurationError: ``overlap`` is not from 0 to ``period``, or ``period`` is not a number of at least 0.
         """
         _check_is_number(period)
-        if not 0 <= overlap <= period:
+        if number("period", period) < 0:
+            raise ConfigurationError(f"period is {period:g} s, but must be 0 or more")
+        if not 0 <= number("overlap", overlap) <= period:
             raise ConfigurationError(
                 f"overlap is {overlap:g} s, but must be from 0 to the period of {period:g} s: a sync is adopted before the next "
                 "one is sent"
@@ -153,7 +156,7 @@ def plan_exchange(
     Args:
         params: Number of parameters that are synced.
         replicas: Number of replicas.
-        bandwidth: Bytes per second that one replica can move, such as 12.5e9 for a network card of 100 Gb/s.
+        bandwidth: Bytes per second that one replica can move in each direction, such as 12.5e9 for a network card of 100 Gb/s.
         bytes_per_param: Bytes of a parameter where it is not encoded: 4 for models in fp32 and narrower dtypes, 8 for float64.
         outer_state: The number of tensors of a parameter's size that the outer optimizer keeps for it, and that are
             published with it: 1 for SGD with momentum, 0 for SGD without, 2 for Adam.
@@ -216,6 +219,16 @@ def plan_exchange(
         raise ConfigurationError(
             f"state_codec={published.name!r} cannot be used with topology='gather', in which only few syncs publish their state: "
             "use topology='sharded', or leave state_codec out"
+        )
+    if not published.plain and is_sparse(published):
+        raise ConfigurationError(
+            f"state_codec={published.name!r} sends only few of the values, so most changes of the model would come many syncs "
+            "late. Choose a codec that sends all of them, such as 'int8'"
+        )
+    if not published.plain and outer_state > 1:
+        raise ConfigurationError(
+            f"outer_state is {outer_state:g}, but with a state_codec it can be at most 1: only SGD can be the outer optimizer "
+            "then, with its momentum or without"
         )
     if clip not in {None, "median"}:
         raise ConfigurationError(f"clip must be 'median' or None, not {clip!r}")

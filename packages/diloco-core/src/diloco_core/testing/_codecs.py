@@ -58,7 +58,11 @@ class CodecConformance:
         for values in _samples(codec):
             data = codec.encode(values)
             assert data.dtype is torch.uint8
-            assert data.shape == (codec.size(values.dtype, values.numel()),)
+            says = codec.size(values.dtype, values.numel())
+            assert data.shape == (says,), (
+                f"{codec.name}: encode() made {data.numel()} bytes of {values.numel()} values of {values.dtype}, and size() says "
+                f"{says}"
+            )
             assert data.is_contiguous()
             assert data.device.type == "cpu"
         assert codec.size(torch.float32, 0) == 0
@@ -72,9 +76,14 @@ class CodecConformance:
             whole = bytes(codec.encode(values).tolist())
             for step in (unit, 2 * unit):
                 chunks = [codec.encode(chunk) for chunk in _cut(values, step)]
-                assert b"".join(bytes(chunk.tolist()) for chunk in chunks) == whole
-                assert sum(codec.size(dtype, len(chunk)) for chunk in _cut(values, step)) == len(
-                    whole
+                assert b"".join(bytes(chunk.tolist()) for chunk in chunks) == whole, (
+                    f"{codec.name}: what encode() makes of {len(values)} values is not what it makes of them cut after every "
+                    f"{step} values, one piece after the other. Each block of {codec.block} values has to be encoded by itself, "
+                    "with all that it needs, such as its scale, beside it"
+                )
+                sizes = [codec.size(dtype, len(chunk)) for chunk in _cut(values, step)]
+                assert sum(sizes) == len(whole), (
+                    f"{codec.name}: size() says {sizes} for the pieces of {len(values)} values, and {len(whole)} for all of them"
                 )
                 out = torch.full_like(values, torch.nan)
                 for chunk, part in zip(chunks, _cut(out, step), strict=True):
