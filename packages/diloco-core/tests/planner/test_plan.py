@@ -327,14 +327,14 @@ def test_a_sync_is_hidden_as_long_as_training_goes_on_beside_it():
 def test_a_period_that_is_none_is_refused():
     plan = plan_exchange(1e8, 4, 1e9)
     for period in (-1.0, "60", float("nan")):
-        with pytest.raises(ConfigurationError, match="^period "):
+        with pytest.raises(ConfigurationError, match=r"^period "):
             plan.blocked(period)
 
 
 def test_what_the_loop_refuses_is_not_planned_either():
     with pytest.raises(ConfigurationError, match="'topk64' sends only few of the values"):
         plan_exchange(1e8, 4, 1e9, state_codec="topk64")
-    with pytest.raises(ConfigurationError, match="outer_state is 2, .* only SGD"):
+    with pytest.raises(ConfigurationError, match=r"outer_state is 2, .* only SGD"):
         plan_exchange(1e8, 4, 1e9, state_codec="int8", outer_state=2)
 
 
