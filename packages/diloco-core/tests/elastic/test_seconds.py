@@ -178,6 +178,14 @@ def test_a_step_much_longer_than_the_window_holds_nobody_up_and_is_told(caplog):
     assert training.reports[2, 1][0].contribution == "carried"
 
 
+def test_a_single_long_step_is_not_spoken_of(caplog):
+    """The first step of a program may take long, because something is compiled."""
+    caplog.set_level(logging.WARNING)
+    store, _ = run((1.0, 1.0), Elastic(1, grace=120.0), 20, syncs=4, pauses={(1, 0): 90.0})
+    assert [counted[1] for counted in steps(store)][0] == 1
+    assert not [r for r in caplog.records if "always later" in r.getMessage()]
+
+
 def _early(*, killed):
     """Rank 0 leaves after 20 s of a window of 60 s, is killed while it waits or not: the outcome, and the store."""
 
