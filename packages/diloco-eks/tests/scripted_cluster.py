@@ -49,6 +49,7 @@ class ClusterHarness(Harness):
         Ability.SENT: "the cluster keeps Jobs with its own defaults; test_manifest.py compares what is sent",
         Step.STOP: "who deletes a pod gets another one, and who deletes a Job takes its records along",
         Ability.RACE: "the controller ends pods within one of its steps",
+        Ability.BETWEEN: "Kubernetes continues a list as it was at its first page",
     }
 
     def __init__(self, **options):

@@ -27,6 +27,7 @@ CANNOT = {
     **dict.fromkeys([*Operation, *Fault], NO_API),
     Ability.CALLS: NO_API,
     Ability.EXPIRE: "runs stay until they are purged",
+    Ability.BETWEEN: "runs are listed by one look at a folder",
     Ability.SECRETS: "this machine has no store of secrets",
     Step.PREEMPT: "nobody takes the machine away on which the launcher itself runs",
 }

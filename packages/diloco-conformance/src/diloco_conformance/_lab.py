@@ -79,11 +79,11 @@ class Lab(Hand):
         for need in needs:
             if need == Step.PREEMPT and not self.capabilities.preemptible:
                 return "the backend declares that its replicas are not preemptible"
+            if need in self.harness.cannot:
+                return f"the harness leaves out {str(need)!r}, and says why: {self.harness.cannot[need]}"
             hook = HOOKS.get(need)
             if hook is not None and getattr(type(self.harness), hook) is getattr(Harness, hook):
                 return f"the harness has no {hook}()"
-            if need in self.harness.cannot:
-                return f"the harness leaves out {str(need)!r}, and says why: {self.harness.cannot[need]}"
         return None
 
     @property
