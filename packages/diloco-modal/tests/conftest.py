@@ -14,6 +14,8 @@ from diloco_protocol import Backoff, Outcome, Reason
 
 sys.path.insert(0, str(Path(__file__).parent))  # for the modules that several tests share
 
+from wrapper_lab import make_record
+
 
 class Lab:
     """The stand-in with a deployed app, and the containers in the test's hands."""
@@ -95,3 +97,9 @@ def lab():
         made = Lab(running)
         yield made
         made.client.__exit__(None, None, None)  # older clients have no close
+
+
+@pytest.fixture
+def record(monkeypatch, tmp_path):
+    """The record of a run whose replica runs here; see ``wrapper_lab``."""
+    return make_record(monkeypatch, tmp_path)

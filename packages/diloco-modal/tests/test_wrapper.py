@@ -5,22 +5,19 @@ import re
 import signal
 import subprocess
 import sys
-import textwrap
 import threading
 import time
-from types import SimpleNamespace
 
 import modal
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from wrapper_lab import PATIENCE, Record, outcome, payload
 
-from diloco_modal import ModalOptions, _wrapper, run_replica
-from diloco_modal._payload import payloads
+from diloco_modal import _wrapper, run_replica
 from diloco_modal._states import living, trace_of
 from diloco_modal._wrapper import (
     Life,
-    _cancelled,
     _end,
     _last_word,
     _report,
@@ -28,70 +25,7 @@ from diloco_modal._wrapper import (
     kept,
     new_life,
 )
-from diloco_protocol import Outcome, Reason, UnavailableError, make_request
-
-PATIENCE = 600.0
-PROGRAM = """
-    import os, pathlib, signal, time
-
-    def train(what, folder=None):
-        if what == "attempt":
-            return int(os.environ["DILOCO_ATTEMPT"])
-        if what == "fail":
-            raise TimeoutError("a barrier")
-        if what == "again":
-            if os.environ["DILOCO_ATTEMPT"] == "1":
-                raise ValueError("once")
-            while not pathlib.Path(folder, "go").exists():
-                time.sleep(0.02)
-        if what == "session":
-            return os.getsid(os.getppid())
-        if what == "returns when it is told to end":
-            told = []
-            signal.signal(signal.SIGTERM, lambda *_: told.append(True))
-            pathlib.Path(folder, "begun").write_text("")
-            while not told:
-                time.sleep(0.01)
-            return "done"
-        if what == "wait":
-            pathlib.Path(folder, "begun").write_text("")
-            time.sleep(600)
-        return [os.environ["REPLICA_RANK"], os.environ.get("COLOUR")]
-"""
-
-
-class Record(dict):
-    """What the wrapper uses of a ``modal.Dict``."""
-
-    def put(self, key, value, *, skip_if_exists=False):
-        if skip_if_exists and key in self:
-            return False
-        self[key] = value
-        return True
-
-
-@pytest.fixture
-def record(monkeypatch, tmp_path):
-    held = Record(launch={"id": "one", "at": time.time()})
-    monkeypatch.setattr(modal.Dict, "from_name", lambda *_, **__: held)
-    monkeypatch.setattr(modal, "current_function_call_id", lambda: "fc-own")
-    (tmp_path / "program.py").write_text(textwrap.dedent(PROGRAM))
-    path = os.pathsep.join([str(tmp_path), os.environ.get("PYTHONPATH", "")])
-    monkeypatch.setenv("PYTHONPATH", path)
-    return held
-
-
-def payload(what="rank", *, start_in=60.0, **options):
-    own = {name: options.pop(name) for name in ("pending_timeout",) if name in options}
-    kwargs = {"what": what, "folder": options.pop("folder", None)}
-    request = make_request(1, "program:train", kwargs, run_id="run", **options)
-    chosen = ModalOptions(grace=2.0, **own)
-    (told,) = payloads(request, chosen, "one", time.time() + start_in)
-    return told
-
-
-def outcome(told):
-    return Outcome.from_json(run_replica(told))
+from diloco_protocol import Outcome, Reason
 
 
 @pytest.mark.processes
@@ -241,93 +175,6 @@ def test_it_never_raises(record, monkeypatch):
     assert "TimeoutError: away" in outcome(payload()).error
 
 
-@pytest.mark.processes
-@pytest.mark.usefixtures("interruptible")
-def test_an_interrupt_ends_the_runner_and_goes_on(record, tmp_path):
-    def interrupt():
-        while not (tmp_path / "begun").exists():
-            time.sleep(0.01)
-        os.kill(os.getpid(), signal.SIGINT)
-
-    threading.Thread(target=interrupt).start()
-    with pytest.raises(KeyboardInterrupt):
-        run_replica(payload("wait", folder=str(tmp_path)))
-    assert record["end-0-1"]["started"] == 1
-    left = subprocess.run(["ps", "-eo", "args"], capture_output=True, text=True, check=True).stdout
-    assert not [
-        line
-        for line in left.splitlines()
-        if "diloco_protocol.runner" in line and str(tmp_path) in line
-    ]
-
-
-# --- a container is taken away after its replica has ended, and before the call has returned ---
-
-
-def interrupted_at(record, monkeypatch, key, *, before=False):
-    """Modal's SIGINT comes while an entry is written, or just before it reaches Modal, once."""
-    plain, left = record.put, [True]
-
-    def put(asked, value, *, skip_if_exists=False):
-        if asked != key or not left:
-            return plain(asked, value, skip_if_exists=skip_if_exists)
-        left.clear()
-        if not before:
-            plain(asked, value, skip_if_exists=skip_if_exists)
-        raise KeyboardInterrupt
-
-    monkeypatch.setattr(record, "put", put)
-
-
-@pytest.mark.processes
-@pytest.mark.parametrize(("what", "before"), [("rank", True), ("fail", False)])
-def test_what_has_ended_is_not_trained_again(record, monkeypatch, what, before):
-    told = payload(what)
-    interrupted_at(record, monkeypatch, "end-0-1", before=before)
-    with pytest.raises(KeyboardInterrupt):
-        run_replica(told)
-    assert record["end-0-1"]["again"] is False
-    entries = dict(record)
-    monkeypatch.setattr(subprocess, "Popen", None)  # nothing can be started any more
-    first, second = outcome(told), outcome(told)
-    assert first == second
-    assert (first.result, first.error_type) == (
-        (["0", None], None) if what == "rank" else (None, "TimeoutError")
-    )
-    assert record == entries
-
-
-@pytest.mark.processes
-@pytest.mark.usefixtures("interruptible")
-def test_what_succeeds_in_its_grace_is_not_trained_again(record, monkeypatch, tmp_path):
-    def interrupt():
-        while not (tmp_path / "begun").exists():
-            time.sleep(0.01)
-        os.kill(os.getpid(), signal.SIGINT)
-
-    told = payload("returns when it is told to end", folder=str(tmp_path))
-    threading.Thread(target=interrupt).start()
-    with pytest.raises(KeyboardInterrupt):
-        run_replica(told)
-    monkeypatch.setattr(subprocess, "Popen", None)
-    assert outcome(told).result == "done"
-
-
-def test_a_container_that_came_too_late_stays_too_late(record, monkeypatch):
-    interrupted_at(record, monkeypatch, "end-0-1")
-    with pytest.raises(KeyboardInterrupt):
-        run_replica(payload(start_in=-1))
-    assert "pending_timeout" in outcome(payload(start_in=60)).error
-
-
-@pytest.mark.parametrize("end", [{}, {"outcome": ""}, {"outcome": "{"}, {"outcome": 7}])
-def test_an_end_without_an_outcome_is_followed_by_another_life(record, end):
-    record["life-0-1"] = {"attempt": 1, "at": 0.0}
-    record["end-0-1"] = {"started": 1, "failed": 0, "at": 1.0, "again": True, **end}
-    assert new_life(record, 0, 2.0) == Life(2, {"started": 1, "failed": 0})
-    assert record["life-0-2"]["attempt"] == 2
-
-
 @pytest.mark.parametrize("over", [True, False])
 @pytest.mark.parametrize("text", [None, b"{", b"\xff", Outcome(0), Outcome(143)])
 def test_the_last_word_of_a_replica(tmp_path, over, text):
@@ -364,70 +211,6 @@ def test_the_record_keeps_how_it_ended_and_small_results(done):
     )
     assert again.result is None
     assert done.exit_code or "was reported" in again.error
-
-
-@pytest.mark.parametrize(
-    ("status", "again"), [("PENDING", True), ("TERMINATED", False), (None, None)]
-)
-def test_who_is_interrupted_writes_down_whether_the_call_comes_again(
-    record, monkeypatch, status, again
-):
-    def graph(call_id):
-        if status is None:
-            raise modal.exception.ConnectionError("away")
-        own = SimpleNamespace(
-            function_call_id=call_id, status=getattr(modal.types.InputStatus, status)
-        )
-        other = SimpleNamespace(function_call_id="fc-other", status=modal.types.InputStatus.FAILURE)
-        return [other, own]
-
-    def interrupted(*_, **__):
-        raise KeyboardInterrupt
-
-    call = type(
-        "Call", (), {"from_id": lambda it: SimpleNamespace(get_call_graph=lambda: graph(it))}
-    )
-    monkeypatch.setattr(modal, "FunctionCall", call)
-    monkeypatch.setattr(subprocess, "Popen", interrupted)
-    with pytest.raises(KeyboardInterrupt):
-        run_replica(payload())
-    assert record["end-0-1"]["again"] is again
-
-
-@pytest.mark.processes
-@pytest.mark.parametrize(("word", "trained"), [("TERMINATED", False), ("PENDING", True)])
-def test_what_was_cancelled_while_its_container_was_made_trains_nothing(
-    record, monkeypatch, word, trained
-):
-    """Of a cancel that was refused the mark may be there for a moment."""
-    record["cancel-0"] = {"by": "executor", "at": time.time()}
-    graph = [SimpleNamespace(function_call_id="fc-own", status=SimpleNamespace(name=word))]
-    call = SimpleNamespace(get_call_graph=lambda: graph)
-    monkeypatch.setattr(modal.FunctionCall, "from_id", lambda _: call)
-    done = outcome(payload())
-    assert (done.exit_code == 0) is trained
-    assert trained or done.error == "it was cancelled before it had begun"
-    trace = trace_of(record, 0)
-    assert (trace.open, trace.attempt, bool(trace.outcome)) == (False, 1, trained)
-
-
-def test_whether_a_call_was_cancelled_is_no_reason_to_wait_or_to_fail(record, monkeypatch):
-    record["life-0-1"], plain = {"attempt": 1, "at": 1.0, "id": "of another"}, record.get
-
-    def get(key):
-        if key == "cancel-0":
-            raise UnavailableError("away")
-        return plain(key)
-
-    record["end-0-1"] = {
-        "started": 1,
-        "failed": 0,
-        "at": 2.0,
-        "outcome": Outcome(0, result=7).to_json(),
-    }
-    assert outcome(payload()).result == 7
-    monkeypatch.setattr(record, "get", get)
-    assert not _cancelled(record, 0)
 
 
 @pytest.mark.parametrize("key", ["life-0-1", "end-0-1", "call-0"])
