@@ -167,7 +167,7 @@ def test_what_it_does_not_go_with_is_refused(name):
     refused(
         f"aggregate='trimmed' cannot be used with codec='{name}'", codec=name, aggregate="trimmed"
     )
-    refused(f"state_codec='{name}' sends only few", state_codec=name)
+    refused(f"state_codec='{name}' sends only a few", state_codec=name)
 
 
 def test_the_mean_is_weighted_among_those_who_sent_a_value():

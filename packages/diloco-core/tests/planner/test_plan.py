@@ -332,7 +332,7 @@ def test_a_period_that_is_none_is_refused():
 
 
 def test_what_the_loop_refuses_is_not_planned_either():
-    with pytest.raises(ConfigurationError, match="'topk64' sends only few of the values"):
+    with pytest.raises(ConfigurationError, match="'topk64' sends only a few of the values"):
         plan_exchange(1e8, 4, 1e9, state_codec="topk64")
     with pytest.raises(ConfigurationError, match=r"outer_state is 2, .* only SGD"):
         plan_exchange(1e8, 4, 1e9, state_codec="int8", outer_state=2)

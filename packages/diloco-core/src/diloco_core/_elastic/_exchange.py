@@ -115,7 +115,7 @@ class ElasticExchange(ResumableExchange):
         self.run_id = run_id
         self.store = store
         self.settings = settings
-        # In the gather topology every replica computes all values itself, and only few syncs publish any.
+        # In the gather topology every replica computes all values itself, and only a few syncs publish any.
         self.state_codecs = settings.topology != "gather"
         self._chunk_bytes = chunk_bytes
         self._schema: Schema | None = None

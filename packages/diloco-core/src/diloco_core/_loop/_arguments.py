@@ -100,7 +100,7 @@ def feedback_of(given: object, codec: Codec) -> float:
         return _SPARSE_DECAY if is_sparse(codec) else 0.0
     if given is False and is_sparse(codec):
         raise ConfigurationError(
-            f"codec={codec.name!r} needs error feedback, but error_feedback is False: it sends only few of the values, and the "
+            f"codec={codec.name!r} needs error feedback, but error_feedback is False: it sends only a few of the values, and the "
             "others would be lost. Leave error_feedback out, or give a number above 0 and at most 1"
         )
     if given is False:
@@ -292,16 +292,16 @@ def state_coding_over(exchange: Exchange, given: object, full_every: object) -> 
         return None
     if is_sparse(codec):
         raise ConfigurationError(
-            f"state_codec={codec.name!r} sends only few of the values, so most changes of the model would come many syncs late. "
-            "Choose a codec that sends all of them, such as 'int8'; codec, which encodes contributions, can be sparse"
+            f"state_codec={codec.name!r} sends only a few of the values, so most changes of the model would come many syncs "
+            "late. Choose a codec that sends all of them, such as 'int8'; codec, which encodes contributions, can be sparse"
         )
     every = whole("full_state_every", FULL_STATE_EVERY if full_every is None else full_every)
     if not getattr(exchange, "state_codecs", False):
         settings = getattr(exchange, "settings", None)
         if getattr(settings, "topology", None) == "gather":
             raise ConfigurationError(
-                f"state_codec={codec.name!r} cannot be used with topology='gather', in which only few syncs publish their state: "
-                "connect with topology='sharded', or leave state_codec out"
+                f"state_codec={codec.name!r} cannot be used with topology='gather', in which only a few syncs publish their "
+                "state: connect with topology='sharded', or leave state_codec out"
             )
         raise ConfigurationError(
             f"state_codec={codec.name!r} cannot be used with {type(exchange).__name__}, which does not publish encoded state: "

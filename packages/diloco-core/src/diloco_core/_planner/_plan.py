@@ -217,12 +217,12 @@ def plan_exchange(
     published = find_codec(state_codec)
     if not published.plain and topology == "gather":
         raise ConfigurationError(
-            f"state_codec={published.name!r} cannot be used with topology='gather', in which only few syncs publish their state: "
-            "use topology='sharded', or leave state_codec out"
+            f"state_codec={published.name!r} cannot be used with topology='gather', in which only a few syncs publish their "
+            "state: use topology='sharded', or leave state_codec out"
         )
     if not published.plain and is_sparse(published):
         raise ConfigurationError(
-            f"state_codec={published.name!r} sends only few of the values, so most changes of the model would come many syncs "
+            f"state_codec={published.name!r} sends only a few of the values, so most changes of the model would come many syncs "
             "late. Choose a codec that sends all of them, such as 'int8'"
         )
     if not published.plain and outer_state > 1:
