@@ -8,6 +8,7 @@ import torch
 from torch import nn
 
 from diloco_core import ConfigurationError, DiLoCo, MismatchError, in_process
+from diloco_core._model._partition import Buffers, split
 from diloco_core.testing import run_replicas
 
 
@@ -220,6 +221,34 @@ def test_fragments_by_module():
         make(model, fragments=[model, model[0]])
     with pytest.raises(ConfigurationError, match="at least one module"):
         make(model, fragments=[])
+    with pytest.raises(
+        ConfigurationError, match="holds a Linear twice, in fragment 0 and in fragment 1"
+    ):
+        make(model, fragments=[model[0], [model[0], model[1]]])
+
+
+def test_a_module_and_one_that_contains_it_are_not_both_given():
+    model = nn.Sequential(nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2)), nn.Linear(2, 2))
+    with pytest.raises(
+        ConfigurationError,
+        match="'0' is in fragment 0, and again in fragment 1 as a part of 'the model'",
+    ):
+        make(model, fragments=[model[0], model])
+    with pytest.raises(
+        ConfigurationError,
+        match=r"'0\.1' is in fragment 1, and again in fragment 1 as a part of '0'",
+    ):
+        make(model, fragments=[model[1], [model[0][1], model[0]]])
+
+
+def test_a_module_that_is_tied_is_in_the_first_fragment_that_holds_it():
+    model = nn.Sequential(nn.Linear(2, 2), nn.Sequential(nn.Linear(2, 2)))
+    model[1].append(model[0])
+    parts = split(model, [model[0], model[1]], Buffers.NONE)
+    assert [[tensor.name for tensor in part] for part in parts] == [
+        ["0.weight", "0.bias"],
+        ["1.0.weight", "1.0.bias"],
+    ]
 
 
 def test_tensors_that_cannot_be_synced():

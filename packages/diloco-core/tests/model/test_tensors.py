@@ -255,7 +255,7 @@ class TestFragments:
 
     def test_by_module(self):
         model = nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2), nn.Linear(2, 2))
-        parts = split(model, [model[2], model], Buffers.MEAN)
+        parts = split(model, [model[2], [model[0], model[1]]], Buffers.MEAN)
         assert [[named.name for named in part] for part in parts] == [
             ["2.weight", "2.bias"],
             ["0.weight", "0.bias", "1.weight", "1.bias"],

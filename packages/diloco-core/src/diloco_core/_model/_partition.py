@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import TYPE_CHECKING
@@ -89,7 +90,7 @@ def split(
 
     Raises:
         ConfigurationError: The model has no trainable parameter, or fewer than fragments; a parameter is in no fragment; a
-            module is not part of the model; its layers do not fit a pattern; or a tensor cannot be synced.
+            module is not part of the model, or is given twice; its layers do not fit a pattern; or a tensor cannot be synced.
     """
     _check_shapes(model)
     trainable = [
@@ -218,6 +219,7 @@ def _by_module(
         )
     unplaced = {id(named.tensor): named for named in trainable}
     module_ids = {id(module) for module in model.modules()}
+    given_in: dict[int, int] = {}  # the fragment of every module that was given
     parts: list[list[NamedTensor]] = []
     for number, given in enumerate(modules):
         group: list[torch.nn.Module] = []
@@ -229,6 +231,12 @@ def _by_module(
                     f"fragment {number} ({type(module).__name__}) is not a module of the model: pass modules from "
                     "model.modules()"
                 )
+            if id(module) in given_in:
+                raise ConfigurationError(
+                    f"fragments holds {kind_of(module)} twice, in fragment {given_in[id(module)]} and in fragment {number}: "
+                    "leave one of them out"
+                )
+            given_in[id(module)] = number
         # pop(): a tensor that is tied into several fragments belongs to the first, and takes one outer step per cycle.
         part = [
             unplaced.pop(id(p))
@@ -247,7 +255,26 @@ def _by_module(
         raise ConfigurationError(
             f"these trainable parameters are in no fragment: {names}. Add the modules that hold them, or freeze them."
         )
+    _check_nested(model, given_in)
     return parts
+
+
+def _check_nested(model: torch.nn.Module, given_in: Mapping[int, int]) -> None:
+    """Refuse modules that contain others that were given: parameters would be in two fragments.
+
+    A module that the model also holds elsewhere is tied, and may be given.
+    """
+    paths: dict[int, list[str]] = {}
+    for name, module in model.named_modules(remove_duplicate=False):
+        if id(module) in given_in:
+            paths.setdefault(id(module), []).append(f".{name}" if name else "")
+    for outer, inner in itertools.permutations(paths, 2):
+        prefixes = tuple(f"{path}." for path in paths[outer])
+        if all(path.startswith(prefixes) for path in paths[inner]):
+            raise ConfigurationError(
+                f"{paths[inner][0][1:]!r} is in fragment {given_in[inner]}, and again in fragment {given_in[outer]} as a part of "
+                f"{paths[outer][0][1:] or 'the model'!r}: pass modules that do not contain each other"
+            )
 
 
 def _buffers(model: torch.nn.Module, policy: Buffers) -> list[NamedTensor]:
