@@ -132,16 +132,30 @@ DIFFERENT = [
     (
         ([0, 1, 0, 1], [{"lr": 0.5}, {}]),
         ([0, 1, 0, 1], [{"lr": 0.25}, {}]),
-        r"outer_groups\[0\].lr",
+        (
+            "'outer_groups[0].lr'",
+            "with outer_groups[0] whose lr is 0.5, but rank 0 was given one whose lr is 0.25",
+        ),
     ),
-    (([0, 1, 0, 1], [{}, {}]), ([0, 1, 1, 1], [{}, {}]), "outer group"),
-    (([0, 0, 0, 0], [{}]), ([0, 1, 1, 1], [{}, {}]), "outer_"),
+    (
+        ([0, 1, 0, 1], [{}, {}]),
+        ([0, 1, 1, 1], [{}, {}]),
+        ("with the same outer_groups", "with other outer_groups than those that rank 0 was given"),
+    ),
+    (
+        ([0, 0, 0, 0], [{}]),
+        ([0, 1, 1, 1], [{}, {}]),
+        (
+            "'outer_groups'",
+            "without outer_groups, but rank 0 was given outer_groups=[{...}, {...}]",
+        ),
+    ),
 ]
 
 
 @pytest.mark.parametrize("kind", ["threads", "store"])
-@pytest.mark.parametrize(("one", "other", "name"), DIFFERENT)
-def test_replicas_with_other_groups_are_refused_by_name(kind, one, other, name):
+@pytest.mark.parametrize(("one", "other", "told"), DIFFERENT)
+def test_replicas_with_other_groups_are_refused_by_name(kind, one, other, told):
     def replica(exchange):
         train(exchange, *(one if exchange.rank == 0 else other), 1, 2)
 
@@ -149,12 +163,12 @@ def test_replicas_with_other_groups_are_refused_by_name(kind, one, other, name):
     mismatches = [str(error) for error in errors if isinstance(error, MismatchError)]
     assert mismatches
     for message in mismatches:
-        assert any(part in message for part in (name.replace("\\", ""), "outer_groups"))
+        assert told[0] in message
 
 
 @pytest.mark.parametrize("kind", ["strict", "elastic"])
-@pytest.mark.parametrize(("one", "other", "name"), DIFFERENT)
-def test_a_run_is_not_resumed_with_other_groups(kind, one, other, name, tmp_path):
+@pytest.mark.parametrize(("one", "other", "told"), DIFFERENT)
+def test_a_run_is_not_resumed_with_other_groups(kind, one, other, told, tmp_path):
     def meet(*, resume):
         store = open_store(str(tmp_path))
         if kind == "strict":
@@ -164,7 +178,7 @@ def test_a_run_is_not_resumed_with_other_groups(kind, one, other, name, tmp_path
     run(partial(_once, one), meet(resume=False))
     (error,) = run_replicas(partial(_once, other), meet(resume=True))
     assert isinstance(error, MismatchError)
-    assert "outer_" in str(error) or "outer group" in str(error)
+    assert told[1] in str(error)
 
 
 def _once(case, exchange):

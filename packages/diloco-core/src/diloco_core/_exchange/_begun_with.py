@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import TYPE_CHECKING
 
 from .._errors import MismatchError
@@ -17,6 +18,8 @@ if TYPE_CHECKING:
     from ._base import Schema
 
 _WORDS = {"aggregate", "buffers", "clip", "codec", "flush", "init", "state_codec", "weight"}
+# What DiLoCo takes by these names; whatever else begins with outer_ is set where the outer optimizer is made.
+_OF_OUTER = {"outer_groups", "outer_lr", "outer_momentum", "outer_nesterov", "outer_optimizer"}
 OR_ELSE = (
     "or begin a new run on another prefix (export() writes the model of this run to a file, from which the new one can "
     "begin)"
@@ -62,6 +65,14 @@ def check_schema(uri: str, rank: int, schema: Schema, run_schema: Schema, run: s
 
 def other_setting(uri: str, rank: int, name: str, begun_with: str, given: str) -> MismatchError:
     """The error for a setting that is not as the run was begun with."""
+    part = re.fullmatch(r"(outer_groups\[[0-9]+\])\.(.+)|outer_(.+)", name)
+    if part and name not in _OF_OUTER:
+        what, setting = part[1] or "an outer optimizer", part[2] or part[3]
+        return MismatchError(
+            f"the run at {uri} was begun with {what} whose {setting} is {begun_with}, but rank {rank} was given one whose "
+            f"{setting} is {given}. A run keeps its outer optimizer: make it as the run was begun with, {OR_ELSE}."
+        )
+    name = name.replace("outer_nesterov", "nesterov")
     left_out = begun_with == NOT_GIVEN
     begun = f"without {name}" if left_out else f"with {name}={_as_typed(name, begun_with)}"
     own = f"no {name}" if given == NOT_GIVEN else f"{name}={_as_typed(name, given)}"

@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING, NamedTuple
 from .._errors import MismatchError
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     from ._base import Schema
 
 
@@ -105,7 +107,18 @@ def first_difference(mine: Schema, theirs: Schema) -> Difference | None:
     ):
         for name in [*own_values, *(name for name in other_values if name not in own_values)]:
             if own_values.get(name) != other_values.get(name):
+                groups = _groups_of(own_values), _groups_of(other_values)
+                if name.startswith("outer_") and groups[0] != groups[1]:
+                    return Difference("setting", "outer_groups", *groups)
                 missing = NOT_GIVEN if kind == "setting" else "absent"
                 own_value = own_values.get(name, missing)
                 return Difference(kind, name, own_value, other_values.get(name, missing))
     return None
+
+
+def _groups_of(settings: Mapping[str, str]) -> str:
+    """How many outer parameter groups there are, as they are given: each has an optimizer among its settings."""
+    number = sum(
+        re.fullmatch(r"outer_groups\[[0-9]+\]\.optimizer", name) is not None for name in settings
+    )
+    return f"[{', '.join(['{...}'] * number)}]" if number else NOT_GIVEN
