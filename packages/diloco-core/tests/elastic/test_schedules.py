@@ -72,6 +72,7 @@ def _runs(draw):
                 ("int8", False),
                 ("int8", True),
                 ("int8", 0.9),
+                ("topk64", 0.95),
             ]
         )
     )

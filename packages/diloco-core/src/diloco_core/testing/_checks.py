@@ -13,7 +13,7 @@ from .._elastic._records._records import Commit, Rollback, digest, read_record
 from .._elastic._records._rules import done_states, made_of
 from .._errors import FencedError
 from .._seconds import Seconds
-from ._recomputed import Recomputed, recompute
+from ._recomputed import Recomputed, contributed, recompute
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
@@ -72,9 +72,10 @@ def violations(
     ]
     log, broken = read_log(outcome.store)
     problems += broken
-    expected = training.expected(log)
+    read = contributed(outcome.store, log, training.fragments) if training.sparse else {}
+    expected = training.expected(log, read)
     exact = training.codec in _EXACT_CODECS or training.feedback.explains(log, training.salts)
-    exact = exact and training.state_codec in {"plain", "fp32"}
+    exact = (exact or training.sparse) and training.state_codec in {"plain", "fp32"}
     tolerance = _TOLERANCE if exact else _TOLERANCE_OF_CODECS
     recomputed = Recomputed()
     if not find_codec(training.state_codec).plain and training.fragments:

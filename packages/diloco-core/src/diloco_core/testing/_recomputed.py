@@ -91,6 +91,37 @@ def recompute(
     return found
 
 
+def contributed(
+    store: SimulatedStore, log: Sequence[Commit | Rollback], fragments: Sequence[Fragment]
+) -> dict[str, torch.Tensor]:
+    """What all replicas read of the contributions that count, by key. Those that were not written to this store are left out.
+
+    Args:
+        store: The store.
+        log: The log of the run.
+        fragments: Fragments of any replica, of one parameter each.
+    """
+    found = {}
+    for record in log:
+        if isinstance(record, Rollback):
+            continue
+        fragment = fragments[record.fragment]
+        layout, numbers = fragment.layout, range(fragment.layout.shards)
+        for member in record.members:
+            if member.key not in store.contents:
+                continue
+            reader = _reader(store, fragment, member, numbers)
+            if fragment.clip:
+                reader.norms()
+            group = layout.groups[0]
+            values = torch.empty(group.numel, dtype=group.dtype, device="cpu")
+            for number in numbers:
+                for chunk in layout.chunks(number, CHUNK_BYTES):
+                    reader.read(values[chunk.start : chunk.stop])
+            found[member.key] = values
+    return found
+
+
 def _keys(manifest: Manifest, sync: int, index: int, fragment: Fragment) -> list[str]:
     shards = range(fragment.layout.shards)
     return [shard_key(sync, index, number, manifest.initial) for number in shards]

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import torch
 
+from .._codecs._codec import is_sparse
 from .._codecs._named import find_codec
 from .._elastic._records._keys import Delta
 from .._elastic._records._records import Commit, Rollback
@@ -18,7 +19,7 @@ from ._mixing import Mixing
 from ._timeline import Timeline
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Mapping, Sequence
 
     from .._exchange._report import SyncReport
     from .._outer._fragment import Fragment
@@ -29,6 +30,7 @@ _OUTER_MOMENTUM = 0.9
 # Of the second outer parameter group: its momentum, and its learning rate as a multiple of the first group's.
 _OTHER_MOMENTUM = 0.5
 _OTHER_RATE = 0.5
+_ROUNDING = 1e-4  # of sums that replicas have computed in another order
 
 
 @dataclass(slots=True)
@@ -278,8 +280,16 @@ class SimulatedTraining:
         """The gradient of an inner step; a multiple of 1/16, so that sums are exact."""
         return ((torch.arange(size) * 7 + rank * 13 + life * 5 + step * 29) % 17 - 8).float() / 16
 
-    def expected(self, log: Sequence[Commit | Rollback]) -> dict[int, list[torch.Tensor]]:
-        """What every replica must hold after every sync, computed from the log."""
+    def expected(
+        self, log: Sequence[Commit | Rollback], read: Mapping[str, torch.Tensor]
+    ) -> dict[int, list[torch.Tensor]]:
+        """What every replica must hold after every sync, computed from the log.
+
+        Args:
+            log: The log of the run.
+            read: What the replicas read of contributions, by key. It is used with a sparse codec, if it is what was learned:
+                rounding decides which of many equal values are sent, and whether a value was sent that is almost zero.
+        """
         zeros = [torch.zeros(size, dtype=torch.float64) for size in self.sizes]
         # Values and momentum; and what was lost of the last change, where changes are published encoded.
         states = {(0, index): (zero, zero, zero) for index, zero in enumerate(zeros)}
@@ -295,7 +305,9 @@ class SimulatedTraining:
                 for member in record.members:
                     life = self.salts.get((member.rank, member.epoch), 0)
                     delta = self._learned(values, record, member, life)
-                    sent.append(self._as_sent(delta, record, member, life).double())
+                    sent.append(
+                        self._as_sent(delta, record, member, life, read.get(member.key)).double()
+                    )
                 mean = self._mean(sent, record.members)
                 group = index % 2 if self.groups else 0
                 lr, decay = record.rate.values[group], (_OUTER_MOMENTUM, _OTHER_MOMENTUM)[group]
@@ -327,12 +339,21 @@ class SimulatedTraining:
         values = torch.stack(list(sent))
         if self.clip:
             norms = values.norm(dim=1)
-            median = norms.sort().values[(len(norms) - 1) // 2]
+            counted = norms[norms > 0] if self.sparse and bool(norms.any()) else norms
+            median = counted.sort().values[(len(counted) - 1) // 2]
             values *= (median / norms).nan_to_num(1.0).clamp(max=1.0).unsqueeze(1)
         if self.trim:
             return values.sort(dim=0).values[self.trim : len(sent) - self.trim].mean(dim=0)
         weights = torch.tensor([self.weight_of(each) for each in members], dtype=torch.float64)
+        if self.sparse:
+            of_senders = weights @ (values != 0).double()
+            return (weights @ values) / of_senders.where(of_senders > 0, 1.0)
         return (weights / weights.sum()) @ values
+
+    @property
+    def sparse(self) -> bool:
+        """Whether contributions hold few values, so that the mean of an element is that of those who sent it."""
+        return is_sparse(find_codec(self.codec))
 
     def weight_of(self, member: Delta) -> float:
         """The weight of a contribution, from the steps that it covers."""
@@ -360,14 +381,23 @@ class SimulatedTraining:
         return delta
 
     def _as_sent(
-        self, delta: torch.Tensor, commit: Commit, member: Delta, life: int
+        self,
+        delta: torch.Tensor,
+        commit: Commit,
+        member: Delta,
+        life: int,
+        read: torch.Tensor | None,
     ) -> torch.Tensor:
         residual = self.feedback.of(commit, member, life)
         if residual is not None:
             delta = delta + float(self.error_feedback) * residual
             after = self.feedback.after.get((member.rank, life, commit.sync))
             if after is not None:
-                return delta - after  # what was not sent is in the residual
+                sent = delta - after  # what was not sent is in the residual
+                is_read = read is not None and float((read - sent).abs().max()) < _ROUNDING
+                return read if read is not None and is_read else sent
+        if read is not None:
+            return read
         codec, decoded = find_codec(self.codec), torch.empty_like(delta)
         codec.decode(codec.encode(delta), decoded)
         return decoded
