@@ -20,6 +20,7 @@ from diloco_conformance import (
     Step,
 )
 from diloco_conformance._self_check import check_harness
+from diloco_conformance._words import HOOKS
 from diloco_protocol import Capabilities
 
 
@@ -126,6 +127,18 @@ class TestTheClass:
                 pass
 
         assert "it has expires, which the suite never uses: is it expire?" in fault(Mine)
+
+    @pytest.mark.parametrize(("ability", "hook"), HOOKS.items())
+    def test_nothing_is_left_out_in_silence(self, ability, hook):
+        mine = type("Mine", (ToyHarness,), {hook: getattr(Harness, hook)})
+        said = fault(mine)
+        assert f"Mine: it lacks {hook}(): write what this world can do" in said
+        assert f"Ability.{ability.name}" in said
+        abilities = [one for one in HOOKS if HOOKS[one] == hook]
+        mine.cannot = dict.fromkeys(
+            [*abilities, Step.PRINT], "nobody can"
+        )  # the toy prints by write
+        check_harness(mine, "TestMine")
 
 
 class TestTheExecutor:

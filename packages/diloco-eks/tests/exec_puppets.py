@@ -25,7 +25,7 @@ STDIN, STDOUT, STDERR, ERROR = range(4)
 
 
 def raw(answer):
-    """What the API said, whatever the client makes of it."""
+    """What the API said, whatever the client makes of it. An answer that nobody reads would keep its connection open."""
     return json.loads(answer.data)
 
 

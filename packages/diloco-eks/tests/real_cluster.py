@@ -43,6 +43,13 @@ class RealClusterHarness(Harness):
         Step.OOM: "a puppet uses no memory",
         Step.STOP: "who deletes a pod gets another one, and who deletes a Job takes its records along",
         Ability.RACE: "a puppet ends within milliseconds of a cancel",
+        Ability.AGE: "days do not pass here; the scripted world has them",
+        Ability.ELSEWHERE: "there is one cluster; the scripted world has another",
+        Ability.BETWEEN: "Kubernetes continues a list as it was at its first page",
+        **dict.fromkeys(
+            (Ability.LOSE, Ability.DAMAGE),
+            "what a pod has said at its end stays as long as the pod; the scripted world changes it",
+        ),
     }
 
     def __init__(
@@ -77,6 +84,7 @@ class RealClusterHarness(Harness):
         self.short_timeout = short_timeout
         self.attempts, self.deadlines, self.started = {}, {}, set()
         self.failures, self.secrets, self.lines, self.begun = {}, [], {}, {}
+        self.strangers = []
 
     def make_executor(self, *, env=None, **options):
         chosen = {
@@ -116,8 +124,10 @@ class RealClusterHarness(Harness):
                 "kind": "Eviction",
                 "metadata": {"name": pod["name"]},
             }
-            self.core.create_namespaced_pod_eviction(
-                pod["name"], self.namespace, body, _preload_content=False
+            raw(
+                self.core.create_namespaced_pod_eviction(
+                    pod["name"], self.namespace, body, _preload_content=False
+                )
             )
             attempt = self.attempts[handle] = attempt + 1
             self.started.discard(handle)
@@ -167,7 +177,7 @@ class RealClusterHarness(Harness):
     def secret(self, value):
         name = f"{self.run_prefix}-{uuid.uuid4().hex[:8]}"
         body = {"metadata": {"name": name}, "stringData": {"key": value}}
-        self.core.create_namespaced_secret(self.namespace, body, _preload_content=False)
+        raw(self.core.create_namespaced_secret(self.namespace, body, _preload_content=False))
         self.secrets.append(name)
         return f"{name}/key"
 
@@ -205,10 +215,30 @@ class RealClusterHarness(Harness):
 
     def expire(self, handles):
         name = handles[0].metadata["job_name"]
-        self.batch.delete_namespaced_job(
-            name, self.namespace, propagation_policy="Background", _preload_content=False
+        raw(
+            self.batch.delete_namespaced_job(
+                name, self.namespace, propagation_policy="Background", _preload_content=False
+            )
         )
         self.wait(handles[0], lambda truth: truth.state is None, "be forgotten")
+
+    def remove(self, handle):
+        name = handle.metadata["job_name"]
+        raw(
+            self.batch.delete_namespaced_job(
+                name, self.namespace, propagation_policy="Foreground", _preload_content=False
+            )
+        )
+
+    def foreign(self, name):
+        pod = {
+            "restartPolicy": "Never",
+            "containers": [{"name": "main", "image": "another/image:1"}],
+        }
+        spec = {"suspend": True, "template": {"spec": pod}}
+        body = {"metadata": {"name": name}, "spec": spec}
+        raw(self.batch.create_namespaced_job(self.namespace, body, _preload_content=False))
+        self.strangers.append(name)
 
     # --- the truth ---
 
@@ -241,7 +271,7 @@ class RealClusterHarness(Harness):
         count = 0
         for job in found:
             name = job["metadata"]["name"]
-            if name.startswith(self.run_prefix):
+            if name.startswith(self.run_prefix) and name not in self.strangers:
                 pods = self.core.list_namespaced_pod(
                     self.namespace, label_selector=f"{JOB}={name}", _preload_content=False
                 )
@@ -260,7 +290,13 @@ class RealClusterHarness(Harness):
                 executor.collect(handles, timeout=PATIENCE)
                 executor.purge(handles[0])
         executor.close()
+        for name in self.strangers:
+            raw(
+                self.batch.delete_namespaced_job(
+                    name, self.namespace, propagation_policy="Background", _preload_content=False
+                )
+            )
         for name in self.secrets:
-            self.core.delete_namespaced_secret(name, self.namespace, _preload_content=False)
+            raw(self.core.delete_namespaced_secret(name, self.namespace, _preload_content=False))
         if self.folder:
             self.folder.cleanup()

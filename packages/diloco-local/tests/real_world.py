@@ -43,6 +43,8 @@ class RealHarness(Harness):
         **CANNOT,
         Step.OOM: "the kernel would have to run out of memory",
         Ability.RACE: "a puppet ends within milliseconds of a cancel",
+        Ability.AGE: "days do not pass here; the scripted world has them",
+        Ability.ELSEWHERE: "there is one machine; the scripted world gives it another name",
         Ability.SENT: "orders go to the supervisor through a pipe; the scripted world compares them",
     }
 

@@ -28,6 +28,7 @@ CANNOT = {
     Ability.CALLS: NO_API,
     Ability.EXPIRE: "runs stay until they are purged",
     Ability.BETWEEN: "runs are listed by one look at a folder",
+    Ability.REMOVE: "a run goes out of sight by one rename, so that nobody sees a removal under way",
     Ability.SECRETS: "this machine has no store of secrets",
     Step.PREEMPT: "nobody takes the machine away on which the launcher itself runs",
 }

@@ -10,13 +10,13 @@ from typing import TYPE_CHECKING, Any
 from diloco_protocol import Backoff, BaseExecutor, ReplicaHandle
 
 from ._time import VirtualTime
-from ._words import HOOKS, Ability, Fault, Operation, Step, Told, Truth
+from ._words import Ability, Fault, Operation, Step, Told, Truth
 from ._world_hooks import WorldHooks
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-__all__ = ["HOOKS", "Ability", "Fault", "Harness", "Operation", "Step", "Told", "Truth"]
+__all__ = ["Ability", "Fault", "Harness", "Operation", "Step", "Told", "Truth"]
 
 
 class Harness(WorldHooks, ABC):

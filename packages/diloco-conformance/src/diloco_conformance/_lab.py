@@ -10,7 +10,7 @@ import pytest
 
 from diloco_protocol import BackendError, ReplicaNotFoundError
 
-from ._harness import HOOKS, Ability, Fault, Harness, Operation, Step
+from ._harness import Ability, Fault, Harness, Operation, Step
 from ._lab_hand import Hand
 from ._promises import HarnessFault
 
@@ -81,9 +81,6 @@ class Lab(Hand):
                 return "the backend declares that its replicas are not preemptible"
             if need in self.harness.cannot:
                 return f"the harness leaves out {str(need)!r}, and says why: {self.harness.cannot[need]}"
-            hook = HOOKS.get(need)
-            if hook is not None and getattr(type(self.harness), hook) is getattr(Harness, hook):
-                return f"the harness has no {hook}()"
         return None
 
     @property

@@ -9,6 +9,7 @@ from typing import Any
 
 from ._blame import fault
 from ._harness import Harness, Step
+from ._words import HOOKS
 
 #: How the suite calls each method of a harness.
 CALLS: dict[str, tuple[tuple[Any, ...], dict[str, Any]]] = {
@@ -58,6 +59,7 @@ def check_class(harness: Harness) -> None:
     for name in dir(type(harness)):
         if not name.startswith("_") and not hasattr(Harness, name):
             _check_name(harness, name)
+    _check_left_out(harness)
 
 
 def _check_attributes(harness: Harness) -> None:
@@ -134,3 +136,20 @@ def _check_name(harness: Harness, name: str) -> None:
         missing = getattr(cls, near[0], None) is getattr(Harness, near[0], None)
         if missing:
             fault(harness, f"it has {name}, which the suite never uses: is it {near[0]}?", name)
+
+
+def _check_left_out(harness: Harness) -> None:
+    """What has no method is left out on purpose, with a reason, and not because nobody thought of it."""
+    silent = {
+        ability: hook
+        for ability, hook in HOOKS.items()
+        if ability not in harness.cannot and getattr(type(harness), hook) is getattr(Harness, hook)
+    }
+    if silent:
+        methods = ", ".join(f"{hook}()" for hook in dict.fromkeys(silent.values()))
+        abilities = ", ".join(f"Ability.{ability.name}" for ability in silent)
+        fault(
+            harness,
+            f"it lacks {methods}: write what this world can do, and for the rest declare in cannot, each with its reason: "
+            f"{abilities}",
+        )

@@ -8,24 +8,15 @@ from types import CodeType
 
 from ._blame import fault
 from ._harness import Ability, Fault, Harness, Operation
+from ._words import HOOKS
 
 #: The methods that do something with each of their arguments, and what is declared where a world cannot do it.
 METHODS: dict[str, str | None] = {
     "drive": None,
     "truth": None,
     "advance": None,
-    "expire": Ability.EXPIRE,
-    "age": Ability.AGE,
     "inject": "inject",
-    "told": Ability.TOLD,
-    "write": Ability.WRITE,
-    "secret": Ability.SECRETS,
-    "labels": Ability.LABELS,
-    "resources": Ability.RESOURCES,
-    "lose": Ability.LOSE,
-    "foreign": Ability.FOREIGN,
-    "remove": Ability.REMOVE,
-    "between": Ability.BETWEEN,
+    **{hook: ability for ability, hook in HOOKS.items() if ability is not Ability.DAMAGE},
 }
 
 

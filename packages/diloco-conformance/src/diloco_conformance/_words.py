@@ -124,15 +124,13 @@ class Ability(StrEnum):
     BETWEEN = "between"
 
 
-#: Abilities that a harness has if it has the method.
-HOOKS: Mapping[str, str] = {
-    Ability.WRITE: "write",
-    Ability.LABELS: "labels",
-    Ability.AGE: "age",
-    Ability.ELSEWHERE: "elsewhere",
-    **{word: str(word) for word in (Ability.RESOURCES, Ability.LOSE, Ability.FOREIGN)},
-    Ability.DAMAGE: "lose",
-    **{word: str(word) for word in (Ability.REMOVE, Ability.BETWEEN)},
+_WITHOUT_METHOD = frozenset({Ability.RACE, Ability.TIMEOUT, Ability.RESTART})
+_OTHER_NAMES = {Ability.SECRETS: "secret", Ability.DAMAGE: "lose"}
+#: The method of a harness that an ability needs, for all that need one.
+HOOKS: Mapping[Ability, str] = {
+    ability: _OTHER_NAMES.get(ability, str(ability))
+    for ability in Ability
+    if ability not in _WITHOUT_METHOD
 }
 
 

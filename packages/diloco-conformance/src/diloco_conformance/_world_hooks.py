@@ -1,4 +1,4 @@
-"""What a harness may add, if its world can do it; what is missing is left out by itself."""
+"""What a harness adds, if its world can do it, and otherwise declares in ``cannot``."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class Resources:
 
 
 class WorldHooks:
-    """The methods of a :class:`Harness` that need not be there. The tests that need one say in their skip which."""
+    """The methods of a :class:`Harness` that need not be there, if ``cannot`` says why."""
 
     def resources(self, handle: ReplicaHandle) -> Resources:
         """What the platform's own records say was asked for on behalf of a replica."""
