@@ -144,7 +144,8 @@ def test_the_log_says_once_a_minute_who_has_not_come(lab, tmp_path, caplog):
     said = [record.getMessage() for record in caplog.records]
     assert [int(text.split(" after ")[1].split()[0]) for text in said] == [60, 120, 180]
     assert said[0].startswith("rank 0: 1 of 3 replicas have met at ")
-    assert said[0].endswith("; waiting for ranks 1, 2, for up to 200 s")
+    assert "; waiting for ranks 1, 2, for up to 200 s. A rank that is missing is" in said[0]
+    assert said[0].endswith("DiLoCo(...) refused an argument: look at its log.")
 
 
 @pytest.mark.parametrize("gone", [["manifest.json"], ["claims/00000.json", "claims/00001.json"]])

@@ -25,6 +25,12 @@ if TYPE_CHECKING:
     from ._liveness import Liveness
     from ._records._records import Claim
 
+#: What to look at while ranks are missing: before a rank has claimed its place, nothing in the store tells of it.
+ABSENT = (
+    "A rank that is missing is still starting, or it failed before it could leave word in the store, for instance since "
+    "DiLoCo(...) refused an argument: look at its log"
+)
+
 
 def begin_run(
     store: Patient, own_claim: Claim, schema: Schema, timing: Timing, liveness: Liveness
@@ -90,15 +96,15 @@ def _meet(
     def expired() -> Exception:
         return RendezvousTimeoutError(
             f"only {len(claims)} of {own_claim.world_size} replicas met at {store.uri} within {timing.join_timeout:g} s; "
-            f"missing: {named_ranks(missing())}. Look at the logs of the missing ranks, and check that they were given the "
-            "same URI and world size. If they only need longer to start, raise join_timeout.",
+            f"missing: {named_ranks(missing())}. {ABSENT}, and check that it was given the same URI and world size. If "
+            "the ranks only need longer to start, raise join_timeout.",
             missing(),
         )
 
     def notice(seconds: float) -> str:
         return (
             f"rank {own_claim.rank}: {len(claims)} of {own_claim.world_size} replicas have met at {store.uri} after "
-            f"{seconds:.0f} s; waiting for {named_ranks(missing())}, for up to {timing.join_timeout:g} s"
+            f"{seconds:.0f} s; waiting for {named_ranks(missing())}, for up to {timing.join_timeout:g} s. {ABSENT}."
         )
 
     wait = Wait(

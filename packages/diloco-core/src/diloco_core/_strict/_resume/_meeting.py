@@ -18,6 +18,7 @@ from ..._store._reread import read_again
 from ..._timing import Wait
 from ..._wire._fields import Fields
 from ..._wire._sealed import seal, unseal
+from .._beginning import ABSENT
 from .._claims import (
     READS_AT_ONCE,
     check_not_resumed,
@@ -122,8 +123,7 @@ class Meeting:
             return RendezvousTimeoutError(
                 f"only {own_claim.world_size - len(self._missing())} of {own_claim.world_size} replicas met at {store.uri} to "
                 f"resume its run within {timing.join_timeout:g} s; missing: {named_ranks(self._missing())}. All ranks have to be "
-                "started again with resume=True. Look at the logs of the missing ranks; if they only need longer to start, raise "
-                "join_timeout."
+                f"started again with resume=True. {ABSENT}. If the ranks only need longer to start, raise join_timeout."
                 + "".join(f" {reason.rstrip('.')}." for reason in self._unreadable.values()),
                 self._missing(),
             )
@@ -131,7 +131,7 @@ class Meeting:
         def notice(seconds: float) -> str:
             return (
                 f"rank {own_claim.rank}: waiting for {named_ranks(self._missing())} to resume the run at {store.uri}, "
-                f"{seconds:.0f} s so far, and up to {timing.join_timeout:g} s"
+                f"{seconds:.0f} s so far, and up to {timing.join_timeout:g} s. {ABSENT}."
             )
 
         wait = Wait(
