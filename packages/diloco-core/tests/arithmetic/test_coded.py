@@ -1,13 +1,11 @@
-"""Encoded updates: what is published, what everybody adopts, and which states are published whole."""
-
-import itertools
+"""Encoded updates: what is published, and what everybody adopts."""
 
 import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from diloco_core._arithmetic._coded import FullStates, encode_update
+from diloco_core._arithmetic._coded import encode_update
 from diloco_core._codecs._codec import is_sparse
 from diloco_core._codecs._named import CODECS
 
@@ -81,21 +79,3 @@ def test_a_sum_that_overflows_is_encoded():
     """The quick check adds all values up; only the values themselves must be finite."""
     old, new = torch.zeros(32), torch.full((32,), 3e38)
     assert encode_update(CODECS["int8"], old, new, None) is not None
-
-
-@given(st.integers(1, 5), st.integers(1, 4), st.integers(0, 3), st.integers(1, 60))
-def test_states_that_are_needed(every, fragments, begin, syncs):
-    """From any sync back to the newest whole state of the fragment, without a gap; fragments take turns from any of them."""
-    turns = [*range(fragments)]
-    turns += [(begin + number) % fragments for number in range(syncs)]
-    for fragment in range(fragments):
-        full = FullStates(every, fragment, fragments)
-        own = [sync for sync, turn in enumerate(turns) if turn == fragment]
-        assert full.is_full(own[0])
-        for position, sync in enumerate(own):
-            needed = full.needed(sync)
-            assert needed == own[position + 1 - len(needed) : position + 1]
-            assert [full.is_full(each) for each in needed] == [True] + [False] * (len(needed) - 1)
-            assert len(needed) <= every + (begin > 0)
-        whole = [position for position, sync in enumerate(own) if full.is_full(sync)]
-        assert all(b - a == every for a, b in itertools.pairwise(whole[1:]))

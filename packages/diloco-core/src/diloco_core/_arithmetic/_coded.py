@@ -10,7 +10,6 @@ whole as well; a run that is resumed starts there, and adds the updates since.
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, NamedTuple
 
 import torch
@@ -19,38 +18,11 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
 
     from .._codecs._codec import Codec
+    from ._full_states import FullStates
     from ._layout import Piece
 
 RESIDUAL = "update_residual"
 """The name of the residual among the outer optimizer's tensors, with which it is published, saved and loaded."""
-
-
-@dataclass(frozen=True, slots=True)
-class FullStates:
-    """Which published states of a fragment hold all values. Syncs are numbered from 0; the first of each fragment shares values.
-
-    Attributes:
-        every: Every so many syncs of the fragment, the values are published whole.
-        fragment: The number of the fragment, and of its first sync.
-        fragments: How many fragments are synced in turn.
-    """
-
-    every: int
-    fragment: int
-    fragments: int
-
-    def is_full(self, sync: int) -> bool:
-        """Whether the state after a sync of the fragment is published whole."""
-        return sync // self.fragments % self.every == 0
-
-    def needed(self, sync: int) -> list[int]:
-        """The syncs whose objects make the state after a sync of the fragment: the newest full one, and the updates since."""
-        syncs = [sync]
-        while not self.is_full(syncs[-1]):
-            before = syncs[-1] - self.fragments
-            # In the first turns a run that was begun with a loaded outer loop may begin with any fragment.
-            syncs.append(before if before >= self.fragments else self.fragment)
-        return syncs[::-1]
 
 
 class Update(NamedTuple):

@@ -22,7 +22,7 @@ from ._source import PublishedFile, state_codec
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
-    from .._arithmetic._coded import FullStates
+    from .._arithmetic._full_states import FullStates
     from .._elastic._records._records import Rollback
     from .._store._api import Store
     from .._strict._records._manifest import Manifest

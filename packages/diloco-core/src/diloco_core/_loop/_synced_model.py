@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from .._arithmetic._coded import CodedUpdates, FullStates
+from .._arithmetic._coded import CodedUpdates
+from .._arithmetic._full_states import FullStates
 from .._arithmetic._layout import Rule
 from .._exchange._base import Schema
 from .._model._frozen import FrozenValues

@@ -6,8 +6,10 @@ They are functions of what was listed, and exactly the rules of the model-checke
 from __future__ import annotations
 
 import re
+from itertools import chain
 from typing import TYPE_CHECKING
 
+from ..._arithmetic._full_states import is_full_turn, since_full
 from ..._arithmetic._rate import Rate, chosen
 from ._keys import Delta, Hint, Wish
 
@@ -185,7 +187,7 @@ def is_whole(sync: int, fragments: int, every: int) -> bool:
         fragments: How many fragments are synced in turn.
         every: Every so many syncs of a fragment its values are published whole; 1 unless the state is published encoded.
     """
-    return not sync or ((sync - 1) // fragments + 1) % every == 0
+    return is_full_turn((sync - 1) // fragments + 1, every)
 
 
 def made_of(
@@ -202,13 +204,12 @@ def made_of(
         every: As for :func:`is_whole`.
         rollbacks: The rollbacks that are known.
     """
-    syncs: list[int] = []
-    for number in range(sync, 0, -fragments):
-        if number == sync or in_force(number, index, rollbacks):
-            syncs.append(number)
-            if is_whole(number, fragments, every):
-                return syncs[::-1]
-    return [0, *syncs[::-1]]
+    counted = (
+        number
+        for number in range(sync, 0, -fragments)
+        if number == sync or in_force(number, index, rollbacks)
+    )
+    return since_full(chain(counted, [0]), lambda number: is_whole(number, fragments, every))
 
 
 def newest_whole(

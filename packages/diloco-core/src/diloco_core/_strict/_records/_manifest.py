@@ -11,7 +11,7 @@ import re
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from ..._arithmetic._coded import FullStates
+from ..._arithmetic._full_states import FullStates
 from ..._checks import MOST_RANKS
 from ..._errors import CorruptedObjectError
 from ..._store._copies import copy_key
