@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from dataclasses import dataclass
+from functools import partial
+from typing import TYPE_CHECKING, Self
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from .._errors import UnequalSyncsError
+    from .._exchange._pending import Pending
     from .._exchange._report import SyncReport
+    from .._outer._fragment import Fragment
 
 _STOP_SECONDS = 5.0
 
@@ -30,6 +35,28 @@ class Flight:
         self._report: SyncReport | None = None
         self._error: BaseException | None = None
         self._ended: Callable[[float | None], bool] | None = None
+
+    @classmethod
+    def of(
+        cls,
+        fragment: Fragment,
+        begin: Callable[[], Pending],
+        clock: Callable[[], float],
+        *,
+        begun: bool,
+    ) -> Self:
+        """The sync of a fragment.
+
+        Args:
+            fragment: The fragment.
+            begin: Begins the sync in the exchange.
+            clock: A clock in seconds.
+            begun: Whether to begin it at once, so that only the rest is carried out later.
+        """
+        if not begun:
+            return cls(partial(_whole_sync, fragment, begin), clock)
+        fragment.collect()
+        return cls(partial(_second_half, fragment, begin()), clock)
 
     def start(
         self, in_background: Callable[[Callable[[], object]], Callable[[float | None], bool]]
@@ -97,3 +124,43 @@ class Flight:
                 raise self._error
             finally:
                 self._error = None  # it would keep many frames in memory
+
+
+@dataclass(slots=True)
+class Sent:
+    """A sync that was sent and is not adopted yet.
+
+    Attributes:
+        number: The fragment.
+        inner_steps: How many inner steps the contribution covers.
+        sent_at: How many inner steps this replica had taken then.
+        counted: How many inner steps of this rank the run had counted before.
+        flight: The sync.
+        behind: Whether the replica trains meanwhile.
+        parted: Says that another replica has left after fewer syncs, if that is known already.
+    """
+
+    number: int
+    inner_steps: int
+    sent_at: int
+    counted: int
+    flight: Flight
+    behind: bool
+    parted: UnequalSyncsError | None = None
+
+
+def undecided(report: SyncReport) -> bool:
+    """Whether the sync has ended without a decision, so that the replica holds what it held before."""
+    return not (report.committed or report.reloaded or report.contribution == "dropped")
+
+
+def _whole_sync(fragment: Fragment, begin: Callable[[], Pending]) -> SyncReport:
+    fragment.collect()
+    return _second_half(fragment, begin())
+
+
+def _second_half(fragment: Fragment, pending: Pending) -> SyncReport:
+    report = pending.finish()
+    if not (report.reloaded or undecided(report)):
+        fragment.pack(report.contribution)
+    return report

@@ -16,7 +16,8 @@ from .._outer._delayed import DelayedFragment
 from . import _notices as notices
 from ._arguments import check_counted
 from ._counters import Counters
-from ._flight import Flight
+from ._flight import Flight, Sent, undecided
+from ._parting import Parting, copied
 from ._schedule import Schedule
 from ._window_clock import WindowClock
 from ._windows import Windows
@@ -25,7 +26,6 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
     from contextlib import AbstractContextManager
 
-    from .._exchange._pending import Pending
     from .._exchange._report import SyncReport
     from .._outer._fragment import Fragment
     from ._membership import Membership
@@ -33,29 +33,6 @@ if TYPE_CHECKING:
     from ._schedule import Due
 
 _log = logging.getLogger("diloco_core")
-
-
-@dataclasses.dataclass(slots=True)
-class _Sent:
-    """A sync that was sent and is not adopted yet.
-
-    Attributes:
-        number: The fragment.
-        inner_steps: How many inner steps the contribution covers.
-        sent_at: How many inner steps this replica had taken then.
-        counted: How many inner steps of this rank the run had counted before.
-        flight: The sync.
-        behind: Whether the replica trains meanwhile.
-        parted: Says that another replica has left after fewer syncs, if that is known already.
-    """
-
-    number: int
-    inner_steps: int
-    sent_at: int
-    counted: int
-    flight: Flight
-    behind: bool
-    parted: UnequalSyncsError | None = None
 
 
 class OuterSteps:
@@ -102,9 +79,8 @@ class OuterSteps:
         self._on_sync = on_sync
         self._clock = clock
         self._failure = ""
-        self._parted: UnequalSyncsError | None = None
-        self._dropped_steps = 0
-        self._sent: _Sent | None = None
+        self._parting = Parting()
+        self._sent: Sent | None = None
         self._stood = 0.0  # seconds in which this replica did not train, for the sync under way
         self._detaches = any(isinstance(fragment, DelayedFragment) for fragment in fragments)
         self._mark = 0.0  # when the last sync was adopted
@@ -234,11 +210,9 @@ class OuterSteps:
     def part(self, error: UnequalSyncsError) -> None:
         """End with the values that all replicas have: another replica has left, so there can be no more syncs."""
         notices.parted(self._rank, str(error), max(self.count.since_sync), self.count.committed)
-        self._dropped_steps += self.count.since_event
+        self._parting.part(error, self.count.since_event)
         self._membership.save_last(self.count.inner_steps)
         self.drop_open_steps()
-        # A new error, since the one that was raised would keep its frames in memory.
-        self._parted = UnequalSyncsError(str(error), error.rank)
 
     def check_not_parted(self) -> None:
         """Refuse inner steps that can no longer become part of the model, once there are as many as between two syncs.
@@ -246,17 +220,11 @@ class OuterSteps:
         Raises:
             UnequalSyncsError: Another replica has left, and this one still trains.
         """
-        if self._parted is None or self._dropped_steps < self._schedule.steps:
-            return
-        error = UnequalSyncsError(
-            f"{self._parted} This replica is still training, but nothing that it learns can become part of the model any more. "
-            f"Rank {self._parted.rank} has taken fewer inner steps: its gradient scaler may have skipped some, or its data may "
-            "have ended. Let all replicas train until `outer.committed` has the same value, or give all of them the same number "
-            "of steps.",
-            self._parted.rank,
-        )
-        self._failure = f"{type(error).__name__}: {error}"
-        raise error
+        try:
+            self._parting.check_steps(self._schedule.steps)
+        except UnequalSyncsError as error:
+            self._failure = f"{type(error).__name__}: {error}"
+            raise
 
     def check_whole(self) -> None:
         """Refuse to continue after a failed sync whose error was caught: the copies and the model are undefined.
@@ -278,8 +246,7 @@ class OuterSteps:
 
     def _send(self, *, last: bool, behind: bool) -> None:
         self.check_whole()
-        if self._parted is not None:
-            raise UnequalSyncsError(str(self._parted), self._parted.rank)
+        self._parting.check_sync()
         start = self._clock()
         self._before()
         count = self.count
@@ -298,16 +265,16 @@ class OuterSteps:
                 for other in self._fragments:
                     other.detach()
                 fragment.depart()
-                begin = partial(membership.begin_sync, fragment, sent_at, last=last)
-                run: Callable[[], SyncReport] = partial(_whole_sync, fragment, begin)
-                if behind and not membership.begins_behind:
-                    fragment.collect()
-                    run = partial(_second_half, fragment, begin())
+                flight = Flight.of(
+                    fragment,
+                    partial(membership.begin_sync, fragment, sent_at, last=last),
+                    self._clock,
+                    begun=behind and not membership.begins_behind,
+                )
         except BaseException as error:
             self._fail(error)
             raise
-        flight = Flight(run, self._clock)
-        self._sent = _Sent(number, count.since_sync[number], sent_at, counted, flight, behind)
+        self._sent = Sent(number, count.since_sync[number], sent_at, counted, flight, behind)
         if behind:
             flight.start(membership.in_background)
         self._stood = self._clock() - start
@@ -319,9 +286,9 @@ class OuterSteps:
         fragment = self._fragments[sent.number]
         start = self._clock()
         try:
-            report = self._result(sent, hurried=last)
+            report = self._result(sent, hurried=sent.behind and last)
             self._settle_residuals(sent.number, report)
-            if sent.behind and last and _undecided(report):
+            if sent.behind and last and undecided(report):
                 # Once more, with all the patience that a replica has that leaves.
                 self._forget_sent()
                 return self._next(last)
@@ -352,16 +319,16 @@ class OuterSteps:
             self._on_sync(report)
         return report
 
-    def _result(self, sent: _Sent, *, hurried: bool) -> SyncReport:
+    def _result(self, sent: Sent, *, hurried: bool) -> SyncReport:
         if sent.parted is not None:
-            raise UnequalSyncsError(str(sent.parted), sent.parted.rank)
+            raise copied(sent.parted)
         try:
-            if sent.behind and hurried:
+            if hurried:
                 self._membership.hurry(True)
             with _ordinary_mode():
                 return sent.flight.result()
         finally:
-            if sent.behind and hurried:
+            if hurried:
                 self._membership.hurry(False)
 
     def _arrive(self, fragment: Fragment, report: SyncReport) -> None:
@@ -370,7 +337,7 @@ class OuterSteps:
             fragment.attach()
             for each in self._fragments:
                 each.start_over()
-        elif self._detaches and _undecided(report):
+        elif self._detaches and undecided(report):
             fragment.attach()
         else:
             fragment.arrive(report.contribution)
@@ -398,7 +365,7 @@ class OuterSteps:
             # Keep only its text: the error itself would keep many frames in memory.
             self._failure = f"{type(error).__name__}: {error}"
 
-    def _complete(self, report: SyncReport, sent: _Sent) -> SyncReport:
+    def _complete(self, report: SyncReport, sent: Sent) -> SyncReport:
         """Count a sync. Returns its report, completed with what the exchange cannot know."""
         count, number, inner_steps = self.count, sent.number, sent.inner_steps
         self._sent = None
@@ -470,23 +437,6 @@ class OuterSteps:
         self._membership.overtaken()
         notices.overtaken(self._rank, skipped)
         return skipped
-
-
-def _undecided(report: SyncReport) -> bool:
-    """Whether the sync has ended without a decision, so that the replica holds what it held before."""
-    return not (report.committed or report.reloaded or report.contribution == "dropped")
-
-
-def _whole_sync(fragment: Fragment, begin: Callable[[], Pending]) -> SyncReport:
-    fragment.collect()
-    return _second_half(fragment, begin())
-
-
-def _second_half(fragment: Fragment, pending: Pending) -> SyncReport:
-    report = pending.finish()
-    if not (report.reloaded or _undecided(report)):
-        fragment.pack(report.contribution)
-    return report
 
 
 def _ordinary_mode() -> AbstractContextManager[Any]:
