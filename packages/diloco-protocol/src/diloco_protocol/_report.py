@@ -1,0 +1,74 @@
+"""How the runner hands an outcome over: in files, whole or in place, and in log lines; and what may be handed over at all."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import replace
+from pathlib import Path
+
+from ._errors import InvalidRequestError
+from ._json import dumps
+from ._message import outcome_to_message
+from ._outcome import Outcome
+from ._types import Reason
+
+
+def write_outcome(outcome: Outcome, path: Path) -> None:
+    """Write an outcome in one step: a reader sees all of it or nothing.
+
+    Raises:
+        OSError: It cannot be written.
+    """
+    partial = path.with_name(f"{path.name}.partial")
+    with partial.open("w", encoding="utf-8") as file:
+        file.write(outcome.to_json())
+        file.flush()
+        os.fsync(file.fileno())
+    partial.replace(path)
+
+
+def write_message(outcome: Outcome, path: Path, size: int) -> Outcome:
+    """Report through a file that is written in place (in a container it is a mount), and log lines; returns what was reported.
+
+    Raises:
+        OSError: It cannot be written.
+    """
+    try:
+        text, lines = outcome_to_message(outcome, size)
+    except InvalidRequestError as error:
+        outcome = _invalid_result(outcome, str(error))
+        text, lines = outcome_to_message(outcome, size)
+    for line in lines:
+        print(line, flush=True)  # noqa: T201 - stdout is the replica's log
+    overwrite(path, text)
+    return outcome
+
+
+def overwrite(path: Path, text: str) -> None:
+    """Write a file in place, so that it is empty at no moment."""
+    data = text.encode()
+    with os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC), "wb") as file:
+        file.write(data)
+        file.flush()
+        file.truncate(len(data))
+
+
+def limited(outcome: Outcome, most: int | None) -> Outcome:
+    """An outcome whose result is at most so many bytes of JSON; a larger one is a failure that says so."""
+    if most is None or outcome.result is None or (size := len(dumps(outcome.result))) <= most:
+        return outcome
+    return _invalid_result(
+        outcome,
+        f"the result is {size} bytes of JSON; this backend carries up to {most}: write it to the rendezvous and return its name",
+    )
+
+
+def _invalid_result(outcome: Outcome, error: str) -> Outcome:
+    return replace(
+        outcome,
+        exit_code=1,
+        result=None,
+        error=error,
+        error_type="InvalidResult",
+        reason=Reason.ERROR,
+    )
