@@ -1,0 +1,102 @@
+"""Without its checksums a simulated run takes damaged bytes for good ones, and the simulator's checks say so."""
+
+import json
+import random
+
+import pytest
+import torch
+
+from diloco_core import CoreError, Elastic
+from diloco_core._arithmetic._sharded import adopt_shard
+from diloco_core._elastic._records import _records as _elastic_records
+from diloco_core._store import _reread
+from diloco_core._wire import _published
+from diloco_core.testing import (
+    Fault,
+    Schedule,
+    SimulatedStore,
+    SimulatedTraining,
+    simulate,
+    violations,
+)
+
+
+def _wrong_after_damage(number):
+    """What goes wrong where bits flip on their way and objects rot; whoever cannot go on stops by name."""
+    chance = random.Random(number)
+    kinds = ("flip", "flip", "rot", "zombie", "kill before")
+    faults = [
+        Fault(chance.randrange(3), 1, chance.randint(8, 90), chance.choice(kinds), 30.0)
+        for _ in range(6)
+    ]
+    training, store = SimulatedTraining(syncs=6, sizes=(40,), save_every=1), SimulatedStore()
+    schedule = Schedule(3, seed=number, faults=faults, restart_after=2.0, latency=0.05)
+    elastic = Elastic(2, grace=8.0, topology="sharded", retention=1)
+    outcome = simulate(training, schedule, elastic, store=store, limit=5000.0, sync_timeout=200.0)
+    raw = [repr(error) for error in outcome.errors().values() if not isinstance(error, CoreError)]
+    wrong = [
+        what
+        for what in violations(outcome, training)
+        if " raised " not in what and "not every rank" not in what
+    ]
+    return raw + wrong
+
+
+def no_checksum_of_records(monkeypatch):
+    def unsealed(kind, key, data, origin):
+        return json.loads(data)
+
+    monkeypatch.setattr(_elastic_records, "unseal", unsealed)
+
+
+def no_checksum_of_shards(monkeypatch):
+    def adopt(self, reader, origin, scratch):
+        values = self._values_of(reader, origin)
+        adopt_shard(
+            self._job,
+            self.number,
+            lambda piece, out: (values.read(out), out)[1],
+            self._chunk_bytes,
+            scratch,
+        )
+        return _published._end(reader, origin)
+
+    monkeypatch.setattr(_published.Shard, "adopt", adopt)
+
+
+@pytest.mark.parametrize(
+    "mutate", [no_checksum_of_records, no_checksum_of_shards], ids=lambda mutate: mutate.__name__
+)
+def test_without_a_checksum_damage_is_caught(mutate, monkeypatch):
+    torch.set_num_threads(1)
+    mutate(monkeypatch)
+    assert any(_wrong_after_damage(number) for number in range(60)), (
+        "60 simulated runs found nothing wrong"
+    )
+
+
+def test_the_same_damage_is_harmless_with_all_rules():
+    torch.set_num_threads(1)
+    assert [_wrong_after_damage(number) for number in range(15)] == [[]] * 15
+
+
+def no_second_reading(monkeypatch):
+    monkeypatch.setattr(_reread, "REREADS", ())
+
+
+def test_without_a_second_reading_a_flipped_bit_costs_a_life(monkeypatch):
+    def lives():
+        faults = [
+            Fault(rank, 1, operation, "flip") for rank in range(3) for operation in (9, 30, 60)
+        ]
+        outcome = simulate(
+            SimulatedTraining(syncs=6, sizes=(40,)),
+            Schedule(3, faults=faults),
+            Elastic(2, grace=8.0),
+        )
+        return outcome.errors()
+
+    torch.set_num_threads(1)
+    assert lives() == {}
+    no_second_reading(monkeypatch)
+    assert lives() != {}

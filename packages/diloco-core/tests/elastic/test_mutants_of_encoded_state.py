@@ -1,0 +1,143 @@
+"""Every rule of encoded state is needed: without it, some simulated run goes wrong, and the simulator's checks say so."""
+
+import random
+
+import pytest
+import torch
+from faults_lab import HARMFUL, assert_caught
+
+from diloco_core import Elastic
+from diloco_core._arithmetic._coded import encode_update
+from diloco_core._elastic._life import _life
+from diloco_core._elastic._records._rules import newest_done
+from diloco_core._elastic._states import _publish as _elastic_publish
+from diloco_core._elastic._sync import _compute
+from diloco_core._elastic._sync import _published as _published_shards
+from diloco_core._outer import _fragment
+from diloco_core._wire._coded import CodedShard
+from diloco_core.testing import (
+    Fault,
+    Schedule,
+    SimulatedStore,
+    SimulatedTraining,
+    broken_promises,
+    simulate,
+    violations,
+)
+
+
+def _wrong_encoded(number):
+    """What goes wrong where state is published encoded, and replicas are late, die, and come back."""
+    chance = random.Random(number)
+    faults = [
+        Fault(
+            chance.randrange(3),
+            1,
+            chance.randint(10, 130),
+            chance.choice((*HARMFUL, "flip")),
+            30.0,
+        )
+        for _ in range(5)
+    ]
+    training, store, broken = (
+        SimulatedTraining(syncs=8, sizes=(100,), state_codec="e2m1", full_state_every=3),
+        SimulatedStore(),
+        [],
+    )
+    store.after_delete = lambda keys: broken.extend(broken_promises(store, keys))
+    starts = [0.0, 0.0, chance.choice([0.0, 9.0])]
+    schedule = Schedule(
+        3, seed=number, starts=starts, faults=faults, restart_after=2.0, latency=0.1
+    )
+    elastic = Elastic(2, grace=6.0, topology="sharded", retention=1)
+    outcome = simulate(training, schedule, elastic, store=store, limit=5000.0)
+    return violations(outcome, training) + broken
+
+
+def private_residual(monkeypatch):
+    """What a change has lost is kept by the owner, and not published."""
+
+    def encode(self, outer, coded, piece, old):
+        lost, state = coded.__dict__.setdefault("lost", {}), outer.tensors(piece)
+        update = encode_update(coded.codec, old, self.destination(piece), lost.get(piece))
+        encoded = {name: coded.codec.encode(values) for name, values in state.items()}
+        for name, data in encoded.items():
+            coded.codec.decode(data, state[name])
+        lost[piece] = update.residual
+        coded.keep(piece, update.data, encoded)
+
+    monkeypatch.setattr(_fragment.Fragment, "_encode_update", encode)
+
+
+def the_owner_keeps_its_exact_values(monkeypatch):
+    encode = _fragment.encode_update
+
+    def exact(codec, old, new, residual):
+        before = new.clone()
+        update = encode(codec, old, new, residual)
+        new.copy_(before)
+        return update
+
+    monkeypatch.setattr(_fragment, "encode_update", exact)
+
+
+def _without_sums(monkeypatch):
+    """Nobody compares what comes of a change with what its owner holds, which would make a life load again."""
+
+    def add(self, reader, origin, expected):
+        data, offset = self._update.read(reader, origin, self._chunk_bytes), 0
+        for chunk in self._chunks():
+            values = self._job.destination(chunk)
+            offset = self._update.add(data, chunk, offset, values)
+            self._job.adopt(chunk, values)
+        return self.end(reader, origin)
+
+    monkeypatch.setattr(CodedShard, "_add", add)
+
+
+def start_from_a_state_that_is_not_whole(monkeypatch):
+    """A life takes the newest change for the whole state: it adds it to the values that it begins with."""
+    _without_sums(monkeypatch)
+    monkeypatch.setattr(_life, "made_of", lambda sync, *_: [sync])
+
+
+def collect_whole_states_too_early(monkeypatch):
+    monkeypatch.setattr(
+        _elastic_publish, "states_kept_from", lambda listing, fragments, kept, **_: kept
+    )
+
+
+def collect_changes_that_are_needed(monkeypatch):
+    def newest(listing, fragments, kept, **_):
+        return newest_done(listing, fragments)
+
+    monkeypatch.setattr(_elastic_publish, "states_kept_from", newest)
+
+
+def add_to_a_stale_base(monkeypatch):
+    """A life that has begun to compute a shard adds the published change to what it has computed so far."""
+    _without_sums(monkeypatch)
+    monkeypatch.setattr(_published_shards, "read_values", lambda *_, **__: None)
+    monkeypatch.setattr(_compute.Computation, "_is_same", lambda self, shard: False)
+
+
+ENCODED = {  # with the first run that shows it, as a rule
+    private_residual: 0,
+    the_owner_keeps_its_exact_values: 0,
+    start_from_a_state_that_is_not_whole: 0,
+    add_to_a_stale_base: 0,
+    collect_whole_states_too_early: 0,
+    collect_changes_that_are_needed: 0,
+}
+
+
+@pytest.mark.parametrize("mutate", ENCODED, ids=lambda mutate: mutate.__name__)
+def test_a_broken_rule_of_encoded_state_is_caught(mutate, monkeypatch):
+    torch.set_num_threads(1)
+    mutate(monkeypatch)
+    assert_caught(_wrong_encoded, first=ENCODED[mutate], runs=20)
+
+
+def test_the_same_runs_of_encoded_state_are_right_with_all_rules():
+    torch.set_num_threads(1)
+    assert [_wrong_encoded(number) for number in range(6)] == [[]] * 6

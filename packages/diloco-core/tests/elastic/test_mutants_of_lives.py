@@ -1,0 +1,87 @@
+"""What keeps an earlier life of a rank from going on is needed: without it, simulated runs go wrong."""
+
+from dataclasses import replace
+
+import pytest
+import torch
+
+from diloco_core import Elastic, ElasticExchange
+from diloco_core._elastic import _exchange as _exchange_elastic
+from diloco_core._elastic._records._keys import done_key, inner_key, shard_key
+from diloco_core._elastic._records._records import Rollback
+from diloco_core._elastic._sync import _catchup as _elastic_catchup
+from diloco_core.testing import (
+    Fault,
+    Schedule,
+    SimulatedStore,
+    SimulatedTraining,
+    simulate,
+    violations,
+)
+from diloco_core.testing._checks import read_log
+
+
+def _going_back(number):
+    """What goes wrong where rank 0 sleeps in a step while rank 1, which has agreed to it, goes back to older states."""
+    before, store = SimulatedTraining(syncs=1, sizes=(40, 30)), SimulatedStore()
+    settings = Elastic(1, grace=5.0, topology="sharded")
+    simulate(before, Schedule(2, seed=number, latency=0.01), settings, store=store)
+    training = SimulatedTraining(
+        syncs=24, sizes=(40, 30), salts=dict(before.salts), pauses={(0, 9): 90.0}
+    )
+
+    def train(node):
+        if node.rank == 1 or node.life > 1:
+            node.exchange.settings = replace(settings, resume="newest-whole")
+        if (node.rank, node.life) == (1, 1):
+            node.sleep(60.0)
+            newest = max(
+                sync for sync in range(1, 40) if done_key(sync, (sync - 1) % 2) in store.objects
+            )
+            key = shard_key(newest, (newest - 1) % 2, 0, "")
+            for lost in [
+                key,
+                *(key for key in store.objects if key.startswith(f"deltas/{newest:08}/")),
+            ]:
+                store.damage(lost, store.objects[lost][:50])
+        return training(node)
+
+    outcome = simulate(
+        train, Schedule(2, seed=number, latency=0.01), replace(settings, resume=True), store=store
+    )
+    assert any(isinstance(record, Rollback) for record in read_log(store)[0])
+    return violations(outcome, training)
+
+
+def _asleep(number):
+    """What goes wrong where a replica that saves its inner state at every sync sleeps, and is replaced meanwhile."""
+    training, store = SimulatedTraining(syncs=6, sizes=(40,), save_every=1), SimulatedStore()
+    faults = [Fault(1, 1, 48 + 5 * number, "zombie", 2.0)]
+    schedule = Schedule(3, seed=number, faults=faults, restart_after=0.5, latency=0.01)
+    return violations(simulate(training, schedule, Elastic(2, grace=3.0), store=store), training)
+
+
+def no_fence_after_a_rollback(monkeypatch):
+    for module in (_exchange_elastic, _elastic_catchup):
+        monkeypatch.setattr(module, "obey_rollback", lambda life, rollback: None)
+
+
+def saving_without_looking_for_a_successor(monkeypatch):
+    def mutant(self, parts):
+        life = self._running()
+        key = inner_key(life.rank, life.epoch, life.sync)
+        life.store.put(key, lambda: parts(key))
+
+    monkeypatch.setattr(ElasticExchange, "save_inner", mutant)
+
+
+@pytest.mark.parametrize(
+    ("mutate", "wrong"),
+    [(no_fence_after_a_rollback, _going_back), (saving_without_looking_for_a_successor, _asleep)],
+    ids=lambda argument: argument.__name__,
+)
+def test_an_earlier_life_that_goes_on_is_caught(mutate, wrong, monkeypatch):
+    torch.set_num_threads(1)
+    assert [wrong(number) for number in range(2)] == [[]] * 2
+    mutate(monkeypatch)
+    assert all(wrong(number) for number in range(2)), "every schedule shows it"
