@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 import copy
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -10,7 +9,6 @@ from dataclasses import replace
 from typing import Any, TypeVar
 
 from diloco_protocol import (
-    BackendError,
     Backoff,
     BaseExecutor,
     Capabilities,
@@ -36,11 +34,10 @@ from diloco_protocol.backend import (
 
 from . import _many as many
 from . import _states as states
+from ._cancels import Cancels
 from ._check import check_launch, seen_by_a_call
 from ._client import PREFIX, Client
-from ._ending import Ending
 from ._entries import CLOCKS
-from ._errors import MissingError
 from ._handles import check_handle, link, make_handle
 from ._launch import Launcher, bound_options
 from ._logs import read_log
@@ -51,7 +48,6 @@ from ._record import (
     DamagedRecordError,
     calls_of,
     check_time,
-    held_calls,
     launch_of,
     numbers_of,
 )
@@ -102,6 +98,7 @@ class ModalSpawnExecutor(BaseExecutor):
         self._client = Client(chosen)
         self._launcher = Launcher(self._client, chosen, self._backoff)
         self._looks = Looks(self._client, chosen)
+        self._cancels = Cancels(self._client, chosen, self._looks, self._patiently)
 
     def options(self) -> list[Option]:
         """What the constructor takes."""
@@ -236,76 +233,7 @@ class ModalSpawnExecutor(BaseExecutor):
     # --- ending and finding ---
 
     def _stop(self, handle: ReplicaHandle) -> None:
-        ending = self._ending(handle.rank, handle.metadata["function_call_id"])
-        self._patiently(lambda: self._cancel(handle, ending))
-
-    def _cancel(self, handle: ReplicaHandle, ending: Ending) -> None:
-        try:
-            record, told = self._looks.at([handle])
-        except ReplicaNotFoundError:
-            gone = f"the record of the run {handle.run_id!r} was removed from Modal"
-            self._check_over(handle, gone)
-            return
-        except DamagedRecordError as damage:
-            # It may be running, and its call is known nevertheless.
-            record, entries = self._looks.read(handle.run_id)
-            if (handle.rank, handle.metadata["function_call_id"]) in held_calls(entries):
-                self._end(handle, record, ending)
-            else:
-                self._check_over(handle, str(damage))
-            return
-        if handle in told:
-            if not told[handle].state.terminal:
-                self._end(handle, record, ending)
-            return
-        _, entries = self._looks.read(handle.run_id)
-        if (handle.rank, handle.metadata["function_call_id"]) not in held_calls(entries):
-            other = f"the record of the run {handle.run_id!r} on Modal names another call of rank {handle.rank}, or none"
-            self._check_over(handle, other)
-
-    def _check_over(self, handle: ReplicaHandle, why: str) -> None:
-        """Refuse to say that nothing is left to end, if the record is gone or damaged and the call is not over.
-
-        It is not ended here: without a record nobody knows whether the handle is true.
-        """
-        call = handle.metadata["function_call_id"]
-
-        async def lives(call: str) -> bool:
-            try:
-                await self._client.answer(call)
-            except TimeoutError:
-                return True
-            except MissingError:
-                return False
-            except BackendError:
-                raise
-            except BaseException as error:  # noqa: BLE001 - what its container has raised, or asking for it
-                word = await asyncio.to_thread(self._client.status, call)
-                return word == "PENDING" and not states.is_end(error, word)
-            return False
-
-        if many.at_once(lives, [call]) == [True]:
-            raise BackendError(
-                f"{why}, but the call of this handle has not ended, and may "
-                f"cost money: modal.FunctionCall.from_id({call!r}).cancel(terminate_containers=True) ends it ({link(call)})"
-            )
-
-    def _ending(self, rank: int, call: str) -> Ending:
-        return Ending(self._client, self._options.clock, rank, call)
-
-    def _end(self, handle: ReplicaHandle, record: Any, ending: Ending) -> None:
-        try:
-            ending.attempt(record)
-        except BackendError as error:
-            # It is not documented what Modal says about a call that has ended just then.
-            if error.retryable or not self._has_ended(handle):
-                raise
-
-    def _has_ended(self, handle: ReplicaHandle) -> bool:
-        with contextlib.suppress(BackendError):
-            status = self._looks.at([handle])[1].get(handle)
-            return status is not None and status.state.terminal
-        return False
+        self._cancels.cancel(handle)
 
     def cancel_run(self, run_id: str) -> None:
         """End all replicas of a run; see :meth:`BaseExecutor.cancel_run`.
@@ -315,14 +243,14 @@ class ModalSpawnExecutor(BaseExecutor):
         freed = False
         try:
             with contextlib.suppress(ReplicaNotFoundError):
-                freed = self._close(run_id)
+                freed = self._cancels.close(run_id)
             handles = self.attach(run_id)
         except ReplicaNotFoundError:
             if freed:
                 return
             raise
         except DamagedRecordError as damage:
-            self._end_known(run_id, damage)
+            self._cancels.end_known(run_id, damage)
             return
         try:
             record, entries = self._patiently(lambda: self._looks.read(run_id))
@@ -332,52 +260,10 @@ class ModalSpawnExecutor(BaseExecutor):
         numbers = numbers_of(entries)
 
         def stop(handle: ReplicaHandle) -> None:
-            try:
-                trace = self._looks.known([handle], entries, numbers).get(handle)
-            except DamagedRecordError:
-                trace = None
-            if trace is None or trace.ended_at is not None:
+            if not self._cancels.end_if_alive(handle, record, entries, numbers):
                 self.cancel(handle)
-            elif self._looks.ended(handle) is None:
-                # It has written no end, so it is not looked at before: Modal keeps the result of what has ended.
-                ending = self._ending(handle.rank, handle.metadata["function_call_id"])
-                self._patiently(lambda: self._end(handle, record, ending))
 
         cancel_all(handles, stop)
-
-    def _close(self, run_id: str) -> bool:
-        """Have no call claim a rank any more; whether the record was removed, since no call ever held one."""
-        record, entries = self._patiently(lambda: self._looks.read(run_id))
-        if unclaimed := _unclaimed(entries):
-            self._patiently(lambda: self._void(record, unclaimed))
-            _, entries = self._patiently(lambda: self._looks.read(run_id))
-        if any(held != "" for held in calls_of(entries).values()):
-            return False
-        self._patiently(lambda: self._client.delete_record(run_id, record))
-        return True
-
-    def _end_known(self, run_id: str, damage: DamagedRecordError) -> None:
-        """End the calls that a damaged record knows.
-
-        Raises:
-            DamagedRecordError: Says what it was, and what may be left.
-        """
-        record, entries = self._patiently(lambda: self._looks.read(run_id))
-        left = []
-        for rank, call in held_calls(entries):
-            try:
-                ending = self._ending(rank, call)
-                self._patiently(lambda ending=ending: ending.attempt(record))  # type: ignore[misc]
-            except BackendError:
-                left.append(call)
-        text = f"{damage}. The calls that its record knows were told to end"
-        if left:
-            text += f", but for these, which may cost money: {', '.join(left)}"
-        raise DamagedRecordError(text) from damage
-
-    def _void(self, record: Any, ranks: Sequence[int]) -> None:
-        for rank in ranks:
-            self._client.put_once(record, f"call-{rank}", {"call": ""})
 
     def _purge(self, handle: ReplicaHandle) -> None:
         self._patiently(lambda: self._looks.check_place([handle]))
@@ -396,10 +282,8 @@ class ModalSpawnExecutor(BaseExecutor):
                     f"run {handle.run_id!r} has not ended (rank {', '.join(map(str, alive))}): cancel it first"
                 )
             # What claims a rank before the record is gone would train, and nobody could find it any more.
-            unclaimed = _unclaimed(entries)
-            if not unclaimed:
+            if not self._cancels.void(record, entries):
                 break
-            self._patiently(lambda told=(record, unclaimed): self._void(*told))  # type: ignore[misc]
         self._patiently(lambda: self._client.delete_record(handle.run_id, record))
         self._looks.forget(handles)
 
@@ -444,8 +328,3 @@ class ModalSpawnExecutor(BaseExecutor):
     def _patiently(self, call: Callable[[], T]) -> T:
         """Try again for a while as long as Modal throttles or fails; everything we do so is repeatable."""
         return retry(call, self._backoff, timeout=self._options.retry_timeout)
-
-
-def _unclaimed(entries: Mapping[str, Any]) -> list[int]:
-    """The ranks that no call holds, and any may claim."""
-    return [rank for rank, held in calls_of(entries).items() if held is None]
