@@ -49,7 +49,7 @@ class Mean(Fragment):
         super().__init__("mean", named, None, shards)
         self.kind = "mean"
         self.supersedes = tuple(supersedes)
-        for number, segments in enumerate(self._segments):
+        for number, segments in enumerate(self._segments.placed):
             tensor = segments[0].named.tensor.detach()
             group = self.layout.groups[number]
             if (

@@ -55,7 +55,7 @@ def mixed_before_the_outer_step(monkeypatch):
         self.copy[whole.group].copy_(old)
         mix(self, whole, alpha, before, near)
         self.copy[whole.group].copy_(new)
-        for local, start, stop in self._overlaps(whole):
+        for local, start, stop in self._segments.overlaps(whole):
             local.add_(new[start:stop] - old[start:stop])
 
     monkeypatch.setattr(DelayedFragment, "depart", remember)
@@ -71,7 +71,7 @@ def the_base_stays_old(monkeypatch):
         self.begin()
         self.base = [torch.empty_like(values) for values in self.copy]
         for index, group in enumerate(self.layout.groups):
-            for local, start, stop in self._overlaps(Piece(index, 0, group.numel)):
+            for local, start, stop in self._segments.overlaps(Piece(index, 0, group.numel)):
                 self.base[index][start:stop].copy_(local)
         self.finish()
 

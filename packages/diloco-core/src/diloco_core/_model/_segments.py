@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from dataclasses import dataclass
+from itertools import chain
 from typing import TYPE_CHECKING, Any
 
-from .._arithmetic._layout import Group, Layout, Rule
+import torch
+
+from .._arithmetic._layout import Group, Layout, Piece, Rule
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    import torch
+    from collections.abc import Iterator, Sequence
 
     from ._partition import NamedTensor
 
@@ -26,6 +28,81 @@ class Segment:
     @property
     def stop(self) -> int:
         return self.start + self.named.tensor.numel()
+
+
+class Segments:
+    """The tensors of a fragment, found by piece; and their values during a sync. Not thread-safe.
+
+    Args:
+        placed: The segments of each group; see :func:`arrange`.
+
+    Attributes:
+        placed: As given.
+    """
+
+    def __init__(self, placed: Sequence[Sequence[Segment]]) -> None:
+        self.placed = placed
+        self._starts = [[segment.start for segment in segments] for segments in placed]
+        self._parts: dict[Piece, list[tuple[Segment, int, int]]] = {}
+
+    def __iter__(self) -> Iterator[Segment]:
+        return chain.from_iterable(self.placed)
+
+    def begin(self) -> None:
+        """Make flat views of the tensors; a tensor that is not contiguous is copied until :meth:`finish`."""
+        for segment in self:
+            segment.values = segment.named.tensor.detach().reshape(-1)
+
+    def finish(self, *, adopted: bool) -> None:
+        """Write copied tensors back. If new values were adopted, delete the gradients, which belong to the old values."""
+        with torch.no_grad():
+            for segment in self:
+                tensor, values = segment.named.tensor, segment.values
+                if values is None:
+                    continue
+                if values.data_ptr() != tensor.data_ptr() and tensor.numel():
+                    tensor.copy_(values.view(tensor.shape))
+                if segment.named.rule is Rule.OUTER and adopted:
+                    tensor.grad = None
+                segment.values = None
+
+    def starts(self, group: int) -> Sequence[int]:
+        """Where the tensors of a group start in it, in order."""
+        return self._starts[group]
+
+    def locate(self, piece: Piece, index: int) -> str:
+        """The name of the tensor that holds element ``index`` of the piece."""
+        return self.placed[piece.group][self._at(piece.group, piece.start + index)].named.name
+
+    def overlaps(self, piece: Piece) -> Iterator[tuple[torch.Tensor, int, int]]:
+        """The tensors' values in a piece, as flat tensors, and where in the group each of them starts and stops."""
+        for segment, start, stop in self.parts(piece):
+            yield ready(segment)[start - segment.start : stop - segment.start], start, stop
+
+    def parts(self, piece: Piece) -> list[tuple[Segment, int, int]]:
+        """The tensors that have elements in a piece, and where in the group these elements start and stop."""
+        if piece not in self._parts:  # the same ones come back several times in a sync
+            self._parts[piece] = list(self._parts_in(piece))
+        return self._parts[piece]
+
+    def _parts_in(self, piece: Piece) -> Iterator[tuple[Segment, int, int]]:
+        for segment in self.placed[piece.group][self._at(piece.group, piece.start) :]:
+            if segment.start >= piece.stop:
+                break
+            start, stop = max(piece.start, segment.start), min(piece.stop, segment.stop)
+            if start < stop:
+                yield segment, start, stop
+
+    def _at(self, group: int, element: int) -> int:
+        """The number of the segment that holds an element of a group."""
+        return bisect_right(self._starts[group], element) - 1
+
+
+def ready(segment: Segment) -> torch.Tensor:
+    """The values of a segment between ``begin()`` and ``finish()``."""
+    if segment.values is None:
+        raise RuntimeError("the values of a fragment were used before its begin() was called")
+    return segment.values
 
 
 def arrange(tensors: Sequence[NamedTensor]) -> tuple[tuple[Group, ...], list[list[Segment]]]:

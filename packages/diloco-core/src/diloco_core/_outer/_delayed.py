@@ -9,8 +9,9 @@ from typing import TYPE_CHECKING
 import torch
 
 from .._arithmetic._layout import Piece, Rule
+from .._model._segments import ready
 from ._device_copies import ACCELERATOR, VALUES, DeviceCopies
-from ._fragment import Fragment, ready
+from ._fragment import Fragment
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterator, Mapping, Sequence
@@ -77,7 +78,7 @@ class DelayedFragment(Fragment):
         self.attach()
         self.begin()
         snapshot = _Snapshot(None if self.steps is None else self.steps[1])
-        held = [ready(segment) for segment in self._all_segments()]
+        held = [ready(segment) for segment in self._segments]
         if any(self._accelerator.has_streams(values.device) for values in held):
             if self._copies is None or not self._copies.fits(held):
                 self._copies = DeviceCopies(held, self._accelerator)
@@ -85,7 +86,7 @@ class DelayedFragment(Fragment):
         else:
             self._copies = None
             self._compute(snapshot, held)
-        for segment in self._all_segments():
+        for segment in self._segments:
             segment.values = None
         self._snapshot = snapshot
         self.detach()
@@ -107,7 +108,7 @@ class DelayedFragment(Fragment):
         """Compute the contribution of a replica whose tensors hold these values: flat, one per segment."""
         values, sent, unchanged = iter(held), [], []
         for index, group in enumerate(self.layout.groups):
-            parts = [(next(values), each.start, each.stop) for each in self._segments[index]]
+            parts = [(next(values), each.start, each.stop) for each in self._segments.placed[index]]
             parts = [part for part in parts if part[0].numel()]
             if group.rule is not Rule.OUTER and self._is_unchanged(index, parts):
                 unchanged.append(index)
@@ -142,7 +143,7 @@ class DelayedFragment(Fragment):
         old: list[torch.Tensor | None] = []
         for index, group in enumerate(self.layout.groups):
             mixed = group.rule is Rule.OUTER and bool(alpha or before)
-            for each in self._segments[index]:
+            for each in self._segments.placed[index]:
                 place = slice(each.start, each.stop)
                 new.append(None if mixed and alpha == 1 else self.copy[index][place])
                 old.append(before[index][place] if mixed and before and alpha < 1 else None)
@@ -187,7 +188,7 @@ class DelayedFragment(Fragment):
             return
         places = [
             (index, each.start)
-            for index, segments in enumerate(self._segments)
+            for index, segments in enumerate(self._segments.placed)
             for each in segments
         ]
         with self._copies.unpacked(*self._to_be_brought(fate)) as parts:
@@ -201,12 +202,12 @@ class DelayedFragment(Fragment):
         if not near:
             self.adopt(whole, self.destination(whole))
             return
-        for local, start, stop in self._overlaps(whole):
+        for local, start, stop in self._segments.overlaps(whole):
             new = self.copy[whole.group][start:stop]
             local.copy_(_at(near, (VALUES, whole.group, start), new, local))
 
     def _mix(self, whole: Piece, alpha: float, before: torch.Tensor | None, near: _Near) -> None:
-        for local, start, stop in self._overlaps(whole):
+        for local, start, stop in self._segments.overlaps(whole):
             new = self.copy[whole.group][start:stop]
             new = _at(near, (VALUES, whole.group, start), new, local)
             if before is None:

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import math
-from bisect import bisect_right
 from dataclasses import replace
-from itertools import chain
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -17,23 +15,19 @@ from .._arithmetic._rate import NO_RATE, Proposal
 from .._arithmetic._weights import Amount, Weighting
 from .._codecs._plain import PLAIN
 from .._errors import NonFiniteUpdateError
-from .._model._segments import arrange, tensor_table
+from .._model._segments import Segments, arrange, ready, tensor_table
 from .._wire._sections import fingerprint, view
+from ._finite import not_finite, square_bound
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+    from collections.abc import Collection, Iterable, Mapping, Sequence
 
     from .._arithmetic._coded import CodedUpdates
     from .._codecs._codec import Codec
     from .._model._partition import NamedTensor
-    from .._model._segments import Segment
     from ._groups import OuterGroups
     from ._optimizer import OuterOptimizer
     from ._residual import Residual
-
-
-# Numbers below these stay finite when they are rounded to the dtype: half a step above its largest finite number.
-_ROUNDS_TO_INFINITY = {torch.float16: 65520.0, torch.bfloat16: 2.0**128 - 2.0**119}
 
 
 class Fragment:
@@ -98,15 +92,14 @@ class Fragment:
         self.proposal = Proposal()
         self.rate = NO_RATE
         self._adopted = False
-        groups, self._segments = arrange(tensors)
+        groups, placed = arrange(tensors)
+        self._segments = Segments(placed)
         if outer is not None:
-            outer.arranged([segments[0].named.outer_group or 0 for segments in self._segments])
+            outer.arranged([segments[0].named.outer_group or 0 for segments in placed])
         block = codec.block if coded is None else math.lcm(codec.block, coded.codec.block)
         self.layout = Layout(groups, shards, block)
-        self._parts_of_pieces: dict[Piece, list[tuple[Segment, int, int]]] = {}
-        self._starts = [[segment.start for segment in segments] for segments in self._segments]
         self._square_bounds = [
-            _square_bound(g.dtype, s) for g, s in zip(groups, self._segments, strict=True)
+            square_bound(g.dtype, segments) for g, segments in zip(groups, placed, strict=True)
         ]
         self.copy = [torch.empty(group.numel, dtype=group.dtype, device="cpu") for group in groups]
         # The norms are a part of the file of a contribution, so a file without them must not be taken for one with them.
@@ -130,7 +123,7 @@ class Fragment:
     def digests(self) -> dict[str, str]:
         """The checksum of each tensor's global copy by its name."""
         checksums = {}
-        for copy, segments in zip(self.copy, self._segments, strict=True):
+        for copy, segments in zip(self.copy, self._segments.placed, strict=True):
             for segment in segments:
                 values = copy[segment.start : segment.stop]
                 checksums[segment.named.name] = xxhash.xxh3_64_hexdigest(view(values))
@@ -139,7 +132,7 @@ class Fragment:
     def take_snapshot(self) -> None:
         """Set the global copy to what the model holds."""
         self.begin()
-        for copy, segments in zip(self.copy, self._segments, strict=True):
+        for copy, segments in zip(self.copy, self._segments.placed, strict=True):
             for segment in segments:
                 copy[segment.start : segment.stop].copy_(ready(segment))
         self.finish()
@@ -156,7 +149,7 @@ class Fragment:
         """Set tensors that have changed since the last sync back to the global copy. Returns the names of the parameters."""
         changed = []
         self.begin()
-        for copy, segments in zip(self.copy, self._segments, strict=True):
+        for copy, segments in zip(self.copy, self._segments.placed, strict=True):
             for segment in segments:
                 local, base = ready(segment), copy[segment.start : segment.stop]
                 # Compared as bytes, since buffers may hold NaN.
@@ -171,20 +164,19 @@ class Fragment:
 
     def follow(self, buffers: Mapping[str, torch.Tensor]) -> None:
         """From now on, sync these tensors under their names, since modules may replace their buffers with new tensors."""
-        for segment in self._all_segments():
+        for segment in self._segments:
             tensor = buffers.get(segment.named.name, segment.named.tensor)
             if tensor is not segment.named.tensor:
                 segment.named = replace(segment.named, tensor=tensor)
 
     def followed(self) -> list[NamedTensor]:
         """The tensors that it consists of, as they are in the model now."""
-        return [segment.named for segment in self._all_segments()]
+        return [segment.named for segment in self._segments]
 
     def begin(self) -> None:
         """Make flat views of the model's tensors; a tensor that is not contiguous is copied until :meth:`finish`."""
         self._adopted = False
-        for segment in self._all_segments():
-            segment.values = segment.named.tensor.detach().reshape(-1)
+        self._segments.begin()
 
     def detach(self) -> None:
         """Do nothing: while another fragment is synced, the replica waits."""
@@ -208,20 +200,11 @@ class Fragment:
 
     def finish(self) -> None:
         """Write copied tensors back. If new values were adopted, delete the gradients, which belong to the old values."""
-        with torch.no_grad():
-            for segment in self._all_segments():
-                tensor, values = segment.named.tensor, segment.values
-                if values is None:
-                    continue
-                if values.data_ptr() != tensor.data_ptr() and tensor.numel():
-                    tensor.copy_(values.view(tensor.shape))
-                if segment.named.rule is Rule.OUTER and self._adopted:
-                    tensor.grad = None
-                segment.values = None
+        self._segments.finish(adopted=self._adopted)
 
     def contribution(self, piece: Piece, out: torch.Tensor) -> torch.Tensor:
         """The pseudo-gradient of a piece; for buffers, their values."""
-        return self._contribution(piece, self._overlaps(piece), out)
+        return self._contribution(piece, self._segments.overlaps(piece), out)
 
     def _contribution(
         self, piece: Piece, held: Iterable[tuple[torch.Tensor, int, int]], out: torch.Tensor
@@ -258,7 +241,7 @@ class Fragment:
             local.dtype is group.dtype
             and local.device.type == "cpu"
             and math.isfinite(torch.dot(local, local).item())
-            for local, _, _ in self._overlaps(piece)
+            for local, _, _ in self._segments.overlaps(piece)
         )
 
     def unchanged(self) -> Collection[int]:
@@ -267,7 +250,7 @@ class Fragment:
             index
             for index, group in enumerate(self.layout.groups)
             if group.rule is not Rule.OUTER
-            and self._is_unchanged(index, self._overlaps(Piece(index, 0, group.numel)))
+            and self._is_unchanged(index, self._segments.overlaps(Piece(index, 0, group.numel)))
         ]
 
     def _is_unchanged(self, group: int, held: Iterable[tuple[torch.Tensor, int, int]]) -> bool:
@@ -279,12 +262,11 @@ class Fragment:
 
     def starts(self, group: int) -> Sequence[int]:
         """Where the tensors of a group start in it, in order."""
-        return self._starts[group]
+        return self._segments.starts(group)
 
     def locate(self, piece: Piece, index: int) -> str:
         """The name of the tensor that holds element ``index`` of the piece."""
-        number = bisect_right(self._starts[piece.group], piece.start + index) - 1
-        return self._segments[piece.group][number].named.name
+        return self._segments.locate(piece, index)
 
     def update(self, piece: Piece, reduced: torch.Tensor) -> torch.Tensor:
         """Take the outer step on the global copy. Buffers just take the reduced values."""
@@ -331,25 +313,13 @@ class Fragment:
         """
         if not self.must_be_finite(piece):
             return
-        # The sum of squares is a bound for every value, and shows NaN and infinity. It costs less than a tenth of the step.
-        if not torch.dot(values, values).item() < self._square_bounds[piece.group]:
-            for segment, start, stop in self._parts(piece):
-                dtype = segment.named.tensor.dtype
-                if not values[start - piece.start : stop - piece.start].to(dtype).isfinite().all():
-                    raise NonFiniteUpdateError(
-                        segment.named.name, dtype, sync, self._outer_lr(piece), elastic=self.elastic
-                    )
-        if self.outer is not None and (index := self.outer.not_finite(piece)) is not None:
-            raise NonFiniteUpdateError(
-                self.locate(piece, index),
-                values.dtype,
-                sync,
-                self._outer_lr(piece),
-                elastic=self.elastic,
-            )
-
-    def _outer_lr(self, piece: Piece) -> float | None:
-        return None if self.outer is None else self.outer.part(piece).lr
+        wrong = not_finite(self._segments, piece, values, self._square_bounds[piece.group])
+        if wrong is None and self.outer is not None:
+            index = self.outer.not_finite(piece)
+            wrong = None if index is None else (self.locate(piece, index), values.dtype)
+        if wrong is not None:
+            lr = None if self.outer is None else self.outer.part(piece).lr
+            raise NonFiniteUpdateError(*wrong, sync, lr, elastic=self.elastic)
 
     def destination(self, piece: Piece) -> torch.Tensor:
         """The global copy of a piece."""
@@ -358,7 +328,7 @@ class Fragment:
     def adopt(self, piece: Piece, values: torch.Tensor) -> None:
         """Set the model to ``values``, rounded to the model's dtype."""
         self._adopted = True
-        for local, start, stop in self._overlaps(piece):
+        for local, start, stop in self._segments.overlaps(piece):
             whole = stop - start == piece.stop - piece.start
             part = values if whole else values[start - piece.start : stop - piece.start]
             if part.data_ptr() != local.data_ptr():
@@ -408,7 +378,7 @@ class Fragment:
             "shards": self.layout.shards,
             "fingerprint": self.fingerprint,
         }
-        return {**identity, **tensor_table(self.layout, self._segments)}
+        return {**identity, **tensor_table(self.layout, self._segments.placed)}
 
     def progress(self) -> list[torch.Tensor]:
         """What the replica has learned since the last sync: model minus global copy, one flat tensor per group.
@@ -431,45 +401,5 @@ class Fragment:
     def reapply(self, progress: Sequence[torch.Tensor]) -> None:
         """Add what :meth:`progress` returned to the model again, on top of the values that were adopted since."""
         for index, values in enumerate(progress):
-            for local, start, stop in self._overlaps(Piece(index, 0, values.numel())):
+            for local, start, stop in self._segments.overlaps(Piece(index, 0, values.numel())):
                 local.add_(values[start:stop].to(local.device, local.dtype))
-
-    def _overlaps(self, piece: Piece) -> Iterator[tuple[torch.Tensor, int, int]]:
-        """The model's values in a piece, as flat tensors, and where in the group each of them starts and stops."""
-        for segment, start, stop in self._parts(piece):
-            yield ready(segment)[start - segment.start : stop - segment.start], start, stop
-
-    def _parts(self, piece: Piece) -> list[tuple[Segment, int, int]]:
-        """The tensors that have elements in a piece, and where in the group these elements start and stop."""
-        if piece not in self._parts_of_pieces:  # the same ones come back several times in a sync
-            self._parts_of_pieces[piece] = list(self._parts_in(piece))
-        return self._parts_of_pieces[piece]
-
-    def _parts_in(self, piece: Piece) -> Iterator[tuple[Segment, int, int]]:
-        segments = self._segments[piece.group]
-        number = bisect_right(self._starts[piece.group], piece.start) - 1
-        while number < len(segments) and segments[number].start < piece.stop:
-            segment = segments[number]
-            start, stop = max(piece.start, segment.start), min(piece.stop, segment.stop)
-            if start < stop:
-                yield segment, start, stop
-            number += 1
-
-    def _all_segments(self) -> Iterator[Segment]:
-        return chain.from_iterable(self._segments)
-
-
-def _square_bound(dtype: torch.dtype, segments: Sequence[Segment]) -> float:
-    """A bound for the sum of a chunk's squares: below it, all values of the chunk are finite in the model's dtypes."""
-    narrowest = min(
-        (_ROUNDS_TO_INFINITY.get(s.named.tensor.dtype, math.inf) for s in segments),
-        default=math.inf,
-    )
-    return min(narrowest**2, torch.finfo(dtype).max) if dtype.is_floating_point else math.inf
-
-
-def ready(segment: Segment) -> torch.Tensor:
-    """The values of a segment between ``begin()`` and ``finish()``."""
-    if segment.values is None:
-        raise RuntimeError("the values of a fragment were used before its begin() was called")
-    return segment.values
