@@ -417,14 +417,3 @@ class TestResuming:
         assert lab.identical([end for _, end in runs])
         for steps, _ in runs:
             assert min(steps) <= stop + 1, "no step is skipped"
-
-    def test_another_delay_is_refused(self, lab):
-        place = "memory://delay/another"
-
-        def opened(resume):
-            return ObjectStoreExchange(open_store(place), 0, 1, resume=resume)
-
-        self.life(lab, opened(False), 4, stop=True, delay=1)
-        for other in ({"delay": 2}, {"delay": 0}, {"delay": 1, "alpha": 0.25}):
-            with pytest.raises(MismatchError, match=r"delay|alpha"):
-                self.life(lab, opened(True), 8, **other)

@@ -196,21 +196,6 @@ def train_one(exchange, steps=6, **options):
     return values(model)
 
 
-@pytest.mark.parametrize("elastic", [{}, {"min_replicas": 2}], ids=["strict", "elastic"])
-@pytest.mark.parametrize(("before", "after"), [(True, False), (False, True), (True, 0.5)])
-def test_a_run_goes_on_with_its_setting_only(elastic, before, after, tmp_path):
-    def over_store(**options):
-        return [connect(tmp_path, rank=rank, world_size=2, **elastic, **options) for rank in (0, 1)]
-
-    run(lambda exchange: train_one(exchange, codec=CODEC, error_feedback=before), over_store())
-    errors = run_replicas(
-        lambda exchange: train_one(exchange, codec=CODEC, error_feedback=after),
-        over_store(resume=True),
-    )
-    assert all(isinstance(error, MismatchError) for error in errors)
-    assert any("error_feedback" in str(error) for error in errors)
-
-
 @pytest.mark.parametrize("delay", [0, 1])
 @pytest.mark.parametrize(("kind", "fragments"), [("strict", 1), ("strict", 2), ("sharded", 1)])
 def test_a_resumed_run_ends_as_one_that_was_not_interrupted(

@@ -14,7 +14,6 @@ from diloco_core import (
     ConfigurationError,
     DiLoCo,
     Elastic,
-    ElasticExchange,
     ManagerExchange,
     MismatchError,
     MockManager,
@@ -293,20 +292,3 @@ def test_replicas_with_different_weights_are_refused(kind):
 
     results = run_replicas(replica, exchanges(kind, 2))
     assert any(isinstance(e, MismatchError) and "weight" in str(e) for e in results)
-
-
-def test_an_elastic_run_is_not_resumed_with_another_weight(tmp_path):
-    def exchange():
-        return ElasticExchange(open_store(str(tmp_path)), 0, 1, Elastic(1))
-
-    run(lambda each: train(each, [[1] * 6], "tokens"), [exchange()])
-    (error,) = run_replicas(lambda each: train(each, [[1] * 6], "steps"), [exchange()])
-    assert isinstance(error, MismatchError)
-    assert "weight" in str(error)
-
-
-def test_a_strict_run_is_not_resumed_with_another_weight(tmp_path):
-    tokens = [[1] * 6, [2] * 6]
-    run(lambda each: train(each, tokens, "tokens"), stored(tmp_path, resume=False))
-    errors = run_replicas(lambda each: train(each, tokens, "steps"), stored(tmp_path, resume=True))
-    assert any(isinstance(error, MismatchError) and "weight" in str(error) for error in errors)
