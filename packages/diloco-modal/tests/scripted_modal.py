@@ -361,7 +361,7 @@ class ModalHarness(Harness):
 
     def calls(self):
         """What is refused does not reach the stand-in; a pause follows."""
-        return len(self.stand_in.calls) + self.refused
+        return len(self.stand_in.calls.requests()) + self.refused
 
     def close(self):
         self.client.__exit__(None, None, None)  # older clients have no close

@@ -71,5 +71,5 @@ def test_a_default_environment_without_a_name_is_asked_for_once(lab, monkeypatch
     executor = lab.executor()
     (handle,) = lab.launch(1, executor)
     assert (handle.metadata["environment"], executor.poll(handle)) == ("", "pending")
-    verbs = [call.verb for call in lab.stand_in.calls]
+    verbs = [call.verb for call in lab.stand_in.calls.requests()]
     assert verbs.count("EnvironmentGetOrCreate") == 1

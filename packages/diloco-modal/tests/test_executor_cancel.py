@@ -337,9 +337,9 @@ def test_a_run_is_cancelled_with_two_calls_for_each_replica_that_lives(lab):
     for handle in handles[:2]:
         lab.begin(handle)
     lab.finish(handles[0], 7)
-    before = len(lab.stand_in.calls)
+    before = len(lab.stand_in.calls.requests())
     lab.executor().cancel_run("run")
-    called = [call.verb for call in list(lab.stand_in.calls)[before:]]
+    called = [call.verb for call in lab.stand_in.calls.requests()[before:]]
     assert (called.count("DictUpdate"), called.count("FunctionCallCancel")) == (2, 2)
     assert lab.record().get("cancel-0") is None
     assert executor.poll(handles[0]) == "succeeded"

@@ -17,10 +17,10 @@ RANKS = 200
 
 
 def counted(lab, act):
-    """How often each RPC was called meanwhile."""
-    before = len(lab.stand_in.calls)
+    """How many requests there were of each RPC meanwhile."""
+    before = len(lab.stand_in.calls.requests())
     act()
-    return Counter(call.verb for call in list(lab.stand_in.calls)[before:])
+    return Counter(call.verb for call in lab.stand_in.calls.requests()[before:])
 
 
 def test_a_launch_is_a_start_and_an_entry_for_each_rank(lab):

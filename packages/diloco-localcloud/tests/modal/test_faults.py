@@ -54,6 +54,9 @@ def test_a_call_whose_answer_is_lost_is_made_once(lab):
     call = lab.function.spawn("only")
     assert [each.call_id for each in lab.world.calls()] == [call.object_id]
     assert [each.status for each in lab.stand_in.calls if each.verb == "FunctionMap"] == [0, 0, 200]
+    lab.function.spawn("another")
+    requests = [each for each in lab.stand_in.calls.requests() if each.verb == "FunctionMap"]
+    assert [each.status for each in requests] == [0, 200]
 
 
 def test_two_calls_are_two(lab):

@@ -88,6 +88,7 @@ def test_calls_are_counted(clients):
         ("create", "jobs", "", 201),
         ("get", "jobs", "run", 200),
     ]
+    assert calls.requests() == list(calls)
     calls.clear()
     assert len(calls) == 0
 

@@ -45,12 +45,14 @@ class Call:
         resource: such as ``jobs`` or ``pods/log``; for other paths, the path.
         name: of the object, if the path has one.
         status: the answer's status; 0 for none, as the connection was cut.
+        request: the same for all attempts of a client at one request, if the client says so (Modal's does); otherwise empty.
     """
 
     verb: str
     resource: str
     name: str
     status: int
+    request: str = ""
 
 
 class Faults:
@@ -157,6 +159,13 @@ class Calls:
     def count(self, verb: str | None = None, resource: str | None = None) -> int:
         """How many there were, of a verb and a resource if given."""
         return sum(verb in (None, call.verb) and resource in (None, call.resource) for call in self)
+
+    def requests(self) -> list[Call]:
+        """Without the further attempts at a request, such as after an answer that came too late on a busy machine."""
+        first: dict[object, Call] = {}
+        for index, call in enumerate(self):
+            first.setdefault(call.request or index, call)
+        return list(first.values())
 
     def __iter__(self) -> Iterator[Call]:
         with self._lock:

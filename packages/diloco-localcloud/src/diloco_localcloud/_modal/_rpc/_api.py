@@ -122,7 +122,8 @@ class Api:
         finally:
             told = (str(getattr(asked, each, "")) for each in _NAMES)
             subject = next((each for each in told if each), "")
-            self._calls.note(Call(name, "modal", subject, HTTP.get(status, 500) if status else 0))
+            code = HTTP.get(status, 500) if status else 0
+            self._calls.note(Call(name, "modal", subject, code, _key(stream.metadata or {})))
 
     async def _answer(self, name: str, asked: Any, stream: Stream[Any, Any]) -> None:
         context = self._admit(stream.metadata or {})
@@ -159,7 +160,7 @@ class Api:
         Raises:
             RefusedError: nobody who may.
         """
-        word, key = headers.get(_CONTAINER, ""), str(headers.get("x-idempotency-key", ""))
+        word, key = headers.get(_CONTAINER, ""), _key(headers)
         if word in self._workspace.containers:
             return Context(key, self._workspace.containers[word])
         sent = (headers.get("x-modal-token-id", ""), headers.get("x-modal-token-secret", ""))
@@ -169,3 +170,8 @@ class Api:
                 "UNAUTHENTICATED", "Token validation failed. Could not authenticate client."
             )
         return Context(key)
+
+
+def _key(headers: Mapping[str, Any]) -> str:
+    """The same for all attempts at one request; empty if the client does not say."""
+    return str(headers.get("x-idempotency-key", ""))
