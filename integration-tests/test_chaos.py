@@ -212,9 +212,10 @@ def change(path, name):
                     "--stop-every",
                     "15",
                 ),
-                *("--delay", "2", "--codec", "int8", "--state-codec", "int8", "--seconds", "180"),
+                *("--fragments", "2", "--delay", "1", "--codec", "int8"),
+                *("--state-codec", "int8", "--seconds", "180"),
             ],
-            id="overlap",
+            id="streaming",
         ),
         pytest.param(
             ["--store", "fsspec+s3", "--faults", "1", "--kill-every", "20", "--averaging"],

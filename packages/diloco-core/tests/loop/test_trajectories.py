@@ -7,7 +7,14 @@ import pytest
 import torch
 from delay_lab import Refusing
 
-from diloco_core import DiLoCo, ManagerExchange, ObjectStoreExchange, in_process
+from diloco_core import (
+    DiLoCo,
+    Elastic,
+    ElasticExchange,
+    ManagerExchange,
+    ObjectStoreExchange,
+    in_process,
+)
 from diloco_core._store._open import open_store
 
 FOLDER = Path(__file__).parent / "trajectories"
@@ -98,6 +105,9 @@ def exchanges(kind, replicas, tmp_path, refused=()):
         return [
             ObjectStoreExchange(store, rank, replicas, chunk_bytes=8) for rank in range(replicas)
         ]
+    if kind in ("sharded", "gather"):
+        store, settings = open_store(str(tmp_path)), Elastic(replicas, topology=kind)
+        return [ElasticExchange(store, rank, replicas, settings) for rank in range(replicas)]
     threads = in_process(replicas)
     if kind == "manager":
         return [
@@ -114,7 +124,7 @@ def close(ours, theirs):
 CASES = [
     (name, kind)
     for name in NAMES
-    for kind in ("threads", "store", "manager")
+    for kind in ("threads", "store", "sharded", "gather", "manager")
     if kind == "manager" or not name.endswith("fail2")  # only a manager refuses commits
 ]
 
@@ -127,8 +137,8 @@ def test_recorded_runs_of_torchft_are_matched(lab, name, kind, tmp_path):
         lambda exchange: trajectory(recorded, exchange),
         exchanges(kind, config["replicas"], tmp_path, config["fail_attempts"]),
     )
-    # Each shard's momentum is with its owner; over a manager every replica owns everything.
-    owners_wanted = len(runs) if kind == "manager" else 1
+    # Each shard's momentum is with its owner; over a manager and in gather every replica owns everything.
+    owners_wanted = len(runs) if kind in ("manager", "gather") else 1
     compared = 0
     for step in range(config["steps"]):
         whole = all("global" in run[step] for run in runs)
