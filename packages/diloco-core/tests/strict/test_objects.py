@@ -1,5 +1,6 @@
 """The keys of one sync's objects, and what they say."""
 
+import itertools
 from types import SimpleNamespace
 
 import pytest
@@ -7,7 +8,7 @@ import torch
 
 from diloco_core._arithmetic._layout import Rule
 from diloco_core._arithmetic._rate import NO_RATE, Proposal, Rate
-from diloco_core._arithmetic._weights import Weighting
+from diloco_core._arithmetic._weights import Amount, Weighting
 from diloco_core._model._partition import NamedTensor
 from diloco_core._outer._fragment import Fragment
 from diloco_core._outer._optimizer import OuterOptimizer, outer_factory
@@ -57,6 +58,23 @@ def test_what_is_of_another_sync_or_run_carries_nothing(other):
 
 def test_a_contribution_to_another_run_has_no_contributor():
     assert objects().contributor(objects(run=OTHER_RUN).delta_key(1, 0b1, RATE)) is None
+
+
+def test_checksums_of_a_contribution_begin_with_all_that_says_what_it_is():
+    """So that a valid section under another key, or in another place of the file, is no valid one there."""
+    ours = objects(weighting=Weighting.TOKENS)
+    elsewhere = [
+        objects(**other, weighting=Weighting.TOKENS)
+        for other in ({"run": OTHER_RUN}, {"number": 4}, {"size": 5})
+    ]
+    amounts = Amount(1, 7), Amount(2, 7), Amount(1, 8)
+    files = [
+        ours.delta(rank, groups, amount)
+        for rank, groups, amount in itertools.product((0, 1), (0b1, 0b11), amounts)
+    ]
+    files += [other.delta(0, 0b1, amounts[0]) for other in elsewhere]
+    seeds = [file.section(shard).seed for file in files for shard in (0, 1)]
+    assert len(set(seeds)) == len(seeds)
 
 
 @pytest.mark.parametrize(

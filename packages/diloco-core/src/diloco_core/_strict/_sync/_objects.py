@@ -106,8 +106,8 @@ class SyncObjects:
             return Amount()
         return Amount(int(match[5]), int(match[6]))
 
-    def delta(self, rank: int, groups: int) -> DeltaFile:
-        """The contribution of a rank that carries certain groups."""
+    def delta(self, rank: int, groups: int, amount: Amount = NO_AMOUNT) -> DeltaFile:
+        """The contribution of a rank that carries certain groups, and of this amount if contributions are weighed."""
         is_rank_zero = rank == 0
         if (is_rank_zero, groups) not in self._plans:
             self._plans[is_rank_zero, groups] = DeltaPlan(
@@ -119,7 +119,9 @@ class SyncObjects:
                 codec=self._job.codec,
                 norms=norm_count(self._job) if self._job.clip else None,
             )
-        seed_of = partial(self._seed, "delta", rank, groups)
+        weighed = self._job.weighting is not Weighting.EQUAL
+        weight = (amount.steps, amount.tokens) if weighed else ()
+        seed_of = partial(self._seed, "delta", rank, groups, *weight)
         metadata = self._metadata("delta") | {"rank": str(rank)}
         return DeltaFile(self._plans[is_rank_zero, groups], rank, seed_of, metadata)
 

@@ -13,7 +13,7 @@ from ..._arithmetic._sent import as_sent, sent_bytes
 from ..._arithmetic._sharded import carries, with_unchanged
 from ..._store._api import block_bytes_of
 from ..._store._reread import read_again
-from .._records._delta import ShardDelta
+from .._records._delta import DeltaFile, ShardDelta
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -112,12 +112,15 @@ class Reduction:
         def of(rank: int, groups: int) -> Callable[[], Sequence[float]]:
             if rank == participant.rank:
                 return lambda: self._job.norms
-            file = self._objects.delta(rank, groups)
+            file = self._file(rank, groups)
             return file.norms(
                 participant.store, members.key(rank), members.size(rank), participant.timing, stack
             )
 
         return [of(rank, groups) for rank, groups in carried.items()]
+
+    def _file(self, rank: int, groups: int) -> DeltaFile:
+        return self._objects.delta(rank, groups, self._objects.amount(self._members.key(rank)))
 
     def _clipping(self, norms: Sequence[Callable[[], Sequence[float]]]) -> Clipping | None:
         if not norms:
@@ -131,7 +134,7 @@ class Reduction:
             self._participant.store,
             self._members.key(rank),
             self._members.size(rank),
-            self._objects.delta(rank, groups),
+            self._file(rank, groups),
             shard,
             self._participant.timing,
         )
