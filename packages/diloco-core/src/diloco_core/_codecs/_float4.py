@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from abc import abstractmethod
 
+import numpy as np
 import torch
 
 from ._blocks import BlockCodec, work
@@ -18,6 +19,7 @@ _BLOCK = 32
 MANTISSA_BITS = 23
 BIAS = 127
 LARGEST_EXPONENT = 253
+_EXPONENTS = 256
 NOT_A_NUMBER = 255
 INFINITY = 0x7F800000
 SIGN = 8
@@ -35,6 +37,14 @@ class _Float4(BlockCodec):
         # For every byte the two numbers that it stands for, as one element, so that they are looked up together.
         pairs = torch.stack((signed.repeat(_CODES), signed.repeat_interleave(_CODES)), 1)
         self._pairs = pairs.view(torch.int64).view(-1)
+        # The byte of the scale for every exponent, and one over the scale, which is a normal number for every byte that is used;
+        # or 0 for a block of zeros.
+        exponents = torch.arange(_EXPONENTS, dtype=torch.int32, device="cpu").clamp(
+            max=LARGEST_EXPONENT
+        )
+        exponents.masked_fill_(exponents < self.least_exponent, 0)
+        inverses = ((2 * BIAS - exponents) << MANTISSA_BITS).masked_fill_(exponents == 0, 0)
+        self._scales, self._inverses = exponents.to(torch.uint8), inverses.view(torch.float32)
 
     def row_bytes(self, numel: int) -> int:
         """A scale, and half a byte per value."""
@@ -44,18 +54,15 @@ class _Float4(BlockCodec):
         """Divide by the scale, which is exact, and round to the magnitudes that there are."""
         magnitudes = torch.abs(rows, out=work(0, rows))
         # The bits of positive numbers are in the order of the numbers, with NaN at the end.
-        largest = magnitudes.view(torch.int32).amax(1, keepdim=True)
-        exponent = self.exponent(largest).clamp_(0, LARGEST_EXPONENT)
-        # One over the scale, which is a normal number for every byte that is used; and 0 for a block of zeros.
-        inverse = ((2 * BIAS - exponent) << MANTISSA_BITS).masked_fill_(exponent == 0, 0)
-        codes = self.codes(magnitudes.mul_(inverse.view(torch.float32)))
-        # 0, or -1 where the sign bit is set.
-        signs = torch.bitwise_right_shift(
-            rows.view(torch.int32), 31, out=magnitudes.view(torch.int32)
-        )
-        codes.sub_(signs.to(torch.int8), alpha=SIGN)
-        exponent.masked_fill_(largest >= INFINITY, NOT_A_NUMBER)
-        out[:, :_SCALE_BYTES].copy_(exponent)
+        largest = magnitudes.view(torch.int32).amax(1)
+        exponents = self.exponents(largest)
+        inverses = self._inverses.index_select(0, exponents)
+        codes = self.codes(magnitudes.mul_(inverses.unsqueeze(1)))
+        # By numpy, since torch takes several times as long.
+        negative = torch.from_numpy(np.signbit(rows.numpy()))
+        codes.add_(negative.view(torch.int8), alpha=SIGN)
+        scales = self._scales.index_select(0, exponents)
+        out[:, 0] = scales.masked_fill_(largest >= INFINITY, NOT_A_NUMBER)
         out[:, _SCALE_BYTES:].copy_(_packed(codes))
 
     def decode_rows(self, data: torch.Tensor, out: torch.Tensor) -> None:
@@ -74,9 +81,12 @@ class _Float4(BlockCodec):
     #: What the number 1 of :meth:`numbers` stands for. Its product with every scale that is used is a normal number.
     unit: float
 
+    #: Of the exponents, the least one for which the smallest magnitude is a normal number.
+    least_exponent: int
+
     @abstractmethod
-    def exponent(self, largest: torch.Tensor) -> torch.Tensor:
-        """The byte of the scale for the bits of a block's largest magnitude; both int32. It may be negative."""
+    def exponents(self, largest: torch.Tensor) -> torch.Tensor:
+        """The exponents of the scales for the bits of the blocks' largest magnitudes, from 0 to 255; both int32."""
 
     @abstractmethod
     def codes(self, magnitudes: torch.Tensor) -> torch.Tensor:
@@ -96,6 +106,7 @@ class E2M1(_Float4):
     """
 
     unit = 0.5
+    least_exponent = 2
 
     def __init__(self) -> None:
         super().__init__("e2m1")
@@ -103,10 +114,9 @@ class E2M1(_Float4):
         whole = torch.tensor((_WHOLE, _WHOLE + 4), dtype=torch.float32, device="cpu")
         self._by_half, self._by_two = whole
 
-    def exponent(self, largest: torch.Tensor) -> torch.Tensor:
-        """The exponent of the largest magnitude, less that of 4; 0 if the smallest magnitude would not be a normal number."""
-        exponent = (largest >> MANTISSA_BITS).sub_(2)
-        return exponent.masked_fill_(exponent < 2, 0)
+    def exponents(self, largest: torch.Tensor) -> torch.Tensor:
+        """Those of the largest magnitudes, less that of 4."""
+        return (largest >> MANTISSA_BITS).sub_(2).clamp_(min=0)
 
     def codes(self, magnitudes: torch.Tensor) -> torch.Tensor:
         """Round to multiples of 0.5 up to 2, of 1 up to 4, and of 2 beyond.
@@ -138,14 +148,15 @@ class E3M0(_Float4):
     """
 
     unit = 1 / 64
+    least_exponent = 8
 
     def __init__(self) -> None:
         super().__init__("e3m0")
 
-    def exponent(self, largest: torch.Tensor) -> torch.Tensor:
-        """The exponent of the largest magnitude, rounded up; 0 if the smallest magnitude would not be a normal number."""
-        exponent = (largest + ((1 << MANTISSA_BITS) - 1)) >> MANTISSA_BITS
-        return exponent.masked_fill_(exponent < 8, 0)
+    def exponents(self, largest: torch.Tensor) -> torch.Tensor:
+        """Those of the largest magnitudes, rounded up. The bits of NaN may overflow, and get a scale like that of zeros."""
+        rounded_up = (largest + ((1 << MANTISSA_BITS) - 1)) >> MANTISSA_BITS
+        return rounded_up.clamp_(min=0)
 
     def codes(self, magnitudes: torch.Tensor) -> torch.Tensor:
         """Count from the exponent, which half a unit of the mantissa raises from three quarters of the next power on."""

@@ -50,9 +50,9 @@ class TopK(BlockCodec):
         """Choose values, and find their bins and the mean of each bin."""
         blocks, numel = rows.shape
         k = self._sent(numel)
-        chosen = largest(rows, k)
+        chosen, found = largest(rows, k)
         # A column for each block, so that the numbers of all blocks are added at once.
-        values = rows.numpy().reshape(-1)[chosen].T.astype(np.float64, order="C")
+        values = found.T.astype(np.float64, order="C")
         bins, table = _quantized(values)
         end = _TABLE_BYTES + _position_bytes(k)
         data = out.numpy()
