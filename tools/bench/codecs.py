@@ -22,6 +22,9 @@ if TYPE_CHECKING:
     from diloco_core import Codec
 
 CHUNKS = 64
+# What encoding and decoding may take: compiled, and twice as much without.
+GOALS = {"int8": (1.5, 1.0), "e2m1": (3.0, 1.5), "e3m0": (3.0, 1.5)}
+SPARSE_GOAL = 5.0  # to encode; the best that was found elsewhere
 
 
 def times(work: Callable[[int], object]) -> list[int]:
@@ -58,6 +61,14 @@ def rounds_of(
     }
 
 
+def goals(name: str) -> str:
+    """What the times of a codec should be, as text; empty if nothing was said of it."""
+    if name.startswith("topk"):
+        return f"<= {SPARSE_GOAL:g}"
+    plain = name.removesuffix(" compiled")
+    return ", ".join(f"<= {(1 + (plain == name)) * each:g}" for each in GOALS.get(plain, ()))
+
+
 def main() -> int:
     """Measure, and print a table."""
     parser = argparse.ArgumentParser(
@@ -77,10 +88,10 @@ def main() -> int:
     out = list(torch.empty(CHUNKS, elements))
     rounds_of(1, codecs, values, out)
     print("one thread; times in copies of the fp32 values\n")
-    print(f"{'codec':14} {'bytes a value':>13} {'encode':>7} {'decode':>7}")
+    print(f"{'codec':14} {'bytes a value':>13} {'encode':>7} {'decode':>7}   goals")
     for name, (encode, decode) in rounds_of(arguments.rounds, codecs, values, out).items():
         width = codecs[name].size(torch.float32, elements) / elements
-        print(f"{name:14} {width:13.3f} {encode:7.2f} {decode:7.2f}")
+        print(f"{name:14} {width:13.3f} {encode:7.2f} {decode:7.2f}   {goals(name)}".rstrip())
     return 0
 
 
