@@ -19,7 +19,7 @@ class Row:
         kind: ``"diloco"``; ``"synchronous"``: the replicas average their gradients at every step; ``"alone"``: one replica.
         against: The row whose loss this one's is compared with, if any.
         within: By which share its loss may be above that of ``against``: the goal.
-        fewer: How many times fewer bytes it has to move than averaging the gradients at every step does: the goal.
+        fewer: How many times fewer bytes it has to move than the row that it is compared with: the goal.
         fragments: As for :class:`DiLoCo`.
         delay: The delay as a part of the period P between two syncs, from 0 to less than 1.
         alpha: As for :class:`DiLoCo`.
