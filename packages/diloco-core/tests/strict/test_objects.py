@@ -68,11 +68,9 @@ def test_checksums_of_a_contribution_begin_with_all_that_says_what_it_is():
         for other in ({"run": OTHER_RUN}, {"number": 4}, {"size": 5})
     ]
     amounts = Amount(1, 7), Amount(2, 7), Amount(1, 8)
-    files = [
-        ours.delta(rank, groups, amount)
-        for rank, groups, amount in itertools.product((0, 1), (0b1, 0b11), amounts)
-    ]
-    files += [other.delta(0, 0b1, amounts[0]) for other in elsewhere]
+    rates = Rate((0.5,)), Rate((0.25,)), Rate((0.5,), 1, 0), Rate((0.5,), 1, 1)
+    files = [ours.delta(*each) for each in itertools.product((0, 1), (0b1, 0b11), rates, amounts)]
+    files += [other.delta(0, 0b1, rates[0], amounts[0]) for other in elsewhere]
     seeds = [file.section(shard).seed for file in files for shard in (0, 1)]
     assert len(set(seeds)) == len(seeds)
 

@@ -68,10 +68,15 @@ class SyncObjects:
         It says its amount if contributions are weighed.
         """
         run, job = self._participant.run[:16], self._job.fingerprint[:16]
+        says = self._says(groups, rate, amount)
+        return f"{self.deltas}{rank:05}.{run}.{job}.{says}.safetensors"
+
+    def _says(self, groups: int, rate: Rate, amount: Amount) -> str:
+        """What the key of a contribution says about it. Its checksums cover that, too."""
         weighed = self._job.weighting is not Weighting.EQUAL
         weight = f".w{amount.steps}-{amount.tokens}" if weighed else ""
         lr = f".{rate.text}" if rate.text else ""
-        return f"{self.deltas}{rank:05}.{run}.{job}.{groups:x}{weight}{lr}.safetensors"
+        return f"{groups:x}{weight}{lr}"
 
     def contributor(self, key: str) -> int | None:
         """The rank that has contributed an object with this key; None if it is not a contribution to this run."""
@@ -106,8 +111,10 @@ class SyncObjects:
             return Amount()
         return Amount(int(match[5]), int(match[6]))
 
-    def delta(self, rank: int, groups: int, amount: Amount = NO_AMOUNT) -> DeltaFile:
-        """The contribution of a rank that carries certain groups, and of this amount if contributions are weighed."""
+    def delta(
+        self, rank: int, groups: int, rate: Rate = NO_RATE, amount: Amount = NO_AMOUNT
+    ) -> DeltaFile:
+        """The contribution of a rank that has the key of :meth:`delta_key`."""
         is_rank_zero = rank == 0
         if (is_rank_zero, groups) not in self._plans:
             self._plans[is_rank_zero, groups] = DeltaPlan(
@@ -119,9 +126,7 @@ class SyncObjects:
                 codec=self._job.codec,
                 norms=norm_count(self._job) if self._job.clip else None,
             )
-        weighed = self._job.weighting is not Weighting.EQUAL
-        weight = (amount.steps, amount.tokens) if weighed else ()
-        seed_of = partial(self._seed, "delta", rank, groups, *weight)
+        seed_of = partial(self._seed, "delta", rank, self._says(groups, rate, amount))
         metadata = self._metadata("delta") | {"rank": str(rank)}
         return DeltaFile(self._plans[is_rank_zero, groups], rank, seed_of, metadata)
 

@@ -120,7 +120,8 @@ class Reduction:
         return [of(rank, groups) for rank, groups in carried.items()]
 
     def _file(self, rank: int, groups: int) -> DeltaFile:
-        return self._objects.delta(rank, groups, self._objects.amount(self._members.key(rank)))
+        objects, key = self._objects, self._members.key(rank)
+        return objects.delta(rank, groups, objects.proposed(key), objects.amount(key))
 
     def _clipping(self, norms: Sequence[Callable[[], Sequence[float]]]) -> Clipping | None:
         if not norms:

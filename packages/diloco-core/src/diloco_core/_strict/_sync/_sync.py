@@ -184,7 +184,7 @@ class StoreSync:
                 encoded=True,
             )
 
-        delta = self._objects.delta(participant.rank, self._groups, self._amount)
+        delta = self._objects.delta(participant.rank, self._groups, self._proposed, self._amount)
         yield from delta.parts(sent, self._job.norms)
 
     def _wait_for_commit(self) -> None:
