@@ -127,6 +127,11 @@ def parse() -> argparse.Namespace:
         parser.error(
             "--strict is without --kill-every, --damage-every and --topology: who dies ends a strict run"
         )
+    longest = SYNC_EVERY // arguments.fragments - 1
+    if not 0 <= arguments.delay <= longest:
+        parser.error(
+            f"--delay must be between 0 and {longest}: a fragment is synced every {longest + 1} inner steps"
+        )
     if arguments.state_codec != "plain" and arguments.topology == "gather":
         parser.error("--state-codec is for sharded runs")
     if arguments.faults and arguments.store == "folder":
