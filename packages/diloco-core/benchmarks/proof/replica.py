@@ -103,9 +103,8 @@ def _outer_loop(task: dict[str, Any], store: Store, link: Link) -> dict[str, flo
     model = torch.nn.ParameterList(tensor.clone() for tensor in tensors)
     gradients = [1e-3 * torch.randn_like(tensor) for tensor in model]
     optimizer = torch.optim.SGD(model.parameters(), lr=1.0)
-    exchange = ElasticExchange(
-        store, task["rank"], count, Elastic(count, topology=task["topology"])
-    )
+    elastic = Elastic(count, topology=task["topology"], publish_every=task["publish_every"])
+    exchange = ElasticExchange(store, task["rank"], count, elastic)
     result: dict[str, float] = {}
     syncs = task["warm"] + task["syncs"]
     with DiLoCo(

@@ -24,6 +24,7 @@ class Row:
         delay: The delay as a part of the period P between two syncs, from 0 to less than 1.
         alpha: As for :class:`DiLoCo`.
         codec: As for :class:`DiLoCo`.
+        publish_every: As for :func:`connect`: once in so many syncs the state is published, in the gather topology.
         more: Further arguments of :class:`DiLoCo`, such as ``{"error_feedback": True}``; what JSON can hold.
     """
 
@@ -37,6 +38,7 @@ class Row:
     delay: float = 0.0
     alpha: float = 0.0
     codec: str = "plain"
+    publish_every: int = 4
     more: Mapping[str, Any] = field(default_factory=dict)
 
     def options(self, sync_every: int) -> dict[str, Any]:
@@ -83,7 +85,9 @@ ROWS = (
     Row("int8", "8 bits (int8)", against="plain", within=0.01, codec="int8"),
     Row("e2m1", "4 bits (e2m1)", against="plain", within=0.01, codec="e2m1"),
     Row("e3m0", "4 bits (e3m0)", against="plain", within=0.01, codec="e3m0"),
-    Row("topk128", "sparse (topk128), lr 1, momentum 0", against="plain", within=0.03, fewer=50, codec="topk128", more=_SPARSE),
+    Row("topk128", "sparse (topk128), lr 1, momentum 0", against="plain", within=0.03, codec="topk128", more=_SPARSE),
+    Row("topk64", "sparse (topk64), likewise, state every 16th sync", against="plain", within=0.03, fewer=50,
+        codec="topk64", publish_every=16, more=_SPARSE),
     Row("both-int8", "8 bits in both directions", against="plain", within=0.01, codec="int8", more={"state_codec": "int8"}),
     Row("mixed", "alpha 1/2", alpha=0.5),
     Row("delay", "alpha 1/2, delay P/2", against="mixed", within=0.01, delay=0.5, alpha=0.5),

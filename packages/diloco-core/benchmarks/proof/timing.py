@@ -102,7 +102,7 @@ def plan_of(row: Row, parameters: int, training: Training, conditions: Condition
     state_codec = row.more.get("state_codec", "plain")
     return plan_exchange(
         parameters, training.replicas, bandwidth, outer_state=outer_state, fragments=row.fragments, codec=row.codec,
-        state_codec=state_codec, store=store, transfer=transfer,
+        state_codec=state_codec, publish_every=row.publish_every, store=store, transfer=transfer,
     )  # fmt: skip
 
 
@@ -111,16 +111,19 @@ def task_of(
 ) -> dict[str, Any]:
     """What the replicas are told, but for their ranks and where they meet: see :mod:`proof.replica`."""
     synchronous = row.kind == "synchronous"
-    rounds = conditions.rounds
+    topology = plan_of(row, parameters, training, conditions).topology
+    # The planner has the mean over a whole publication and the syncs after it, up to the next one.
+    turn = row.publish_every if topology == "gather" else 1
     if row.more.get("state_codec", "plain") != "plain":
-        # The planner has the mean over a whole publication and those after it, up to the next one.
-        rounds = _FULL_STATE_EVERY * math.ceil(rounds / _FULL_STATE_EVERY)
+        turn = _FULL_STATE_EVERY
+    rounds = turn * math.ceil(conditions.rounds / turn)
     return {
         **asdict(conditions),
         "replicas": training.replicas,
         "parameters": parameters,
         "options": None if synchronous else row.options(training.sync_every),
-        "topology": plan_of(row, parameters, training, conditions).topology,
+        "topology": topology,
+        "publish_every": row.publish_every,
         # Means of gradients are all alike, and so many that a few of them tell enough.
         "warm": 2 if synchronous else conditions.warm * row.fragments,
         "syncs": 10 if synchronous else rounds * row.fragments,
