@@ -16,6 +16,7 @@ from .._loop._diloco import DiLoCo
 from .._seconds import Seconds
 from ._feedback import Feedback
 from ._mixing import Mixing
+from ._sparse import is_near, sent_of
 from ._timeline import Timeline
 
 if TYPE_CHECKING:
@@ -30,7 +31,6 @@ _OUTER_MOMENTUM = 0.9
 # Of the second outer parameter group: its momentum, and its learning rate as a multiple of the first group's.
 _OTHER_MOMENTUM = 0.5
 _OTHER_RATE = 0.5
-_ROUNDING = 1e-4  # of sums that replicas have computed in another order
 
 
 @dataclass(slots=True)
@@ -394,11 +394,10 @@ class SimulatedTraining:
             after = self.feedback.after.get((member.rank, life, commit.sync))
             if after is not None:
                 sent = delta - after  # what was not sent is in the residual
-                is_read = read is not None and float((read - sent).abs().max()) < _ROUNDING
-                return read if read is not None and is_read else sent
-        if read is not None:
-            return read
+                return read if read is not None and is_near(read, sent) else sent
         codec, decoded = find_codec(self.codec), torch.empty_like(delta)
+        if read is not None:
+            return sent_of(codec, delta, read)
         codec.decode(codec.encode(delta), decoded)
         return decoded
 

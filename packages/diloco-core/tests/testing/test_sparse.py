@@ -1,0 +1,63 @@
+"""What the simulator takes for values that a sparse codec has sent: any of equal ones, and nothing else."""
+
+import pytest
+import torch
+
+from diloco_core._codecs._named import find_codec
+from diloco_core.testing._sparse import sent_of
+
+CODEC = find_codec("topk64")  # of 300 values it sends 5
+SENT = (0.75, 0.75, -0.75, 0.5, -0.5)
+
+
+def read_of(places):
+    """What is read where these values were sent, in their order, at these places."""
+    values, read = torch.zeros(300), torch.empty(300)
+    for place, value in zip(places, SENT, strict=True):
+        values[place] = value
+    CODEC.decode(CODEC.encode(values), read)
+    return read
+
+
+def offered():
+    """Three large values, and many that are equal but for their signs."""
+    values = torch.full((300,), 0.25)
+    values[[3, 50, 299]] = torch.tensor(SENT[:3])
+    values[100:120] = 0.5
+    values[200:220] = -0.5
+    return values
+
+
+@pytest.mark.parametrize("places", [(3, 50, 299, 100, 200), (3, 50, 299, 119, 211)])
+def test_any_of_equal_values(places):
+    read = read_of(places)
+    assert int((read != 0).sum()) == 5
+    assert sent_of(CODEC, offered(), read) is read
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        lambda read: read * 2,
+        lambda read: -read,
+        lambda read: read * 0,
+        lambda read: read.roll(1),
+        lambda read: read.index_fill(0, torch.tensor([3]), 0.0),
+        lambda read: read.index_fill(0, torch.tensor([4]), 0.25),
+    ],
+    ids=["doubled", "negative", "nothing", "elsewhere", "one less", "one more"],
+)
+def test_nothing_else(wrong):
+    read = wrong(read_of((3, 50, 299, 100, 200)))
+    found = sent_of(CODEC, offered(), read)
+    assert float((found - read).abs().max()) > 0.1
+    assert int((found != 0).sum()) == 5
+    assert found[[3, 50, 299]].sign().tolist() == [1.0, 1.0, -1.0]
+
+
+def test_smaller_values_are_not_sent():
+    values = offered()
+    chosen = values.where(values.abs() == 0.25, 0.0)
+    read = torch.empty(300)
+    CODEC.decode(CODEC.encode(chosen), read)
+    assert sent_of(CODEC, values, read) is not read
