@@ -100,3 +100,14 @@ def test_nan_is_larger_than_all_numbers(keys):
     found = found_by(keys, rows, 4)
     assert NUMEL + 77 in found[1]
     assert 2 * NUMEL + 5 in found[2]
+
+
+@WAYS
+def test_an_equal_value_whose_key_is_smaller_is_not_passed_over(keys):
+    """All other keys between those of two equal values belong to smaller ones, and no more than the larger keys are looked at."""
+    bits = torch.full((1, NUMEL), 0x3F800000, dtype=torch.int32)
+    bits[0, [0, -1]] = 0x3F800FFF
+    rows = bits.view(torch.float32)
+    assert np.array_equal(found_by(keys, rows, 1), by_topk(rows, 1))
+    rows = rows.flip(1).contiguous()
+    assert np.array_equal(found_by(keys, rows, 1), by_topk(rows, 1))
