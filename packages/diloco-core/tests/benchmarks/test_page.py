@@ -58,6 +58,21 @@ class TestGoals:
         times.found["plain"]["slow"][0] |= {"utilisation": utilisation, "bound": bound}
         assert proof.goals.goals(losses, times)[1].met == met
 
+    @pytest.mark.parametrize(("received", "fewer", "met"), [(3.4, 51, True), (4.0, 46, False)])
+    def test_bytes_are_compared_with_those_of_the_row_beside_which_the_loss_stands(
+        self, proof, made, received, fewer, met
+    ):
+        """Against 100 bytes sent and 200 received, and not with those of means at every step."""
+        losses, times = made
+        (plain,) = times.found["plain"]["slow"]
+        times.found["topk64"] = {"slow": [plain | {"sent": 2.5, "received": received}]}
+        times.found["synchronous"] = {"slow": [plain | {"sent": 1e6}]}
+        (goal,) = (goal for goal in proof.goals.goals(losses, times) if "fewer" in goal.text)
+        assert f" moves {fewer} times fewer bytes than DiLoCo; goal: at least 50" in goal.text
+        assert goal.met == met
+        del times.found["plain"]
+        assert not any("fewer" in goal.text for goal in proof.goals.goals(losses, times))
+
     def test_a_loss_is_compared_seed_by_seed(self, proof, made):
         losses, _ = made
         del losses.found["int8"]["1"]

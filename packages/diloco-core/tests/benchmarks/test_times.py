@@ -35,13 +35,15 @@ class TestRow:
 
 
 class TestReplica:
-    @pytest.mark.parametrize("name", ["synchronous", "delay-e2m1"])
+    @pytest.mark.parametrize(
+        ("name", "publish_every"), [("synchronous", 4), ("delay-e2m1", 4), ("delay-e2m1", 6)]
+    )
     def test_what_passes_through_the_link_is_what_was_planned(
-        self, proof, conditions, name, tmp_path
+        self, proof, conditions, name, publish_every, tmp_path
     ):
         """Two threads in the place of processes."""
         training = proof.losses.Training(replicas=2, sync_every=4)
-        row = row_of(proof, name)
+        row = replace(row_of(proof, name), publish_every=publish_every)
         plan = proof.timing.plan_of(row, 200_000, training, conditions)
         task = proof.timing.task_of(row, 200_000, training, conditions) | {"uri": str(tmp_path)}
 
@@ -121,6 +123,15 @@ class TestTimeOf:
         training, slow = proof.losses.Training(), proof.rows.Conditions(1e6, rounds=4)
         task = proof.timing.task_of(row_of(proof, "both-int8"), 1000, training, slow)
         assert task["syncs"] == 8
+
+    def test_gather_is_measured_from_publication_to_publication(self, proof):
+        training, slow = proof.losses.Training(), proof.rows.Conditions(1e6, rounds=4)
+        task = proof.timing.task_of(row_of(proof, "topk64"), 500_000, training, slow)
+        assert (task["topology"], task["publish_every"], task["syncs"]) == ("gather", 16, 16)
+        task = proof.timing.task_of(
+            row_of(proof, "topk64"), 500_000, training, replace(slow, rounds=17)
+        )
+        assert task["syncs"] == 32
 
     @pytest.mark.slow
     @pytest.mark.processes
