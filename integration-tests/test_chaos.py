@@ -54,6 +54,19 @@ def read(monkeypatch):
         del sys.modules[name]
 
 
+@pytest.mark.parametrize(
+    ("delay", "fragments", "longest"), [("4", "1", 3), ("2", "2", 1), ("-1", "1", 3)]
+)
+def test_a_delay_that_no_fragment_can_have_is_refused(tmp_path, delay, fragments, longest):
+    """Before anything is started."""
+    command = [sys.executable, str(CHAOS / "run.py"), "--keep", str(tmp_path / "kept")]
+    command += [f"--delay={delay}", "--fragments", fragments, "--seconds", "0"]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stdout) == (2, "")
+    assert f"--delay must be between 0 and {longest}: " in done.stderr
+    assert list(tmp_path.iterdir()) == []
+
+
 @pytest.mark.slow
 def test_a_short_run_over_a_faulty_s3(tmp_path):
     result = chaos(
