@@ -36,7 +36,7 @@ class TestRow:
 
 class TestReplica:
     @pytest.mark.parametrize(
-        ("name", "publish_every"), [("synchronous", 4), ("delay-e2m1", 4), ("delay-e2m1", 6)]
+        ("name", "publish_every"), [("synchronous", 4), ("delay-e2m1", 4), ("delay-e2m1", 3)]
     )
     def test_what_passes_through_the_link_is_what_was_planned(
         self, proof, conditions, name, publish_every, tmp_path
