@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 #: What to look at while ranks are missing: before a rank has claimed its place, nothing in the store tells of it.
 ABSENT = (
-    "A rank that is missing is still starting, or it failed before it could leave word in the store, for instance since "
+    "A rank that is missing is still starting, or it failed before it could leave word in the store, for instance because "
     "DiLoCo(...) refused an argument: look at its log"
 )
 
