@@ -13,6 +13,7 @@ from toy_executor import ToyExecutor
 from wrong_all import MUTANTS, harness_of
 
 from diloco_conformance import (
+    Ability,
     ExecutorConformance,
     Harness,
     HarnessFault,
@@ -127,6 +128,9 @@ class TestTheClass:
                 pass
 
         assert "it has expires, which the suite never uses: is it expire?" in fault(Mine)
+
+    def test_only_three_abilities_need_no_method(self):
+        assert {*Ability} - {*HOOKS} == {Ability.RACE, Ability.TIMEOUT, Ability.RESTART}
 
     @pytest.mark.parametrize(("ability", "hook"), HOOKS.items())
     def test_nothing_is_left_out_in_silence(self, ability, hook):
