@@ -309,3 +309,9 @@ def test_classes_have_the_right_article(wanted):
     from diloco_core._checks import kind_of
 
     assert kind_of(type(wanted.split()[1], (), {})()) == wanted
+
+
+def test_a_module_does_not_contain_another_whose_name_begins_like_its_own():
+    model = nn.Sequential(*(nn.Linear(2, 2) for _ in range(11)))
+    parts = split(model, [list(model[:10]), model[10]], Buffers.NONE)
+    assert [tensor.name for tensor in parts[1]] == ["10.weight", "10.bias"]

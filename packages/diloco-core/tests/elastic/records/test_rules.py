@@ -354,6 +354,12 @@ def test_what_an_encoded_state_is_made_of(count, every, at, last, data):
             assert whole == [True] + [False] * (len(made) - 1)
 
 
+def test_whoever_holds_a_state_that_was_given_up_can_name_what_it_is_made_of():
+    rollback = Rollback(5, (2,), (3, 4), {}, run="f" * 16)
+    assert made_of(3, 0, 1, 2, [rollback]) == [2, 3]
+    assert made_of(7, 0, 1, 2, [rollback]) == [6, 7]
+
+
 def test_every_state_is_whole_unless_it_is_encoded():
     assert [made_of(sync, 0, 2, 1) for sync in (0, 1, 7)] == [[0], [1], [7]]
     assert [sync for sync in range(13) if is_whole(sync, 2, 3)] == [0, 5, 6, 11, 12]
