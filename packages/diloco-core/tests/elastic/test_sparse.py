@@ -8,6 +8,7 @@ from faults_lab import harmful
 
 from diloco_core import Elastic
 from diloco_core._arithmetic import _reduction
+from diloco_core._outer._fragment import Fragment
 from diloco_core.testing import Schedule, SimulatedTraining, simulate, violations
 
 OPTIONS = {
@@ -44,4 +45,16 @@ def test_the_mean_of_all_is_caught(topology, monkeypatch):
         return _reduction._Mean(job, chunk, out, scratch)
 
     monkeypatch.setattr(_reduction, "_summed", summed)
+    assert "off what the log says" in "".join(wrong(0, topology, **OPTIONS["plain"]))
+
+
+@pytest.mark.parametrize("topology", ["sharded", "gather"])
+def test_a_contribution_of_what_was_not_learned_is_caught(topology, monkeypatch):
+    """What replicas read of a contribution is believed only if it can be what was learned."""
+    learned = Fragment._contribution
+
+    def doubled(self, *arguments):
+        return learned(self, *arguments).mul_(2)
+
+    monkeypatch.setattr(Fragment, "_contribution", doubled)
     assert "off what the log says" in "".join(wrong(0, topology, **OPTIONS["plain"]))
