@@ -31,7 +31,7 @@ from diloco_core._strict._records._records import (
 )
 from diloco_core._strict._records._version import VERSION
 from diloco_core._wire._fields import LARGEST
-from diloco_core._wire._sealed import seal, unseal
+from diloco_core._wire._sealed import FORMAT, seal, unseal
 from diloco_core.testing import run_replicas
 
 pytestmark = pytest.mark.processes
@@ -283,7 +283,7 @@ class TestMeeting:
         (exchange,) = lab.store_exchanges(tmp_path, 2, ranks=[0], join_timeout=50.0)
         exchange.store.put("claims/00001.json", [b'{"format": 1, "rank": 1}'])
         with pytest.raises(
-            FormatError, match=r"claims/00001.json has format 1.*reads format 6 only"
+            FormatError, match=rf"claims/00001.json has format 1.*reads format {FORMAT} only"
         ):
             exchange.join(Schema({}, {}))
 
