@@ -18,7 +18,7 @@ class Declaring:
     def test_d2_nobody_is_preempted_who_cannot_be(self, lab: Lab) -> None:
         """A backend whose replicas start again after their machine was taken away declares it."""
         if lab.capabilities.preemptible:
-            pytest.skip("the backend declares that replicas are preempted")
+            pytest.skip("only for backends that declare preemptible=False")
         if Step.PREEMPT in lab.harness.cannot:
             pytest.skip(lab.harness.cannot[Step.PREEMPT])
         replica = lab.up().replicas[0]
@@ -42,7 +42,9 @@ class Declaring:
     def test_d2_who_tells_pending_from_running_declares_it(self, lab: Lab) -> None:
         """Callers who are told that nobody knows would not ask."""
         if lab.capabilities.distinguishes_pending:
-            pytest.skip("the backend declares that it tells them apart, and S4 sees that it does")
+            pytest.skip(
+                "only for backends that declare distinguishes_pending=False; S4 tests the others"
+            )
         if lab.harness.starts_by_itself:
             pytest.skip("here replicas start by themselves, so that none is seen to be pending")
         run = lab.launch(2)
@@ -61,7 +63,7 @@ class Declaring:
         lab.needs(Ability.CALLS)
         if lab.capabilities.calls_per_look == "run":
             pytest.skip(
-                "the backend declares that it looks at a run at once, and R8 sees that it does"
+                'only for backends that declare calls_per_look="rank"; R8 counts the calls of others'
             )
         few, many = calls_of_a_look(lab)
         if many < few + 10:
@@ -76,7 +78,9 @@ class Declaring:
         lab.needs(Ability.AGE)
         kept = lab.capabilities.retention
         if kept is None:
-            pytest.skip("the backend declares that records stay until they are purged")
+            pytest.skip(
+                "only for backends that declare a retention: here records stay until purge()"
+            )
         replicas = ended(lab)
         lab.age(1.5 * kept)
         lab.harness.settle()

@@ -152,7 +152,7 @@ class Details:
         except InvalidRequestError:
             if lab.capabilities.max_timeout is None:
                 lab.broken("S13", "timeout=None was refused", "it declares no max_timeout")
-            pytest.skip("the backend declares a longest timeout")
+            return  # where there is a longest timeout, that is right
         replica = lab.up(1, timeout=None).replicas[0]
         if lab.can(Ability.AGE):
             lab.age(14 * 86_400.0)
