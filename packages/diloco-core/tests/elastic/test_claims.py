@@ -3,7 +3,6 @@
 from dataclasses import replace
 
 import pytest
-import torch
 from damage_lab import run_of
 
 from diloco_core import Elastic, FencedError, Timing
@@ -124,7 +123,6 @@ def test_nothing_is_written_where_nothing_is_lost():
 
 def _sleeper(meddle, seconds=20.0, syncs=6):
     """One replica that stands still after its third sync, while ``meddle(store)`` is called."""
-    torch.set_num_threads(1)
     store, training = SimulatedStore(), SimulatedTraining(syncs=syncs, sizes=(12,), save_every=100)
 
     def train(node):

@@ -8,7 +8,6 @@ import random
 from dataclasses import replace
 
 import pytest
-import torch
 
 from diloco_core import CoreError, CorruptedObjectError, Elastic, RunExistsError
 from diloco_core._elastic._records._keys import MANIFEST
@@ -49,7 +48,6 @@ class _Run:
         self.coding = {}
         if whole_every is not None:
             self.coding = {"state_codec": "e2m1", "full_state_every": whole_every}
-        torch.set_num_threads(1)
         self.settings = Elastic(2, grace=5.0, topology=topology, publish_every=1)
         self.training = SimulatedTraining(
             syncs=_SYNCS, sizes=(12, 9), sync_every=2, save_every=2, **self.coding
@@ -228,7 +226,6 @@ def _random(number, topology, kinds):
 
 @pytest.mark.parametrize("topology", ["sharded", "gather"])
 def test_bits_that_flip_on_their_way_cost_nothing(topology, caplog):
-    torch.set_num_threads(1)
     for number in range(12):
         outcome, training = _random(number, topology, ["flip", "stale list"])
         assert violations(outcome, training) == []
@@ -244,7 +241,6 @@ def test_bits_that_flip_on_their_way_cost_nothing(topology, caplog):
 @pytest.mark.parametrize("count", [12, pytest.param(400, marks=pytest.mark.slow)])
 def test_whatever_rots_or_is_torn_no_other_model_comes_of_it(topology, count):
     """With resume="newest-whole" the run comes to its end, too, as long as any state is whole."""
-    torch.set_num_threads(1)
     for number in range(count):
         outcome, training = _random(number, topology, [*DAMAGES, "kill before", "zombie", "flip"])
         assert all(isinstance(error, CoreError) for error in outcome.errors().values()), (
@@ -261,7 +257,6 @@ def test_whatever_rots_or_is_torn_no_other_model_comes_of_it(topology, count):
 @pytest.mark.parametrize("topology", ["sharded", "gather"])
 def test_the_first_state_is_made_again_from_the_initial_one(topology):
     """Nothing of a loading that failed half-way may stay: the first outer step begins without momentum."""
-    torch.set_num_threads(1)
     settings = Elastic(2, grace=5.0, topology=topology, publish_every=1, resume=False)
     before, store = SimulatedTraining(syncs=1, sizes=(40,)), SimulatedStore()
     simulate(before, Schedule(2, latency=0.01), settings, store=store)
@@ -300,7 +295,6 @@ class _TearsOnce(SimulatedStore):
 
 @pytest.mark.parametrize("topology", ["sharded", "gather"])
 def test_a_record_that_nobody_has_read_is_written_again_by_its_author(topology):
-    torch.set_num_threads(1)
     training, store = SimulatedTraining(syncs=4, sizes=(40,)), _TearsOnce()
     outcome = simulate(
         training, Schedule(3, latency=0.01), Elastic(2, grace=5.0, topology=topology), store=store
@@ -323,7 +317,6 @@ class _FlipsOnce(SimulatedStore):
 @pytest.mark.parametrize("members", [2, 3])
 def test_a_replica_that_adopted_damaged_values_computes_them_again_from_what_it_had_sent(members):
     """Its model holds the damaged values by then, so what it has learned is to be had from the store only."""
-    torch.set_num_threads(1)
     training, store = SimulatedTraining(syncs=4, sizes=(40,)), _FlipsOnce()
     settings = Elastic(2, grace=5.0, topology="sharded")
     outcome = simulate(
@@ -333,7 +326,6 @@ def test_a_replica_that_adopted_damaged_values_computes_them_again_from_what_it_
 
 
 def test_a_shard_is_not_written_again_from_other_values():
-    torch.set_num_threads(1)
     training, store, key = (
         SimulatedTraining(syncs=3, sizes=(40,)),
         SimulatedStore(),

@@ -28,7 +28,6 @@ _SETTINGS = Elastic(2, grace=8.0, topology="sharded")
 
 
 def _training(syncs, every=3, before=None, **options):
-    torch.set_num_threads(1)
     return SimulatedTraining(
         syncs,
         (70, 40),
@@ -229,7 +228,6 @@ def test_what_a_run_went_back_to_is_kept_with_all_that_it_is_made_of(stopped):
 def test_values_that_changed_in_memory_are_read_again(element, reloads, message, caplog):
     """Between its contribution and the outer step. Nobody adds a change to them, nor publishes what comes of them."""
 
-    torch.set_num_threads(1)
     training = _Remembering(6, (70,), state_codec="e2m1", full_state_every=3)
 
     class Spoiling(SimulatedStore):
@@ -261,7 +259,6 @@ def test_outer_state_that_changed_in_memory_is_read_again(caplog):
                     job.outer_state(chunk)["update_residual"][-1] += 2**-10
             return SimulatedTraining.gradient(rank, life, step, size)
 
-    torch.set_num_threads(1)
     training = Flips(6, (70,), state_codec="e2m1", full_state_every=3)
     with caplog.at_level(logging.ERROR, "diloco_core"):
         outcome, wrong = _run(training, SimulatedStore(), 2, most_lives=1)

@@ -3,7 +3,6 @@
 import itertools
 
 import pytest
-import torch
 
 from diloco_core import Elastic
 from diloco_core.testing import (
@@ -48,7 +47,6 @@ class Measured(SimulatedTraining):
 
 
 def _run(replicas, syncs, topology, elements):
-    torch.set_num_threads(1)
     training, store, broken = (
         Measured(syncs=syncs, sizes=(elements,), sync_every=1),
         SimulatedStore(),

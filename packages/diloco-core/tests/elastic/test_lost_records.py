@@ -3,7 +3,6 @@
 from dataclasses import replace
 
 import pytest
-import torch
 from damage_lab import run_of
 
 from diloco_core import CorruptedObjectError, Elastic, FencedError
@@ -20,7 +19,6 @@ _SHARDED = replace(_SETTINGS, topology="sharded", publish_every=1)
 
 def _run(syncs, sizes=(40,), settings=_SETTINGS, ranks=1):
     """A run that dies after so many syncs."""
-    torch.set_num_threads(1)
     training, store = SimulatedTraining(syncs=syncs, sizes=sizes), SimulatedStore()
 
     def train(node):

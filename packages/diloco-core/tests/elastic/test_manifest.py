@@ -4,7 +4,6 @@ import itertools
 import logging
 
 import pytest
-import torch
 
 from diloco_core import CorruptedObjectError, Elastic, FormatError, RunExistsError
 from diloco_core._elastic._records._keys import MANIFEST, commit_key
@@ -29,7 +28,6 @@ class _Meddled(SimulatedStore):
 
 
 def _run(meddle, sync=4, syncs=9, **options):
-    torch.set_num_threads(1)
     training, store = SimulatedTraining(syncs=syncs, sizes=(12,), **options), _Meddled(sync, meddle)
     settings = Elastic(2, grace=5.0, topology="sharded")
     outcome = simulate(
@@ -214,7 +212,6 @@ def test_somebody_else_is_faster():
     first, _ = _run(None, syncs=1)
     foreign = first.store.objects[MANIFEST]
     assert Manifest.from_json(foreign, "").world_size == 2
-    torch.set_num_threads(1)
     store = _Meddled(4, lambda store: store.remove(MANIFEST))
 
     def train(node):
@@ -251,7 +248,6 @@ def test_it_is_read_every_eighth_sync_once_in_a_grace_and_at_the_end_only(grace)
         node.connection.get = counted
         return SimulatedTraining(syncs=20, sizes=(12,))(node)
 
-    torch.set_num_threads(1)
     simulate(train, Schedule(1, latency=0.01), Elastic(1, grace=grace), most_lives=1)
     begun = sum(time < 1.0 for time in reads)
     assert begun in {2, 3}, "reading it until it is there"

@@ -3,7 +3,6 @@
 import random
 
 import pytest
-import torch
 from faults_lab import assert_caught, harmful
 
 from diloco_core import Elastic
@@ -176,14 +175,12 @@ MUTANTS = {  # with the number of the first run that shows it, as a rule: looked
 
 @pytest.mark.parametrize("mutate", MUTANTS, ids=lambda mutate: mutate.__name__)
 def test_a_broken_rule_is_caught(mutate, monkeypatch):
-    torch.set_num_threads(1)
     mutate(monkeypatch)
     assert_caught(_wrong, first=MUTANTS[mutate], runs=60)
 
 
 @pytest.mark.parametrize("topology", ["sharded", "gather"])
 def test_the_same_runs_are_right_with_all_rules(topology):
-    torch.set_num_threads(1)
     assert [_wrong(number, topology) for number in range(15)] == [[]] * 15
 
 
@@ -191,7 +188,6 @@ def test_with_one_complete_state_less_something_is_missing(monkeypatch):
     def newest_only(listing, fragments, **_):
         return newest_done(listing, fragments)
 
-    torch.set_num_threads(1)
     assert _wrong(0) == []
     monkeypatch.setattr(_elastic_publish, "kept_from", newest_only)
     assert any("needs it" in what for number in range(10) for what in _wrong(number))

@@ -4,7 +4,6 @@ import json
 import random
 
 import pytest
-import torch
 
 from diloco_core import CoreError, Elastic
 from diloco_core._arithmetic._sharded import adopt_shard
@@ -68,7 +67,6 @@ def no_checksum_of_shards(monkeypatch):
     "mutate", [no_checksum_of_records, no_checksum_of_shards], ids=lambda mutate: mutate.__name__
 )
 def test_without_a_checksum_damage_is_caught(mutate, monkeypatch):
-    torch.set_num_threads(1)
     mutate(monkeypatch)
     assert any(_wrong_after_damage(number) for number in range(60)), (
         "60 simulated runs found nothing wrong"
@@ -76,7 +74,6 @@ def test_without_a_checksum_damage_is_caught(mutate, monkeypatch):
 
 
 def test_the_same_damage_is_harmless_with_all_rules():
-    torch.set_num_threads(1)
     assert [_wrong_after_damage(number) for number in range(15)] == [[]] * 15
 
 
@@ -96,7 +93,6 @@ def test_without_a_second_reading_a_flipped_bit_costs_a_life(monkeypatch):
         )
         return outcome.errors()
 
-    torch.set_num_threads(1)
     assert lives() == {}
     no_second_reading(monkeypatch)
     assert lives() != {}

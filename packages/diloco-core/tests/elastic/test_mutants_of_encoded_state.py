@@ -3,7 +3,6 @@
 import random
 
 import pytest
-import torch
 from faults_lab import HARMFUL, assert_caught
 
 from diloco_core import Elastic
@@ -133,11 +132,9 @@ ENCODED = {  # with the first run that shows it, as a rule
 
 @pytest.mark.parametrize("mutate", ENCODED, ids=lambda mutate: mutate.__name__)
 def test_a_broken_rule_of_encoded_state_is_caught(mutate, monkeypatch):
-    torch.set_num_threads(1)
     mutate(monkeypatch)
     assert_caught(_wrong_encoded, first=ENCODED[mutate], runs=20)
 
 
 def test_the_same_runs_of_encoded_state_are_right_with_all_rules():
-    torch.set_num_threads(1)
     assert [_wrong_encoded(number) for number in range(6)] == [[]] * 6

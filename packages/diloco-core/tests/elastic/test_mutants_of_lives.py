@@ -3,7 +3,6 @@
 from dataclasses import replace
 
 import pytest
-import torch
 
 from diloco_core import Elastic, ElasticExchange
 from diloco_core._elastic import _exchange as _exchange_elastic
@@ -81,7 +80,6 @@ def saving_without_looking_for_a_successor(monkeypatch):
     ids=lambda argument: argument.__name__,
 )
 def test_an_earlier_life_that_goes_on_is_caught(mutate, wrong, monkeypatch):
-    torch.set_num_threads(1)
     assert [wrong(number) for number in range(2)] == [[]] * 2
     mutate(monkeypatch)
     assert all(wrong(number) for number in range(2)), "every schedule shows it"

@@ -4,7 +4,6 @@ import itertools
 from types import SimpleNamespace
 
 import pytest
-import torch
 from damage_lab import run_of
 
 from diloco_core import CorruptedObjectError, Elastic, RunExistsError
@@ -49,7 +48,6 @@ class _Reused:
     """
 
     def __init__(self, topology, hang, seconds):
-        torch.set_num_threads(1)
         self.store, self.late, self.times, self.requests = (
             SimulatedStore(),
             [],
@@ -189,7 +187,6 @@ def test_a_life_of_the_run_before_that_goes_on_stops_soon_and_its_records_are_na
 @pytest.fixture(scope="module", params=["sharded", "gather"])
 def two(request):
     """What a run has left and what it trained, and everything that a longer one of the same model has ever written."""
-    torch.set_num_threads(1)
     settings = Elastic(2, grace=5.0, topology=request.param, publish_every=1)
     runs = []
     for kind, syncs in ((SimulatedTraining, 4), (_Other, 6)):
@@ -312,7 +309,6 @@ def test_what_is_of_this_run_is_handed_on():
 
 def test_who_meets_another_run_says_nothing_there_unless_the_prefix_is_its_own():
     """A life that has just looked at the manifest finds a record of another run: whose prefix is it?"""
-    torch.set_num_threads(1)
     for emptied in (True, False):
         store, other = SimulatedStore(), SimulatedStore()
         settings = Elastic(1, grace=50.0, topology="sharded")

@@ -3,7 +3,6 @@
 import random
 
 import pytest
-import torch
 from faults_lab import harmful
 
 from diloco_core import Elastic
@@ -67,7 +66,6 @@ def _run(number):
 
 @pytest.mark.parametrize("numbers", [range(6), pytest.param(range(6, 400), marks=pytest.mark.slow)])
 def test_wishes_are_heard_whatever_goes_wrong(numbers):
-    torch.set_num_threads(1)
     results = [_run(number) for number in numbers]
     assert [wrong for wrong, _ in results] == [[]] * len(numbers)
     assert sum(len(heard) for _, heard in results) > len(numbers)
@@ -122,7 +120,6 @@ def does_not_look_for_wishes(monkeypatch):
     ids=lambda argument: getattr(argument, "__name__", ""),
 )
 def test_without_a_rule_some_run_goes_wrong(mutate, first, monkeypatch):
-    torch.set_num_threads(1)
     mutate(monkeypatch)
     assert any(_run(number)[0] for number in range(first, first + 60))
 

@@ -5,7 +5,6 @@ from dataclasses import replace
 from types import SimpleNamespace
 
 import pytest
-import torch
 from damage_lab import Rotten
 
 from diloco_core import CorruptedObjectError, Elastic
@@ -35,7 +34,6 @@ def ended(store, settings, syncs=6, before=None):
     "which", [2, 10, 11]
 )  # the last ones when the replicas leave: nobody comes after them
 def test_of_a_gathered_state(which, harm, caplog):
-    torch.set_num_threads(1)
     settings = Elastic(2, grace=5.0, topology="gather", publish_every=1)
     store = Rotten("state/", which, HARMS[harm])
     with caplog.at_level(logging.ERROR):

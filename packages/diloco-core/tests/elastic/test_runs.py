@@ -215,7 +215,6 @@ class TestResuming:
 @pytest.mark.parametrize("topology", ["sharded", "gather"])
 @pytest.mark.parametrize("how", ["left", "failed"])
 def test_when_a_stopped_run_is_resumed_everybody_has_a_grace_to_come(topology, how):
-    torch.set_num_threads(1)
     settings, store, members = (
         Elastic(2, grace=20.0, topology=topology),
         SimulatedStore(),
@@ -245,7 +244,6 @@ def test_when_a_stopped_run_is_resumed_everybody_has_a_grace_to_come(topology, h
 
 def test_whose_initial_values_were_taken_is_said_to_the_first_life_of_rank_0(caplog):
     """Rank 1 begins the run, alone; rank 0 comes when it is over, and once more later."""
-    torch.set_num_threads(1)
     store, settings, salts = SimulatedStore(), Elastic(1, grace=5.0), {}
     told = []
     for syncs, starts in ((2, [1e6, 0.0]), (4, [0.0, 1e6]), (6, [0.0, 1e6])):

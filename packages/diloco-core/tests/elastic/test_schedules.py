@@ -1,7 +1,6 @@
 """Any schedule of crashes, delays, lost and repeated messages, hangs, clock jumps and late arrivals leaves a correct run."""
 
 import pytest
-import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
@@ -112,7 +111,6 @@ def _check(run):
     )
     codec, delay, alpha, feedback, save_every, wishes, weight, clip, every, *more = options
     paces, state_codec, full_state_every, groups = more
-    torch.set_num_threads(1)
     sync_every = 3 * len(sizes) if delay else 2
     training = SimulatedTraining(
         5,

@@ -26,11 +26,6 @@ from diloco_core.testing import (
 from diloco_core.testing._checks import read_log
 
 
-@pytest.fixture(autouse=True)
-def _one_thread():
-    torch.set_num_threads(1)
-
-
 def run(paces, elastic, window=60, *, starts=(), latency=0.02, **training):
     """A simulated run in which nothing went wrong: its store and its training."""
     trained = SimulatedTraining(

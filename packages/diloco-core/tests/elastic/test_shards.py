@@ -3,7 +3,6 @@
 import random
 
 import pytest
-import torch
 
 from diloco_core import Elastic
 from diloco_core._arithmetic import _elastic_sizes
@@ -39,7 +38,6 @@ def exchange_of_four(tmp_path):
 
 @pytest.mark.parametrize("topology", ["sharded", "gather"])
 def test_with_several_shards_for_every_replica_whatever_goes_wrong(topology, monkeypatch):
-    torch.set_num_threads(1)
     monkeypatch.setattr(_elastic_sizes, "SHARD_BYTES", 128)
     for number in range(12):
         chance = random.Random(number)

@@ -3,7 +3,6 @@
 import random
 
 import pytest
-import torch
 from faults_lab import harmful
 
 from diloco_core import Elastic
@@ -22,7 +21,6 @@ OPTIONS = {
 
 def wrong(number, topology, **options):
     chance = random.Random(number)
-    torch.set_num_threads(1)
     training = SimulatedTraining(syncs=4, codec="topk64", error_feedback=0.95, **options)
     faults = harmful(chance, 5)
     schedule = Schedule(3, seed=number, faults=faults, restart_after=2.0, latency=0.1)

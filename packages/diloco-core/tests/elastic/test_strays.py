@@ -80,7 +80,6 @@ _STRAYS = {
 @pytest.mark.parametrize("topology", ["sharded", "gather"])
 @pytest.mark.parametrize("folder", _STRAYS)
 def test_other_files_are_ignored_and_stay(folder, topology):
-    torch.set_num_threads(1)
     store = SimulatedStore()
     for name in _STRAYS[folder]:
         store.write(f"{folder}/{name}", b"mine")

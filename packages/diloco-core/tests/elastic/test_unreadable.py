@@ -3,7 +3,6 @@
 import logging
 
 import pytest
-import torch
 from damage_lab import Rotten
 
 from diloco_core import CorruptedObjectError, Elastic
@@ -20,7 +19,6 @@ def flip(part):
 
 
 def trained(store, topology, publish_every=1, faults=()):
-    torch.set_num_threads(1)
     training = SimulatedTraining(syncs=5, sizes=(400,), sync_every=2)
     settings = Elastic(2, grace=5.0, topology=topology, publish_every=publish_every)
     return training, simulate(

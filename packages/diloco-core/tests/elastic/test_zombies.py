@@ -1,7 +1,6 @@
 """A life that sleeps, is replaced and wakes up changes nothing that is not its own, wherever it falls asleep."""
 
 import pytest
-import torch
 
 from diloco_core import Elastic, FencedError
 from diloco_core._elastic._records._keys import inner_key, parse_inner
@@ -34,7 +33,6 @@ class Guarded(SimulatedStore):
 
 def _wrong(operation, seconds, topology="sharded"):
     """What goes wrong where rank 1 sleeps in one operation, its second life dies, and a third goes on."""
-    torch.set_num_threads(1)
 
     def train(node):
         real = node.connection.delete

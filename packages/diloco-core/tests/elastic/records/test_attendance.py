@@ -3,7 +3,6 @@
 import logging
 
 import pytest
-import torch
 
 from diloco_core import CorruptedObjectError, Elastic, SyncTimeoutError
 from diloco_core._elastic._records._attendance import Attendance
@@ -164,7 +163,6 @@ class TestAttendance:
 
 @pytest.mark.parametrize("topology", ["sharded", "gather"])
 def test_a_run_tells_of_a_replica_that_dies_and_comes_back(topology, caplog):
-    torch.set_num_threads(1)
     training = SimulatedTraining(syncs=12, sizes=(40,))
     fault = Fault(2, 1, 59, "kill before")
     settings = Elastic(2, grace=10.0, topology=topology)
@@ -189,7 +187,6 @@ def test_a_run_tells_of_a_replica_that_dies_and_comes_back(topology, caplog):
 
 
 def test_without_trouble_nothing_is_told(caplog):
-    torch.set_num_threads(1)
     with caplog.at_level(logging.INFO, "diloco_core"):
         simulate(SimulatedTraining(syncs=4, sizes=(40,)), Schedule(3), Elastic(2, grace=10.0))
     assert [
@@ -201,7 +198,6 @@ def test_without_trouble_nothing_is_told(caplog):
 
 def test_below_the_quorum_everybody_is_told_apart():
     """Rank 1 leaves after two syncs, rank 2 dies, and rank 3 never starts."""
-    torch.set_num_threads(1)
     short, long = SimulatedTraining(syncs=2, sizes=(40,)), SimulatedTraining(syncs=9, sizes=(40,))
     outcome = simulate(
         lambda node: (short if node.rank == 1 else long)(node),
@@ -220,7 +216,6 @@ def test_below_the_quorum_everybody_is_told_apart():
 
 
 def test_a_replica_that_fails_is_named_with_its_error(caplog):
-    torch.set_num_threads(1)
     training = SimulatedTraining(syncs=9, sizes=(40,))
 
     def train(node):
@@ -256,7 +251,6 @@ def test_a_replica_that_fails_is_named_with_its_error(caplog):
 
 def test_the_log_tells_who_is_waited_for(caplog):
     """Two of three come to a run that needs three: the log says so after a grace, and once a minute until it gives up."""
-    torch.set_num_threads(1)
     with caplog.at_level(logging.WARNING, "diloco_core"):
         simulate(
             SimulatedTraining(syncs=3, sizes=(40,)),

@@ -3,7 +3,6 @@
 from dataclasses import replace
 
 import pytest
-import torch
 
 from diloco_core import Elastic
 from diloco_core._elastic._records._keys import Delta, Hint
@@ -169,7 +168,6 @@ def test_what_a_life_decides_in_the_last_moment_it_obeys():
         node.connection.put = dying
         return training(node)
 
-    torch.set_num_threads(1)
     training = SimulatedTraining(syncs=1, sizes=(40,), sync_every=1, pauses={(1, 0): 30.0})
     outcome = simulate(
         train,

@@ -4,7 +4,6 @@ import logging
 from dataclasses import replace
 
 import pytest
-import torch
 from damage_lab import run_of
 
 from diloco_core import CorruptedObjectError, Elastic
@@ -19,7 +18,6 @@ _ELASTIC = {"min_replicas": 1, "grace": 5.0, "topology": "sharded"}
 
 
 def _go_on(store, syncs, before=None, resume="newest-whole"):
-    torch.set_num_threads(1)
     salts = {} if before is None else before.salts
     training = SimulatedTraining(syncs=syncs, sizes=(40,), save_every=1, salts=salts)
     settings = Elastic(**_ELASTIC, resume=resume)
@@ -142,7 +140,6 @@ def test_a_state_that_the_run_has_gone_back_to_survives_a_late_collection(
     topology, when, state, caplog
 ):
     """Two newer states were complete, so a life that hangs may have listed it for deletion, and delete it at any time."""
-    torch.set_num_threads(1)
     settings = Elastic(
         **{**_ELASTIC, "topology": topology, "publish_every": 1, "retention": 1, "resume": False}
     )
@@ -192,7 +189,6 @@ def test_a_state_that_the_run_has_gone_back_to_survives_a_late_collection(
     "how", ["damaged", "gone", "its header", "its copy too", "the header of its copy too"]
 )
 def test_a_copy_takes_the_place_of_what_is_damaged(what, how, caplog):
-    torch.set_num_threads(1)
     before, store = SimulatedTraining(syncs=6, sizes=(40,)), SimulatedStore()
     settings = Elastic(**_ELASTIC, retention=4)
     assert simulate(before, Schedule(1, latency=0.01), settings, store=store).finished

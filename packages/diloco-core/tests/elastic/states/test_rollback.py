@@ -3,7 +3,6 @@
 import copy
 
 import pytest
-import torch
 from rollback_lab import rollbacks_in
 
 from diloco_core import CorruptedObjectError, Elastic, FencedError
@@ -28,7 +27,6 @@ _SIZES = (40, 30)
 
 def _stopped(topology="sharded"):
     """A run that died after sync 5 was decided and before its result was published; a contribution to it is damaged."""
-    torch.set_num_threads(1)
     for operation in range(62, 140, 2):
         training, store = SimulatedTraining(syncs=9, sizes=_SIZES), SimulatedStore()
         faults = [Fault(rank, 1, operation, "kill before") for rank in range(2)]
@@ -91,7 +89,6 @@ def test_a_plain_resume_says_exactly_what_to_do(stopped):
 @pytest.mark.parametrize("topology", ["sharded", "gather"])
 def test_a_state_that_is_damaged_and_cannot_be_computed_again_is_named_soon(topology, caplog):
     """The newest state was complete; a shard of it is damaged, and so is, by its absence, what it was computed from."""
-    torch.set_num_threads(1)
     settings = Elastic(2, grace=5.0, topology=topology, publish_every=1)
     before, store = SimulatedTraining(syncs=3, sizes=(40,)), SimulatedStore()
     assert simulate(before, Schedule(2, latency=0.001), settings, store=store).finished
@@ -122,7 +119,6 @@ def test_a_state_that_is_damaged_and_cannot_be_computed_again_is_named_soon(topo
 @pytest.mark.parametrize("how", ["gone", "damaged"])
 @pytest.mark.parametrize("topology", ["sharded", "gather"])
 def test_where_nothing_is_whole_no_object_is_blamed_that_goes_by_rule(topology, how, caplog):
-    torch.set_num_threads(1)
     before, store = SimulatedTraining(syncs=6, sizes=(40,)), SimulatedStore()
     settings = Elastic(2, grace=5.0, topology=topology, publish_every=1)
     assert simulate(before, Schedule(2, latency=0.001), settings, store=store).finished

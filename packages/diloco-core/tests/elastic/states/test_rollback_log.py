@@ -3,7 +3,6 @@
 from dataclasses import replace
 
 import pytest
-import torch
 from damage_lab import run_of
 from rollback_lab import rollbacks_in
 
@@ -25,7 +24,6 @@ from diloco_core.testing import (
 
 def _alone(act):
     """One replica that has done three syncs of one fragment; ``act`` gets its exchange, its life and the store."""
-    torch.set_num_threads(1)
     training, store = SimulatedTraining(syncs=3, sizes=(40,)), SimulatedStore()
 
     def train(node):
@@ -105,7 +103,6 @@ def test_a_sync_that_meets_a_rollback_is_ready_and_ends_with_it():
 @pytest.mark.parametrize("trace", ["state", "deltas"])
 def test_a_number_whose_record_is_lost_is_not_taken_by_a_rollback(trace):
     """Whoever has seen that record would decide the next number, so the rollback takes that one, and both are closed."""
-    torch.set_num_threads(1)
     settings = Elastic(1, grace=5.0, topology="sharded", retention=4)
     before, store = SimulatedTraining(syncs=4, sizes=(40,)), SimulatedStore()
     assert simulate(before, Schedule(1, latency=0.01), settings, store=store).finished

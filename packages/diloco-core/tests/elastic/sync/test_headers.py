@@ -8,7 +8,6 @@ import logging
 from collections import Counter
 
 import pytest
-import torch
 from damage_lab import flip
 
 from diloco_core import Elastic
@@ -31,7 +30,6 @@ class _Run:
     """A run of two fragments that has stopped, to be damaged and gone on with."""
 
     def __init__(self, ranks, min_replicas):
-        torch.set_num_threads(1)
         self.ranks = ranks
         self.settings = Elastic(min_replicas, grace=5.0, topology="sharded")
         self.first = SimulatedTraining(syncs=_SYNCS, sizes=_SIZES, sync_every=4)
