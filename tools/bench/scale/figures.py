@@ -75,6 +75,7 @@ def plan_of(run: Run, parameters: int) -> ExchangePlan:
         page=s3.page,
         put_price=s3.put_price,
         get_price=s3.get_price,
+        http=None,  # the model of S3 counts the content of objects
     )
     return plan_exchange(
         parameters,
@@ -85,6 +86,7 @@ def plan_of(run: Run, parameters: int) -> ExchangePlan:
         publish_every=run.publish_every,
         codec=run.codec,
         clip=run.clip,
+        tensors=run.tensors,
         store=store,
         transfer=run.transfer,
     )

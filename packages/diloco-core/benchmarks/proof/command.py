@@ -4,7 +4,8 @@ A small language model over bytes learns the text of Python's standard library, 
 lists. Measured are the loss in the end with three seeds; and, with processes on a slow link each, the share of the time that
 goes into training, and bytes. Then the table in the package's README and the picture beside it are written.
 
-Results are kept, so that a second call measures only what is missing; --again measures once more.
+Results are kept, so that a second call measures only what is missing; --again measures once more. "plans" puts what the planner
+says today beside the times that are kept.
 """
 
 from __future__ import annotations
@@ -24,12 +25,13 @@ from .page import PAGE, write
 from .results import FOLDER, Results
 from .rows import LINKS, ROWS
 from .text import standard_library
-from .timing import time_of
+from .timing import planned, time_of
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from .rows import Row
+    from .timing import Time
 
 SEEDS = (0, 1, 2)
 
@@ -37,7 +39,7 @@ SEEDS = (0, 1, 2)
 def main(given: Sequence[str] | None = None) -> int:
     """Measure what is missing, and write the table and the picture."""
     arguments = _arguments(given)
-    what = arguments.what or ["losses", "times", "page"]
+    what = arguments.what or ["losses", "times", "plans", "page"]
     rows = [row for row in ROWS if arguments.rows is None or row.name in arguments.rows]
     folder = arguments.results
     links = arguments.links or list(LINKS)
@@ -47,6 +49,8 @@ def main(given: Sequence[str] | None = None) -> int:
         measure_losses(rows, folder)
     if "times" in what:
         measure_times(rows, folder, links, arguments.times)
+    if "plans" in what:
+        plan_again(folder)
     if "page" in what:
         write(arguments.page, folder)
         print(arguments.page)
@@ -118,6 +122,19 @@ def measure_times(
         )
 
 
+def plan_again(folder: Path) -> None:
+    """Put what the planner says today beside all times that were measured."""
+    results = Results.of(folder / "times.json")
+    if not results.found:
+        return
+    rows, training = {row.name: row for row in ROWS}, Training()
+
+    def again(row: str, link: str, time: Time) -> Time:
+        return planned(time, rows[row], results.setup["parameters"], training, LINKS[link])
+
+    results.change_times(again)
+
+
 def _arguments(given: Sequence[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(
         prog="bench-proof",
@@ -127,7 +144,7 @@ def _arguments(given: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument(
         "what",
         nargs="*",
-        choices=("losses", "times", "page"),
+        choices=("losses", "times", "plans", "page"),
         default=None,
         help="what is to be done (default: all)",
     )

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from .timing import Time
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
 
 FOLDER = Path(__file__).parent / "results"
 
@@ -93,8 +93,18 @@ class Results:
 
     def add_time(self, row: str, link: str, time: Time) -> None:
         """Keep one measurement of a row on a link."""
-        rounded = {
-            name: value if isinstance(value, str) else float(f"{value:.6g}")
-            for name, value in asdict(time).items()
-        }
-        self.add(row, link, [*self.found.get(row, {}).get(link, []), rounded])
+        self.add(row, link, [*self.found.get(row, {}).get(link, []), _rounded(time)])
+
+    def change_times(self, change: Callable[[str, str, Time], Time]) -> None:
+        """Replace every measurement by what ``change`` makes of it, given its row and its link."""
+        for row, links in self.found.items():
+            for link, times in links.items():
+                links[link] = [_rounded(change(row, link, Time(**time))) for time in times]
+        self._write()
+
+
+def _rounded(time: Time) -> dict[str, Any]:
+    return {
+        name: value if isinstance(value, str) else float(f"{value:.6g}")
+        for name, value in asdict(time).items()
+    }

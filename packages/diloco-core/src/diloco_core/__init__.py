@@ -39,9 +39,9 @@ from ._exchange._threads import InProcessExchange, in_process
 from ._export._export import export
 from ._loop._diloco import DiLoCo
 from ._loop._factory import make_diloco_outer_loop
-from ._planner._costs import StoreModel
 from ._planner._plan import ExchangePlan, plan_exchange
 from ._planner._recommend import Recommendation, recommend
+from ._planner._store_model import HttpBytes, StoreModel
 from ._seconds import Seconds
 from ._store._transfer import Transfer
 from ._strict._exchange import ObjectStoreExchange
@@ -63,6 +63,7 @@ __all__ = [
     "ExchangePlan",
     "FencedError",
     "FormatError",
+    "HttpBytes",
     "InProcessExchange",
     "ManagerExchange",
     "MismatchError",

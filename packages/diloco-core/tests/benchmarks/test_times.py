@@ -133,6 +133,16 @@ class TestTimeOf:
         )
         assert task["syncs"] == 32
 
+    def test_in_gather_listings_over_s3_are_as_long_as_in_the_middle_of_a_run(self, proof):
+        training = proof.losses.Training()
+        warm = {
+            over: proof.timing.task_of(
+                row_of(proof, "topk64"), 500_000, training, proof.rows.Conditions(1e6, over=over)
+            )["warm"]
+            for over in ("folder", "s3")
+        }
+        assert warm == {"folder": 1, "s3": 3 * 16}
+
     @pytest.mark.slow
     @pytest.mark.processes
     @pytest.mark.parametrize("over", ["folder", "s3"])
@@ -184,3 +194,19 @@ def test_only_what_was_asked_for_is_forgotten(proof, tmp_path):
     assert "plain" in proof.results.Results.of(path).found
     proof.command.forget(tmp_path, ["times"], [*rows, row_of(proof, "int8")], ["slow"])
     assert not path.exists(), "so that another setup may be measured"
+
+
+def test_what_was_measured_is_planned_again(proof, tmp_path):
+    """As it was planned when it was measured, as long as the planner says the same."""
+    training, slow = proof.losses.Training(), proof.rows.LINKS["slow"]
+    results = proof.results.Results.of(tmp_path / "times.json", {"parameters": 500_000})
+    row = row_of(proof, "streaming")
+    time = proof.timing.Time("sharded", 0.4, 0.0, 4.1, 6.0, 2.0, 3e6, 3e6, 0.0, 0.0)
+    results.add_time("streaming", "slow", time)
+    proof.command.plan_again(tmp_path)
+    found = proof.results.Results.of(tmp_path / "times.json").time("streaming", "slow")
+    plan = proof.timing.plan_of(row, 500_000, training, slow)
+    assert found.planned_sent == pytest.approx(4 * plan.bytes_sent, rel=1e-5)
+    assert found.planned_received == pytest.approx(4 * plan.bytes_received, rel=1e-5)
+    assert found.bound == pytest.approx(1 - plan.blocked(4.1 / 4, 4.1 / 8), rel=1e-5)
+    assert replace(found, bound=0.0, planned_sent=0.0, planned_received=0.0) == time

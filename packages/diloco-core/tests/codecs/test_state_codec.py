@@ -312,7 +312,7 @@ def test_what_does_not_fit_is_refused(tmp_path):
     )
     (elastic,) = over_store(tmp_path / "run", 1, min_replicas=1, topology="gather")
     refused(
-        "cannot be used with topology='gather'.*connect with topology='sharded'",
+        "cannot be used with topology='gather'.*use topology='sharded'",
         elastic,
         state_codec="int8",
     )

@@ -1,7 +1,7 @@
 """What the planner says before anything is run; ``integration-tests/test_planned.py`` compares it with what is counted."""
 
 import math
-from dataclasses import replace
+from dataclasses import asdict, replace
 from itertools import pairwise
 
 import pytest
@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 
 from diloco_core import (
     ConfigurationError,
+    HttpBytes,
     StoreModel,
     Transfer,
     plan_exchange,
@@ -22,6 +23,8 @@ MIB = 2**20
 NIC = 1.25e9
 """What a network card of 10 Gb/s moves, in bytes per second."""
 UNLIMITED = StoreModel(reads=None, writes=None)
+FOLDER = StoreModel(http=None)
+"""Only the content of objects counts."""
 unhurried = settings(deadline=None, max_examples=40)  # load is no failure
 
 
@@ -41,6 +44,7 @@ class TestByHand:
         writes=None,
         put_price=1,
         get_price=0.1,
+        http=None,
     )
 
     def test_a_strict_sync_of_two(self):
@@ -116,7 +120,7 @@ class TestTransfer:
     )
     def test_larger_blocks_are_fewer_requests(self, topology, strict):
         plans = [
-            plan_exchange(1e9, 4, NIC, topology=topology, strict=strict, transfer=t)
+            plan_exchange(1e9, 4, NIC, topology=topology, strict=strict, transfer=t, store=FOLDER)
             for t in (Transfer(), Transfer(block_bytes=32 * MIB))
         ]
         assert plans[1].gets < 0.6 * plans[0].gets
@@ -267,9 +271,9 @@ def test_auto_is_the_quicker_one():
 @unhurried
 @given(st.floats(1e3, 1e12), st.integers(2, 2000), st.floats(1e6, 1e11))
 def test_bytes_stay_flat_in_the_sharded_topology(params, replicas, bandwidth):
-    plan = plan_exchange(params, replicas, bandwidth, topology="sharded")
+    plan = plan_exchange(params, replicas, bandwidth, topology="sharded", store=FOLDER)
     delta = 4 * params
-    headers = 512 * (1 + delta / SHARD_BYTES + replicas)
+    headers = 512 * (64 + delta / SHARD_BYTES + replicas)  # those of files, and records
     assert delta * (1 + 2 / replicas) <= plan.bytes_sent <= delta * (1 + 2 / replicas) + 4 * headers
     values = 2 * delta * (replicas - 1) / replicas
     assert values <= plan.bytes_received <= values + headers
@@ -302,8 +306,8 @@ def test_more_bandwidth_is_never_slower(params, replicas, bandwidth, factor):
 
 @pytest.mark.parametrize("strict", [True, False])
 def test_alone_there_is_nothing_to_fetch(strict):
-    plan = plan_exchange(1e6, 1, 1e9, strict=strict)
-    assert plan.bytes_received == 0
+    plan = plan_exchange(1e6, 1, 1e9, strict=strict, store=FOLDER, tensors=1)
+    assert plan.bytes_received < 2000, "records"
     assert plan.gets <= 6, "records"
 
 
@@ -345,3 +349,29 @@ def test_what_leaves_the_region_is_paid_by_the_byte(strict):
     outside = plan_exchange(1e8, 4, 1e9, strict=strict, store=StoreModel(egress_price=9e-11))
     assert outside.cost - inside.cost == pytest.approx(4 * inside.bytes_received * 9e-11)
     assert outside == replace(inside, cost=outside.cost)
+
+
+@pytest.mark.parametrize(
+    "options", [{"strict": True}, {"topology": "sharded"}, {"topology": "gather"}]
+)
+def test_what_is_around_requests_counts_and_takes_its_time(options):
+    """On a slow link, where a sync is small."""
+    slow, http = 1e5, HttpBytes()
+    inside, around, twice = (
+        plan_exchange(5e4, 4, slow, store=StoreModel(http=each), **options)
+        for each in (
+            None,
+            http,
+            HttpBytes(**{name: 2 * value for name, value in asdict(http).items()}),
+        )
+    )
+    for name in ("bytes_sent", "bytes_received"):
+        once = getattr(around, name) - getattr(inside, name)
+        requests = around.gets + around.puts + around.lists + around.deletes
+        assert 0.7 * http.request * requests < once < 3 * http.request * requests
+        assert getattr(twice, name) - getattr(around, name) < once, "keys are as long as before"
+    bytes_more = (
+        around.bytes_sent + around.bytes_received - inside.bytes_sent - inside.bytes_received
+    )
+    assert 0.3 * bytes_more / slow < around.seconds - inside.seconds < 3 * bytes_more / slow
+    assert around.gets == inside.gets

@@ -1,11 +1,13 @@
 """What cannot be planned is refused by name."""
 
 import math
+from dataclasses import fields
 
 import pytest
 
 from diloco_core import (
     ConfigurationError,
+    HttpBytes,
     StoreModel,
     Transfer,
     plan_exchange,
@@ -54,6 +56,8 @@ def test_impossible_options():
         ConfigurationError, match="outer_state must be a number of tensors, 0 or more, not -1"
     ):
         plan_exchange(1e6, 2, 1e9, outer_state=-1)
+    with pytest.raises(ConfigurationError, match="tensors must be a whole number"):
+        plan_exchange(1e6, 2, 1e9, tensors=0)
     with pytest.raises(ConfigurationError, match="publish_every"):
         plan_exchange(1e6, 2, 1e9, publish_every=0)
     for fragments in (0, 2.0, "strided"):
@@ -85,3 +89,14 @@ def test_impossible_options():
 def test_impossible_stores(field, value):
     with pytest.raises(ConfigurationError, match=f"{field} must be .*, not {value!r}"):
         StoreModel(**{field: value})
+
+
+@pytest.mark.parametrize("field", [field.name for field in fields(HttpBytes)])
+def test_impossible_requests(field):
+    with pytest.raises(ConfigurationError, match=f"{field} must be a number, 0 or more, not -1"):
+        HttpBytes(**{field: -1})
+
+
+def test_what_is_no_model_of_http():
+    with pytest.raises(ConfigurationError, match="http must be HttpBytes or None, not an int"):
+        StoreModel(http=400)

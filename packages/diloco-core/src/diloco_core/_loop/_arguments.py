@@ -13,6 +13,7 @@ from .._checks import kind_of, one_of, whole
 from .._codecs._codec import Codec, is_sparse
 from .._codecs._compiled import CompiledCodec
 from .._codecs._named import CODECS, find_codec
+from .._codecs._state import check_state_codec
 from .._errors import ConfigurationError
 from .._model._layers import PATTERNS, Pattern
 from .._seconds import Seconds
@@ -290,19 +291,11 @@ def state_coding_over(exchange: Exchange, given: object, full_every: object) -> 
                 f"full_state_every={full_every!r} needs a state_codec: without one, the whole state is published in every sync"
             )
         return None
-    if is_sparse(codec):
-        raise ConfigurationError(
-            f"state_codec={codec.name!r} sends only a few of the values, so most changes of the model would come many syncs "
-            "late. Choose a codec that sends all of them, such as 'int8'; codec, which encodes contributions, can be sparse"
-        )
+    able = getattr(exchange, "state_codecs", False)
+    topology = getattr(getattr(exchange, "settings", None), "topology", None)
+    check_state_codec(codec, gather=not able and topology == "gather")
     every = whole("full_state_every", FULL_STATE_EVERY if full_every is None else full_every)
-    if not getattr(exchange, "state_codecs", False):
-        settings = getattr(exchange, "settings", None)
-        if getattr(settings, "topology", None) == "gather":
-            raise ConfigurationError(
-                f"state_codec={codec.name!r} cannot be used with topology='gather', in which only a few syncs publish their "
-                "state: connect with topology='sharded', or leave state_codec out"
-            )
+    if not able:
         raise ConfigurationError(
             f"state_codec={codec.name!r} cannot be used with {type(exchange).__name__}, which does not publish encoded state: "
             "only runs over a store and replicas in one process do. Leave it out, or use an exchange that connect() or "

@@ -6,72 +6,11 @@ import math
 from collections import defaultdict
 from dataclasses import dataclass
 
-from .._checks import check_positive, check_whole
-from .._errors import ConfigurationError
 from .._store._transfer import PART_BYTES, Transfer
-
-READS = ("GET", "LIST")
-"""Kinds of requests that count towards the rate of reads; all others count as writes."""
+from ._store_model import READS, StoreModel
 
 _STEADY = 64  # after this many shards, each further shard takes as long as the one before
 _MANY = 8  # with more rounds than this, it does not matter that the last one may not be full
-
-
-@dataclass(frozen=True, slots=True)
-class StoreModel:
-    """How a store behaves, as one replica sees it. How many requests are under way at once depends on the code, not on the store.
-
-    Attributes:
-        connection_bandwidth: Bytes per second of one connection.
-        first_byte: Seconds from a GET or LIST to the first byte of the answer.
-        put: Seconds that a PUT or DELETE takes in addition to its transfer.
-        poll: Seconds that a replica which waits for the others needs to notice that they are done.
-        reads: GET and LIST requests per second that the run's prefix accepts from all replicas together; None for no limit.
-        writes: PUT and DELETE requests per second that it accepts from all replicas together; None for no limit.
-        page: The most keys in one answer to a LIST.
-        put_price: US dollars per PUT or LIST.
-        get_price: US dollars per GET.
-        egress_price: US dollars per byte that a replica reads: 0, where the replicas are in the store's region. Clouds charge for
-            what leaves a region: AWS lists 0.02 dollars per GB to another of its regions and 0.09 to the internet
-            (https://aws.amazon.com/s3/pricing/), which are 2e-11 and 9e-11 dollars per byte.
-    """
-
-    connection_bandwidth: float = 90e6
-    first_byte: float = 0.025
-    put: float = 0.040
-    poll: float = 0.05
-    reads: float | None = 5500.0
-    writes: float | None = 3500.0
-    page: int = 1000
-    put_price: float = 5e-6
-    get_price: float = 4e-7
-    egress_price: float = 0.0
-
-    def __post_init__(self) -> None:
-        check_positive("connection_bandwidth", self.connection_bandwidth)
-        check_whole("page", self.page)
-        for name in ("reads", "writes"):
-            if getattr(self, name) is not None:
-                check_positive(
-                    name, getattr(self, name), " of requests per second, or None for no limit"
-                )
-        for name in ("first_byte", "put", "poll", "put_price", "get_price", "egress_price"):
-            value = getattr(self, name)
-            if (
-                isinstance(value, bool)
-                or not isinstance(value, (int, float))
-                or not 0 <= value < math.inf
-            ):
-                raise ConfigurationError(f"{name} must be a number, 0 or more, not {value!r}")
-
-    def latency(self, kind: str) -> float:
-        """Seconds that a request takes in addition to its transfer."""
-        return self.first_byte if kind in READS else self.put
-
-    def rate(self, kind: str) -> float:
-        """How many requests of this kind the prefix accepts per second."""
-        rate = self.reads if kind in READS else self.writes
-        return math.inf if rate is None else rate
 
 
 @dataclass(frozen=True, slots=True)
@@ -176,7 +115,12 @@ class Costs:
         kind: str,
         count: float = 1,
         *,
+        key: float = 0.0,
+        keys: float = 0.0,
+        content: float = 0.0,
+        absent: bool = False,
         by: float | None = None,
+        moved_by: float | None = None,
         times: float = 1.0,
         at_once: int = 1,
     ) -> None:
@@ -185,89 +129,141 @@ class Costs:
         Args:
             kind: Their kind.
             count: How many requests a replica sends.
+            key: The length of the key that each is about.
+            keys: How many keys each is about; for LIST and DELETE.
+            content: Bytes of a record that each moves.
+            absent: Whether there is no such object.
             by: How many of the replicas send them while the others wait; all of them if left out.
+            moved_by: The bytes of how many replicas count; of all that send them if left out.
             times: The share of syncs in which this happens; 1 for every sync.
             at_once: How many requests of a replica are under way at the same time.
         """
         if by != 0:
             rounds = math.ceil(count / at_once)
-            self._step(kind, count, rounds * self.store.latency(kind), rounds, by=by, times=times)
+            around = self.store.around(kind, key, keys, absent=absent)
+            self._step(
+                kind,
+                count,
+                rounds * self._one(kind, content, around),
+                rounds,
+                around,
+                count * content,
+                by=by,
+                moved_by=moved_by,
+                times=times,
+            )
 
-    def list(self, keys: float, *, by: float | None = None, times: float = 1.0) -> None:
-        """List this many keys, page after page."""
-        self.ask("LIST", max(1, math.ceil(keys / self.store.page)), by=by, times=times)
+    def list(
+        self,
+        keys: float,
+        key: float,
+        *,
+        seen: float = 1.0,
+        by: float | None = None,
+        times: float = 1.0,
+    ) -> None:
+        """List this many keys of this length, page after page, or ``seen`` of them as a mean over the replicas."""
+        pages = max(1, math.ceil(keys / self.store.page))
+        self.ask("LIST", pages, key=key, keys=seen * keys / pages, by=by, times=times)
 
-    def upload(self, size: float, at_once: int) -> None:
+    def move(
+        self, kind: str, count: float, key: float, keys: float = 0.0, *, absent: bool = False
+    ) -> None:
+        """Count the bytes of requests alone: they are sent while a replica waits anyway, and how many there are differs."""
+        up, down = self.store.around(kind, key, keys, absent=absent)
+        self.sent += count * up
+        self.received += count * down
+
+    def upload(self, size: float, key: float, at_once: int) -> None:
         """Write an object. A large one is written in parts, ``at_once`` of them at the same time."""
-        self.sent += size
+        around = self.store.around("PUT", key)
         if size < PART_BYTES:
-            self._step("PUT", 1, self._one("PUT", size), 1)
+            self._step("PUT", 1, self._one("PUT", size, around), 1, around, size)
             return
         parts = math.ceil(size / PART_BYTES)
         rounds = math.ceil(parts / at_once)
         # The last part is smaller. That matters only if it is the only one of its round.
         last_is_alone = (parts - 1) % at_once == 0
         last_size = size - (parts - 1) * PART_BYTES if last_is_alone else PART_BYTES
-        seconds = (rounds - 1) * self._one("PUT", PART_BYTES) + self._one("PUT", last_size)
-        seconds = max(seconds, self.store.put + size / self.bandwidth)
+        seconds = (rounds - 1) * self._one("PUT", PART_BYTES, around)
+        seconds += self._one("PUT", last_size, around)
+        seconds = max(seconds, self.store.put + (size + parts * around[0]) / self.bandwidth)
         # One more request begins the upload, and one ends it.
-        self._step("PUT", parts + 2, seconds + 2 * self.store.put, 2 + rounds)
+        both = 2 * self._one("PUT", 0, around)
+        self._step("PUT", parts + 2, seconds + both, 2 + rounds, around, size)
 
-    def create(self, objects: float, size: float, at_once: int, times: float = 1.0) -> None:
+    def create(
+        self, objects: float, size: float, key: float, at_once: int, times: float = 1.0
+    ) -> None:
         """Create objects that must not exist yet: one request each, ``at_once`` of them at the same time."""
-        self.sent += objects * size * times
+        around = self.store.around("PUT", key)
         rounds = _rounds(objects, at_once)
         seconds = max(
-            rounds * self._one("PUT", size), self.store.put + objects * size / self.bandwidth
+            rounds * self._one("PUT", size, around),
+            self.store.put + objects * (size + around[0]) / self.bandwidth,
         )
-        self._step("PUT", objects, seconds, rounds, times=times)
+        self._step("PUT", objects, seconds, rounds, around, objects * size, times=times)
 
-    def read(self, ranges: Ranges, budget: float) -> None:
-        """Read ranges; ``budget`` is the memory in bytes for those that are under way."""
+    def read(self, ranges: Ranges, key: float, budget: float) -> None:
+        """Read ranges of objects; ``budget`` is the memory in bytes for those that are under way."""
         if ranges.count:
-            self.received += ranges.size
-            at_once, round_seconds = self._reading(ranges, budget)
+            around = self.store.around("GET", key)
+            at_once, round_seconds = self._reading(ranges, budget, around)
             rounds = _rounds(ranges.count, at_once)
             seconds = max(
-                rounds * round_seconds, self.store.first_byte + ranges.size / self.bandwidth
+                rounds * round_seconds,
+                self.store.first_byte + (ranges.size + ranges.count * around[1]) / self.bandwidth,
             )
-            self._step("GET", ranges.count, seconds, rounds)
+            self._step("GET", ranges.count, seconds, rounds, around, ranges.size)
 
-    def update(self, shards: int, ranges: Ranges, published: float, at_once: int) -> None:
+    def update(
+        self,
+        shards: int,
+        ranges: Ranges,
+        key: float,
+        published: float,
+        published_key: float,
+        at_once: int,
+    ) -> None:
         """Read the contributions to a replica's shards. When a shard is updated, create its object in the background.
 
         Args:
             shards: How many shards the replica has.
             ranges: What is read for each shard.
+            key: The length of the key of a contribution.
             published: Bytes of each object; objects take no memory from the reads.
+            published_key: The length of its key.
             at_once: How many objects are under way at the same time.
         """
-        self.received += shards * ranges.size
-        self.sent += shards * published
-        self._step("PUT", shards, 0.0, math.ceil(shards / at_once))
-        rounds = shards * ranges.count / self._reading(ranges, self.transfer.budget_bytes)[0]
-        self._step(
-            "GET",
-            shards * ranges.count,
-            self._pipelined(shards, ranges, published, at_once),
-            rounds,
+        reads, writes = self.store.around("GET", key), self.store.around("PUT", published_key)
+        uploads = math.ceil(shards / at_once)
+        self._step("PUT", shards, 0.0, uploads, writes, shards * published)
+        rounds = shards * ranges.count / self._reading(ranges, self.transfer.budget_bytes, reads)[0]
+        seconds = self._pipelined(
+            shards, ranges, reads, self._one("PUT", published, writes), at_once
         )
+        self._step("GET", shards * ranges.count, seconds, rounds, reads, shards * ranges.size)
 
-    def _pipelined(self, shards: int, ranges: Ranges, published: float, at_once: int) -> float:
-        """Seconds to read and upload some shards, one after another, where the uploads run in the background."""
+    def _pipelined(
+        self, shards: int, ranges: Ranges, around: tuple[float, float], upload: float, at_once: int
+    ) -> float:
+        """Seconds to read and upload some shards, one after another, where the uploads run in the background.
+
+        ``upload`` is how many of them the upload of one takes.
+        """
         if shards > _STEADY:
             first, second = (
-                self._pipelined(count, ranges, published, at_once)
+                self._pipelined(count, ranges, around, upload, at_once)
                 for count in (_STEADY // 2, _STEADY)
             )
             return second + (shards - _STEADY) * (second - first) / (_STEADY - _STEADY // 2)
         budget = self.transfer.budget_bytes
-        together, round_seconds = self._reading(ranges, budget)
-        per_byte = (
-            max(1 / self.bandwidth, round_seconds / together * ranges.count / ranges.size)
-            if ranges.count
-            else 0.0
-        )
+        together, round_seconds = self._reading(ranges, budget, around)
+        per_byte = 0.0
+        if ranges.count:
+            moved = 1 + ranges.count * around[1] / ranges.size
+            per_range = round_seconds / together
+            per_byte = max(moved / self.bandwidth, per_range * ranges.count / ranges.size)
         # Moments, in seconds: when a shard's contributions are read, when it is updated, when it is uploaded.
         read = ranges.size * per_byte
         updated = max(read, _rounds(ranges.count, together) * round_seconds)
@@ -281,10 +277,12 @@ class Costs:
                 updated = max(read, updated)
             if number >= at_once:
                 updated = max(updated, uploaded[number - at_once])
-            uploaded.append(updated + self._one("PUT", published))
+            uploaded.append(updated + upload)
         return uploaded[-1]
 
-    def _reading(self, ranges: Ranges, budget: float) -> tuple[float, float]:
+    def _reading(
+        self, ranges: Ranges, budget: float, around: tuple[float, float]
+    ) -> tuple[float, float]:
         """How many ranges are read at the same time, and how many seconds one such round takes."""
         connections = self.transfer.connections
         if not ranges.count:
@@ -293,16 +291,15 @@ class Costs:
         fitting = max(1, budget // ranges.largest) * ranges.largest / mean
         # Either the connections are the limit, or the memory: then small ranges, which take none, have to wait for large ones.
         limits = (
-            (fitting, self._one("GET", ranges.largest)),
-            (connections, self._one("GET", mean)),
+            (fitting, self._one("GET", ranges.largest, around)),
+            (connections, self._one("GET", mean, around)),
         )
         return min(limits, key=lambda limit: limit[0] / limit[1])
 
-    def _one(self, kind: str, size: float) -> float:
-        """Seconds of a request that moves ``size`` bytes."""
-        return self.store.latency(kind) + size / min(
-            self.store.connection_bandwidth, self.bandwidth
-        )
+    def _one(self, kind: str, content: float, around: tuple[float, float]) -> float:
+        """Seconds of a request that moves so many bytes of an object, and what is around them."""
+        bandwidth = min(self.store.connection_bandwidth, self.bandwidth)
+        return self.store.latency(kind) + (content + sum(around)) / bandwidth
 
     def _step(
         self,
@@ -310,19 +307,27 @@ class Costs:
         count: float,
         unhindered: float,
         rounds: float,
+        around: tuple[float, float],
+        content: float,
         *,
         by: float | None = None,
+        moved_by: float | None = None,
         times: float = 1.0,
     ) -> None:
         """All replicas, or ``by`` of them, send requests of one kind, which takes each of them ``unhindered`` seconds.
 
-        The other arguments are those of :meth:`ask`; ``rounds`` is as in :meth:`_Queue.add`.
+        ``around`` is what each moves besides the content of objects, in both directions, and ``content`` how many bytes of
+        objects all of them move. The other arguments are those of :meth:`ask`; ``rounds`` is as in :meth:`_Queue.add`.
         """
         senders = self.replicas if by is None else by
         self.requests[kind] += times * count * senders / self.replicas
+        share = times * (senders if moved_by is None else moved_by) / self.replicas
+        reads = kind in READS
+        self.sent += share * (count * around[0] + (0.0 if reads else content))
+        self.received += share * (count * around[1] + (content if reads else 0.0))
         self._passed += times * unhindered
         served = times * senders * count / self.store.rate(kind)
-        self._queues[kind in READS].add(times * unhindered, served, max(rounds, 1.0))
+        self._queues[reads].add(times * unhindered, served, max(rounds, 1.0))
 
 
 def _rounds(count: float, at_once: float) -> float:

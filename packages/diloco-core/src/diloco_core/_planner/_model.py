@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import json
 import math
 from dataclasses import dataclass
 from functools import cached_property
+from statistics import fmean
 from typing import TYPE_CHECKING
 
 import torch
@@ -12,25 +14,31 @@ import torch
 from .._arithmetic._elastic_sizes import shards_of
 from .._arithmetic._layout import CHUNK_BYTES, Group, Layout, Piece, Rule
 from .._arithmetic._reduction import blocks
+from .._arithmetic._sent import sent_bytes
 from .._codecs._plain import PLAIN
+from .._wire._norms import norms_section
 from .._wire._published import END
-from .._wire._sections import CHECKSUM_BYTES, NUMBER_BYTES, Section, header
+from .._wire._sections import (
+    CHECKSUM_BYTES,
+    NUMBER_BYTES,
+    Section,
+    header,
+    padding_bytes,
+    section_bytes,
+)
 from ._costs import Ranges
+from ._records import HEX, RATE, STEPS, SYNC, records
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from .._codecs._codec import Codec
     from .._store._transfer import Transfer
+    from ._records import Records
 
 _WINDOW = 16  # how many blocks are laid out to see how chunks fill them
-_SECTIONS = 32  # how many sections of a header are written to see how long they are
-_TENSORS = 100  # how many tensors a model is taken to have; only their norms depend on it, of eight bytes each
-_METADATA = {
-    "diloco": "delta",
-    "name": "model",
-    "fingerprint": 32 * "0",
-    "sync": "1000",
-    "rank": "100",
-}
+_SECTIONS = 64  # how many sections of a file are laid out to see how long they and its header are
+_FEW = 8  # up to how many shards are laid out, if not all of them are alike
 
 
 @dataclass(frozen=True)
@@ -43,10 +51,12 @@ class Model:
         replicas: How many replicas there are.
         shards: The number of shards into which the values are cut.
         transfer: How the replicas read and write.
-        sent: The size of a contribution's values after they are encoded, as a part of what it was before.
-        coded: The same for what owners publish: updates, residuals and outer state; None if values are published as they are.
+        strict: Whether the run is strict.
+        codec: How contributions are sent.
+        state_codec: The same for what owners publish: updates, residuals and outer state.
         full_every: If they are encoded: every so many syncs, an owner also publishes the values as they are.
         clip: Whether contributions are clipped, and so hold the norms of their tensors.
+        tensors: How many tensors there are.
     """
 
     values: float
@@ -54,10 +64,12 @@ class Model:
     replicas: int
     shards: int
     transfer: Transfer
-    sent: float = 1.0
-    coded: float | None = None
+    strict: bool = False
+    codec: Codec = PLAIN
+    state_codec: Codec = PLAIN
     full_every: int = 1
     clip: bool = False
+    tensors: int = 1
 
     @classmethod
     def of(
@@ -72,30 +84,39 @@ class Model:
         *,
         strict: bool,
         clip: bool = False,
+        tensors: int = 1,
     ) -> Model:
         """The model of a strict run, or of an elastic one."""
         shards = replicas if strict else shards_of(math.ceil(values), replicas)
-        elements = max(1, round(values / shards / torch.float32.itemsize))
-        sent, coded = (
-            each.size(torch.float32, elements) / (elements * torch.float32.itemsize)
-            for each in (codec, state_codec)
-        )
         return cls(
-            values,
-            outer_state,
-            replicas,
-            shards,
-            transfer,
-            sent,
-            None if state_codec.plain else coded,
-            full_every,
-            clip,
+            values, outer_state, replicas, shards, transfer, strict, codec, state_codec, full_every, clip, tensors,
+        )  # fmt: skip
+
+    @cached_property
+    def sent(self) -> float:
+        """The size of a contribution's values after they are encoded, as a part of what it was before."""
+        return self._encoded(self.codec)
+
+    @cached_property
+    def coded(self) -> float | None:
+        """The same for what owners publish; None if it is published as it is."""
+        return None if self.state_codec.plain else self._encoded(self.state_codec)
+
+    @cached_property
+    def records(self) -> Records:
+        """The records of a sync."""
+        return records(
+            strict=self.strict,
+            replicas=self.replicas,
+            shards=self.shards,
+            tensors=self.tensors,
+            full=self.coded is None,
         )
 
     @property
     def norms(self) -> Ranges:
         """What is read of the norms of a contribution's tensors."""
-        size = CHECKSUM_BYTES + NUMBER_BYTES * _TENSORS
+        size = CHECKSUM_BYTES + NUMBER_BYTES * self.tensors
         return Ranges(1, size, size) if self.clip else Ranges(0, 0, 0)
 
     @property
@@ -113,31 +134,63 @@ class Model:
         """Size of a shard's values in a contribution, as they are sent."""
         return self.shard * self.sent
 
-    @property
+    @cached_property
+    def section(self) -> float:
+        """What is read of a shard in a contribution: its values as they are sent, and the checksums after them."""
+        few = [self._section(number) for number in range(self.shards)[:_FEW]]
+        after = (
+            section_bytes(self._layout, each) - each.values_bytes(self._layout) for each in few
+        )
+        return self.sent_shard + fmean(after)
+
+    @cached_property
     def published(self) -> float:
         """Size of a published shard, as a mean over syncs."""
-        tensors = math.ceil(self.outer_state / self.values)
-        content = self.values + self.outer_state
+        count = math.ceil(self.outer_state / self.values)
+        names = ["momentum_buffer", "exp_avg_sq", *map(str, range(count))][:count]
+        content, sums = self.values + self.outer_state, count + 1 + len(END)
         if self.coded is not None:
-            tensors += 2  # the residual and the update
+            names, sums = [*names, "residual"], sums + 2  # of the residual and of the update
             content = self.coded * (content + self.values) + self.values / self.full_every
-        piece = (Piece(0, 0, self._layout.groups[0].numel),)
-        sections = [
-            *(Section(f"outer.{number}", piece, 0) for number in range(tensors)),
-            Section("values", piece, 0),
-        ]
-        beginning = header(self._layout, [*sections, *END], _METADATA)
-        sums = CHECKSUM_BYTES * (len(sections) + len(END))
-        return len(beginning) + content / self.shards + sums
+        # Most shards are alike, but where there are few blocks of a codec, some are empty.
+        beginning = fmean(
+            len(self._header_of_published(shard, names)) for shard in range(self.shards)[:_FEW]
+        )
+        return beginning + content / self.shards + CHECKSUM_BYTES * sums
+
+    def _header_of_published(self, shard: int, names: Sequence[str]) -> bytes:
+        """The header of a published shard that holds outer state with these names."""
+        pieces, codec = self._layout.shard(shard), self.state_codec
+        update = [] if self.coded is None else [Section("update", pieces, 0, codec=codec)]
+        metadata = {
+            **_metadata("state"),
+            "sync": str(SYNC),
+            "shard": str(shard),
+            "scalars": "{}",
+            "outer": json.dumps(names),
+        }
+        if self.strict:
+            metadata |= {"steps": str(STEPS[1]), "outer_lr": f"0-0-{RATE}"}
+        # If the publication is not a whole one, the values are left out.
+        values = Section("values", pieces if self.full_every == 1 else (), 0)
+        outer = [Section(f"outer.{name}", pieces, 0, codec=codec) for name in names]
+        return header(self._layout, [*outer, *update, values, *END], metadata)
 
     @property
     def adopted(self) -> Ranges:
         """What is read from a published shard: its values or its update, and the checksums after them."""
-        values = self.shard * (1 if self.coded is None else self.coded)
-        size = values + CHECKSUM_BYTES * (1 + len(END))
-        return Ranges(
-            math.ceil(size / self.transfer.block_bytes), size, min(size, self.transfer.block_bytes)
+        block, end = self.transfer.block_bytes, CHECKSUM_BYTES * (1 + len(END))
+        if self.coded is None:
+            size = self.shard + end
+            return Ranges(math.ceil(size / block), size, min(size, block))
+        # The checksums at the end are read first: an update is added only if it fits.
+        few = (self._layout.shard(number) for number in range(self.shards)[:_FEW])
+        sizes = (
+            sum(sent_bytes(self.state_codec, self._layout, piece) for piece in pieces)
+            for pieces in few
         )
+        size = self.shard * self.coded + fmean(map(padding_bytes, sizes)) + CHECKSUM_BYTES
+        return Ranges(math.ceil(size / block) + 1, size + end, min(size, block))
 
     @property
     def gathered(self) -> Ranges:
@@ -151,21 +204,55 @@ class Model:
             # A block has at least one chunk, which may be larger than what one request reads.
             requests += math.ceil((values + CHECKSUM_BYTES * ends) / self.transfer.block_bytes)
             largest = max(largest, min(values, self.transfer.block_bytes))
-        size = self.contribution + CHECKSUM_BYTES * self.shards
+        size = self.shards * self.section
         return Ranges(requests * self.shards / window, size, min(size, largest))
 
-    def header(self, sections: int) -> float:
-        """Size of the header of a contribution that has this number of sections.
+    @cached_property
+    def contributed(self) -> float:
+        """Size of a contribution, which in a strict run has all shards but one."""
+        sections = self.shards - self.strict
+        return self._header_of_contribution(sections) + self.norms.size + sections * self.section
 
-        It is estimated from sections in the middle of the file, whose offsets have a typical number of digits.
+    def _header_of_contribution(self, sections: int) -> float:
+        """Size of its header.
+
+        Where there are many shards, it is estimated from some in the middle of the file, whose offsets have a typical number
+        of digits.
         """
-        middle = self.shards // 2
+        metadata = _metadata("delta")
+        if self.strict:
+            metadata |= {"sync": str(SYNC), "rank": str(self.replicas // 2)}
+        norms = [norms_section(self.tensors, 0)] if self.clip else []
+
+        def size(shards: Sequence[Section]) -> int:
+            return len(header(self._layout, [*norms, *shards], metadata))
+
+        middle = (self.shards - min(self.shards, _SECTIONS)) // 2
+        sample = [self._section(number) for number in range(middle, self.shards)[:_SECTIONS]]
+        if self.shards <= _FEW and self.strict:
+            return fmean(size([*sample[:own], *sample[own + 1 :]]) for own in range(self.shards))
+        if sections <= len(sample):
+            return size(sample[:sections])
         before = Section("shard.0", (Piece(0, 0, max(1, self._layout.bound(0, middle))),), 0)
-        sample = range(middle, min(middle + _SECTIONS, self.shards))
-        sampled = [Section(f"shard.{number}", self._layout.shard(number), 0) for number in sample]
-        without_sample = len(header(self._layout, [before], _METADATA))
-        with_sample = len(header(self._layout, [before, *sampled], _METADATA))
-        return without_sample + (with_sample - without_sample) / len(sample) * sections
+        without_sample = size([before])
+        each = (size([before, *sample]) - without_sample) / len(sample)
+        return without_sample + each * sections
+
+    def _section(self, number: int) -> Section:
+        sums = self._sums(number)
+        return Section(f"shard.{number}", self._layout.shard(number), 0, sums, self.codec)
+
+    def _sums(self, number: int) -> int:
+        """How many checksums a shard has in a contribution: strict runs have one for every chunk."""
+        if not self.strict:
+            return 1
+        pieces = self._layout.shard(number)
+        return max(1, sum(self._layout.chunk_count(piece, CHUNK_BYTES) for piece in pieces))
+
+    def _encoded(self, codec: Codec) -> float:
+        # Shards begin where blocks of the codec do, so that all but the last one have whole blocks.
+        numel = self._layout.groups[0].numel
+        return codec.size(torch.float32, numel) / (numel * torch.float32.itemsize)
 
     @cached_property
     def _layout(self) -> Layout:
@@ -173,4 +260,9 @@ class Model:
         values = Group(
             torch.float32, max(1, round(self.values / torch.float32.itemsize)), Rule.OUTER
         )
-        return Layout((values,), self.shards)
+        return Layout((values,), self.shards, math.lcm(self.codec.block, self.state_codec.block))
+
+
+def _metadata(kind: str) -> dict[str, str]:
+    """What the headers of all files say."""
+    return {"diloco": kind, "name": "0", "fingerprint": 2 * HEX}

@@ -13,15 +13,15 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from .._checks import check_positive, check_whole, kind_of, number
-from .._codecs._codec import is_sparse
 from .._codecs._named import find_codec
+from .._codecs._state import check_state_codec
 from .._errors import ConfigurationError
 from .._seconds import Seconds
 from .._store._transfer import Transfer
-from ._costs import StoreModel
 from ._limits import limits
 from ._model import Model
 from ._requests import gather_sync, sharded_sync, strict_sync
+from ._store_model import StoreModel
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -45,14 +45,17 @@ class ExchangePlan:
             contributions).
         seconds: From the moment when all replicas begin the sync until the last one has finished it. The time that
             computing takes is left out.
-        bytes_sent: Bytes that a replica writes: its contribution, and its part of the published state with the outer state,
-            with their headers and checksums.
-        bytes_received: Bytes of contributions and published state that a replica reads, with their checksums.
+        bytes_sent: All bytes that a replica sends: its contribution, its part of the published state with the outer state, and
+            records, with their headers and checksums; over HTTP also what requests have around them (``StoreModel.http``).
+            :class:`SyncReport` has contributions and published state alone. The bytes are those of replicas that come to each
+            point a moment after one another, so that one of them writes the record of the sync, and the others look once in
+            vain before they wait. Each further look costs some bytes over HTTP.
+        bytes_received: All bytes that it receives, likewise.
         puts: Write requests of a replica; the parts of an upload, its beginning and its end are one each.
         gets: Read requests of a replica.
         lists: LIST requests of a replica.
         deletes: DELETE requests of a replica.
-        cost: US dollars for the requests of all replicas together, and for what they read if that leaves the store's region
+        cost: US dollars for the requests of all replicas together, and for what they receive if that leaves the store's region
             (``StoreModel.egress_price``).
         memory_bytes: The memory that the outer loop takes on a replica (the local and global copy in fp32, and outer state),
             without buffers. A ``delay`` adds a copy of the fragment that is under way, and ``error_feedback`` a copy of the model
@@ -144,6 +147,7 @@ def plan_exchange(
     state_codec: str | Codec = "plain",
     full_state_every: int = 8,
     clip: str | None = None,
+    tensors: int = 100,
     store: StoreModel | None = None,
     transfer: Transfer | None = None,
 ) -> ExchangePlan:
@@ -170,6 +174,8 @@ def plan_exchange(
         full_state_every: With a ``state_codec``: the number of syncs of a fragment from one whole publication to the next. The
             figures are means over these syncs.
         clip: As given to :class:`DiLoCo`: with ``"median"``, the norms of every contribution are read too.
+        tensors: How many tensors are synced. Only small syncs depend on it: it counts in the manifest, which is looked at once
+            in a while, and in the norms.
         store: How the store behaves; like S3 if left out.
         transfer: How the replicas read and write, as given to :func:`connect`. (That function also checks how many
             connections its process may open.)
@@ -214,17 +220,9 @@ def plan_exchange(
             f"topology must be 'auto', 'sharded' or 'gather', not {topology!r}"
         )
     check_whole("full_state_every", full_state_every)
+    check_whole("tensors", tensors)
     published = find_codec(state_codec)
-    if not published.plain and topology == "gather":
-        raise ConfigurationError(
-            f"state_codec={published.name!r} cannot be used with topology='gather', in which only a few syncs publish their "
-            "state: use topology='sharded', or leave state_codec out"
-        )
-    if not published.plain and is_sparse(published):
-        raise ConfigurationError(
-            f"state_codec={published.name!r} sends only a few of the values, so most changes of the model would come many syncs "
-            "late. Choose a codec that sends all of them, such as 'int8'"
-        )
+    check_state_codec(published, gather=topology == "gather")
     if not published.plain and outer_state > 1:
         raise ConfigurationError(
             f"outer_state is {outer_state:g}, but with a state_codec it can be at most 1: only SGD can be the outer optimizer "
@@ -243,6 +241,7 @@ def plan_exchange(
         full_state_every,
         strict=strict,
         clip=clip is not None,
+        tensors=tensors,
     )
     syncs: dict[str, Callable[[StoreModel, float], Costs]] = (
         {"sharded": partial(strict_sync, model)}

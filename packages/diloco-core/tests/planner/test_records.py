@@ -1,0 +1,95 @@
+"""The records that plans count are those of the exchanges: a change of their format shows here."""
+
+import planned_lab
+import pytest
+import torch
+import training_lab
+
+from diloco_core import DiLoCo
+from diloco_core._arithmetic._rate import Rate, values_of
+from diloco_core._elastic._records._keys import Delta, commit_key, done_key, shard_key
+from diloco_core._elastic._records._records import Commit, Done
+from diloco_core._planner import _records
+from diloco_core._planner._records import HEX, RATE, STEPS, SYNC, records
+from diloco_core._store._open import open_store
+from diloco_core._strict._records import _records as strict_records
+from diloco_core._strict._sync._objects import state_key
+
+
+def usual(strict, replicas, shards=3, full=True):
+    return records(strict=strict, replicas=replicas, shards=shards, tensors=1, full=full)
+
+
+def elastic_commit(replicas):
+    members = tuple(Delta(SYNC, replicas // 2, 1, *STEPS, HEX, HEX) for _ in range(replicas))
+    # All are of one rank, so that all numbers have as many digits; positions are by rank, so they are of the last ones.
+    positions = {100_000 - replicas + number: STEPS[1] for number in range(replicas)}
+    rate = Rate(values_of(RATE))
+    return Commit(SYNC, 0, HEX, HEX, members, positions, SYNC, rate=rate, run=HEX)
+
+
+@pytest.mark.parametrize("replicas", [1, 2, 7, 64])
+class TestElastic:
+    def test_record_of_a_sync(self, replicas):
+        commit = elastic_commit(replicas)
+        digits = sum(len(str(rank)) - len(str(replicas // 2)) for rank in commit.positions)
+        assert len(commit.to_json()) - digits == usual(False, replicas).commit
+
+    @pytest.mark.parametrize("full", [True, False])
+    def test_record_of_a_state(self, replicas, full):
+        commit = elastic_commit(replicas)
+        digits = sum(len(str(rank)) - len(str(replicas // 2)) for rank in commit.positions)
+        sums = tuple(range(replicas))
+        done = Done(SYNC, 0, sums, sums, commit, full)
+        assert len(done.to_json()) - digits == usual(False, replicas, replicas, full).done
+
+    def test_keys(self, replicas):
+        found = usual(False, replicas)
+        delta = Delta(SYNC, replicas // 2, 1, *STEPS, HEX, HEX)
+        assert _records.elastic_contribution(replicas // 2) == delta.key
+        assert found.contribution_key == len(delta.key)
+        assert found.published_key == len(shard_key(SYNC, 0, 1, HEX))
+        assert found.record_key == len(commit_key(SYNC))
+        assert done_key(SYNC, 0).startswith(f"state/{SYNC:08}/000.done")
+
+
+@pytest.mark.parametrize("replicas", [1, 2, 7, 64])
+class TestStrict:
+    def test_record_of_a_sync(self, replicas):
+        keys = [_records.strict_contribution(rank) for rank in range(replicas)]
+        data = strict_records.commit(HEX, SYNC, "0", keys)
+        digits = sum(len(str(rank)) - len(str(replicas // 2)) for rank in range(replicas))
+        assert len(data) - digits == usual(True, replicas).commit
+        assert usual(True, replicas).done == 0
+
+    def test_keys(self, replicas):
+        found = usual(True, replicas)
+        assert found.record_key == len(strict_records.commit_key(HEX, SYNC))
+        assert found.published_key == len(state_key(HEX, SYNC, 1))
+
+
+@pytest.mark.parametrize("kind", ["strict", "sharded"])
+def test_what_lies_in_the_store(tmp_path, kind):
+    """Of records that depend on settings, names and machines, the sizes are usual ones."""
+    stores = [open_store(str(tmp_path)) for _ in range(3)]
+
+    def replica(exchange):
+        layers = torch.nn.Sequential(*(torch.nn.Linear(20, 20) for _ in range(4)))
+        model = torch.nn.ModuleDict({"transformer_layers": layers})  # names as long as usual
+        inner = torch.optim.SGD(model.parameters(), lr=1.0)
+        with DiLoCo(model, inner, exchange, sync_every=1):
+            training_lab.push(model, inner, exchange.rank, 0)
+
+    training_lab.run(
+        replica,
+        [planned_lab.exchange_of(kind, store, rank, 3, 1) for rank, store in enumerate(stores)],
+    )
+    strict = kind == "strict"
+    found = records(strict=strict, replicas=3, shards=3, tensors=8, full=True)
+    size = {path.name: path.stat().st_size for path in tmp_path.rglob("*.json")}
+    assert size["manifest.json"] == pytest.approx(found.manifest, rel=0.1)
+    if strict:
+        (beat, *_) = (tmp_path / "beats").iterdir()
+        assert beat.stat().st_size == pytest.approx(_records.BEAT, abs=4)
+    else:
+        assert size["0001.json"] == pytest.approx(found.claim, rel=0.1)
