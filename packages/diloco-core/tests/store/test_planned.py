@@ -30,12 +30,14 @@ def named(value):
         ("sharded", {"codec": "int8", "sync_every": 3, "delay": 1}),
         ("gather", {}),
         ("gather", {"codec": "topk64", "error_feedback": 0.95}),
+        ("gather", {"codec": "e2m1", "publish_every": 8}),
     ],
     ids=named,
 )
 def test_bytes_on_the_sockets(moto_url, point_at, kind, options, params):
     """With what a request has around it as ``StoreModel`` has it if it is not told."""
-    replicas, publish_every, place = 3, 2, f"obstore+s3://bucket/r{next(_numbers)}"
+    replicas, place = 3, f"obstore+s3://bucket/r{next(_numbers)}"
+    publish_every = options.get("publish_every", 2)
     with ExitStack() as opened:
         counters, stores = [], []
         for _ in range(replicas):
@@ -47,10 +49,9 @@ def test_bytes_on_the_sockets(moto_url, point_at, kind, options, params):
             stores,
             counters,
             params,
-            warm=4 * publish_every,
+            warm=3 * publish_every + 2,
             syncs=8,
-            publish_every=publish_every,
-            **{"sync_every": 1, **options},
+            **{"sync_every": 1, "publish_every": publish_every, **options},
         )
     known = {name: options[name] for name in ("codec", "state_codec") if name in options}
     plan = lab.planned(kind, params, replicas, publish_every=publish_every, **known)

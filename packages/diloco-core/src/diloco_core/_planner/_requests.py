@@ -26,6 +26,8 @@ if TYPE_CHECKING:
     from ._model import Model
     from ._store_model import StoreModel
 
+_KEPT_SYNCS = 2
+"""Contributions to so many syncs stay at least, since others may still read them."""
 _WRITERS = 1
 """How many replicas write the record of a sync, as far as its bytes are concerned."""
 
@@ -99,7 +101,7 @@ def sharded_sync(model: Model, store: StoreModel, bandwidth: float) -> Costs:
     costs.ask("PUT", key=records.record_key, content=records.done, by=1)
     # Of encoded state, the newest whole publication but one stays with all changes since: half of the time it is the newest.
     states = 3 if model.coded is None else 3 + (model.full_every - 1) / 2
-    _collect(costs, model, states=states, contributions=3, published=1.0, deletes=1.0)
+    _collect(costs, model, states=states, contributions=_KEPT_SYNCS, published=1.0, deletes=1.0)
     return costs
 
 
@@ -133,8 +135,10 @@ def gather_sync(model: Model, publish_every: int, store: StoreModel, bandwidth: 
     _collect(
         costs,
         model,
-        states=2.5,
-        contributions=2.5 * publish_every,
+        # A state that is published is complete one sync and a half later, as a mean, and then the oldest of three goes. Of
+        # contributions, those stay that came after the last state but one.
+        states=2 + 1.5 * now_and_then,
+        contributions=1.5 * publish_every + _KEPT_SYNCS + 0.5,
         published=now_and_then,
         deletes=now_and_then,
     )
