@@ -162,7 +162,7 @@ class CountedServer:
     def __enter__(self):
         self._listener = socket.create_server(("127.0.0.1", 0))
         self.url = f"http://127.0.0.1:{self._listener.getsockname()[1]}"
-        self._sockets, self._threads = [], []
+        self._clients, self._threads = set(), []
         self._accepting = threading.Thread(target=self._accept, daemon=True)
         self._accepting.start()
         return self
@@ -171,13 +171,12 @@ class CountedServer:
         self._listener.shutdown(socket.SHUT_RDWR)
         self._accepting.join()
         self._listener.close()
-        for each in self._sockets:
-            with suppress(OSError):  # it has ended by itself
-                each.shutdown(socket.SHUT_RDWR)
+        with self._lock:
+            for client in self._clients:
+                with suppress(OSError):  # it has ended by itself
+                    client.shutdown(socket.SHUT_RDWR)
         for thread in self._threads:
             thread.join()
-        for each in self._sockets:
-            each.close()
 
     def _accept(self):
         while True:
@@ -185,12 +184,20 @@ class CountedServer:
                 client, _ = self._listener.accept()
             except OSError:  # closed
                 return
-            server = socket.create_connection(self._target)
-            self._sockets += client, server
-            for arguments in ((client, server, "sent"), (server, client, "received")):
-                thread = threading.Thread(target=self._pass_on, args=arguments, daemon=True)
-                thread.start()
-                self._threads.append(thread)
+            thread = threading.Thread(target=self._connect, args=(client,), daemon=True)
+            self._threads.append(thread)
+            thread.start()
+
+    def _connect(self, client):
+        with client, socket.create_connection(self._target) as server:
+            with self._lock:
+                self._clients.add(client)
+            back = threading.Thread(target=self._pass_on, args=(server, client, "received"))
+            back.start()
+            self._pass_on(client, server, "sent")
+            back.join()
+            with self._lock:
+                self._clients.remove(client)
 
     def _pass_on(self, source, target, direction):
         with suppress(OSError):  # one side has closed the connection
@@ -198,6 +205,7 @@ class CountedServer:
                 with self._lock:  # before the other side can know
                     setattr(self, direction, getattr(self, direction) + len(data))
                 target.sendall(data)
+        with suppress(OSError):
             target.shutdown(socket.SHUT_WR)
 
 
