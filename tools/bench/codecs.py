@@ -1,13 +1,15 @@
 """What encoding and decoding cost, as ratios to a copy of the same values in the same run: ``hatch run bench-codecs``.
 
-One thread works through 64 chunks of 1 MiB of fp32 values in turn, more than any cache holds, as an exchange does. All codecs and
-the copy take their turns in each round. Each figure is the least processor time of a chunk, divided by that of the copy, since
-what else a machine does only adds to it. With ``--compile`` the codecs that ``compile_codec`` knows are measured compiled, too.
+One thread works through 64 chunks of 1 MiB of fp32 values in turn, more than any cache holds, as an exchange does. In each round,
+each codec takes its turn, and before it a copy of the same chunks. What counts of each chunk is the least processor time of all
+rounds, since what else a machine does only adds to it. Each figure is the median of the chunks, divided by that of the copy
+before the codec: by as many measurements, since the least of more would be less. With ``--compile`` the codecs that ``compile_codec`` knows are measured compiled, too.
 """
 
 from __future__ import annotations
 
 import argparse
+import statistics
 import time
 from typing import TYPE_CHECKING
 
@@ -24,7 +26,7 @@ if TYPE_CHECKING:
 CHUNKS = 64
 # What encoding and decoding may take: compiled, and twice as much without.
 GOALS = {"int8": (1.5, 1.0), "e2m1": (3.0, 1.5), "e3m0": (3.0, 1.5)}
-SPARSE_GOAL = 5.0  # to encode; the best that was found elsewhere
+SPARSE_GOAL = 5.0  # to encode
 
 
 def times(work: Callable[[int], object]) -> list[int]:
@@ -37,6 +39,11 @@ def times(work: Callable[[int], object]) -> list[int]:
     return found
 
 
+def typical(rounds: Sequence[Sequence[int]]) -> float:
+    """The least time of each chunk in all rounds, and the median of these."""
+    return statistics.median(map(min, zip(*rounds, strict=True)))
+
+
 def rounds_of(
     count: int,
     codecs: Mapping[str, Codec],
@@ -45,20 +52,24 @@ def rounds_of(
 ) -> dict[str, tuple[float, float]]:
     """For every codec, the times of encoding and decoding, in copies of the values."""
     data = {name: [codec.encode(chunk) for chunk in values] for name, codec in codecs.items()}
-    copies: list[int] = []
-    found: dict[str, tuple[list[int], list[int]]] = {name: ([], []) for name in codecs}
+    found: dict[str, list[tuple[list[int], list[int], list[int]]]] = {name: [] for name in codecs}
     for _ in range(count):
         for name, codec in codecs.items():
-            copies += times(lambda number: out[number].copy_(values[number]))
-            encode, decode = found[name]
-            encode += times(lambda number, codec=codec: codec.encode(values[number]))
-            decode += times(
-                lambda number, codec=codec, data=data[name]: codec.decode(data[number], out[number])
+            turn = (
+                times(lambda number: out[number].copy_(values[number])),
+                times(lambda number, codec=codec: codec.encode(values[number])),
+                times(
+                    lambda number, codec=codec, data=data[name]: codec.decode(
+                        data[number], out[number]
+                    )
+                ),
             )
-    copy = min(copies)
-    return {
-        name: (min(encode) / copy, min(decode) / copy) for name, (encode, decode) in found.items()
-    }
+            found[name].append(turn)
+    ratios = {}
+    for name, turns in found.items():
+        copy, encode, decode = map(typical, zip(*turns, strict=True))
+        ratios[name] = encode / copy, decode / copy
+    return ratios
 
 
 def goals(name: str) -> str:

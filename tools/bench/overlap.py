@@ -1,7 +1,8 @@
 """What overlap and codecs cost and gain, as ratios within one run: ``hatch run bench-overlap``.
 
 * Inner steps that only sleep, as if a GPU took them: how long they take while an exchange runs behind them, beside how long
-  they take while none does. The steps that send and adopt a fragment are not among them; their time is said beside it.
+  they take while none does. The exchange runs over a link of 1 Gbit/s, and over a folder in memory, where it never waits and
+  keeps a core busy. The steps that send and adopt a fragment are not among them; their time is said beside it.
 * The peak memory of the outer side with a delay: local and global copy included, in copies of the fp32 model.
 * The time of syncs over a slow link with int8 in both directions, beside that of syncs without codecs. Each replica has a link of
   its own (``packages/diloco-core/benchmarks/proof/throttle.py``); every eighth sync publishes its values whole.
@@ -37,6 +38,7 @@ HERE = Path(__file__).parent
 PROOF = HERE.parents[1] / "packages" / "diloco-core" / "benchmarks"
 MIB = 2**20
 FULL_EVERY = 8
+GBIT = 125e6  # bytes per second
 
 
 def main() -> int:
@@ -84,14 +86,25 @@ def main() -> int:
 
 
 def _print_steps(arguments: argparse.Namespace) -> None:
-    found = _run("steps", 2, parameters=arguments.parameters, rounds=arguments.rounds)
-    for name in ("median", "mean"):
-        average = getattr(statistics, name)
-        slowed = average(average(each["behind"]) / average(each["alone"]) for each in found)
-        goal = " (goal: below 1.01)" if name == "mean" else ""
-        print(
-            f"sleeping steps while an exchange runs, N = 2, {name}: {slowed:.4f} of those without one{goal}"
+    for where, bandwidth in (("a link of 1 Gbit/s", GBIT), ("a folder in memory", None)):
+        found = _run(
+            "steps",
+            2,
+            parameters=arguments.parameters,
+            rounds=arguments.rounds,
+            bandwidth=bandwidth,
         )
+        counted = sum(len(each["behind"]) for each in found)
+        for name in ("median", "mean"):
+            average = getattr(statistics, name)
+            slowed = statistics.mean(
+                average(each["behind"]) / average(each["alone"]) for each in found
+            )
+            goal = " (goal: below 1.01)" if name == "mean" else ""
+            print(
+                f"{counted} sleeping steps while an exchange over {where} runs, N = 2, {name}: {slowed:.4f} of those without "
+                f"one{goal}"
+            )
     ends = statistics.median(step for each in found for step in each["ends"])
     alone = statistics.median(step for each in found for step in each["alone"])
     print(
@@ -164,15 +177,14 @@ def _steps(task: dict[str, Any]) -> dict[str, list[float]]:
 
         return Timing().in_background(marked)
 
-    exchange = connect(
-        task["folder"],
-        rank=task["rank"],
-        world_size=task["replicas"],
-        timing=Timing(in_background=in_background),
-    )
+    store = open_store(task["folder"])
+    if task["bandwidth"] is not None:
+        store = _throttled(store, task["bandwidth"])
+    timing = Timing(in_background=in_background)
+    exchange = ObjectStoreExchange(store, task["rank"], task["replicas"], timing=timing)
     found: dict[str, list[float]] = {"behind": [], "alone": [], "ends": []}
-    period, warm = 200, 3
-    with DiLoCo(model, optimizer, exchange, sync_every=period, delay=150) as outer:
+    period, delay, warm = 300, 250, 3
+    with DiLoCo(model, optimizer, exchange, sync_every=period, delay=delay) as outer:
         for number in range((task["rounds"] + warm) * period):
             before = running.is_set()
             start = time.perf_counter()
@@ -182,7 +194,7 @@ def _steps(task: dict[str, Any]) -> dict[str, list[float]]:
             at = number % period
             if number < warm * period:
                 continue
-            if at in (period - 150 - 1, period - 1):
+            if at in (period - delay - 1, period - 1):
                 found["ends"].append(seconds)
             elif before and running.is_set():
                 found["behind"].append(seconds)
@@ -220,13 +232,10 @@ def _peak_bytes() -> int:
 
 def _link(task: dict[str, Any]) -> list[float]:
     """Seconds, and bytes on the link, of as many syncs as there are from one whole publication to the next, on a slow link."""
-    sys.path.insert(0, str(PROOF))
-    from proof.throttle import Link, ThrottledStore
-
     model = _model(task["parameters"], task["rank"])
     optimizer = torch.optim.SGD(model.parameters(), lr=1.0)
-    link = Link(task["bandwidth"], latency=0.005)
-    store = ThrottledStore(open_store(task["folder"] + "/" + task["codec"]), link)
+    store = _throttled(open_store(task["folder"] + "/" + task["codec"]), task["bandwidth"])
+    link = store.link
     exchange = ObjectStoreExchange(store, task["rank"], task["replicas"])
     options: dict[str, Any] = {}
     if task["codec"] != "plain":
@@ -247,6 +256,14 @@ def _link(task: dict[str, Any]) -> list[float]:
             if len(seconds) == 1:
                 before = link.up.bytes + link.down.bytes
     return [sum(seconds[1:]), link.up.bytes + link.down.bytes - before]
+
+
+def _throttled(store: Any, bandwidth: float) -> Any:
+    """The store at the other end of a link that carries so many bytes per second, and takes 5 ms for a request besides."""
+    sys.path.insert(0, str(PROOF))
+    from proof.throttle import Link, ThrottledStore
+
+    return ThrottledStore(store, Link(bandwidth, latency=0.005))
 
 
 if __name__ == "__main__":

@@ -4,7 +4,8 @@ Starts N worker processes (:mod:`worker`) on this machine, each with one thread.
 turn, so that a noisy machine disturbs all alike; what is printed is the median of the ratios round by round.
 
 The input/output floor is the same bytes, written and read with plain system calls and no arithmetic: into fresh files,
-which the system must find pages for, and into files that exist, as our driver does from the third sync on.
+which the system must find pages for, and into files that exist, as our driver does from the third sync on. It is written from,
+and read into, a buffer that stays in the processor's cache; once more with the values themselves, which do not fit there.
 """
 
 from __future__ import annotations
@@ -106,6 +107,7 @@ def _print_times(replicas: int, timings: dict[str, list[float]]) -> None:
             "input/output floor, files written over",
             1.4 if replicas == 4 else None,
         ),
+        ("", "exchange", "exchange floor, values", "the same, from and to the values", None),
         ("", "exchange", "gloo", "gloo all_reduce", 1.0),
         (
             "whole outer step (checksums, durable state)",

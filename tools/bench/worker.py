@@ -118,6 +118,10 @@ class Contenders:
         """The bytes of a mean, in files that are written over."""
         self._floor(1, reuse=True)
 
+    def exchange_floor_values(self) -> None:
+        """The same, with values that are written from where they are, and means that are read to where they belong."""
+        self._floor(1, reuse=True, values=memoryview(self.result.numpy()).cast("B"))
+
     def outer_floor(self) -> None:
         """The bytes of an outer step (the published shard holds the momentum too), in fresh files."""
         self._floor(2, reuse=False)
@@ -172,21 +176,25 @@ class Contenders:
         dist.barrier()
         own.unlink()
 
-    def _floor(self, published: int, *, reuse: bool) -> None:
-        """Contribution to the others' shards out, theirs to the own shard in; own shard out, the others' in."""
+    def _floor(self, published: int, *, reuse: bool, values: memoryview | None = None) -> None:
+        """Contribution to the others' shards out, theirs to the own shard in; own shard out, the others' in.
+
+        Written from ``values`` and read into them, or from and into one buffer that stays in the processor's cache.
+        """
         buffer = memoryview(bytearray(CHUNK))
         size, shard = 4 * self.size, 4 * self.size // self.world
         kind = f"{published}-reused" if reuse else "fresh"
         delta = [self.folder / f"floor-{kind}-delta-{rank}" for rank in range(self.world)]
         state = [self.folder / f"floor-{kind}-state-{rank}" for rank in range(self.world)]
-        self._write(delta[self.rank], size - shard, buffer)
+        self._write(delta[self.rank], size - shard, buffer, values)
         dist.barrier()
         for other in self._others():
             self._read(delta[other], shard * (self.rank - (self.rank > other)), shard, buffer)
-        self._write(state[self.rank], published * shard, buffer)
+        self._write(state[self.rank], published * shard, buffer, values)
         dist.barrier()
         for other in self._others():
-            self._read(state[other], 0, shard, buffer)
+            mean = None if values is None else values[other * shard : (other + 1) * shard]
+            self._read(state[other], 0, shard, buffer, mean)
         dist.barrier()
         if not reuse:
             delta[self.rank].unlink()
@@ -196,18 +204,26 @@ class Contenders:
         return [rank for rank in range(self.world) if rank != self.rank]
 
     @staticmethod
-    def _write(path: Path, size: int, buffer: memoryview) -> None:
+    def _write(path: Path, size: int, buffer: memoryview, values: memoryview | None = None) -> None:
         descriptor = os.open(path, os.O_WRONLY | os.O_CREAT)
-        while size > 0:
-            size -= os.write(descriptor, buffer[:size])
+        done = 0
+        while done < size:
+            end = min(done + CHUNK, size)
+            done += os.write(
+                descriptor, buffer[: end - done] if values is None else values[done:end]
+            )
         os.close(descriptor)
 
     @staticmethod
-    def _read(path: Path, offset: int, size: int, buffer: memoryview) -> None:
+    def _read(
+        path: Path, offset: int, size: int, buffer: memoryview, values: memoryview | None = None
+    ) -> None:
         descriptor = os.open(path, os.O_RDONLY)
-        end = offset + size
-        while offset < end:
-            offset += os.preadv(descriptor, [buffer[: end - offset]], offset)
+        done = 0
+        while done < size:
+            end = min(done + CHUNK, size)
+            into = buffer[: end - done] if values is None else values[done:end]
+            done += os.preadv(descriptor, [into], offset + done)
         os.close(descriptor)
 
     def disturb(self) -> None:
@@ -229,6 +245,7 @@ def times(
         "gloo": contenders.gloo,
         "exchange floor": contenders.exchange_floor,
         "exchange floor, files reused": contenders.exchange_floor_reused,
+        "exchange floor, values": contenders.exchange_floor_values,
         "outer step": contenders.outer_step,
         "elastic sharded step": contenders.elastic_sharded_step,
         "elastic gather step": contenders.elastic_gather_step,

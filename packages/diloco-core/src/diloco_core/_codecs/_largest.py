@@ -23,6 +23,7 @@ _GROUPS = 4
 # So many more values than k are looked at by their keys, the places in which are below this number.
 _SPARE = 16
 _PLACES = 4096
+_ALL_PLACES = torch.arange(_PLACES, dtype=torch.int32, device="cpu")
 _MAGNITUDE = 0x7FFFFFFF  # the bits of a float without its sign
 # Where numpy partitions with vector instructions, whole rows of keys take it less time than the other way takes to find the few
 # elements of a mask that are true. Where it does not, they take three times as long.
@@ -72,21 +73,22 @@ def _by_keys(rows: torch.Tensor, k: int) -> _FoundClearly | None:
         return None
     keys = work(0, rows).view(torch.int32)
     torch.bitwise_and(rows.view(torch.int32), _MAGNITUDE & -_PLACES, out=keys)
-    matrix = keys.bitwise_or_(torch.arange(numel, dtype=torch.int32, device="cpu")).numpy()
+    matrix = keys.bitwise_or_(_ALL_PLACES[:numel]).numpy()
     matrix.partition(numel - looked_at, 1)
     largest_keys = matrix[:, -looked_at:]
     places = largest_keys & (_PLACES - 1)
     places.sort(1)
     candidates = places + _starts(blocks, numel)
-    values = rows.numpy().reshape(-1)[candidates]
+    # With mode="clip" this takes half as long as indexing does. All candidates are indices of the matrix.
+    values = rows.numpy().take(candidates, mode="clip")
     magnitudes = values.view(np.int32) & _MAGNITUDE
     least = np.partition(magnitudes, -k, 1)[:, -k]
     is_chosen = magnitudes >= least[:, None]
     chosen = np.flatnonzero(is_chosen)
     # Whatever was not looked at is smaller than that.
     bound = largest_keys[:, 0] | (_PLACES - 1)
-    clear = (bound < least) & (is_chosen.sum(1) == k)
-    return candidates.reshape(-1)[chosen], values.reshape(-1)[chosen], clear
+    clear = (bound < least) & (is_chosen.sum(1, dtype=np.uint16) == k)
+    return candidates.take(chosen, mode="clip"), values.take(chosen, mode="clip"), clear
 
 
 def _by_groups(rows: torch.Tensor, k: int) -> _FoundClearly | None:
