@@ -1,9 +1,9 @@
 """What encoding and decoding cost, as ratios to a copy of the same values in the same run: ``hatch run bench-codecs``.
 
-One thread works through 64 chunks of 1 MiB of fp32 values in turn, more than any cache holds, as an exchange does. In each round,
-each codec takes its turn, and before it a copy of the same chunks. What counts of each chunk is the least processor time of all
-rounds, since what else a machine does only adds to it. Each figure is the median of the chunks, divided by that of the copy
-before the codec: by as many measurements, since the least of more would be less. With ``--compile`` the codecs that ``compile_codec`` knows are measured compiled, too.
+One thread works through 64 chunks of 1 MiB of fp32 values in turn, more than any cache holds, as an exchange does. In each round
+each codec takes its turn, and before it a copy of the same chunks. Of each chunk, the least processor time of all rounds counts,
+since what else a machine does only adds to it. Each figure is the median of the chunks, divided by that of the copies before the
+codec, which are as many measurements. With ``--compile`` the codecs that ``compile_codec`` knows are measured compiled, too.
 """
 
 from __future__ import annotations
