@@ -213,7 +213,8 @@ class ThrottledEndpoint:
             )
         self._target = parts.hostname, parts.port or 80
         self._link = link
-        self._sockets: list[socket.socket] = []
+        self._clients: set[socket.socket] = set()
+        self._lock = threading.Lock()
 
     def __enter__(self) -> Self:
         self._listener = socket.create_server(("127.0.0.1", 0))
@@ -222,26 +223,39 @@ class ThrottledEndpoint:
         return self
 
     def __exit__(self, *_: object) -> None:
-        for each in [self._listener, *self._sockets]:
-            with contextlib.suppress(OSError):  # it has ended by itself
-                each.shutdown(socket.SHUT_RDWR)
-            each.close()
+        with self._lock:
+            for each in [self._listener, *self._clients]:
+                with contextlib.suppress(OSError):  # it has ended by itself
+                    each.shutdown(socket.SHUT_RDWR)
+        self._listener.close()
 
     def _accept(self) -> None:
         with contextlib.suppress(OSError):  # the listener was closed
             while True:
                 client, _ = self._listener.accept()
-                server = socket.create_connection(self._target)
-                for each in (client, server):
-                    each.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-                    self._sockets.append(each)
-                answered = threading.Event()
-                answered.set()
-                for arguments in (
-                    (client, server, answered, True),
-                    (server, client, answered, False),
-                ):
-                    threading.Thread(target=self._pass_on, args=arguments, daemon=True).start()
+                threading.Thread(target=self._connect, args=(client,), daemon=True).start()
+
+    def _connect(self, client: socket.socket) -> None:
+        """Pass on what comes from both sides, and close both when both have ended."""
+        with (
+            contextlib.suppress(OSError),  # nobody answers there
+            client,
+            socket.create_connection(self._target) as server,
+        ):
+            for each in (client, server):
+                each.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            with self._lock:
+                self._clients.add(client)
+            answered = threading.Event()
+            answered.set()
+            back = threading.Thread(
+                target=self._pass_on, args=(server, client, answered, False), daemon=True
+            )
+            back.start()
+            self._pass_on(client, server, answered, True)
+            back.join()
+            with self._lock:
+                self._clients.remove(client)
 
     def _pass_on(
         self, source: socket.socket, target: socket.socket, answered: threading.Event, asks: bool
@@ -257,4 +271,5 @@ class ThrottledEndpoint:
                     self._link.ask()
                 bucket.take(len(data))
                 target.sendall(data)
+        with contextlib.suppress(OSError):
             target.shutdown(socket.SHUT_WR)
