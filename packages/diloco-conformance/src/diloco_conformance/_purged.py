@@ -27,10 +27,10 @@ def check_purged(lab: RunChecks, run: Run, *, promise: str = "C9") -> None:
     for name, call in looks.items():
         here = f"{said}, and {name} is asked in another process"
         must_raise(lab, promise, name, call, ReplicaNotFoundError, here)
-    there = lab.within(promise, lambda: executor.exists(run.run_id))
-    if there or run.run_id in lab.within(promise, executor.list_runs):
+    there = lab.verb(promise, lambda: executor.exists(run.run_id))
+    if there or run.run_id in lab.verb(promise, executor.list_runs):
         lab.broken(promise, said, "it is still among the runs")
-    (entry,) = lab.within(promise, lambda: executor.collect([handle], timeout=0))
+    (entry,) = lab.verb(promise, lambda: executor.collect([handle], timeout=0))
     if (entry["status"], entry["reason"], entry["result"]) != ("failed", "lost", None):
         lab.broken(promise, said, f"collect says of it: {entry}")
     lab.within("C8", executor.close)

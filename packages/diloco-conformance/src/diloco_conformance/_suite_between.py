@@ -25,11 +25,11 @@ Pair = tuple[Callable[[], Any], Callable[[], Any]]
 def in_between(lab: Lab, make: Callable[[], Pair]) -> Iterator[list[Any]]:
     """What two calls give, one after the other, and then with the second before each line of the first; made anew each time."""
     first, second = make()
-    gave, lines = lab.within("T1", lambda: places(lab.executor, first))
-    yield [gave, lab.within("T1", second)]
+    gave, lines = lab.verb("T1", lambda: places(lab.executor, first))
+    yield [gave, lab.verb("T1", second)]
     for line in lines:
         first, second = make()
-        yield lab.within(
+        yield lab.verb(
             "T1",
             lambda one=first, other=second, at=line: interrupted(lab.executor, one, other, at),  # type: ignore[misc]
         )

@@ -178,9 +178,7 @@ class Endings:
                 lab.forget(journal=journal)
                 for replica in run.replicas:
                     lab.verb("R12", lambda one=replica: lab.executor.describe(one.handle))  # type: ignore[misc]
-                first, second = lab.within(
-                    "R6", lambda: lab.executor.collect(run.handles, timeout=0)
-                )
+                first, second = lab.verb("R6", lambda: lab.executor.collect(run.handles, timeout=0))
                 if first["result"] is not None or not first["error"]:
                     lab.broken("R12", f"collect says {first}", "its result is lost")
                 if second["result"] != "returned":

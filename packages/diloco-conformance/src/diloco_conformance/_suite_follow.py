@@ -115,7 +115,7 @@ class Following:
             executor.close()
 
         with patch.object(threading.Thread, "start", counted):
-            lab.within("G3", read_one)
+            lab.verb("G3", read_one)
             lab.until(lambda: not any(thread.is_alive() for thread in begun))
         if left := [thread.name for thread in begun if thread.is_alive()]:
             lab.broken("G3", f"the threads {left} run on", "nobody reads any more")

@@ -269,7 +269,7 @@ class Launching:
         """And starts nothing."""
         lab.needs(Ability.CALLS)
         calls = lab.harness.calls()
-        plan = lab.within(
+        plan = lab.verb(
             "L5",
             lambda: lab.executor.plan(
                 3, lab.harness.entrypoint, {"x": [1]}, timeout=60, run_id="planned"
@@ -288,7 +288,7 @@ class Launching:
         run_id = f"{lab.harness.run_prefix}-planned"
         kwargs = {**lab.harness.entrypoint_args, "number": 1, **NESTED}
         options: dict[str, Any] = {"timeout": lab.harness.timeout, "run_id": run_id}
-        plan = lab.within(
+        plan = lab.verb(
             "L5", lambda: lab.executor.plan(3, lab.harness.entrypoint, kwargs, **options)
         )
         before = len(lab.harness.sent())

@@ -54,7 +54,7 @@ class Names:
                 call = verbs(lab.executor, handle)[verb]
                 why = "its log was purged with it"
                 must_raise(lab, "H4", verb, call, ReplicaNotFoundError, why)
-            (entry,) = lab.within("H4", lambda one=handle: lab.executor.collect([one], timeout=0))  # type: ignore[misc]
+            (entry,) = lab.verb("H4", lambda one=handle: lab.executor.collect([one], timeout=0))  # type: ignore[misc]
             if (entry["status"], entry["reason"]) != ("failed", "lost"):
                 lab.broken("H4", f"collect says {entry}", "there is no record of it")
         lab.observe_all()
@@ -89,11 +89,11 @@ class Names:
             lab.forget(journal=journal)
             old, new = self._again(lab, journal=journal)
             for replica in old.replicas:
-                state = lab.within("H4", lambda r=replica: lab.executor.poll(r.handle))  # type: ignore[misc]
+                state = lab.verb("H4", lambda r=replica: lab.executor.poll(r.handle))  # type: ignore[misc]
                 if state is not ReplicaState.SUCCEEDED:
                     lab.broken("H4", f"poll({replica}) is {state}", "its journal knows its end")
             for replica in new.replicas:
-                state = lab.within("H4", lambda r=replica: lab.executor.poll(r.handle))  # type: ignore[misc]
+                state = lab.verb("H4", lambda r=replica: lab.executor.poll(r.handle))  # type: ignore[misc]
                 if state is not lab.harness.truth(replica.handle).state:
                     lab.broken("H4", f"poll({replica}) is {state}", "it is a run of its own")
                 lab.observe(replica)

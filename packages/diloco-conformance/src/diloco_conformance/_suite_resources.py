@@ -63,7 +63,7 @@ class Asking:
         run = lab.launch(2, starts=False, **options)
         found = [lab.harness.resources(handle) for handle in run.handles]
         for handle in run.handles[:2]:
-            lab.within("C1", lambda one=handle: lab.executor.cancel(one))  # type: ignore[misc]
+            lab.verb("C1", lambda one=handle: lab.executor.cancel(one))  # type: ignore[misc]
         lab.harness.settle()
         return found
 

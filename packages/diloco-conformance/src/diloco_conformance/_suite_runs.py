@@ -178,7 +178,7 @@ class Runs:
             if after != before:
                 lab.broken("C8", f"after close(): {after}", f"before: {before}")
         with lab.harness.make_executor() as executor:
-            lab.within("C8", partial(executor.poll, run.handles[1]))
+            lab.verb("C8", partial(executor.poll, run.handles[1]))
         lab.note("with executor: poll(…)", "close")
         after = [lab.harness.truth(handle) for handle in run.handles]
         if after != before:
@@ -246,7 +246,7 @@ class Runs:
         """It says what it has found, twice the same; what a launch would refuse, it refuses."""
         living, runs = lab.harness.living(), lab.verb("H3", lab.executor.list_runs)
         lab.note("check()", "check")
-        first = lab.within("D3", lab.executor.check)
+        first = lab.verb("D3", lab.executor.check)
         if not isinstance(first, list):
             lab.broken("D3", f"check() gave {first!r}", "it gives a list of findings")
         for finding in first:
@@ -254,7 +254,7 @@ class Runs:
                 lab.broken("D3", f"check() gave {finding!r}", "a Finding says what it is about")
             if finding.ok not in {True, False, None}:
                 lab.broken("D3", f"check() gave {finding!r}", "ok is True, False or None")
-        lab.within("D3", lambda: lab.executor.check(3, timeout=60.0))
+        lab.verb("D3", lambda: lab.executor.check(3, timeout=60.0))
         if lab.harness.living() != living or lab.verb("H3", lab.executor.list_runs) != runs:
             lab.broken("D3", "check() returned", "something was launched")
         try:

@@ -224,7 +224,7 @@ class Telling:
             lab.drive(replica, Step.PRINT, ["nothing secret"])
         shown.check("launch_replicas", [handle.to_json() for handle in run.handles], run.handles)
         shown.check("describe", lab.observe(replica))
-        shown.check("attach", lab.within("E4", lambda: executor.attach(run.run_id)))
+        shown.check("attach", lab.verb("E4", lambda: executor.attach(run.run_id)))
         changed = {**options["env"], "API_TOKEN": "t0ken-abcdef-2"}
         for wrong in (
             {"env": changed},
@@ -236,7 +236,7 @@ class Telling:
             shown.error(lambda: lab.launch(2, refusable=True, **options), needed=False)
         lab.drive(replica, Step.FAIL, 3)
         shown.check("collect", collect(lab, [replica]))
-        shown.check("stream_logs", lab.within("E4", lambda: executor.stream_logs(replica.handle)))
+        shown.check("stream_logs", lab.verb("E4", lambda: executor.stream_logs(replica.handle)))
 
     def test_e4_no_secret_in_the_arguments_of_a_plan(self, lab: Lab) -> None:
         """By their names or their form, in clear text or encoded; what is no secret is left as it is."""
