@@ -3,12 +3,13 @@
 import math
 import threading
 import time
+from contextlib import suppress
 from dataclasses import replace
 
 from toy_executor import ToyExecutor
 from wrong import mutant
 
-from diloco_protocol import ReplicaNotFoundError, ReplicaState, RunConflictError
+from diloco_protocol import BackendError, ReplicaNotFoundError, ReplicaState, RunConflictError
 
 COHORT = "l8_parts_of_one_cohort_are_runs_of_their_own"
 AGAIN = "l3_what_was_cancelled_is_not_started_again"
@@ -125,7 +126,10 @@ class Watching(ToyExecutor):
 class WatchesUntilTheEnd(Watching):
     def watch(self, handle):
         end = time.monotonic() + LONG
-        while self.exists(handle.run_id) and time.monotonic() < end:
+        while time.monotonic() < end:
+            with suppress(BackendError):  # asked while the backend is disturbed
+                if not self.exists(handle.run_id):
+                    return
             time.sleep(0.02)
 
 

@@ -93,6 +93,19 @@ class Calls:
             self.broken(promise, said, "every error of a verb is a BackendError")
         raise error
 
+    def verb(self, promise: str, call: Callable[[], T]) -> T:
+        """Call a verb; while the backend is well, an error of it breaks the promise.
+
+        Raises:
+            BackendError: The backend is disturbed.
+        """
+        try:
+            return self.within(promise, call)
+        except BackendError as error:
+            if self.disturbed:
+                raise
+            self.broken(promise, f"it raised {error!r}", "the backend is well, and this is allowed")
+
     def _wait(self, thread: threading.Thread) -> bool:
         """Whether a thread has come to its end in time."""
         # In short pieces, each of which must have passed: if all of this process stands still for a while, that is one piece.

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import copy
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
-from diloco_protocol import BackendError, ReplicaHandle, ReplicaState
+from diloco_protocol import ReplicaHandle, ReplicaState
 
 from . import _model
 from ._check_runs import RunChecks
@@ -43,19 +43,6 @@ class Verbs(RunChecks):
         self.last = last or what.split()[0]
 
     # --- the verbs ---
-
-    def verb(self, promise: str, call: Callable[[], T]) -> T:
-        """Call a verb; while the backend is well, an error of it breaks the promise.
-
-        Raises:
-            BackendError: The backend is disturbed.
-        """
-        try:
-            return self.within(promise, call)
-        except BackendError as error:
-            if self.disturbed:
-                raise
-            self.broken(promise, f"it raised {error!r}", "the backend is well, and this is allowed")
 
     def launch(
         self,

@@ -17,6 +17,7 @@ from diloco_protocol import (
 from ._harness import Ability, Fault, Operation
 from ._lab import Lab
 from ._model import Replica, Run
+from ._refusals import must_raise
 
 RETRYABLE = frozenset({Fault.THROTTLE, Fault.SERVER_ERROR, Fault.REFUSED, Fault.CUT})
 
@@ -197,14 +198,14 @@ def conflicting_launch(lab: Lab, run: Run, n: int, more: dict[str, Any]) -> None
     lab.note(f"launch_replicas({n}, {more}) with the run_id of {run.name}", "launch")
     kwargs = {**lab.harness.entrypoint_args, **run.kwargs, **more}
     options: dict[str, Any] = {"run_id": run.run_id, "timeout": run.timeout}
-    try:
-        lab.within(
-            "L3", lambda: lab.executor.launch_replicas(n, lab.harness.entrypoint, kwargs, **options)
-        )
-    except RunConflictError:
-        pass
-    else:
-        lab.broken("L3", "it was launched", f"run_id {run.run_id!r} belongs to another launch")
+    must_raise(
+        lab,
+        "L3",
+        f"launch_replicas({n}, {more})",
+        lambda: lab.executor.launch_replicas(n, lab.harness.entrypoint, kwargs, **options),
+        RunConflictError,
+        f"run_id {run.run_id!r} belongs to another launch",
+    )
     if lab.harness.living() > living:
         lab.broken(
             "L3",

@@ -51,22 +51,22 @@ class Meanwhile:
         def result(handle: ReplicaHandle) -> Any:
             return lab.executor.collect([handle], timeout=0)[0]["result"]
 
-        verbs: list[tuple[Callable[[ReplicaHandle], Any], Callable[[Replica], list[Any]]]] = [
-            (lab.executor.poll, lambda one: [one.state]),
-            (result, lambda one: [one.result]),
-        ]
+        verbs: dict[str, tuple[Callable[[ReplicaHandle], Any], Callable[[Replica], list[Any]]]] = {
+            "poll": (lab.executor.poll, lambda one: [one.state]),
+            "collect": (result, lambda one: [one.result]),
+        }
         if lab.can(Step.PRINT):
             logs = lab.executor.stream_logs
-            verbs.append((logs, lambda one: ["\n".join(lines) for lines in allowed(one)]))
-        for verb, right in verbs:
+            verbs["logs"] = logs, lambda one: ["\n".join(lines) for lines in allowed(one)]
+        for name, (verb, right) in verbs.items():
             for pair in ((lives, ended), (ended, other)):
-                lab.note(f"{verb.__name__} of {pair[0]} and {pair[1]} at once")
+                lab.note(f"{name} of {pair[0]} and {pair[1]} at once")
                 first, second = (partial(verb, replica.handle) for replica in pair)
                 for answers in in_between(lab, lambda pair=(first, second): pair):  # type: ignore[misc]
                     for replica, gave in zip(pair, answers, strict=True):
                         if gave not in (true := right(replica)):
                             lab.broken("T1", f"{gave!r} of {replica}", f"it is {true[0]!r}")
-        lab.observe_all()
+                lab.observe_all()
 
     def test_t1_what_another_thread_ends_meanwhile_is_all_that_it_ends(self, lab: Lab) -> None:
         """By cancel, and by purge; each does what it was asked for, and no more."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import tempfile
 from pathlib import Path
 
-from diloco_protocol import FolderJournal, RunConflictError
+from diloco_protocol import BackendError, FolderJournal, RunConflictError
 
 from ._check_collect import collect
 from ._harness import Ability, Step
@@ -38,9 +38,10 @@ class Constructing:
             gave: object
             try:
                 gave = lab.relaunch(one, env=env)
-            except RunConflictError as error:
+            except BackendError as error:
                 gave = error
-            if same != (gave == one.handles):
+            right = gave == one.handles if same else isinstance(gave, RunConflictError)
+            if not right:
                 lab.broken(
                     "L12",
                     f"launched with env={env} by an executor made without any, it gave {gave!r}",

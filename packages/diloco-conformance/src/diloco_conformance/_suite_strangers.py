@@ -67,7 +67,7 @@ class Strangers:
                     continue
                 except BackendError as error:
                     lab.broken("H9", f"{verb} raised {error!r}", "there is no such replica")
-                lost = verb == "collect" and gave[0]["reason"] == "lost"
+                lost = verb == "collect" and [each["reason"] for each in gave] == ["lost"]
                 # One that is found by other words, such as another address, is found whole.
                 if not lost and one.rank == 99:
                     lab.broken("H9", f"{verb} gave {gave!r}", f"there is no rank 99 in {run.name}")
@@ -176,4 +176,6 @@ class Strangers:
         for run in purged:
             for replica in run.replicas:
                 replica.gone = True
+                if (truth := lab.harness.truth(replica.handle)).state is not None:
+                    lab.broken("C9", f"purge({run.name}) returned", f"there is still {truth}")
         lab.observe_all()
