@@ -61,7 +61,9 @@ class Asking:
     def _asked(self, lab: Lab, options: dict[str, Any]) -> list[Resources]:
         # They are not waited for: nobody says that this world has such a machine.
         run = lab.launch(2, starts=False, **options)
-        lab.observe_all()
+        for replica in run.replicas:
+            if lab.harness.truth(replica.handle).state is None:
+                lab.broken("L10", f"a launch gave {replica.handle}", "there is no such replica")
         found = [lab.harness.resources(handle) for handle in run.handles]
         for handle in run.handles[:2]:
             lab.verb("C1", lambda one=handle: lab.executor.cancel(one))  # type: ignore[misc]
