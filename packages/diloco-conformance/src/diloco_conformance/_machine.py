@@ -22,6 +22,8 @@ from ._scenes import (
     failing_launch,
 )
 
+# Those that others give to timeouts, kills and signals come often.
+CODES = st.sampled_from([124, 128, 137, 143, 255]) | st.integers(1, 255)
 values = st.one_of(
     st.none(), st.integers(), st.text(max_size=5), st.lists(st.booleans(), max_size=2)
 )
@@ -114,14 +116,14 @@ class ExecutorMachine(MoreRules, LogRules):
         if (replica := self.running(number, race=True)) is not None:
             self.lab.drive(replica, Step.SUCCEED, value)
 
-    @rule(number=pick, code=st.integers(1, 255))
+    @rule(number=pick, code=CODES)
     def fail(self, number: int, code: int) -> None:
         """A replica fails."""
         if (replica := self.running(number)) is not None:
             self.lab.drive(replica, Step.FAIL, code)
 
     @precondition(lambda self: self.room)
-    @rule(code=st.integers(1, 255))
+    @rule(code=CODES)
     def failure_completes(self, code: int) -> None:
         """One of a run fails; look at once, and when it is over."""
         run = self.lab.up(2)
@@ -236,6 +238,8 @@ class ExecutorMachine(MoreRules, LogRules):
             early_purge(self.lab, run)
             return
         self.lab.purge(run, look=number % 3 == 0)
+        if number % 5 == 0:
+            self.lab.purge(run)
         if number % 2:
             self.lab.forget()
         collect(self.lab, run.replicas)
