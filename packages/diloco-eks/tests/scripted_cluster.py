@@ -200,7 +200,6 @@ class ClusterHarness(Harness):
         elif step is Step.PREEMPT:
             pod.disrupt()
             self.next_attempt(name, index)
-            self.world.settle(within=60.0)  # its grace, and the pause before the next pod
         self.world.settle()
 
     def succeed(self, pod, value):
@@ -214,11 +213,12 @@ class ClusterHarness(Harness):
         self.world.settle()
         if index not in indexes(self.job(name)["status"].get("failedIndexes")):
             self.next_attempt(name, index)
-            self.world.settle(within=60.0)
 
     def next_attempt(self, name, index):
         self.started.discard((name, index))
-        self.attempts[name, index] = self.attempts.get((name, index), 1) + 1
+        self.attempts[name, index] = attempt = self.attempts.get((name, index), 1) + 1
+        # Its grace, and the pause before the next pod: 10 s, and twice as long after each further failure.
+        self.world.settle(within=60.0 + 10.0 * 2 ** (attempt - 2))
 
     def write(self, handle, data, stream="stdout"):
         """As a container runtime does, which reads each stream on its own and writes down whole lines."""

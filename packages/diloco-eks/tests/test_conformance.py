@@ -9,7 +9,8 @@ from live_cluster import live_cluster
 from real_cluster import RealClusterHarness
 from scripted_cluster import ClusterHarness
 
-from diloco_conformance import ExecutorConformance, Puppets
+from diloco_conformance import ExecutorConformance, Puppets, Step
+from diloco_conformance._lab import Lab
 from diloco_localcloud import KubernetesProcesses
 
 
@@ -27,6 +28,20 @@ class TestContinue(ExecutorConformance):
 
     def make_harness(self):
         return ClusterHarness(on_replica_failure="continue")
+
+
+def test_a_replica_that_is_preempted_again_and_again():
+    """The controller waits twice as long each time before it makes the next pod; the world of the suite waits with it."""
+    lab = Lab(ClusterHarness())
+    try:
+        (replica,) = lab.up(1).replicas
+        for _ in range(6):
+            lab.drive(replica, Step.PREEMPT)
+            lab.observe_all()
+            lab.drive(replica, Step.START)
+            lab.observe_all()
+    finally:
+        lab.close()
 
 
 @pytest.mark.slow
