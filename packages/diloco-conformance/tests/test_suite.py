@@ -148,6 +148,16 @@ class TestDeclarations:
         lab.capabilities = type(lab.capabilities)("replica")
         assert not lab.can(Step.PREEMPT)
 
+    def test_a_purge_that_nobody_made_is_not_the_executors(self):
+        class Deaf(ToyHarness):
+            def between(self, action):
+                """It is never called."""
+
+        with pytest.raises(HarnessFault, match="has not called action although list_runs was"):
+            ExecutorConformance().test_h7_runs_that_go_and_come_meanwhile_hide_no_others(
+                Lab(Deaf())
+            )
+
     def test_an_incomplete_harness_says_what_is_missing(self):
         class Incomplete(ToyHarness):
             expire = Harness.expire

@@ -22,6 +22,8 @@ from diloco_protocol import (
 from ._check_collect import collect
 from ._harness import Ability, Step
 from ._lab import Lab
+from ._model import Run
+from ._promises import HarnessFault
 from ._refusals import must_raise
 from ._suite_names import refused_everywhere, verbs
 
@@ -155,10 +157,14 @@ class Strangers:
             lab.advance(1.5 * lab.harness.resolution)
         purged, stay = runs[:2], runs[2:]
         another = lab.harness.make_executor()
+        asked: list[bool] = []
+        gone: list[Run] = []
 
         def change() -> None:
+            asked.append(True)
             for run in purged:
                 another.purge(run.handles[0])
+                gone.append(run)
             another.launch_replicas(
                 1,
                 lab.harness.entrypoint,
@@ -173,7 +179,13 @@ class Strangers:
         got = [run_id for run_id in listed if run_id in wanted]
         if got != wanted or len(set(listed)) != len(listed):
             lab.broken("H7", f"list_runs gave {listed}", f"these were there all the time: {wanted}")
-        for run in purged:
+        if not asked:
+            raise HarnessFault(
+                "between(action) has not called action although list_runs was called: it must be called after the next call that "
+                "lists a page of the runs. If this backend lists none, declare Ability.BETWEEN in cannot"
+            )
+        lab.settle()
+        for run in gone:
             for replica in run.replicas:
                 replica.gone = True
                 if (truth := lab.harness.truth(replica.handle)).state is not None:
