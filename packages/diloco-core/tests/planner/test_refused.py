@@ -3,6 +3,7 @@
 import math
 from dataclasses import fields
 
+import numpy as np
 import pytest
 
 from diloco_core import (
@@ -53,7 +54,7 @@ def test_a_plan_may_be_made_for_another_machine():
 
 def test_impossible_options():
     with pytest.raises(
-        ConfigurationError, match="outer_state must be a number of tensors, 0 or more, not -1"
+        ConfigurationError, match="outer_state must be a number of tensors, from 0 to 100, not -1"
     ):
         plan_exchange(1e6, 2, 1e9, outer_state=-1)
     with pytest.raises(ConfigurationError, match="tensors must be a whole number"):
@@ -69,6 +70,38 @@ def test_impossible_options():
         plan_exchange(1e6, 2, 1e9, strict=True, topology="gather")
     with pytest.raises(ConfigurationError, match="'auto', 'sharded' or 'gather'"):
         plan_exchange(1e6, 2, 1e9, topology="ring")
+
+
+@pytest.mark.parametrize(
+    ("options", "word"),
+    [
+        ({"outer_state": 1e6}, "outer_state must be .* from 0 to 100, not 1000000.0"),
+        ({"replicas": 100_001}, "replicas must be at most 100,000, not 100001"),
+        ({"topology": ["sharded"]}, "topology must be"),
+        ({"clip": ["median"]}, "clip must be"),
+        *(
+            ({name: value}, "cannot be computed")
+            for name, value in [
+                ("params", 1e308),
+                ("bandwidth", 1e-300),
+                ("bytes_per_param", 1e300),
+                ("tensors", 10**400),
+                ("fragments", 10**400),
+                ("publish_every", 10**400),
+                ("store", StoreModel(page=10**400)),
+                ("store", StoreModel(http=HttpBytes(request=1e308))),
+            ]
+        ),
+    ],
+)
+def test_what_would_take_an_age_or_overflow(options, word):
+    with pytest.raises(ConfigurationError, match=word):
+        plan_exchange(**{"params": 1e8, "replicas": 4, "bandwidth": 1e9, **options})
+
+
+def test_numbers_of_numpy_are_numbers():
+    plain = plan_exchange(1e6, 4, 1e9, clip="median", tensors=7)
+    assert plan_exchange(1e6, np.int64(4), 1e9, clip="median", tensors=np.int64(7)) == plain
 
 
 @pytest.mark.parametrize(

@@ -7,12 +7,13 @@ both.
 
 from __future__ import annotations
 
+import contextlib
 import math
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING
 
-from .._checks import check_positive, check_whole, kind_of, number
+from .._checks import MOST_RANKS, check_positive, kind_of, number, whole, yes_or_no
 from .._codecs._named import find_codec
 from .._codecs._state import check_state_codec
 from .._errors import ConfigurationError
@@ -24,7 +25,7 @@ from ._requests import gather_sync, sharded_sync, strict_sync
 from ._store_model import StoreModel
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterator
 
     from .._codecs._codec import Codec
     from ._costs import Costs
@@ -32,6 +33,8 @@ if TYPE_CHECKING:
 TOPOLOGIES = ("sharded", "gather")
 USUAL_BANDWIDTH = 1.25e9
 """Bytes per second of a modest network card (10 Gb/s). It is assumed where the bandwidth is not given."""
+_MOST_OUTER_STATE = 100
+"""Optimizers keep a few tensors for a parameter."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -132,6 +135,23 @@ def _check_is_number(period: object) -> None:
         )
 
 
+@contextlib.contextmanager
+def _in_range() -> Iterator[None]:
+    """Refuse what no float can hold.
+
+    Raises:
+        ConfigurationError: A number overflowed.
+    """
+    try:
+        yield
+    except (OverflowError, ZeroDivisionError) as error:
+        raise ConfigurationError(
+            "the arguments, those of store included, are so large or so small that the plan's numbers cannot be computed: "
+            "give sizes in bytes, and rates per second"
+        ) from error
+
+
+@_in_range()
 def plan_exchange(
     params: float,
     replicas: int,
@@ -159,11 +179,11 @@ def plan_exchange(
 
     Args:
         params: Number of parameters that are synced.
-        replicas: Number of replicas.
+        replicas: Number of replicas, at most 100,000.
         bandwidth: Bytes per second that one replica can move in each direction, such as 12.5e9 for a network card of 100 Gb/s.
         bytes_per_param: Bytes of a parameter where it is not encoded: 4 for models in fp32 and narrower dtypes, 8 for float64.
         outer_state: The number of tensors of a parameter's size that the outer optimizer keeps for it, and that are
-            published with it: 1 for SGD with momentum, 0 for SGD without, 2 for Adam.
+            published with it: 1 for SGD with momentum, 0 for SGD without, 2 for Adam; at most 100.
         fragments: The number of fragments. A sync moves one of them, which is taken to hold its equal share of the parameters.
         topology: ``"sharded"``, ``"gather"``, or ``"auto"`` for the quicker one. Strict runs are always sharded.
         strict: Whether membership is strict: then a replica does not send the part of its contribution that only it uses.
@@ -198,29 +218,29 @@ def plan_exchange(
         ("bytes_per_param", bytes_per_param),
     ):
         check_positive(name, value)
-    check_whole("replicas", replicas)
-    check_whole("fragments", fragments)
-    check_whole("publish_every", publish_every)
+    replicas = whole("replicas", replicas)
+    if replicas > MOST_RANKS:
+        raise ConfigurationError(f"replicas must be at most {MOST_RANKS:,}, not {replicas}")
+    fragments, tensors = whole("fragments", fragments), whole("tensors", tensors)
+    publish_every = whole("publish_every", publish_every)
+    full_state_every = whole("full_state_every", full_state_every)
     if (
         isinstance(outer_state, bool)
         or not isinstance(outer_state, (int, float))
-        or not 0 <= outer_state < math.inf
+        or not 0 <= outer_state <= _MOST_OUTER_STATE
     ):
         raise ConfigurationError(
-            f"outer_state must be a number of tensors, 0 or more, not {outer_state!r}"
+            f"outer_state must be a number of tensors, from 0 to {_MOST_OUTER_STATE}, not {outer_state!r}"
         )
-    if not isinstance(strict, bool):
-        raise ConfigurationError(f"strict must be True or False, not {strict!r}")
+    yes_or_no("strict", strict)
     if strict and topology == "gather":
         raise ConfigurationError(
             "strict runs always use the sharded topology: topology='gather' is for elastic runs (strict=False)"
         )
-    if topology not in {"auto", *TOPOLOGIES}:
+    if not isinstance(topology, str) or topology not in {"auto", *TOPOLOGIES}:
         raise ConfigurationError(
             f"topology must be 'auto', 'sharded' or 'gather', not {topology!r}"
         )
-    check_whole("full_state_every", full_state_every)
-    check_whole("tensors", tensors)
     published = find_codec(state_codec)
     check_state_codec(published, gather=topology == "gather")
     if not published.plain and outer_state > 1:
@@ -228,7 +248,7 @@ def plan_exchange(
             f"outer_state is {outer_state:g}, but with a state_codec it can be at most 1: only SGD can be the outer optimizer "
             "then, with its momentum or without"
         )
-    if clip not in {None, "median"}:
+    if clip is not None and clip != "median":
         raise ConfigurationError(f"clip must be 'median' or None, not {clip!r}")
     size = params * bytes_per_param / fragments
     model = Model.of(
@@ -283,7 +303,7 @@ def _plan(
     store, count = costs.store, costs.requests
     dollars = (count["PUT"] + count["LIST"]) * store.put_price + count["GET"] * store.get_price
     dollars += costs.received * store.egress_price
-    return ExchangePlan(
+    plan = ExchangePlan(
         topology=topology,
         seconds=costs.seconds,
         bytes_sent=costs.sent,
@@ -303,3 +323,8 @@ def _plan(
         limits=sentences,
         longest_part=costs.longest_part,
     )
+    if not math.isfinite(
+        plan.seconds + plan.bytes_sent + plan.bytes_received + plan.cost + plan.memory_bytes
+    ):
+        raise OverflowError("a number of the plan")
+    return plan
