@@ -16,6 +16,7 @@ from diloco_core import (
     plan_exchange,
 )
 from diloco_core._arithmetic._elastic_sizes import SHARD_BYTES
+from diloco_core._planner import _model
 from diloco_core._store._transfer import BLOCK_BYTES, PART_BYTES
 
 MIB = 2**20
@@ -375,3 +376,19 @@ def test_what_is_around_requests_counts_and_takes_its_time(options):
     )
     assert 0.3 * bytes_more / slow < around.seconds - inside.seconds < 3 * bytes_more / slow
     assert around.gets == inside.gets
+
+
+@pytest.mark.parametrize("options", [{"strict": True}, {"topology": "sharded"}])
+def test_of_much_outer_state_only_some_is_laid_out(monkeypatch, options):
+    """A preconditioner may have more values than its matrix."""
+    laid_out = []
+    header = _model.header
+    monkeypatch.setattr(_model, "header", lambda *given: laid_out.append(given) or header(*given))
+
+    def sent(outer_state):
+        return plan_exchange(1e5, 4, 1e9, outer_state=outer_state, **options).bytes_sent
+
+    each = (sent(64) - sent(44)) / 20
+    assert sent(1000) - sent(64) == pytest.approx(936 * each, rel=1e-3)
+    assert sent(1e6) == pytest.approx(1e6 * each, rel=1e-3)
+    assert max(len(sections) for _, sections, _ in laid_out) < 80

@@ -54,7 +54,7 @@ def test_a_plan_may_be_made_for_another_machine():
 
 def test_impossible_options():
     with pytest.raises(
-        ConfigurationError, match="outer_state must be a number of tensors, from 0 to 100, not -1"
+        ConfigurationError, match="outer_state must be a number of tensors, 0 or more, not -1"
     ):
         plan_exchange(1e6, 2, 1e9, outer_state=-1)
     with pytest.raises(ConfigurationError, match="tensors must be a whole number"):
@@ -75,7 +75,6 @@ def test_impossible_options():
 @pytest.mark.parametrize(
     ("options", "word"),
     [
-        ({"outer_state": 1e6}, "outer_state must be .* from 0 to 100, not 1000000.0"),
         ({"replicas": 100_001}, "replicas must be at most 100,000, not 100001"),
         ({"topology": ["sharded"]}, "topology must be"),
         ({"clip": ["median"]}, "clip must be"),
@@ -83,6 +82,7 @@ def test_impossible_options():
             ({name: value}, "cannot be computed")
             for name, value in [
                 ("params", 1e308),
+                ("outer_state", 1e305),
                 ("bandwidth", 1e-300),
                 ("bytes_per_param", 1e300),
                 ("tensors", 10**400),
@@ -94,7 +94,7 @@ def test_impossible_options():
         ),
     ],
 )
-def test_what_would_take_an_age_or_overflow(options, word):
+def test_what_overflows_or_is_no_word(options, word):
     with pytest.raises(ConfigurationError, match=word):
         plan_exchange(**{"params": 1e8, "replicas": 4, "bandwidth": 1e9, **options})
 

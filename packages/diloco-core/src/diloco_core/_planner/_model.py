@@ -38,6 +38,7 @@ if TYPE_CHECKING:
 
 _WINDOW = 16  # how many blocks are laid out to see how chunks fill them
 _SECTIONS = 64  # how many sections of a file are laid out to see how long they and its header are
+_NAMES = 64  # how many tensors of outer state are laid out
 _FEW = 8  # up to how many shards are laid out, if not all of them are alike
 
 
@@ -147,15 +148,19 @@ class Model:
     def published(self) -> float:
         """Size of a published shard, as a mean over syncs."""
         count = math.ceil(self.outer_state / self.values)
-        names = ["momentum_buffer", "exp_avg_sq", *map(str, range(count))][:count]
+        names = ["momentum_buffer", "exp_avg_sq", *map(str, range(_NAMES))][: min(count, _NAMES)]
         content, sums = self.values + self.outer_state, count + 1 + len(END)
         if self.coded is not None:
             names, sums = [*names, "residual"], sums + 2  # of the residual and of the update
             content = self.coded * (content + self.values) + self.values / self.full_every
         # Most shards are alike, but where there are few blocks of a codec, some are empty.
-        beginning = fmean(
-            len(self._header_of_published(shard, names)) for shard in range(self.shards)[:_FEW]
-        )
+        few = range(self.shards)[:_FEW]
+        beginning = fmean(len(self._header_of_published(shard, names)) for shard in few)
+        if count > _NAMES:  # each further tensor has as many bytes of the header as those before it
+            half = fmean(
+                len(self._header_of_published(shard, names[_NAMES // 2 :])) for shard in few
+            )
+            beginning += (count - _NAMES) * (beginning - half) / (_NAMES // 2)
         return beginning + content / self.shards + CHECKSUM_BYTES * sums
 
     def _header_of_published(self, shard: int, names: Sequence[str]) -> bytes:

@@ -33,8 +33,6 @@ if TYPE_CHECKING:
 TOPOLOGIES = ("sharded", "gather")
 USUAL_BANDWIDTH = 1.25e9
 """Bytes per second of a modest network card (10 Gb/s). It is assumed where the bandwidth is not given."""
-_MOST_OUTER_STATE = 100
-"""Optimizers keep a few tensors for a parameter."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -183,7 +181,7 @@ def plan_exchange(
         bandwidth: Bytes per second that one replica can move in each direction, such as 12.5e9 for a network card of 100 Gb/s.
         bytes_per_param: Bytes of a parameter where it is not encoded: 4 for models in fp32 and narrower dtypes, 8 for float64.
         outer_state: The number of tensors of a parameter's size that the outer optimizer keeps for it, and that are
-            published with it: 1 for SGD with momentum, 0 for SGD without, 2 for Adam; at most 100.
+            published with it: 1 for SGD with momentum, 0 for SGD without, 2 for Adam.
         fragments: The number of fragments. A sync moves one of them, which is taken to hold its equal share of the parameters.
         topology: ``"sharded"``, ``"gather"``, or ``"auto"`` for the quicker one. Strict runs are always sharded.
         strict: Whether membership is strict: then a replica does not send the part of its contribution that only it uses.
@@ -227,10 +225,10 @@ def plan_exchange(
     if (
         isinstance(outer_state, bool)
         or not isinstance(outer_state, (int, float))
-        or not 0 <= outer_state <= _MOST_OUTER_STATE
+        or not 0 <= outer_state < math.inf
     ):
         raise ConfigurationError(
-            f"outer_state must be a number of tensors, from 0 to {_MOST_OUTER_STATE}, not {outer_state!r}"
+            f"outer_state must be a number of tensors, 0 or more, not {outer_state!r}"
         )
     yes_or_no("strict", strict)
     if strict and topology == "gather":
