@@ -162,14 +162,15 @@ class CountedServer:
     def __enter__(self):
         self._listener = socket.create_server(("127.0.0.1", 0))
         self.url = f"http://127.0.0.1:{self._listener.getsockname()[1]}"
-        self._clients, self._threads = set(), []
+        self._clients, self._threads, self._ended = set(), [], False
         self._accepting = threading.Thread(target=self._accept, daemon=True)
         self._accepting.start()
         return self
 
     def __exit__(self, *details):
-        self._listener.shutdown(socket.SHUT_RDWR)
-        self._accepting.join()
+        self._ended = True
+        with socket.create_connection(self._listener.getsockname()):  # wakes it on every system
+            self._accepting.join()
         self._listener.close()
         with self._lock:
             for client in self._clients:
@@ -180,9 +181,9 @@ class CountedServer:
 
     def _accept(self):
         while True:
-            try:
-                client, _ = self._listener.accept()
-            except OSError:  # closed
+            client, _ = self._listener.accept()
+            if self._ended:
+                client.close()
                 return
             thread = threading.Thread(target=self._connect, args=(client,), daemon=True)
             self._threads.append(thread)
