@@ -19,7 +19,7 @@ def named(value):
     return "-".join(map(str, value.values())) or "plain"
 
 
-@pytest.mark.parametrize("params", [13_000, 100_000])
+@pytest.mark.parametrize("params", [13_000, pytest.param(100_000, marks=pytest.mark.slow)])
 @pytest.mark.parametrize(
     ("kind", "options"),
     [
@@ -30,7 +30,7 @@ def named(value):
         ("sharded", {"codec": "int8", "sync_every": 3, "delay": 1}),
         ("gather", {}),
         ("gather", {"codec": "topk64", "error_feedback": 0.95}),
-        ("gather", {"codec": "e2m1", "publish_every": 8}),
+        pytest.param("gather", {"codec": "e2m1", "publish_every": 8}, marks=pytest.mark.slow),
     ],
     ids=named,
 )
