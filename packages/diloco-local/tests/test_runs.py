@@ -244,9 +244,10 @@ def test_a_second_launch_leaves_the_first_alone(waiting):
     assert first.executor.poll(second[0]) is ReplicaState.SUCCEEDED
 
 
-def test_any_process_can_use_a_handle(waiting, tmp_path):
+def test_any_process_can_use_a_handle(waiting, until, tmp_path):
     """Another process polls, reads logs, cancels and collects as well as the launcher."""
     run = waiting()
+    until(lambda: run.executor.stream_logs(run.handle).strip() == "waiting", "the first line")
     program = """if True:
         import sys
         from diloco_local import LocalProcessExecutor
