@@ -48,15 +48,15 @@ def test_a_cancel_changes_nothing_that_has_ended(make, function, state):
     assert first[0]["status"] == state
 
 
-def test_a_success_that_wins_the_race_stays(waiting):
-    run = waiting(function="polite")
+def test_a_success_that_wins_the_race_stays(waiting, make):
+    run = waiting(function="polite", executor=make(grace=60.0))
     run.executor.cancel(run.handle)
     (result,) = results_of(run.executor, run.handles)
     assert (result["status"], result["exit_code"], result["result"]) == ("succeeded", 0, 0)
 
 
-def test_an_exit_with_0_on_a_cancel_is_no_success(waiting):
-    run = waiting(function="leaver")
+def test_an_exit_with_0_on_a_cancel_is_no_success(waiting, make):
+    run = waiting(function="leaver", executor=make(grace=60.0))
     run.executor.cancel(run.handle)
     (result,) = results_of(run.executor, run.handles)
     assert (result["status"], result["result"]) == ("cancelled", None)
