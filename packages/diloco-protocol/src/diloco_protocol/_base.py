@@ -20,6 +20,7 @@ from ._errors import (
 from ._handle import ReplicaHandle
 from ._hooks import Finding, LogQuery, Option
 from ._journaled import Journaled
+from ._redact import redact_json
 from ._request import LaunchOptions, Plan, RunRequest, check_restarts, is_run_id, make_request
 from ._variables import check_variables
 
@@ -169,7 +170,7 @@ class BaseExecutor(Journaled):
     ) -> Plan:
         """The requests that :meth:`launch_replicas` would send for the same arguments; sends nothing."""
         request = self._request(n_replicas, entrypoint, entrypoint_args, **options)
-        return Plan(request.run_id, tuple(self._plan(request)))
+        return Plan(request.run_id, tuple(redact_json(each) for each in self._plan(request)))
 
     # --- watching ---
 

@@ -46,6 +46,25 @@ def check_whole(
     return value
 
 
+def read_whole(name: str, text: str, least: int, most: int) -> int:
+    """Read a whole number from text that somebody else may have written, however long that is.
+
+    Args:
+        name: What to call the value in the error.
+        text: ASCII digits, with nothing around them.
+        least: The smallest number allowed, at least 0.
+        most: The largest number allowed.
+
+    Raises:
+        InvalidRequestError: The text is something else.
+    """
+    digits = text.isascii() and text.isdecimal() and len(text) <= len(str(most))
+    if not digits or not least <= int(text) <= most:
+        shown = text if len(text) <= 40 else f"{text[:40]}..."
+        raise _refused(name, f"a whole number from {least} to {most}", shown, none=False)
+    return int(text)
+
+
 @overload
 def check_seconds(
     name: str,

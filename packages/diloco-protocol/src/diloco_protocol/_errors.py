@@ -20,6 +20,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from ._redact import redact_text
+from ._texts import readable
+
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
@@ -27,7 +30,14 @@ if TYPE_CHECKING:
 
 
 class DilocoError(Exception):
-    """Base of all errors of diloco."""
+    """Base of all errors of diloco.
+
+    Messages quote what others have written: replicas, services, records. So a message of any error of ours shows control
+    characters as Python writes them, and leaves out what has the form of a secret.
+    """
+
+    def __init__(self, message: str = "", *arguments: object) -> None:
+        super().__init__(readable(redact_text(str(message))), *arguments)
 
 
 class MissingDependencyError(DilocoError, ImportError):

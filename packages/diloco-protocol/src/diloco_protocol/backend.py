@@ -3,6 +3,7 @@
 Nothing here is needed to use a backend, so it is not in the package itself.
 """
 
+from ._bounds import OUTCOME_BYTES, RECORD_BYTES, RESULT_BYTES, check_size, read_bounded
 from ._cancel import cancel_all
 from ._checks import (
     check_amount,
@@ -14,6 +15,7 @@ from ._checks import (
     check_text,
     check_texts,
     check_whole,
+    read_whole,
 )
 from ._lines import LINE_BYTES, LineSplitter, split_lines
 from ._options import (
@@ -40,7 +42,10 @@ from ._variables import check_variables, is_reserved
 __all__ = [
     "ANY",
     "LINE_BYTES",
+    "OUTCOME_BYTES",
+    "RECORD_BYTES",
     "REDACTED",
+    "RESULT_BYTES",
     "GpuRequest",
     "LineSplitter",
     "Options",
@@ -56,6 +61,7 @@ __all__ = [
     "check_paths",
     "check_restarts",
     "check_seconds",
+    "check_size",
     "check_text",
     "check_texts",
     "check_variables",
@@ -70,8 +76,10 @@ __all__ = [
     "or_none",
     "parse_gpu",
     "processes",
+    "read_bounded",
     "read_process",
     "read_wait_status",
+    "read_whole",
     "redact",
     "redact_json",
     "redact_spec",
