@@ -6,7 +6,7 @@ import base64
 from dataclasses import dataclass, fields
 from typing import TYPE_CHECKING, Any
 
-from ._checks import check_seconds, check_whole
+from ._checks import check_seconds, check_whole, read_whole
 from ._errors import InvalidRequestError, SpecVersionError
 from ._json import canonical, check_json, dumps, loads
 from ._variables import (
@@ -29,6 +29,7 @@ _ENVIRONMENT_PIECE = 120_000
 # Some clouds take at most 256 characters per argument.
 _ARGUMENT_PIECE = 220
 _ARGUMENT_NAME = "--spec-piece="
+_MOST_PIECES = 1_000_000
 
 
 @dataclass(frozen=True, slots=True)
@@ -173,11 +174,15 @@ def spec_to_environment(
     return {f"{SPEC_PREFIX}{number}": piece for number, piece in enumerate(_cut(spec, piece_bytes))}
 
 
-def spec_from_environment(environ: Mapping[str, str]) -> ReplicaSpec:
+def spec_from_environment(environ: Mapping[str, str], *, sha256: str | None = None) -> ReplicaSpec:
     """The inverse of :func:`spec_to_environment`.
 
+    Args:
+        environ: The variables; others are ignored.
+        sha256: The :func:`spec_sha256` of the variables that the launcher wrote; None if nobody else can have written them.
+
     Raises:
-        InvalidRequestError: There is no spec, or a piece of it is missing or damaged.
+        InvalidRequestError: There is no spec, a piece of it is missing or damaged, or it has another digest.
         SpecVersionError: It was written by another version.
     """
     pieces = {name: value for name, value in environ.items() if name.startswith(SPEC_PREFIX)}
@@ -188,7 +193,25 @@ def spec_from_environment(environ: Mapping[str, str]) -> ReplicaSpec:
     missing = [f"{SPEC_PREFIX}{n}" for n in range(len(pieces)) if f"{SPEC_PREFIX}{n}" not in pieces]
     if missing:
         raise InvalidRequestError(f"the replica spec in the environment lacks {', '.join(missing)}")
+    if sha256 is not None and spec_sha256(pieces) != sha256:
+        raise InvalidRequestError(
+            "the replica spec in the environment is not the one that was launched: its digest is "
+            f"{spec_sha256(pieces)}, and the launch named {sha256!r:.80}. Somebody else wrote it; "
+            "nothing of it was run"
+        )
     return _join([pieces[f"{SPEC_PREFIX}{number}"] for number in range(len(pieces))])
+
+
+def spec_sha256(pieces: Mapping[str, str]) -> str:
+    """Return the digest of what :func:`spec_to_environment` made, as 64 hexadecimal digits.
+
+    A launcher that keeps the variables where others may write tells the runner their digest by a way that only it can write:
+    ``--spec-sha256``.
+    """
+    import hashlib  # slow to import
+
+    text = "".join(pieces[f"{SPEC_PREFIX}{number}"] for number in range(len(pieces)))
+    return hashlib.sha256(text.encode()).hexdigest()
 
 
 def spec_to_arguments(spec: ReplicaSpec, *, piece_characters: int = _ARGUMENT_PIECE) -> list[str]:
@@ -215,12 +238,8 @@ def spec_from_arguments(arguments: Sequence[str]) -> ReplicaSpec:
         if argument.startswith(_ARGUMENT_NAME):
             place, _, piece = argument.removeprefix(_ARGUMENT_NAME).partition(":")
             number, _, count = place.partition("/")
-            if not (number.isdecimal() and count.isdecimal()):
-                raise InvalidRequestError(
-                    f"this is not a piece of a replica spec: {argument[:40]!r}"
-                )
-            pieces[int(number)] = piece
-            counts.add(int(count))
+            pieces[read_whole("the number of a spec's piece", number, 0, _MOST_PIECES)] = piece
+            counts.add(read_whole("the number of a spec's pieces", count, 1, _MOST_PIECES))
     if len(counts) != 1 or sorted(pieces) != list(range(counts.pop())):
         raise InvalidRequestError(
             f"the arguments hold an incomplete replica spec: pieces {sorted(pieces)}"

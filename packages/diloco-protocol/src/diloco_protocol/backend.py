@@ -35,6 +35,7 @@ from ._rendezvous import try_rendezvous
 from ._request import check_restarts, is_run_id
 from ._resources import ANY, GpuRequest, parse_gpu
 from ._signals import read_wait_status, signal_name
+from ._spec import spec_sha256
 from ._status_data import status_from_data, status_to_data
 from ._variable_strings import variables_from_strings, variables_to_strings
 from ._variables import check_variables, is_reserved
@@ -85,6 +86,7 @@ __all__ = [
     "redact_spec",
     "redact_text",
     "signal_name",
+    "spec_sha256",
     "split_lines",
     "status_from_data",
     "status_to_data",

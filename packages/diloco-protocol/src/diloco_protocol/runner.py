@@ -27,6 +27,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ._attempts import AttemptCounter, run_attempts
+from ._checks import read_whole
 from ._errors import DilocoError, InvalidRequestError
 from ._json import loads
 from ._message import (
@@ -56,7 +57,7 @@ def _read_spec(arguments: argparse.Namespace) -> ReplicaSpec:
     elif arguments.spec_piece:
         spec = spec_from_arguments([f"--spec-piece={piece}" for piece in arguments.spec_piece])
     else:
-        spec = spec_from_environment(os.environ)
+        spec = spec_from_environment(os.environ, sha256=arguments.spec_sha256)
     index = _count("--index", arguments.index)
     earlier = sum(_count("--failed", text) for text in arguments.failed if text)
     return replace(spec, rank=spec.rank + index, attempt=spec.attempt + earlier)
@@ -73,9 +74,7 @@ def _from_strings(path: Path) -> ReplicaSpec:
 
 
 def _count(name: str, text: str, least: int = 0) -> int:
-    if not (text.isascii() and text.isdecimal() and int(text) >= least):
-        raise InvalidRequestError(f"{name} must be a whole number from {least}, not {text!r}")
-    return int(text)
+    return read_whole(name, text, least, 2**31 - 1)
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -93,6 +92,10 @@ def _parser() -> argparse.ArgumentParser:
         action="append",
         default=[],
         help="the spec itself in pieces; default: from the environment",
+    )
+    parser.add_argument(
+        "--spec-sha256",
+        help="digest of the spec in the environment; any other spec is refused before it is decoded",
     )
     parser.add_argument("--index", default="0", help="added to the spec's rank")
     parser.add_argument(
