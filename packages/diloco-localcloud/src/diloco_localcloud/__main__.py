@@ -1,4 +1,4 @@
-"""Run a stand-in until Ctrl-C: ``python -m diloco_localcloud kubernetes``, ``aws`` or ``modal``."""
+"""Run a stand-in until Ctrl-C: ``diloco-localcloud kubernetes``, ``aws`` or ``modal``."""
 
 from __future__ import annotations
 
@@ -132,7 +132,7 @@ def _resource(text: str) -> tuple[str, str]:
 
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
-        prog="python -m diloco_localcloud", description="Run a stand-in of a cloud until Ctrl-C."
+        prog="diloco-localcloud", description="Run a stand-in of a cloud until Ctrl-C."
     )
     kinds = parser.add_subparsers(required=True, metavar="KIND")
     kube = kinds.add_parser(

@@ -1,0 +1,47 @@
+"""What lies in the folder in which the command is started is not run."""
+
+from __future__ import annotations
+
+import importlib
+import subprocess
+import sys
+import tomllib
+from pathlib import Path
+
+import pytest
+
+from diloco_localcloud.__main__ import main
+
+# Of the standard library, of what the package needs, and of what the commands import late.
+PLANTED = ("__future__", "argparse", "boto3", "http", "json", "tempfile", "websockets")
+
+
+def started_in(folder, *arguments):
+    return subprocess.run(
+        [sys.executable, *arguments], cwd=folder, capture_output=True, text=True, check=False
+    )
+
+
+@pytest.mark.processes
+def test_files_in_the_folder_are_not_run(tmp_path):
+    for name in PLANTED:
+        (tmp_path / f"{name}.py").write_text("raise SystemExit(f'{__file__} was run')\n")
+    done = started_in(tmp_path, "-m", "diloco_localcloud", "--help")
+    assert (done.returncode, done.stderr) == (0, "")
+    assert done.stdout.startswith("usage: diloco-localcloud")
+
+
+@pytest.mark.processes
+def test_other_commands_keep_their_folder(tmp_path):
+    (tmp_path / "mine.py").write_text("import diloco_localcloud, sys; print(sys.path[0])\n")
+    assert started_in(tmp_path, "-m", "mine").stdout == f"{tmp_path.resolve()}\n"
+    (tmp_path / "pack").mkdir()
+    (tmp_path / "pack" / "__init__.py").write_text("import diloco_localcloud\nimport mine\n")
+    (tmp_path / "pack" / "__main__.py").touch()
+    assert started_in(tmp_path, "-m", "pack", "diloco_localcloud").returncode == 0
+
+
+def test_the_console_script_is_the_command():
+    project = tomllib.loads(Path(__file__).parents[1].joinpath("pyproject.toml").read_text())
+    module, _, name = project["project"]["scripts"]["diloco-localcloud"].partition(":")
+    assert getattr(importlib.import_module(module), name) is main
