@@ -1,6 +1,7 @@
 """Stand-ins of clouds on this machine, to rehearse launches and to test launchers against."""
 
-from . import _start  # noqa: F401 - before anything else
+from . import _start  # noqa: F401
+
 # isort: split
 from .__about__ import __version__
 from ._aws._process_stand_in import SageMakerProcesses

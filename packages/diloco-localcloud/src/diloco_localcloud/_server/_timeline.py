@@ -10,6 +10,8 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+_LAST = 253402300799.0  # 9999-12-31T23:59:59Z, the last second that can be written
+
 
 class Timeline:
     """Runs actions when their time has come.
@@ -64,7 +66,7 @@ class Timeline:
 
 def stamp(moment: float) -> str:
     """Seconds since the epoch as ``2026-01-01T00:00:00Z``."""
-    return datetime.fromtimestamp(moment, UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
+    return datetime.fromtimestamp(min(moment, _LAST), UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
 
 
 def seconds(text: str) -> float:

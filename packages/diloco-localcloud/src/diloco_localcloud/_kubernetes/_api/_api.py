@@ -66,6 +66,9 @@ class Api:
             return as_json(refusal.code, refusal.body, refusal.headers)
         except CutError:
             raise
+        except RecursionError:
+            status = 400
+            return as_json(400, _refusals.bad_request("json: exceeded max depth").body)
         except Exception as wrong:  # noqa: BLE001 - a server answers, whatever it is
             _LOG.exception("%s %s", request.method, request.path)
             status = 500

@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING, Any
 from .._objects import _refusals, _resources
 from .._pods import _states
 from . import _lists, _protobuf
+from ._checks import _shape
+from ._numbers import whole
 
 if TYPE_CHECKING:
     from ..._server._http import Request
@@ -86,14 +88,15 @@ def _options(request: Request) -> Json:
                 body = json.loads(request.body)
             except ValueError as wrong:
                 raise _refusals.bad_request(f"json parse error: {wrong}") from None
-        options = {key: value for key, value in (body or {}).items() if value is not None}
-    for key in ("propagationPolicy", "gracePeriodSeconds", "orphanDependents", "dryRun"):
+        options = _shape.decode("DeleteOptions", {} if body is None else body)
+    for key in ("propagationPolicy", "dryRun"):
         if key in request.query:
             options[key] = request.query[key]
-    if "gracePeriodSeconds" in options:
-        options["gracePeriodSeconds"] = int(options["gracePeriodSeconds"])
-    if isinstance(options.get("orphanDependents"), str):
-        options["orphanDependents"] = options["orphanDependents"] == "true"
+    grace = whole(request.query, "gracePeriodSeconds")
+    if grace is not None:
+        options["gracePeriodSeconds"] = grace
+    if "orphanDependents" in request.query:
+        options["orphanDependents"] = request.flag("orphanDependents")
     policy = options.get("propagationPolicy")
     if policy not in (None, "Background", "Foreground", "Orphan"):
         words = (

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 from ..._server._http import Response, as_json
 from .._objects import _refusals
 from . import _paging, _selectors, _tables
+from ._numbers import whole
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -42,10 +43,8 @@ def one(request: Request, route: Route, obj: Json) -> Response:
 def listed(store: Store, request: Request, route: Route) -> Response:
     """GET of a collection; under the lock."""
     items = chosen(store, request, route)
-    limit = request.query.get("limit") or "0"
-    if not limit.isdigit():
-        raise _refusals.bad_request(f'strconv.ParseInt: parsing "{limit}": invalid syntax')
-    items, meta = _paging.page(items, int(limit), request.query.get("continue", ""), store.version)
+    limit = whole(request.query, "limit") or 0
+    items, meta = _paging.page(items, limit, request.query.get("continue", ""), store.version)
     if _tables.wanted(request):
         return as_json(200, _tables.table(route.resource, items, meta))
     return as_json(200, wrap(route.resource, items, meta))
@@ -94,7 +93,7 @@ def watched(cluster: Cluster, request: Request, route: Route) -> Response:
     listing = request.flag("sendInitialEvents")
     if given in ("", "0") or listing:
         initial = [_event("ADDED", obj) for obj in chosen(store, request, route)]
-    elif not given.isdigit():
+    elif not given.isascii() or not given.isdigit() or len(given) > 19:
         raise _refusals.bad_request(f'invalid resource version "{given}"')
     else:
         start = int(given)
@@ -103,7 +102,7 @@ def watched(cluster: Cluster, request: Request, route: Route) -> Response:
             raise _refusals.gone(f"too old resource version: {start} ({oldest})")
     if listing:
         initial.append(_bookmark(route.resource, start, {"k8s.io/initial-events-end": "true"}))
-    seconds = float(request.query.get("timeoutSeconds") or WATCH_SECONDS)
+    seconds = whole(request.query, "timeoutSeconds") or WATCH_SECONDS
     table = _tables.wanted(request)
     return Response(
         200, _stream(cluster, route.resource, test, initial, start, seconds, table=table)

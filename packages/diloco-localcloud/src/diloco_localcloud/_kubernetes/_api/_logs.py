@@ -9,6 +9,7 @@ from ..._server._http import Response
 from .._objects import _refusals, _resources
 from .._pods import _facts
 from ._log_window import Window
+from ._numbers import whole
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -86,18 +87,14 @@ def _life(pod: Json, container: str, *, previous: bool) -> int | None:
 
 def _window(request: Request, now: float) -> Window:
     query = request.query
-    try:
-        since = None
-        if query.get("sinceSeconds"):
-            since = now - int(query["sinceSeconds"])
-        if query.get("sinceTime"):
+    back = whole(query, "sinceSeconds")
+    since = None if back is None else now - back
+    if query.get("sinceTime"):
+        try:
             since = _timeline.seconds(query["sinceTime"])
-        tail = int(query["tailLines"]) if query.get("tailLines") else None
-        limit = int(query["limitBytes"]) if query.get("limitBytes") else None
-    except ValueError as wrong:
-        raise _refusals.bad_request(
-            f"converting (url.Values) to (v1.PodLogOptions): {wrong}"
-        ) from None
+        except (ValueError, OverflowError) as wrong:
+            raise _refusals.bad_request(f"sinceTime: {wrong}") from None
+    tail, limit = whole(query, "tailLines"), whole(query, "limitBytes")
     return Window(tail, since, limit, timestamps=request.flag("timestamps"))
 
 

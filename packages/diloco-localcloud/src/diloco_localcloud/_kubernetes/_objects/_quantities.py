@@ -23,10 +23,14 @@ def quantity(value: object) -> float:
         ValueError: it is not a quantity.
     """
     text = str(value)
-    if isinstance(value, bool) or not _QUANTITY.fullmatch(text):
+    # Beyond 64 characters no amount of anything is meant, and a float may not hold it.
+    if isinstance(value, bool) or len(text) > 64 or not _QUANTITY.fullmatch(text):
         raise ValueError(
             "quantities must match the regular expression '^([+-]?[0-9.]+)([eEinumkKMGTP]*[-+]?[0-9]*)$'"
         )
     number = text.rstrip("iKMGTPEnumk")
     unit = text[len(number) :]
-    return float(number) * _UNITS[unit]
+    amount = float(number) * _UNITS[unit]
+    if amount in (float("inf"), float("-inf")):
+        raise ValueError(f"{text} is too large for a quantity")
+    return amount

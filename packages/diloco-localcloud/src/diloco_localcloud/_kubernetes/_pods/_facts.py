@@ -14,14 +14,18 @@ IGNORED = "batch.kubernetes.io/job-index-ignored-failure-count"
 
 def index_of(pod: Json) -> int | None:
     """The completion index, or None."""
-    text = (pod["metadata"].get("annotations") or {}).get(INDEX, "")
-    return int(text) if text.isdigit() else None
+    return _annotated(pod, INDEX)
 
 
 def count_of(pod: Json, annotation: str) -> int:
     """A failure count from the annotations; 0 if there is none."""
-    text = (pod["metadata"].get("annotations") or {}).get(annotation, "")
-    return int(text) if text.isdigit() else 0
+    return _annotated(pod, annotation) or 0
+
+
+def _annotated(pod: Json, name: str) -> int | None:
+    """Return a number that the Job controller has written; anybody can write an annotation."""
+    text = (pod["metadata"].get("annotations") or {}).get(name, "")
+    return int(text) if text.isascii() and text.isdigit() and len(text) < 20 else None
 
 
 def phase(pod: Json) -> str:

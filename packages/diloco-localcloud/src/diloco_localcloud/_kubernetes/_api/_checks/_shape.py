@@ -104,6 +104,13 @@ _KINDS: dict[str, Any] = {
     },
     "ConfigMap": {"metadata": _META, "data": ("map", "string"), "binaryData": ("map", "string")},
     "Secret": {"metadata": _META, "data": ("map", "string"), "stringData": ("map", "string")},
+    "DeleteOptions": {
+        "gracePeriodSeconds": "int",
+        "preconditions": {"uid": "string", "resourceVersion": "string"},
+        "orphanDependents": "bool",
+        "propagationPolicy": "string",
+        "dryRun": ["string"],
+    },
     "Workload": {"metadata": _META, "spec": {"active": "bool"}},
 }
 _OTHER = {"metadata": _META}
