@@ -240,6 +240,7 @@ def times(
 ) -> dict[str, list[float]]:
     """Seconds of every contender in every round, from barrier to barrier."""
     contenders = Contenders(folder, rank, world, parameters)
+    meet(folder, rank, world)
     table: dict[str, Callable[[], None]] = {
         "exchange": contenders.exchange,
         "gloo": contenders.gloo,
@@ -300,6 +301,13 @@ def _peak_bytes() -> int:
     return peak if sys.platform == "darwin" else 1024 * peak
 
 
+def meet(folder: Path, rank: int, world: int) -> None:
+    """Make gloo's group, after the outer loops: in a group of several processes they would be refused."""
+    dist.init_process_group(
+        "gloo", init_method=f"file://{folder}/gloo", rank=rank, world_size=world
+    )
+
+
 def main() -> None:
     """Run one replica; rank 0 writes the result."""
     what, folder, world, parameters, rounds, rank = (
@@ -308,14 +316,12 @@ def main() -> None:
         *map(int, sys.argv[3:]),
     )
     torch.set_num_threads(1)
-    dist.init_process_group(
-        "gloo", init_method=f"file://{folder}/gloo", rank=rank, world_size=world
-    )
     if what == "times":
         result = times(folder, rank, world, parameters, rounds)
     else:
         options = {} if what == "strict" else {"min_replicas": world, "topology": what}
         result = memory(folder, rank, world, parameters, rounds, **options)
+        meet(folder, rank, world)
     everybody: list[dict[str, list[float]]] = [{}] * world
     dist.all_gather_object(everybody, result)
     if what != "times":

@@ -6,6 +6,7 @@ import subprocess
 import sys
 
 import pytest
+import torch
 from training_lab import PATIENCE
 from warm_processes import WarmProcess
 
@@ -75,6 +76,23 @@ def test_it_calls_the_trainer_and_returns_its_result(trainer, tmp_path):
         world_size=1,
     )
     assert result == kwargs
+
+
+@pytest.mark.parametrize("devices", [1, 2, 8])
+def test_a_replica_that_sees_gpus_that_it_does_not_use_is_told_so(
+    trainer, tmp_path, monkeypatch, caplog, devices
+):
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: devices)
+    run(
+        trainer_module=trainer,
+        trainer_fn="nothing",
+        rendezvous_uri=str(tmp_path / "run"),
+        rank=0,
+        world_size=1,
+    )
+    told = [record.getMessage() for record in caplog.records if record.levelname == "WARNING"]
+    assert len(told) == (devices > 1)
+    assert all(f"rank 0: this replica sees {devices} GPUs and is one process" in t for t in told)
 
 
 def test_the_trainer_connects_with_no_arguments(trainer, tmp_path, monkeypatch):

@@ -12,6 +12,7 @@ from typing import Literal, NamedTuple, TypeAlias
 from ._arithmetic._layout import CHUNK_BYTES
 from ._checks import check_identity, whole
 from ._connect_arguments import (
+    check_one_process,
     elastic_of,
     given,
     number_of,
@@ -87,7 +88,8 @@ def connect(
     Arguments that are left out are taken from the environment, where a launcher sets them: ``RENDEZVOUS_URI``,
     ``REPLICA_RANK``, ``REPLICA_WORLD_SIZE``, ``DILOCO_COHORT``. An argument takes precedence over its variable. ``WORLD_SIZE``
     is taken, with a warning, where ``REPLICA_WORLD_SIZE`` is missing and neither ``LOCAL_RANK`` nor ``TORCHELASTIC_RUN_ID``
-    is set: those are set by torchrun, whose ``WORLD_SIZE`` counts the processes of one replica.
+    is set: those are set by torchrun, whose ``WORLD_SIZE`` counts the processes of one replica. Where torchrun has started several
+    processes (``LOCAL_WORLD_SIZE``), this is refused, unless ``rank`` and ``world_size`` are passed: each is a replica then.
 
     A second call in the same process for the same URI and rank returns the same exchange, until that exchange has left its
     run; settings that are given in the second call must equal those of the first. Thread-safe. A forked process has to
@@ -150,6 +152,8 @@ def connect(
     if not isinstance(environ, Mapping):
         raise ConfigurationError(f"environ must be a mapping such as os.environ, not {environ!r}")
     place = uri_of(uri, environ)
+    if rank is None or world_size is None:
+        check_one_process(environ)
     rank, world_size = check_identity(
         number_of(rank, "rank", "REPLICA_RANK", environ),
         world_size_of(world_size, environ),

@@ -136,6 +136,24 @@ def number_of(given: int | None, argument: str, variable: str, environ: Mapping[
     return int(text)
 
 
+def check_one_process(environ: Mapping[str, str]) -> None:
+    """Refuse to take one of torchrun's several processes for a replica, unless it was told that it is one.
+
+    Raises:
+        ConfigurationError: Several processes have been started for the replica.
+    """
+    if "LOCAL_WORLD_SIZE" not in environ:
+        return
+    processes = number_of(None, "the number of processes", "LOCAL_WORLD_SIZE", environ)
+    if processes > 1:
+        raise ConfigurationError(
+            f"LOCAL_WORLD_SIZE={processes} says that torchrun has started {processes} processes on this machine, and all of them "
+            "would take the same rank: one process is one replica, and what several processes hold together is not supported "
+            "yet. Start one process per replica (--nproc-per-node=1). If each of these processes is to be a replica, pass both "
+            "rank= and world_size= to connect(), with a rank of its own for each."
+        )
+
+
 def world_size_of(given: int | None, environ: Mapping[str, str]) -> int:
     """The number of replicas; ``WORLD_SIZE`` stands for it only where it cannot be that of torchrun.
 

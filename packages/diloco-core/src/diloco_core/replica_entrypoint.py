@@ -12,9 +12,12 @@ import argparse
 import importlib
 import inspect
 import json
+import logging
 import os
 import sys
 from typing import TYPE_CHECKING, Any
+
+import torch
 
 from ._connect import connect
 from ._errors import ConfigurationError
@@ -24,6 +27,8 @@ if TYPE_CHECKING:
 
     from ._elastic._exchange import ElasticExchange
     from ._strict._exchange import ObjectStoreExchange
+
+_log = logging.getLogger("diloco_core")
 
 
 def run(
@@ -81,7 +86,15 @@ def _prepare(
             raise ConfigurationError(
                 f"connect_options has {name!r}, which is not allowed. These are: {', '.join(sorted(known))}"
             )
-    return connect(**options), trainer
+    exchange = connect(**options)
+    if (devices := torch.cuda.device_count()) > 1:
+        _log.warning(
+            "rank %d: this replica sees %d GPUs and is one process: unless the trainer itself uses them all, it trains on one, and "
+            "the others are paid for and idle. Ask for one GPU per replica, and start more replicas.",
+            exchange.rank,
+            devices,
+        )
+    return exchange, trainer
 
 
 def _call(

@@ -70,6 +70,7 @@ class Exchange(Protocol):
         agrees_on_lr: Whether all replicas take an outer step with the same learning rate, chosen of those that they propose
             (:attr:`.SyncJob.proposal`, :func:`.chosen`) and set as :attr:`.SyncJob.rate`. If not, it cannot be changed.
         compares_lr: Whether replicas that propose different learning rates are refused. If not, the rate must be constant.
+        lanes: Whether a replica may be several processes that hold a model together, each with an exchange of its own.
         begins_behind: Whether that thread may also call :meth:`begin`. If not, the thread that trains does.
         in_background: How that thread is started; see :class:`.Timing`.
         clock: A clock in seconds.
@@ -83,6 +84,7 @@ class Exchange(Protocol):
     delays: bool = False
     agrees_on_lr: bool = False
     compares_lr: bool = False
+    lanes: bool = False
     begins_behind: bool = True
     in_background: Callable[[Callable[[], object]], Callable[[float | None], bool]] = staticmethod(
         in_thread

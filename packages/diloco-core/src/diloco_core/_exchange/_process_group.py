@@ -71,6 +71,7 @@ class ProcessGroupExchange(Exchange):
 
     delays = True
     agrees_on_lr = True
+    lanes = True
     weighs = True
 
     def __init__(

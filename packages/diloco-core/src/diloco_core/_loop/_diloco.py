@@ -44,6 +44,7 @@ from ._residuals import Residuals
 from ._saved import SavedState
 from ._synced_model import SyncedModel
 from ._told_to_end import ToldToEnd
+from ._topology import check_topology
 from ._windows import Windows, check_aggregate, check_exchange, weight_of
 
 if TYPE_CHECKING:
@@ -236,6 +237,7 @@ class DiLoCo:
         on_sync: Callable[[SyncReport], None] | None = None,
     ) -> None:
         check_parties(model, exchange, on_sync)
+        check_topology(model, exchange)
         check_exchange(exchange, sync_every)
         optimizers = optimizers_of(inner_optimizer)
         given_groups = checked_groups(outer_groups)

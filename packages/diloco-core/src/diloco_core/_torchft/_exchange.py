@@ -75,6 +75,7 @@ class ManagerExchange(Exchange):
 
     delays = True
     compares_lr = True
+    lanes = True
     begins_behind = (
         False  # a manager may heal the replica when a step begins, which changes the model
     )
