@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import socket
+import ssl
 import threading
 import time
 import tracemalloc
@@ -184,3 +185,88 @@ def test_there_are_only_so_many_connections():
                     break
         else:
             pytest.fail("there is no room again, although two connections were closed")
+
+
+class TestHeads:
+    def test_a_head_is_bounded(self):
+        """Each line is short enough, and there are not too many, but together they are too much."""
+        with serving() as port, connect(port) as connection:
+            line = b"A: " + b"x" * 60_000 + b"\r\n"
+            with contextlib.suppress(ConnectionError):
+                connection.sendall(b"GET / HTTP/1.1\r\n" + line * 40 + b"\r\n")
+            assert answer(connection)[0] == 431
+
+    def test_the_next_request_may_have_as_much_again(self):
+        more = {f"A{number}": "x" * 60_000 for number in range(10)}
+        with serving() as port, connect(port) as connection:
+            for _ in range(3):
+                connection.sendall(head(0, **more))
+                assert answer(connection)[0] == 200
+
+    def test_a_path_that_is_no_path(self):
+        with serving() as port, connect(port) as connection:
+            connection.sendall(head(0, "http://[x/"))
+            assert answer(connection)[0] == 400
+
+    def test_nobody_is_told_to_go_on_before_he_is_admitted(self):
+        refuse = Response(401, b"no", "text/plain")
+        with serving(admit=lambda head: refuse) as port, connect(port) as connection:
+            connection.sendall(head(4, Expect="100-continue"))
+            assert answer(connection)[0] == 401
+
+
+class TestBodies:
+    def test_what_is_announced_takes_no_memory(self):
+        with serving() as port, connect(port) as connection:
+            tracemalloc.start()
+            try:
+                connection.sendall(head(10**14) + b"begin")
+                connection.shutdown(socket.SHUT_WR)
+                assert connection.recv(1) == b""
+                _, peak = tracemalloc.get_traced_memory()
+            finally:
+                tracemalloc.stop()
+        assert peak < 1 << 20
+
+    def test_half_a_body_is_not_handled(self):
+        handled = []
+
+        def handle(request):
+            handled.append(request)
+            return Response(200, b"")
+
+        with serving(handle) as port, connect(port) as connection:
+            connection.sendall(head(10) + b"half")
+            connection.shutdown(socket.SHUT_WR)
+            assert connection.recv(1) == b""
+        assert handled == []
+
+
+@pytest.mark.parametrize("begin", [b"", b"POST / HTTP/1.1\r\nSlow: y", head(10) + b"half"])
+def test_slow_clients_keep_nobody_out(begin):
+    """Those that have not said who they are give way to a new one."""
+    refuse = Response(401, b"", "text/plain")
+    admit = lambda head: None if head.headers.get("who") == "me" else refuse  # noqa: E731
+    with serving(admit=admit, most_connections=3) as port, contextlib.ExitStack() as open_ones:
+        slow = [open_ones.enter_context(connect(port)) for _ in range(3)]
+        for connection in slow:
+            connection.sendall(begin)
+        for _ in range(3):
+            mine = open_ones.enter_context(connect(port))
+            mine.sendall(head(0, Who="me"))
+            assert answer(mine)[0] == 200
+
+
+def test_a_slow_handshake_keeps_nobody_out():
+    with KubernetesStandIn(tls=True) as stand_in:
+        stand_in._server._inner.most_connections = 2
+        port = int(stand_in.url.rsplit(":", 1)[1])
+        context = ssl.create_default_context(cadata=stand_in.authority)
+        with (
+            connect(port),
+            connect(port),
+            connect(port) as mine,
+            context.wrap_socket(mine, server_hostname="127.0.0.1") as connection,
+        ):
+            connection.sendall(head(0, "/healthz", "GET"))
+            assert answer(connection)[0] == 200

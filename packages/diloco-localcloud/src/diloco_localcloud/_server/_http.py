@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import http.client
 import json
 import socket
 import ssl
@@ -20,6 +21,9 @@ Json = dict[str, Any]
 
 # How much of a refused body is thrown away before the connection is closed.
 _PASSED_OVER = 4 << 20
+# Of a request line and its headers together; a server written in Go takes about as much.
+_HEAD_BYTES = 1 << 20
+_PIECE_BYTES = 1 << 16
 
 
 @dataclass(frozen=True)
@@ -83,7 +87,8 @@ class Server:
         admit: Looks at a request before its body is read, and gives the answer if it is refused; the connection is closed then.
             The length of the body is in its headers.
         idle_seconds: After so long without a byte from the client, its connection is closed.
-        most_connections: How many may be open; one more is closed at once.
+        most_connections: How many may be open. For one more, the one that has been without an admitted request for longest is
+            closed, so that slow and silent clients keep nobody out; if all are at work, the new one is closed at once.
     """
 
     def __init__(
@@ -130,8 +135,9 @@ class _Inner(ThreadingHTTPServer):
     most_connections = 1000
 
     def __init__(self, *args: Any) -> None:
-        self._open: set[socket.socket] = set()
         self._accepted: set[int] = set()
+        self._open: set[socket.socket] = set()
+        self._waiting: dict[socket.socket, None] = {}  # without an admitted request, longest first
         self._lock = threading.Lock()
         super().__init__(*args)
 
@@ -139,41 +145,90 @@ class _Inner(ThreadingHTTPServer):
         """Whether there is room for one more connection."""
         with self._lock:
             if len(self._accepted) >= self.most_connections:
-                return False
+                if not self._waiting:
+                    return False
+                oldest = next(iter(self._waiting))
+                del self._waiting[oldest]
+                _cut(oldest)
             self._accepted.add(id(request))
+            self._waiting[request] = None
             return True
+
+    def waits(self, connection: socket.socket) -> None:
+        """Note that a connection has no admitted request now."""
+        with self._lock:
+            self._waiting[connection] = None
+
+    def works(self, connection: socket.socket) -> None:
+        """Note that a request of a connection was admitted."""
+        with self._lock:
+            self._waiting.pop(connection, None)
 
     def shutdown_request(self, request: Any) -> None:
         """Close a connection, however it went."""
         with self._lock:
             self._accepted.discard(id(request))
+            self._waiting.pop(request, None)
         super().shutdown_request(request)
 
     def finish_request(self, request: Any, client_address: Any) -> None:
         """Shake hands in the connection's own thread, so that a slow client holds up nobody."""
-        if self.context is not None:
-            request.settimeout(self.idle_seconds)
-            try:
-                request = self.context.wrap_socket(request, server_side=True)
-            except (OSError, ssl.SSLError):
-                return
+        request.settimeout(self.idle_seconds)
         with self._lock:
+            self._waiting.pop(request, None)
+            if self.context is not None:
+                try:
+                    request = self.context.wrap_socket(
+                        request, server_side=True, do_handshake_on_connect=False
+                    )
+                except OSError:  # the client has gone
+                    return
             self._open.add(request)
+            self._waiting[request] = None
         try:
+            if self.context is not None:
+                request.do_handshake()
             super().finish_request(request, client_address)
-        except (ConnectionError, ssl.SSLError, TimeoutError):
+        except OSError:
             pass  # the client has gone
         finally:
             with self._lock:
                 self._open.discard(request)
+                self._waiting.pop(request, None)
             if self.context is not None:
                 request.close()
 
     def cut_all(self) -> None:
         with self._lock:
             for connection in self._open:
-                with contextlib.suppress(OSError):  # closed already
-                    connection.shutdown(socket.SHUT_RDWR)
+                _cut(connection)
+
+
+def _cut(connection: socket.socket) -> None:
+    with contextlib.suppress(OSError):  # closed already
+        socket.socket.shutdown(connection, socket.SHUT_RDWR)
+
+
+class _Head:
+    """The reading side of a connection, whose lines have a limit together."""
+
+    def __init__(self, file: Any) -> None:
+        self.left = 0
+        self.read1 = file.read1
+        self.close = file.close
+        self._file = file
+
+    def readline(self, most: int) -> bytes:
+        """Read a line of a head.
+
+        Raises:
+            HTTPException: the head is too long; it is answered with 431.
+        """
+        line: bytes = self._file.readline(most)
+        self.left -= len(line)
+        if self.left < 0:
+            raise http.client.HTTPException(f"a head has at most {_HEAD_BYTES} bytes")
+        return line
 
 
 def _without_length(head: Request) -> Response | None:
@@ -196,15 +251,29 @@ def _handler(
         protocol_version = "HTTP/1.1"
         disable_nagle_algorithm = True
         wbufsize = -1  # one packet for head and body
+        server: _Inner
+
+        def setup(self) -> None:
+            """Bound what is read of a head."""
+            super().setup()
+            self.rfile = _Head(self.rfile)  # type: ignore[assignment]
+
+        def handle_one_request(self) -> None:
+            """Read a request and answer it."""
+            self.server.waits(self.connection)
+            self.rfile.left = _HEAD_BYTES  # type: ignore[attr-defined]
+            super().handle_one_request()
 
         def handle_expect_100(self) -> bool:
-            """Say at once that a body may come, which its sender waits for."""
-            go_on = super().handle_expect_100()
-            self.wfile.flush()
-            return go_on
+            """Say nothing yet: whether a body may come is not known before the request is admitted."""
+            return True
 
         def _answer(self) -> None:
-            parts = urllib.parse.urlsplit(self.path)
+            try:
+                parts = urllib.parse.urlsplit(self.path)
+            except ValueError:
+                self.send_error(400)
+                return
             query = dict(urllib.parse.parse_qsl(parts.query, keep_blank_values=True))
             headers = {key.lower(): value for key, value in self.headers.items()}
             path = urllib.parse.unquote(parts.path)
@@ -215,7 +284,15 @@ def _handler(
                 self._send(refused)
                 self._pass_over(head)
                 return
-            body = self.rfile.read(int(headers.get("content-length", "0")))
+            self.server.works(self.connection)
+            if headers.get("expect", "").lower() == "100-continue":
+                self.send_response_only(100)
+                self.end_headers()
+                self.wfile.flush()
+            body = self._body(int(headers.get("content-length", "0")))
+            if body is None:  # the client has gone
+                self.close_connection = True
+                return
             try:
                 response = handle(replace(head, body=body))
             except CutError:
@@ -230,6 +307,17 @@ def _handler(
 
         do_GET = do_POST = do_PUT = do_PATCH = do_DELETE = do_HEAD = _answer  # noqa: N815
 
+        def _body(self, length: int) -> bytes | None:
+            """Return the body, or None if it ends too early; memory is taken for what has come, not for what was announced."""
+            pieces = []
+            while length > 0:
+                piece = self.rfile.read1(min(length, _PIECE_BYTES))
+                if not piece:
+                    return None
+                pieces.append(piece)
+                length -= len(piece)
+            return b"".join(pieces)
+
         def _pass_over(self, head: Request) -> None:
             """Throw away what follows a refused request: a close with bytes unread would reset, and the answer be lost."""
             self.wfile.flush()
@@ -237,7 +325,7 @@ def _handler(
             length = head.headers.get("content-length", "0")
             if length.isascii() and length.isdecimal():
                 left = min(left, int(length))
-            while left > 0 and (piece := self.rfile.read1(min(left, 65536))):
+            while left > 0 and (piece := self.rfile.read1(min(left, _PIECE_BYTES))):
                 left -= len(piece)
 
         def _send(self, response: Response) -> None:

@@ -31,7 +31,9 @@ def ask(stand_in, method, path, query=None, body=None):
     return answer.status, json.loads(answer.body) if answer.kind == "application/json" else None
 
 
-@pytest.mark.parametrize("value", [LONG, "-" + LONG, "\u00b2", "x", "1.5", "1e999", "nan", "+", "1_0"])
+@pytest.mark.parametrize(
+    "value", [LONG, "-" + LONG, "\u00b2", "x", "1.5", "1e999", "nan", "+", "1_0"]
+)
 @pytest.mark.parametrize(
     ("path", "query"),
     [
@@ -85,7 +87,10 @@ def test_a_body_that_is_too_deep(stand_in, text):
 
 def test_times_are_never_too_far(stand_in):
     pod = {
-        "metadata": {"name": "patient", "annotations": {"batch.kubernetes.io/job-completion-index": LONG}},
+        "metadata": {
+            "name": "patient",
+            "annotations": {"batch.kubernetes.io/job-completion-index": LONG},
+        },
         "spec": {
             "terminationGracePeriodSeconds": 2**62,
             "containers": [{"name": "main", "image": "any"}],
