@@ -34,6 +34,13 @@ def not_json():
 def raises():
     raise ValueError("no such data")
 
+def raises_half_a_pair():
+    raise ValueError(os.fsdecode(b"no file caf\\xe9"))
+
+def forges_its_report(text):
+    open(sys.orig_argv[-1], "w").write(text)
+    os._exit(0)
+
 def leaves(code):
     raise SystemExit(code)
 

@@ -107,6 +107,9 @@ class TestOverInterruptions:
                 '{"started": true, "failed": 0}',
                 '{"started": -1, "failed": -2}',
                 "2",
+                '{"started": 1099511627776, "failed": 0}',
+                '{"started": 1, "failed": 0, "more": "' + "x" * 5000 + '"}',
+                "[" * 4000,
             ]
         )
     )

@@ -150,11 +150,11 @@ def damaged(journal, change):
     ("field", "value", "message"),
     [
         ("state", "running", "the state 'running' is not an end"),
-        ("state", "no", "'no' is not a valid ReplicaState"),
+        ("state", "no", "a status has state='no'"),
         ("state", ["failed"], r"a status has state=\['failed'\]"),
         ("attempt", "1", "a status has attempt='1'"),
         ("attempt", True, "a status has attempt=True"),
-        ("reason", "why", "'why' is not a valid Reason"),
+        ("reason", "why", "a status has reason='why'"),
         ("exit_code", 1.5, "a status has exit_code=1.5"),
         ("message", None, "a status has message=None"),
         ("finished_at", "now", "a status has finished_at='now'"),

@@ -140,7 +140,10 @@ class TestOutcomes:
         assert end(replica("in_a_pool"), tmp_path).result == 3
 
     def test_a_large_result(self, replica, tmp_path):
-        assert len(end(replica("large", megabytes=20), tmp_path).result) == 20 * 10**6
+        assert len(end(replica("large", megabytes=16), tmp_path).result) == 16 * 10**6
+        outcome = end(replica("large", megabytes=17), tmp_path)
+        assert (outcome.exit_code, outcome.error_type) == (1, "InvalidResult")
+        assert "the result is 17000002 bytes of JSON" in outcome.error
 
     def test_a_dotted_name(self, replica, tmp_path):
         assert end(replica("Space.inner"), tmp_path).result == "inner"
@@ -161,6 +164,33 @@ class TestOutcomes:
         assert outcome.error == "ValueError: no such data"
         assert 'raise ValueError("no such data")' in outcome.traceback
         assert "no such data" in runner.err
+
+    def test_an_exception_that_quotes_what_cannot_be_sent(self, replica, tmp_path):
+        """Half of a surrogate pair, as Python makes it of a file's name that is not UTF-8."""
+        outcome = end(replica("raises_half_a_pair"), tmp_path)
+        assert (outcome.error, outcome.error_type) == (
+            "ValueError: no file caf\\udce9",
+            "ValueError",
+        )
+        assert outcome.traceback.endswith("no file caf\\udce9\n")
+
+    @pytest.mark.parametrize(
+        "text",
+        [
+            *("", "{", "[" * 10**5, '{"version": 2}', "\\ud800", " " * 2**25),
+            Outcome(3, error="no").to_json().replace(':"error"', ':"preempted"'),
+        ],
+        ids=range(7),
+    )
+    def test_a_report_that_no_runner_could_read_is_a_failure(self, replica, tmp_path, text):
+        outcome = end(replica("forges_its_report", text=text), tmp_path)
+        assert (outcome.exit_code, outcome.error_type) == (1, "InvalidReport")
+        assert "reported cannot be read" in outcome.error
+
+    def test_what_was_reported_as_a_failure_is_no_success(self, replica, tmp_path):
+        text = Outcome(3, error="gave up", reason=Reason.ERROR).to_json()
+        outcome = end(replica("forges_its_report", text=text), tmp_path)
+        assert (outcome.exit_code, outcome.error) == (3, "gave up")
 
     @pytest.mark.parametrize(
         ("code", "exit_code", "error"),

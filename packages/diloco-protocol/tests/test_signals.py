@@ -7,6 +7,7 @@ import sys
 
 import pytest
 
+from diloco_protocol._signals import is_signal_name
 from diloco_protocol.backend import read_wait_status, signal_name
 
 
@@ -34,3 +35,13 @@ def test_it_agrees_with_a_real_process():
     _, status = os.waitpid(process.pid, 0)
     process.returncode = -9
     assert read_wait_status(status) == (137, "SIGKILL")
+
+
+@pytest.mark.parametrize("number", range(1, 65))
+def test_every_name_that_is_given_is_the_name_of_a_signal(number):
+    assert is_signal_name(signal_name(number))
+
+
+@pytest.mark.parametrize("text", ["", "5", "SIG", "sigkill", "SIGKILL\n", "signal 0", "signal 128"])
+def test_other_text_is_not(text):
+    assert not is_signal_name(text)

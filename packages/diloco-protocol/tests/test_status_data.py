@@ -1,30 +1,36 @@
-"""A status in and out of JSON."""
+"""A status in and out of JSON: what is written can be read, and nothing else is written."""
 
+import contextlib
 import json
+from dataclasses import asdict
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from json_lab import odd_values, text
 
 from diloco_protocol import InvalidRequestError, Reason, ReplicaState, ReplicaStatus
+from diloco_protocol._fields import LARGEST, LATEST, TEXT_CHARACTERS
 from diloco_protocol.backend import status_from_data, status_to_data
 
-
-@given(
-    st.builds(
-        ReplicaStatus,
-        state=st.sampled_from(ReplicaState),
-        attempt=st.integers(1, 9),
-        reason=st.none() | st.sampled_from(Reason),
-        stopping=st.booleans(),
-        exit_code=st.none() | st.integers(0, 255),
-        signal=st.none() | st.just("SIGKILL"),
-        message=st.text(),
-        started_at=st.none() | st.floats(0, 2e9),
-        finished_at=st.none() | st.floats(0, 2e9),
-        native=st.text(),
-    )
+statuses = st.builds(
+    ReplicaStatus,
+    state=st.sampled_from(ReplicaState),
+    attempt=st.integers(1, LARGEST),
+    reason=st.none() | st.sampled_from(Reason),
+    stopping=st.booleans(),
+    exit_code=st.none() | st.integers(0, 255),
+    signal=st.none() | st.sampled_from(["SIGKILL", "signal 64"]),
+    message=text,
+    started_at=st.none() | st.floats(0, LATEST),
+    finished_at=st.none() | st.floats(0, LATEST),
+    url=st.none() | text,
+    native=text,
 )
+names = st.sampled_from(sorted(asdict(ReplicaStatus(ReplicaState.RUNNING))))
+
+
+@given(statuses)
 def test_a_status_comes_back(status):
     found = status_from_data(json.loads(json.dumps(status_to_data(status))))
     assert found == status
@@ -32,16 +38,44 @@ def test_a_status_comes_back(status):
     assert found.reason is None or type(found.reason) is Reason
 
 
+@given(statuses, names, odd_values)
+def test_a_changed_field_is_refused_or_comes_back(status, name, value):
+    data = {**status_to_data(status), name: value}
+    with contextlib.suppress(InvalidRequestError):
+        read = status_from_data(json.loads(json.dumps(data)))
+        assert status_from_data(status_to_data(read)) == read
+
+
+@given(statuses, names, odd_values)
+def test_what_the_writer_takes_the_reader_takes(status, name, value):
+    try:
+        written = status_to_data(ReplicaStatus(**{**asdict(status), name: value}))
+    except InvalidRequestError:
+        return
+    assert status_to_data(status_from_data(json.loads(json.dumps(written)))) == written
+
+
 @pytest.mark.parametrize(
     ("field", "value"),
-    [("attempt", 0), ("attempt", 10**400), ("exit_code", -1), ("exit_code", 256), ("started_at", -1.0),
-     ("finished_at", float("nan")), ("finished_at", 1e300), ("state", "over"), ("reason", "because"), ("stopping", 1)],
+    [("attempt", 0), ("attempt", 2**31), ("attempt", 10**400), ("exit_code", -1), ("exit_code", 256), ("exit_code", 4242),
+     ("signal", "5"), ("started_at", -1.0), ("finished_at", float("nan")), ("finished_at", 1e300), ("state", "over"),
+     ("reason", "because"), ("stopping", 1)],
 )  # fmt: skip
 def test_values_that_no_status_has(field, value):
-    data = status_to_data(ReplicaStatus(ReplicaState.FAILED, reason=Reason.ERROR, exit_code=1))
-    assert status_from_data(data).exit_code == 1
-    with pytest.raises(InvalidRequestError):
-        status_from_data({**data, field: value})
+    fields = {"state": ReplicaState.FAILED, "reason": Reason.ERROR, "exit_code": 1}
+    assert status_from_data(status_to_data(ReplicaStatus(**fields))).exit_code == 1
+    with pytest.raises(InvalidRequestError, match=f"a status has {field}="):
+        status_from_data({**status_to_data(ReplicaStatus(**fields)), field: value})
+    with pytest.raises(InvalidRequestError, match=f"a status has {field}="):
+        status_to_data(ReplicaStatus(**{**fields, field: value}))
+
+
+def test_texts_are_written_as_every_reader_takes_them():
+    """The end of a replica must not be lost for what stands in its message."""
+    status = ReplicaStatus(ReplicaState.FAILED, message="no \udcff", native="x" * 10**6)
+    read = status_from_data(status_to_data(status))
+    assert read.message == "no \\udcff"
+    assert len(read.native) <= TEXT_CHARACTERS
 
 
 @pytest.mark.parametrize("data", [None, 3, "failed", [], {}, {"state": "failed"}])

@@ -41,14 +41,16 @@ FAILED = ReplicaStatus(
 def test_no_verb_hands_on_what_a_terminal_obeys(tmp_path, journaled):
     executor = Memory({}, journal=FolderJournal(tmp_path) if journaled else None)
     (handle,) = executor.launch_replicas(1, "m:f")
-    executor.world[handle] = FAILED
+    # The journal takes nothing but the name of a signal.
+    failed = replace(FAILED, signal="SIGKILL" if journaled else BAD)
+    signal = "SIGKILL" if journaled else GOOD
+    executor.world[handle] = failed
     seen = []
     for _ in range(2):  # the second time, the journal answers
         status = executor.describe(handle)
-        assert (status.message, status.signal, status.native, status.url) == (GOOD,) * 4
-        assert status == replace(FAILED, message=GOOD, signal=GOOD, native=GOOD, url=GOOD)
+        assert status == replace(failed, message=GOOD, signal=signal, native=GOOD, url=GOOD)
         (result,) = executor.collect([handle], progress=lambda known: seen.extend(known.values()))
-        assert (result["error"], result["signal"]) == (GOOD, GOOD)
+        assert (result["error"], result["signal"]) == (GOOD, signal)
     assert {status.message for status in seen} == {GOOD}
 
 
@@ -56,7 +58,7 @@ def test_an_end_that_was_recorded_as_it_was(tmp_path):
     journal = FolderJournal(tmp_path)
     executor = Memory({}, journal=journal)
     (handle,) = executor.launch_replicas(1, "m:f")
-    journal.record_end(handle, FAILED, None)
+    journal.record_end(handle, replace(FAILED, signal=None), None)
     assert executor.describe(handle).message == GOOD
 
 

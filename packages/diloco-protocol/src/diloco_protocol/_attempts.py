@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from ._bounds import read_bounded
+from ._fields import LARGEST
+from ._json import dumps, loads
+
 if TYPE_CHECKING:
     from ._outcome import Outcome
     from ._spec import ReplicaSpec
+
+_MOST_BYTES = 4096
 
 
 class AttemptCounter:
@@ -49,7 +54,7 @@ class AttemptCounter:
             return
         self._path.parent.mkdir(parents=True, exist_ok=True)
         partial = self._path.with_name(f"{self._path.name}.partial")
-        partial.write_text(json.dumps({"started": self.started, "failed": self.failed}))
+        partial.write_text(dumps({"started": self.started, "failed": self.failed}))
         partial.replace(self._path)
 
 
@@ -88,9 +93,11 @@ def run_attempts(
 
 def _read(path: Path) -> tuple[int, int]:
     try:
-        data: Any = json.loads(path.read_text(encoding="utf-8"))
+        with path.open("rb") as file:
+            data: Any = loads(read_bounded(file, _MOST_BYTES, str(path)).decode(), str(path))
         started, failed = data["started"], data["failed"]
     except (OSError, ValueError, KeyError, TypeError):
         return 0, 0
-    sound = type(started) is int and type(failed) is int and 0 <= failed <= started
-    return (started, failed) if sound else (0, 0)
+    whole = type(started) is int and type(failed) is int
+    # Far from the largest attempt, which is counted from the one of the spec.
+    return (started, failed) if whole and 0 <= failed <= started < LARGEST // 2 else (0, 0)

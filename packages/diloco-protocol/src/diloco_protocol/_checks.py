@@ -4,10 +4,15 @@ from __future__ import annotations
 
 import math
 import os
+import sys
 from collections.abc import Iterable, Mapping
 from typing import Literal, TypeGuard, overload
 
 from ._errors import InvalidRequestError
+from ._redact import redact_text
+
+_SHOWN = 200
+_SHOWN_OF = 10 * _SHOWN  # so that a token is found and left out before the rest is cut off
 
 
 @overload
@@ -60,8 +65,8 @@ def read_whole(name: str, text: str, least: int, most: int) -> int:
     """
     digits = text.isascii() and text.isdecimal() and len(text) <= len(str(most))
     if not digits or not least <= int(text) <= most:
-        shown = text if len(text) <= 40 else f"{text[:40]}..."
-        raise _refused(name, f"a whole number from {least} to {most}", shown, none=False)
+        given = text if len(text) <= 40 else f"{text[:40]}..."
+        raise _refused(name, f"a whole number from {least} to {most}", given, none=False)
     return int(text)
 
 
@@ -230,10 +235,27 @@ def _items(name: str, values: object, what: str) -> Iterable[object]:
 
 
 def _is_number(value: object) -> TypeGuard[int | float]:
-    return isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value)
+    # No comparison overflows, as a conversion of the largest integers does.
+    return (
+        isinstance(value, (int, float))
+        and not isinstance(value, bool)
+        and -sys.float_info.max <= value <= sys.float_info.max
+    )
+
+
+def shown(value: object) -> str:
+    """Return a value as an error message can show it: without secrets, and no longer than a line or two."""
+    if type(value) is int and value.bit_length() > 64:
+        return "a number of that size"
+    try:
+        text = repr(value[:_SHOWN_OF] if isinstance(value, (str, bytes)) else value)
+    except Exception:  # noqa: BLE001 - integers of thousands of digits, endless nesting, objects of any class
+        return f"a {type(value).__name__} that cannot be shown"
+    text = redact_text(text)
+    return text if len(text) <= _SHOWN else f"{text[:_SHOWN]}..."
 
 
 def _refused(name: str, allowed: str, value: object, *, none: bool) -> InvalidRequestError:
     return InvalidRequestError(
-        f"{name} must be {allowed}{' or None' if none else ''}, not {value!r}"
+        f"{name} must be {allowed}{' or None' if none else ''}, not {shown(value)}"
     )

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import functools
 import importlib
-import json
 import sys
 import traceback
 from pathlib import Path
@@ -12,8 +11,9 @@ from types import ModuleType
 from typing import Any
 
 from ._errors import InvalidRequestError
-from ._json import check_json
+from ._outcome import Outcome
 from ._spec import ReplicaSpec
+from ._types import Reason
 
 
 def main() -> None:
@@ -22,13 +22,15 @@ def main() -> None:
     report_path = Path(sys.argv[2])
     sys.argv[1:] = []
     code, report = _call(spec)
-    partial = report_path.with_suffix(".partial")
-    partial.write_text(json.dumps(report), encoding="utf-8")
-    partial.replace(report_path)
+    if report is not None:
+        partial = report_path.with_suffix(".partial")
+        partial.write_text(report, encoding="utf-8")
+        partial.replace(report_path)
     sys.exit(code)
 
 
-def _call(spec: ReplicaSpec) -> tuple[int, dict[str, Any]]:
+def _call(spec: ReplicaSpec) -> tuple[int, str | None]:
+    """The exit code, and the report: an outcome, or nothing if it neither returned nor failed."""
     module, _, name = spec.entrypoint.partition(":")
     step = f"importing module {module!r}"
     try:
@@ -50,21 +52,21 @@ def _call(spec: ReplicaSpec) -> tuple[int, dict[str, Any]]:
     except BaseException as error:  # noqa: BLE001 - whatever it is, it is reported
         traceback.print_exc()
         text = f"{type(error).__name__}: {error}"
-        return 1, {
-            "error": f"{step} failed: {text}" if step else text,
-            "error_type": type(error).__name__,
-            "traceback": traceback.format_exc(),
-            "start_failed": bool(step),
-        }
+        return 1, Outcome(
+            1,
+            error=f"{step} failed: {text}" if step else text,
+            error_type=type(error).__name__,
+            traceback=traceback.format_exc(),
+            reason=Reason.START_FAILED if step else Reason.ERROR,
+        ).to_json()
     try:
-        check_json(result, "result")
+        return 0, Outcome(0, result=result).to_json()
     except InvalidRequestError as error:
         text = (
             f"the entrypoint {spec.entrypoint} returned something that cannot be reported: {error}"
         )
         print(text, file=sys.stderr, flush=True)  # noqa: T201 - stderr is the replica's log
-        return 1, {"error": text, "error_type": "InvalidResult"}
-    return 0, {"result": result}
+        return 1, Outcome(1, error=text, error_type="InvalidResult").to_json()
 
 
 def _submodule(module: str, name: str) -> ModuleType | None:
@@ -78,19 +80,20 @@ def _submodule(module: str, name: str) -> ModuleType | None:
         raise
 
 
-def _exit_code(request: SystemExit) -> tuple[int, dict[str, Any]]:
+def _exit_code(request: SystemExit) -> tuple[int, str | None]:
     """The exit code that the interpreter itself would give a SystemExit."""
-    if request.code is None or request.code == 0:
-        return 0, {}
+    if request.code is None:
+        return 0, None
     if isinstance(request.code, int):
         code = request.code & 0xFF
-        # What the operating system makes of exit(256) is a success, so it is one.
-        return code, {
-            "error": f"the entrypoint exited with code {code}",
-            "error_type": "SystemExit",
-        } if code else {}
-    print(request.code, file=sys.stderr, flush=True)  # noqa: T201 - stderr is the replica's log
-    return 1, {"error": f"the entrypoint exited: {request.code}", "error_type": "SystemExit"}
+        words = f" with code {code}"
+    else:
+        print(request.code, file=sys.stderr, flush=True)  # noqa: T201 - stderr is the replica's log
+        code, words = 1, f": {request.code}"
+    if code == 0:  # what the operating system makes of exit(256) is a success, so it is one
+        return 0, None
+    error = f"the entrypoint exited{words}"
+    return code, Outcome(code, error=error, error_type="SystemExit").to_json()
 
 
 if __name__ == "__main__":

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass, fields, replace
+from dataclasses import asdict, dataclass, fields, replace
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from ._checks import check_whole
+from ._bounds import OUTCOME_BYTES, check_size
+from ._checks import check_whole, shown
 from ._errors import InvalidRequestError
+from ._fields import shorten
 from ._json import dumps, loads
-from ._outcome import Outcome
+from ._outcome import Outcome, check_result_size, with_sound_texts
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
@@ -24,7 +26,6 @@ _MARK = "diloco-result "
 _PIECE = 8_000
 _NUMBER = re.compile("[0-9]{1,8}")
 _SHA256 = re.compile("[0-9a-f]{64}")
-_CUT = "\n[... cut ...]\n"
 _SHORTEST_TRACEBACK = 100  # one that is shorter says less than the error
 _LONGEST_TYPE = 60  # the name of a class, which anybody may choose
 
@@ -63,12 +64,14 @@ def outcome_to_message(
         InvalidRequestError: The result is larger than 1 MiB of JSON, or is not JSON; or there is too little room.
     """
     check_whole("message_bytes", message_bytes, LEAST_MESSAGE_BYTES)
+    outcome = with_sound_texts(outcome)
     text = outcome.to_json()
     if len(text) <= message_bytes:
         return text, []
     lines: list[str] = []
     digest = ""
     if outcome.result is not None:
+        check_result_size(outcome.result, OutcomeMessage.max_result_bytes)
         lines, digest = _to_lines(dumps(outcome.result))
     for error_room, traceback_room in _rooms(message_bytes):
         short = replace(
@@ -82,7 +85,7 @@ def outcome_to_message(
         text = dumps(
             {
                 **{f.name: getattr(message, f.name) for f in fields(message)},
-                "outcome": loads(short.to_json(), ""),
+                "outcome": asdict(short),
             }
         )
         if len(text) <= message_bytes:
@@ -109,23 +112,21 @@ def outcome_from_message(text: str) -> OutcomeMessage:
         SpecVersionError: It was written by another version.
         InvalidRequestError: It is not such a message.
     """
+    check_size("this message", len(text), OUTCOME_BYTES)
     data = loads(text, "this message")
     if not isinstance(data, dict) or "outcome" not in data:
         return OutcomeMessage(Outcome.from_data(data))
     if data.keys() != {f.name for f in fields(OutcomeMessage)}:
-        raise InvalidRequestError(f"this message has the unknown fields {sorted(data)}")
+        raise InvalidRequestError(f"this message has the unknown fields {shown(sorted(data))}")
     lines, digest = data["result_lines"], data["result_sha256"]
     most = -(-OutcomeMessage.max_result_bytes // _PIECE)
     if type(lines) is not int or not 0 <= lines <= most:
-        shown = (
-            lines if type(lines) is int and lines.bit_length() < 64 else f"a {type(lines).__name__}"
-        )
         raise InvalidRequestError(
-            f"this message says that {shown} log lines carry the result, and 0 to {most} can"
+            f"this message says that {shown(lines)} log lines carry the result, and 0 to {most} can"
         )
     if type(digest) is not str or not (_SHA256.fullmatch(digest) if lines else digest == ""):
         raise InvalidRequestError(
-            f"this message has result_sha256={digest!r:.200}, and with {lines} lines it must be "
+            f"this message has result_sha256={shown(digest)}, and with {lines} lines it must be "
             f"{'64 hexadecimal digits' if lines else 'empty'}"
         )
     return OutcomeMessage(Outcome.from_data(data["outcome"]), lines, digest)
@@ -163,12 +164,6 @@ def is_result_line(line: str) -> bool:
 
 
 def _to_lines(text: str) -> tuple[list[str], str]:
-    limit = OutcomeMessage.max_result_bytes
-    if len(text) > limit:
-        raise InvalidRequestError(
-            f"the result is {len(text)} bytes of JSON; this backend carries up to {limit}: "
-            "write it to the rendezvous and return its name"
-        )
     digest = _digest(text)
     pieces = [text[start : start + _PIECE] for start in range(0, len(text), _PIECE)]
     return [f"{_MARK}{digest[:16]} {number} {piece}" for number, piece in enumerate(pieces)], digest
@@ -181,8 +176,4 @@ def _digest(text: str) -> str:
 
 
 def _shorten(text: str | None, room: int) -> str | None:
-    """Both ends of a text: the beginning says where it happened, the end what it was."""
-    if text is None or len(text) <= room:
-        return text
-    half = max(0, (room - len(_CUT)) // 2)
-    return f"{text[:half]}{_CUT}{text[len(text) - half :]}"
+    return None if text is None else shorten(text, room)

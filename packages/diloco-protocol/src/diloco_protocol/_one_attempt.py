@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import json
 import os
 import select
 import signal
@@ -12,10 +11,11 @@ import sys
 import tempfile
 import time
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from ._outcome import Outcome
 from ._processes import Process, adopt_orphans, members, send
+from ._report import read_report
 from ._signals import read_wait_status
 from ._spec import environment
 from ._types import Reason
@@ -89,10 +89,8 @@ def run_attempt(spec: ReplicaSpec, signals: Signals, folder: Path | None = None)
             start_new_session=True,
         )
         status, reason, told = _watch(child, spec, signals)
-        report_fields: dict[str, Any] = (
-            json.loads(report.read_text(encoding="utf-8")) if report.exists() else {}
-        )
-    return _outcome(status, reason, told, report_fields, spec, started_at)
+        reported = read_report(report)
+    return _outcome(status, reason, told, reported, spec, started_at)
 
 
 def _safe_path() -> list[str]:
@@ -175,28 +173,27 @@ def _outcome(
     status: int,
     reason: Reason | None,
     told: signal.Signals | None,
-    report: dict[str, Any],
+    report: Outcome | None,
     spec: ReplicaSpec,
     started_at: float,
 ) -> Outcome:
     code, name = read_wait_status(status)
     finished_at = time.time()
-    error = report.get("error")
+    said = report or Outcome(0)
+    error = said.error
     if reason is Reason.TIMEOUT:
         # Also if it then ended in good order: what was cut short has not succeeded, and no caller may take it for a success.
         code = code or TIMEOUT_CODE
         error = f"rank {spec.rank} ran longer than its timeout of {spec.timeout:g} s"
-    elif code == 0 and told is not None and "result" not in report:
+    elif code == 0 and told is not None and report is None:
         # Programs save and leave with 0 when they are told to end. Taken for a success, it would never be started again.
         code, name = 128 + told, told.name
         error = f"rank {spec.rank} was told to end by {name}, and exited with code 0 before its entrypoint had returned"
-    elif code == 0:
+    elif code == said.exit_code == 0:
         # It finished its work in spite of a signal: a success that won the race stays one.
-        result = report.get("result")
         return Outcome(
             0,
-            result=result,
-            reason=Reason.COMPLETED,
+            result=said.result,
             started_at=started_at,
             finished_at=finished_at,
             attempt=spec.attempt,
@@ -207,13 +204,13 @@ def _outcome(
             if name
             else f"rank {spec.rank} exited with code {code}"
         )
-    default = Reason.START_FAILED if report.get("start_failed") else Reason.ERROR
+    default = said.reason if said.exit_code else Reason.ERROR
     return Outcome(
-        code,
+        code or said.exit_code,  # no program makes a success of what it has reported as a failure
         signal=name,
         error=error,
-        error_type=report.get("error_type"),
-        traceback=report.get("traceback"),
+        error_type=said.error_type,
+        traceback=said.traceback,
         reason=reason or default,
         started_at=started_at,
         finished_at=finished_at,

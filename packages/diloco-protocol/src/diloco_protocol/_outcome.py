@@ -2,25 +2,32 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from typing import Any
 
-from ._errors import InvalidRequestError, SpecVersionError
+from ._bounds import OUTCOME_BYTES, RESULT_BYTES, check_size
+from ._checks import check_whole, shown
+from ._errors import InvalidRequestError
+from ._fields import check_fields, check_version, sound_text
 from ._json import check_json, dumps, loads
 from ._types import Reason
 
 OUTCOME_VERSION = 2
 
-LATEST = 253_402_300_799
-"""The end of the year 9999 in Unix seconds, which is the last that dates can say."""
-_TEXT = (str, type(None))
-_TIME = (float, int, type(None))
-_KINDS: dict[str, tuple[type, ...]] = {
-    "exit_code": (int,),
-    "attempt": (int,),
-    **dict.fromkeys(("signal", "error", "error_type", "traceback"), _TEXT),
-    **dict.fromkeys(("started_at", "finished_at"), _TIME),
-}
+REPORTED = frozenset(
+    {
+        Reason.COMPLETED,
+        Reason.ERROR,
+        Reason.TIMEOUT,
+        Reason.START_FAILED,
+        Reason.CANCEL_REQUESTED,
+    }
+)
+"""The reasons that a runner gives. All others need evidence that only the platform has."""
+_CHECKED = (
+    *("exit_code", "signal", "error", "error_type", "traceback"),
+    *("started_at", "finished_at", "attempt"),
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,13 +35,14 @@ class Outcome:
     """How one attempt ended.
 
     Attributes:
-        exit_code: The exit code of the replica's program; 128 + n for signal n.
+        exit_code: The exit code of the replica's program, 0 to 255; 128 + n for signal n.
         signal: Name of the signal that ended it, such as ``"SIGKILL"``.
         error: What went wrong, in a sentence; None if nothing did.
         error_type: Class of the exception, if there was one.
         traceback: Its traceback.
         result: What the entrypoint returned, a JSON value.
-        reason: COMPLETED, ERROR, TIMEOUT, START_FAILED, or CANCEL_REQUESTED if the runner was asked to stop.
+        reason: COMPLETED exactly with exit code 0; otherwise ERROR, TIMEOUT, START_FAILED, or CANCEL_REQUESTED if the runner
+            was asked to stop. Left out, it is COMPLETED or ERROR.
         started_at: Unix seconds.
         finished_at: Unix seconds.
         attempt: Which attempt of the rank this was, from 1.
@@ -47,20 +55,31 @@ class Outcome:
     error_type: str | None = None
     traceback: str | None = None
     result: Any = None
-    reason: Reason = Reason.ERROR
+    reason: Reason = None  # type: ignore[assignment] # it is never None once the outcome is made
     started_at: float | None = None
     finished_at: float | None = None
     attempt: int = 1
     version: int = OUTCOME_VERSION
 
+    def __post_init__(self) -> None:
+        if not self.reason:
+            reason = Reason.COMPLETED if self.exit_code == 0 else Reason.ERROR
+            object.__setattr__(self, "reason", reason)
+
     def to_json(self) -> str:
-        """The outcome as compact JSON.
+        """Return the outcome as compact JSON, with texts as :func:`sound_text` makes them.
 
         Raises:
-            InvalidRequestError: JSON cannot carry the result exactly; names the path to the value.
+            InvalidRequestError: A field holds what no outcome can hold, or JSON cannot carry the result exactly (the error
+                names the path to the value), or the result is larger than 16 MiB of JSON.
         """
-        check_json(self.result, "result")
-        return dumps({f.name: getattr(self, f.name) for f in fields(self)})
+        sound = with_sound_texts(self)
+        _check(sound)
+        check_version("this outcome", {"version": self.version}, OUTCOME_VERSION)
+        text = dumps({f.name: getattr(sound, f.name) for f in fields(self)})
+        if len(text) > RESULT_BYTES:
+            check_result_size(self.result, RESULT_BYTES)
+        return text
 
     @classmethod
     def from_json(cls, text: str) -> Outcome:
@@ -68,9 +87,13 @@ class Outcome:
 
         Raises:
             SpecVersionError: It was written by another version.
-            InvalidRequestError: It is not an outcome.
+            InvalidRequestError: It is not an outcome, or it is larger than any outcome is.
         """
-        return cls.from_data(loads(text, "this outcome"))
+        check_size("this outcome", len(text), OUTCOME_BYTES)
+        outcome = cls.from_data(loads(text, "this outcome"))
+        if len(text) > RESULT_BYTES // 6:  # that much longer is JSON in ASCII at most
+            check_result_size(outcome.result, RESULT_BYTES)
+        return outcome
 
     @classmethod
     def from_data(cls, data: object) -> Outcome:
@@ -80,48 +103,63 @@ class Outcome:
             SpecVersionError: It was written by another version.
             InvalidRequestError: It is not an outcome.
         """
-        if not isinstance(data, dict) or data.get("version") != OUTCOME_VERSION:
-            version = data.get("version") if isinstance(data, dict) else None
-            raise SpecVersionError(
-                f"this outcome has version {shown(version)}, and this diloco-protocol reads version {OUTCOME_VERSION}"
-            )
+        data = check_version("this outcome", data, OUTCOME_VERSION)
         names = {f.name for f in fields(cls)}
         if data.keys() != names:
             raise InvalidRequestError(
-                f"this outcome has the fields {sorted(data)} instead of {sorted(names)}"
+                f"this outcome has the fields {shown(sorted(data))} instead of {sorted(names)}"
             )
-        for name, kinds in _KINDS.items():
-            if type(data[name]) not in kinds:
-                raise InvalidRequestError(f"this outcome has {name}={shown(data[name])}")
-        if not 0 <= data["exit_code"] <= 255:
-            raise InvalidRequestError(
-                f"this outcome has exit_code={shown(data['exit_code'])}, and programs exit with 0 to 255"
-            )
-        if not 1 <= data["attempt"] < 1 << 31:
-            raise InvalidRequestError(
-                f"this outcome has attempt={shown(data['attempt'])}, and attempts are counted from 1"
-            )
-        for name in ("started_at", "finished_at"):
-            if data[name] is not None and not 0 <= data[name] <= LATEST:
-                raise InvalidRequestError(
-                    f"this outcome has {name}={shown(data[name])}, and a time is a number of seconds since 1970"
-                )
-        for name in ("signal", "error", "error_type", "traceback", "result"):
-            check_json(data[name], name)  # also what JSON can say, and nobody can print or send on
         try:
             reason = Reason(data["reason"])
         except ValueError:
             raise InvalidRequestError(
                 f"this outcome has the unknown reason {shown(data['reason'])}"
             ) from None
-        return cls(**{**data, "reason": reason})
+        outcome = cls(**{**data, "reason": reason})
+        _check(outcome)
+        return outcome
 
 
-def shown(value: object) -> str:
-    """A value as an error message can show it."""
-    # An integer of thousands of digits cannot even be shown.
-    return (
-        "a number of that size"
-        if type(value) is int and value.bit_length() > 64
-        else repr(value)[:200]
+def _check(outcome: Outcome) -> None:
+    """Refuse what no runner says, on its way out and on its way in."""
+    check_fields("this outcome", outcome, _CHECKED)
+    check_whole("the exit_code of this outcome", outcome.exit_code, 0)  # a status may lack it
+    if outcome.reason not in REPORTED:
+        raise InvalidRequestError(
+            f"this outcome has the reason {shown(str(outcome.reason))}, and a replica reports only "
+            f"{', '.join(sorted(REPORTED))}"
+        )
+    succeeded = outcome.exit_code == 0
+    if succeeded != (outcome.reason is Reason.COMPLETED) or (succeeded and outcome.signal):
+        raise InvalidRequestError(
+            f"this outcome has exit_code={outcome.exit_code}, reason={str(outcome.reason)!r} and signal={outcome.signal!r}: "
+            "a success, and nothing else, has the exit code 0, the reason 'completed' and no signal"
+        )
+    check_json(outcome.result, "result")
+
+
+def with_sound_texts(outcome: Outcome) -> Outcome:
+    """Return an outcome whose texts every reader takes."""
+    return replace(
+        outcome,
+        error=_sound(outcome.error),
+        error_type=_sound(outcome.error_type),
+        traceback=_sound(outcome.traceback),
     )
+
+
+def _sound(text: str | None) -> str | None:
+    return sound_text(text) if isinstance(text, str) else text  # anything else is refused
+
+
+def check_result_size(result: Any, most: int) -> None:
+    """Refuse a result that is larger than a channel carries.
+
+    Raises:
+        InvalidRequestError: It has more than ``most`` bytes as JSON; says how many.
+    """
+    if result is not None and (size := len(dumps(result))) > most:
+        raise InvalidRequestError(
+            f"the result is {size} bytes of JSON; this backend carries up to {most}: write it to the rendezvous and return "
+            "its name"
+        )

@@ -6,10 +6,10 @@ import os
 from dataclasses import replace
 from pathlib import Path
 
-from ._errors import InvalidRequestError
-from ._json import dumps
+from ._bounds import OUTCOME_BYTES, read_bounded
+from ._errors import DilocoError, InvalidRequestError
 from ._message import outcome_to_message
-from ._outcome import Outcome
+from ._outcome import Outcome, check_result_size
 from ._types import Reason
 
 
@@ -53,14 +53,29 @@ def overwrite(path: Path, text: str) -> None:
         file.truncate(len(data))
 
 
-def limited(outcome: Outcome, most: int | None) -> Outcome:
+def read_report(path: Path) -> Outcome | None:
+    """Return what the entrypoint's process reported; None if it has reported nothing.
+
+    It is a failure if the report cannot be read: the entrypoint may have written anything there.
+    """
+    try:
+        with path.open("rb") as file:
+            report = read_bounded(file, OUTCOME_BYTES, "the report")
+        return Outcome.from_json(report.decode())
+    except FileNotFoundError:
+        return None
+    except (OSError, DilocoError, UnicodeDecodeError) as error:
+        text = f"what the entrypoint's process reported cannot be read: {error}"
+        return Outcome(1, error=text, error_type="InvalidReport")
+
+
+def limited(outcome: Outcome, most: int) -> Outcome:
     """An outcome whose result is at most so many bytes of JSON; a larger one is a failure that says so."""
-    if most is None or outcome.result is None or (size := len(dumps(outcome.result))) <= most:
-        return outcome
-    return _invalid_result(
-        outcome,
-        f"the result is {size} bytes of JSON; this backend carries up to {most}: write it to the rendezvous and return its name",
-    )
+    try:
+        check_result_size(outcome.result, most)
+    except InvalidRequestError as error:
+        return _invalid_result(outcome, str(error))
+    return outcome
 
 
 def _invalid_result(outcome: Outcome, error: str) -> Outcome:

@@ -6,8 +6,9 @@ import base64
 from dataclasses import dataclass, fields
 from typing import TYPE_CHECKING, Any
 
-from ._checks import check_seconds, check_whole, read_whole
+from ._checks import check_seconds, check_whole, read_whole, shown
 from ._errors import InvalidRequestError, SpecVersionError
+from ._fields import LARGEST
 from ._json import canonical, check_json, dumps, loads
 from ._variables import (
     ATTEMPT_VARIABLE,
@@ -76,7 +77,7 @@ class ReplicaSpec:
             ("world_size", self.world_size, 1),
             ("attempt", self.attempt, 1),
         ):
-            check_whole(f"a spec's {name}", number, least)
+            check_whole(f"a spec's {name}", number, least, LARGEST)
         if self.rank >= self.world_size:
             raise InvalidRequestError(
                 f"a spec's rank must be below its world_size of {self.world_size}, not {self.rank}"
@@ -90,9 +91,9 @@ class ReplicaSpec:
         }
         for name, text in texts.items():
             if type(text) is not str:
-                raise InvalidRequestError(f"a spec's {name} must be text, not {text!r}")
+                raise InvalidRequestError(f"a spec's {name} must be text, not {shown(text)}")
         if type(self.kwargs) is not dict:
-            raise InvalidRequestError(f"a spec's kwargs must be a dict, not {self.kwargs!r}")
+            raise InvalidRequestError(f"a spec's kwargs must be a dict, not {shown(self.kwargs)}")
         check_seconds("a spec's timeout", self.timeout, none=True)
         check_seconds("a spec's grace", self.grace)
 
@@ -134,15 +135,15 @@ class ReplicaSpec:
         """
         if not isinstance(data, dict) or "version" not in data:
             raise InvalidRequestError("this is not a replica spec: it has no version")
-        if data["version"] != SPEC_VERSION:
+        if type(data["version"]) is not int or data["version"] != SPEC_VERSION:
             raise SpecVersionError(
-                f"this replica's spec has version {data['version']!r}, but its diloco-protocol reads version {SPEC_VERSION}: "
-                "install the same diloco-protocol in the replica as in the launcher"
+                f"this replica's spec has version {shown(data['version'])}, but its diloco-protocol reads "
+                f"version {SPEC_VERSION}: install the same diloco-protocol in the replica as in the launcher"
             )
         names = {f.name for f in fields(cls)}
         if data.keys() != names:
             raise InvalidRequestError(
-                f"this spec has the fields {sorted(data)} instead of {sorted(names)}"
+                f"this spec has the fields {shown(sorted(data))} instead of {sorted(names)}"
             )
         return cls(**data)
 

@@ -27,8 +27,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ._attempts import AttemptCounter, run_attempts
+from ._bounds import RESULT_BYTES
 from ._checks import read_whole
 from ._errors import DilocoError, InvalidRequestError
+from ._fields import LARGEST
 from ._json import loads
 from ._message import (
     LEAST_MESSAGE_BYTES,
@@ -58,8 +60,8 @@ def _read_spec(arguments: argparse.Namespace) -> ReplicaSpec:
         spec = spec_from_arguments([f"--spec-piece={piece}" for piece in arguments.spec_piece])
     else:
         spec = spec_from_environment(os.environ, sha256=arguments.spec_sha256)
-    index = _count("--index", arguments.index)
-    earlier = sum(_count("--failed", text) for text in arguments.failed if text)
+    index = read_whole("--index", arguments.index, 0, LARGEST)
+    earlier = sum(read_whole("--failed", text, 0, LARGEST) for text in arguments.failed if text)
     return replace(spec, rank=spec.rank + index, attempt=spec.attempt + earlier)
 
 
@@ -71,10 +73,6 @@ def _from_strings(path: Path) -> ReplicaSpec:
     spec = spec_from_environment(strings)
     os.environ.update(variables_from_strings(strings))
     return spec
-
-
-def _count(name: str, text: str, least: int = 0) -> int:
-    return read_whole(name, text, least, 2**31 - 1)
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -118,7 +116,9 @@ def _parser() -> argparse.ArgumentParser:
         help=f"how much --message and --failure may write; default: {MESSAGE_BYTES}",
     )
     parser.add_argument(
-        "--result-bytes", help="largest result in bytes of JSON; default: no limit but --message's"
+        "--result-bytes",
+        default=str(RESULT_BYTES),
+        help=f"largest result in bytes of JSON; default: {RESULT_BYTES}, and --message carries less",
     )
     parser.add_argument(
         "--restarts", default="0", help="how often a failed attempt is started again in place"
@@ -142,13 +142,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     counter = AttemptCounter(arguments.attempts)
     size = MESSAGE_BYTES
     try:
-        size = _count("--message-bytes", arguments.message_bytes, LEAST_MESSAGE_BYTES)
-        restarts = _count("--restarts", arguments.restarts)
-        most = (
-            None
-            if arguments.result_bytes is None
-            else _count("--result-bytes", arguments.result_bytes)
-        )
+        size = read_whole("--message-bytes", arguments.message_bytes, LEAST_MESSAGE_BYTES, LARGEST)
+        restarts = read_whole("--restarts", arguments.restarts, 0, LARGEST)
+        most = read_whole("--result-bytes", arguments.result_bytes, 0, LARGEST)
         if arguments.message is not None:
             # Where this file is empty, the kubelet takes the end of the log instead, which the replica can have written.
             overwrite(arguments.message, STARTED_MESSAGE)
