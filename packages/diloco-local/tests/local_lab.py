@@ -35,14 +35,14 @@ def locate(handle):
     return _runs.locate(handle, [Root(Path(handle.metadata["root"]))])
 
 
-def ended_run(root, run_id="ended", result=None):
-    """The handle of a run of one replica that has returned ``result``, made without starting anything."""
+def ended_run(root, run_id="ended", result=3, ranks=1, uid=None):
+    """The handle of the first replica of a run in which all have returned ``result``, made without starting anything."""
     record = RunRecord(
-        uid=f"uid-of-{run_id}",
+        uid=uid or f"uid-of-{run_id}",
         run_id=run_id,
         fingerprint="",
-        ranks=(0,),
-        world_size=1,
+        ranks=tuple(range(ranks)),
+        world_size=ranks,
         cohort=run_id,
         grace=1.0,
         timeout=None,
@@ -53,16 +53,17 @@ def ended_run(root, run_id="ended", result=None):
         labels={},
     )
     place = Root(Path(root))
-    staged = place.stage()
+    staged = place.stage(record.uid)
     write_json(staged.record, record.to_dict())
     staged.lock.touch()
-    attempt = staged.replica(0).attempt(1)
-    attempt.path.mkdir(mode=0o700, parents=True)
-    staged.replica(0).path.chmod(0o700)
-    attempt.outcome.write_text(Outcome(0, result=result, reason=Reason.COMPLETED).to_json())
-    attempt.log("stdout").write_text("its log\n")
     status = ReplicaStatus(ReplicaState.SUCCEEDED, reason=Reason.COMPLETED, exit_code=0)
-    write_json(staged.replica(0).final, status_to_data(status))
+    for rank in range(ranks):
+        attempt = staged.replica(rank).attempt(1)
+        attempt.path.mkdir(mode=0o700, parents=True)
+        staged.replica(rank).path.chmod(0o700)
+        attempt.outcome.write_text(Outcome(0, result=result, reason=Reason.COMPLETED).to_json())
+        attempt.log("stdout").write_text("its log\n")
+        write_json(staged.replica(rank).final, status_to_data(status))
     staged.mark_started()
     assert place.publish(staged, run_id)
     return _runs.handles_of(place, record)[0]
@@ -70,7 +71,7 @@ def ended_run(root, run_id="ended", result=None):
 
 def run_of(handle):
     """The directory of a handle's run."""
-    return Root(Path(handle.metadata["root"])).run(handle.run_id)
+    return Root(Path(handle.metadata["root"])).run(handle.run_id, handle.metadata["uid"])
 
 
 def verbs_on(executor, handle):

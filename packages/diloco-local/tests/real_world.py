@@ -11,7 +11,7 @@ import time
 import uuid
 from pathlib import Path
 
-from local_lab import PATIENCE
+from local_lab import PATIENCE, run_of
 from scripted_world import ASKED, CANNOT, GPUS, gpus_of
 
 from diloco_conformance import Ability, Harness, Puppets, Step, Truth
@@ -77,7 +77,7 @@ class RealHarness(Harness):
         time.sleep(seconds)
 
     def files(self, handle):
-        return Path(handle.metadata["root"]) / "runs" / handle.run_id / f"replica-{handle.rank}"
+        return run_of(handle).replica(handle.rank).path
 
     def drive(self, handle, step, value=None):
         self.handles.add(handle)

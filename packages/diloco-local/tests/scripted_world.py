@@ -10,6 +10,8 @@ from pathlib import Path
 from signal import Signals
 from unittest import mock
 
+from local_lab import run_of
+
 from diloco_conformance import Ability, Fault, Harness, Operation, Resources, Step, Told, Truth
 from diloco_local import LocalProcessExecutor
 from diloco_local._environment import inherited
@@ -77,6 +79,7 @@ class ScriptedHarness(Harness):
         self.python.write_text(INTERPRETER)
         self.python.chmod(0o700)
         self.runs = {}
+        self.uids = {}
         self.locks = {}
         self.requests = []
 
@@ -104,6 +107,7 @@ class ScriptedHarness(Harness):
     def supervise(self, run: RunDir, lock, orders, *, recover=False):
         assert not recover, "the scripted supervisor is never killed"
         self.locks[run.path] = os.dup(lock)  # the lock is the sign of its life
+        self.uids[run.path] = run.uid
         self.runs[run.path] = {order.rank: Life(order) for order in orders}
         self.requests += show_orders(run, orders, inherited(os.environ, ["PATH"]))
         for order in orders:
@@ -131,10 +135,14 @@ class ScriptedHarness(Harness):
         files, number = run.replica(rank), self.runs[run.path][rank].attempt
         attempt, outcome = files.attempt(number), None
         if code is not None:
+            size, most = len(json.dumps(result)), LocalProcessExecutor.capabilities.max_result_bytes
+            if size > most:
+                code, result = 1, None
             reason = Reason.COMPLETED if code == 0 else Reason.ERROR
             reason = Reason.CANCEL_REQUESTED if told else reason
             now, began = self.clock(), self.runs[run.path][rank].started_at
             error = None if code == 0 else f"exited with code {code}"
+            error = f"{size} bytes of {most}" if size > most else error
             outcome = Outcome(
                 code, signal, error, result=result, reason=reason, started_at=began, finished_at=now
             )
@@ -157,12 +165,13 @@ class ScriptedHarness(Harness):
 
     def living_replicas(self):
         for path, lives in self.runs.items():
-            yield from ((RunDir(path), rank, life) for rank, life in lives.items() if life.live)
+            run = RunDir(path, self.uids[path])
+            yield from ((run, rank, life) for rank, life in lives.items() if life.live)
 
     # --- the hand ---
 
     def find(self, handle):
-        run = RunDir(Path(handle.metadata["root"]) / "runs" / handle.run_id)
+        run = run_of(handle)
         return run, self.runs[run.path][handle.rank]
 
     def drive(self, handle, step, value=None):
@@ -245,7 +254,7 @@ class ScriptedHarness(Harness):
         return Elsewhere(root=self.folder / "elsewhere", backoff=self.backoff())
 
     def truth(self, handle):
-        run = RunDir(Path(handle.metadata["root"]) / "runs" / handle.run_id)
+        run = run_of(handle)
         record = read_record(run)
         if record is None or record.uid != handle.metadata["uid"]:
             return Truth(None, alive=False)

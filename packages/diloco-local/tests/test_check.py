@@ -1,5 +1,6 @@
 import os
 import sys
+import tracemalloc
 
 import pytest
 
@@ -23,6 +24,9 @@ def train(): raise AssertionError("the check must not call it")
 def check(tmp_path):
     (tmp_path / "good_trainer.py").write_text(MODULE)
     (tmp_path / "broken_trainer.py").write_text("import a_module_nobody_has\n")
+    (tmp_path / "talking_trainer.py").write_text(
+        "import os\nfor _ in range(64):\n    os.write(1, b'x' * (1 << 20))\n    os.write(2, b'x' * (1 << 20))\nos._exit(7)\n"
+    )
     (tmp_path / "exiting_trainer.py").write_text("raise SystemExit(3)\n")
     (tmp_path / "dying_trainer.py").write_text(
         "import os, sys\nsys.stderr.write('last words')\nsys.stderr.flush()\nos._exit(7)\n"
@@ -93,3 +97,14 @@ def test_no_such_interpreter_or_folder(check):
         check("good_trainer:train", python="/no/python")
     with pytest.raises(InvalidRequestError, match="/no/folder"):
         check("good_trainer:train", cwd="/no/folder")
+
+
+def test_what_a_module_prints_takes_bounded_memory(check):
+    tracemalloc.start()
+    try:
+        with pytest.raises(InvalidRequestError, match=r"code 7: x{100}"):
+            check("talking_trainer:train")
+        _, peak = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert peak < 1 << 22

@@ -36,9 +36,7 @@ def test_public_names():
 def test_nothing_is_written_before_a_launch(tmp_path):
     executor = LocalProcessExecutor(root=tmp_path / "state")
     plan = executor.plan(2, "json:dumps", {"obj": 1}, run_id="here")
-    assert (
-        str(tmp_path / "state/runs/here/replica-1/attempt-1/spec.json") in plan.requests[1]["argv"]
-    )
+    assert plan.requests[1]["run"] == str(tmp_path / "state/runs/here")
     assert executor.list_runs() == []
     assert not (tmp_path / "state").exists()
 

@@ -15,7 +15,14 @@ from diloco_local import LocalProcessExecutor
 from diloco_local._identity import ProcessId
 from diloco_local._rundir import Root
 from diloco_local._state import AttemptState
-from diloco_protocol import BackendError, InvalidRequestError, ReplicaNotFoundError, ReplicaState
+from diloco_protocol import (
+    BackendError,
+    InvalidRequestError,
+    ReplicaNotFoundError,
+    ReplicaState,
+    ReplicaStatus,
+)
+from diloco_protocol.backend import status_to_data
 
 SECRET = "what another program wrote"
 
@@ -156,7 +163,10 @@ FOREIGN_MODES = {
 }
 
 
-@pytest.mark.parametrize("place", ["", "replica-0", "replica-0/attempt-1"])
+REPLICA = "replica-0-uid-of-ended"
+
+
+@pytest.mark.parametrize("place", ["", REPLICA, f"{REPLICA}/attempt-1"])
 def test_a_folder_of_a_run_that_is_a_link_is_not_followed(tmp_path, place):
     handle = ended_run(tmp_path / "state")
     path = run_of(handle).path / place
@@ -186,9 +196,8 @@ def test_a_folder_of_a_run_that_is_a_link_is_not_followed(tmp_path, place):
     ("file", "verbs"),
     [
         ("run.json", ["poll", "describe", "collect", "stream_logs", "log_iter", "cancel", "purge"]),
-        ("replica-0/final.json", ["poll", "describe", "collect", "cancel", "purge"]),
-        ("replica-0/attempt-1/stdout.log", ["stream_logs", "log_iter"]),
-        ("replica-0/attempt-1/times.jsonl", ["stream_logs", "log_iter"]),
+        (f"{REPLICA}/attempt-1/stdout.log", ["stream_logs", "log_iter"]),
+        (f"{REPLICA}/attempt-1/times.jsonl", ["stream_logs", "log_iter"]),
         ("lock", ["purge"]),
     ],
 )
@@ -205,6 +214,21 @@ def test_a_file_of_a_run_that_is_a_link_is_not_followed(tmp_path, file, verbs):
             calls[name]()
         assert SECRET not in str(caught.value)
     assert (tmp_path / "secret").read_text() == SECRET
+
+
+def test_an_end_that_is_a_link_is_not_followed_and_does_not_count(tmp_path):
+    handle = ended_run(tmp_path / "state", result=3)
+    final = run_of(handle).replica(0).final
+    final.rename(tmp_path / "elsewhere")
+    (tmp_path / "elsewhere").write_text(final_of_a_failure())
+    final.symlink_to(tmp_path / "elsewhere")
+    status = LocalProcessExecutor(root=tmp_path / "state").describe(handle)
+    assert status.state is ReplicaState.SUCCEEDED  # as its outcome says
+    assert f"{final} is a link" in status.message
+
+
+def final_of_a_failure():
+    return json.dumps(status_to_data(ReplicaStatus(ReplicaState.FAILED, message=SECRET)))
 
 
 def test_a_purge_without_a_trash_folder_removes_the_run(tmp_path):

@@ -1,5 +1,6 @@
 """Launching: plan, idempotency, races, and a launcher that ends before its replicas."""
 
+import json
 import os
 import subprocess
 import sys
@@ -80,7 +81,10 @@ def test_the_plan_is_what_is_started(waiting, make, folder, until):
         files, record = locate(handle)
         runner = min(members(record.marker(handle.rank)))
         proc = Path(f"/proc/{runner}")
-        assert (proc / "cmdline").read_bytes().decode().split("\0")[:-1] == request["argv"]
+        attempt = files.replica(handle.rank).attempt(1)
+        names = {"{spec}": str(attempt.spec), "{outcome}": str(attempt.outcome)}
+        argv = [names.get(word, word) for word in request["argv"]]
+        assert (proc / "cmdline").read_bytes().decode().split("\0")[:-1] == argv
         assert str((proc / "cwd").readlink()) == request["cwd"]
         seen = dict(
             entry.split("=", 1)
@@ -91,9 +95,7 @@ def test_the_plan_is_what_is_started(waiting, make, folder, until):
         assert set(seen) == {*request["env"], *request["inherited"], "DILOCO_LOCAL_REPLICA"}
         assert request["env"].pop("HF_TOKEN") == "<redacted>"
         assert request["env"].items() <= seen.items()
-        import json
-
-        assert json.loads(files.replica(handle.rank).attempt(1).spec.read_text()) == request["spec"]
+        assert json.loads(attempt.spec.read_text()) == request["spec"]
     assert (
         executor.plan(*arguments, run_id="planned", env={"B": "2"}) is not None
     )  # a plan minds no run

@@ -169,7 +169,7 @@ def read_tail(replica):
 
 @pytest.mark.parametrize("read", [read_all, read_followed, read_tail])
 def test_a_line_without_end_takes_bounded_memory(tmp_path, read, monkeypatch):
-    """Each of its 256 MiB is looked at once, or twice for a tail, and about one of them is held."""
+    """Each of its 256 MiB is looked at once, or a quarter of them twice for a tail, and about one of them is held."""
     replica = attempt_of(tmp_path)
     size = 1 << 28
     with replica.attempt(1).log("stdout").open("wb") as log:
@@ -185,15 +185,16 @@ def test_a_line_without_end_takes_bounded_memory(tmp_path, read, monkeypatch):
     monkeypatch.setattr(_logs, "open_own_stream", counted)
     tracemalloc.start()
     try:
-        before, line, after = read(replica)
+        *before, line, after = read(replica)
         _, peak = tracemalloc.get_traced_memory()
     finally:
         tracemalloc.stop()
-    assert (before, after) == ("before", "after")
+    # A tail looks 64 MiB back for the beginning of a line.
+    assert (before, after) == ([] if read is read_tail else ["before"], "after")
     assert line.startswith("\0" * LINE_BYTES + " [... ")
     assert len(line) < LINE_BYTES + 100
     assert peak < 16 * LINE_BYTES
-    assert sum(seen) <= (2 if read is read_tail else 1) * (size + 100)
+    assert sum(seen) <= (size // 2 if read is read_tail else size) + (1 << 18)
 
 
 class Counted:
@@ -299,3 +300,34 @@ def test_a_fast_writer_does_not_hold_the_reader(tmp_path):
     finally:
         stop.set()
         thread.join()
+
+
+@pytest.mark.parametrize("read", [read_all, read_followed])
+def test_a_log_of_newlines_takes_bounded_memory(tmp_path, read):
+    replica = attempt_of(tmp_path, out="\n" * (1 << 20))
+    tracemalloc.start()
+    try:
+        count = sum(1 for _ in iterate(replica, lambda: True, follow=read is read_followed))
+        _, peak = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert (count, peak < 1 << 26) == (1 << 20, True)
+
+
+def test_any_number_of_samples_takes_bounded_memory(tmp_path, monkeypatch):
+    monkeypatch.setattr(_logs, "_MOST_SAMPLES", 1000)
+    replica = attempt_of(tmp_path, out="a\n")
+    replica.attempt(1).times.write_text("[1,2,0]\n" * (1 << 18))
+    clock = _logs._Clock(replica.attempt(1).times)
+    clock.refresh()
+    assert 1000 <= len(clock.times) < 1000 + (1 << 18) // len("[1,2,0]\n") + 1
+    assert tail(replica, 1) == ["a"]
+    replica.attempt(1).times.write_text(f"[1,{1 << 63},0]\n[2,2,0]\n")
+    assert lines_of(replica, since=2.0) == ["a"]
+
+
+def test_the_streams_of_a_long_log_are_merged(tmp_path):
+    out = "".join(f"{k:07d}\n" for k in range(1 << 17))  # 1 MiB, which is several pieces
+    times = [[10.0, len(out) - 8, 0], [20.0, len(out) - 8, 5], [30.0, len(out), 5]]
+    lines = lines_of(attempt_of(tmp_path, out=out, err="late\n", times=times))
+    assert lines[-2:] == ["late", f"{(1 << 17) - 1:07d}"]

@@ -8,7 +8,7 @@ from dataclasses import replace
 from importlib import metadata
 
 import pytest
-from local_lab import results_of
+from local_lab import results_of, run_of
 
 from diloco_local import LocalProcessExecutor
 from diloco_local._identity import ProcessId
@@ -69,7 +69,7 @@ def test_a_lost_result_is_said(make, tmp_path, how):
     executor = make()
     handles = executor.launch_replicas(2, "trainer:echo", {"a": 1})
     results_of(executor, handles)
-    files = Root(tmp_path / "state").run(handles[0].run_id).replica(0).attempt(1).outcome
+    files = run_of(handles[0]).replica(0).attempt(1).outcome
     files.unlink() if how == "removed" else files.write_text("{")
     first, second = results_of(executor, handles)
     assert (first["status"], first["exit_code"], first["result"]) == ("succeeded", 0, None)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import subprocess
 import tempfile
 from collections.abc import Mapping
@@ -11,6 +10,7 @@ from pathlib import Path
 from diloco_protocol import InvalidRequestError
 
 from ._environment import SAFE_PATH
+from ._files import read_json, read_tail
 
 # Writes to a file and not to stdout, which belongs to the modules it imports.
 _PROGRAM = """
@@ -66,17 +66,20 @@ def check_entrypoint(
     """
     module, _, name = entrypoint.partition(":")
     with tempfile.TemporaryDirectory(prefix="diloco-check-") as folder:
-        report = Path(folder) / "report.json"
+        report, log = Path(folder, "report.json"), Path(folder, "stderr.log")
         try:
-            done = subprocess.run(
-                [python, *SAFE_PATH, "-c", _PROGRAM, module, name, str(report)],
-                env=dict(env),
-                cwd=cwd,
-                stdin=subprocess.DEVNULL,
-                capture_output=True,
-                check=False,
-                timeout=timeout,
-            )
+            # A file and no pipe: a module may print without end, or leave a process behind that keeps a pipe open.
+            with log.open("wb") as errors:
+                done = subprocess.run(
+                    [python, *SAFE_PATH, "-c", _PROGRAM, module, name, str(report)],
+                    env=dict(env),
+                    cwd=cwd,
+                    stdin=subprocess.DEVNULL,
+                    stdout=subprocess.DEVNULL,
+                    stderr=errors,
+                    check=False,
+                    timeout=timeout,
+                )
         except OSError as error:
             raise InvalidRequestError(
                 f"the interpreter {python!r} cannot be started in {cwd!r}: {error}"
@@ -86,12 +89,11 @@ def check_entrypoint(
                 f"importing module {module!r} of entrypoint {entrypoint!r} took more than {timeout:g} s"
             ) from error
         if not report.exists():
-            tail = done.stderr.decode(errors="replace").strip()[-2000:]
             raise InvalidRequestError(
                 f"importing module {module!r} of entrypoint {entrypoint!r} ended the interpreter "
-                f"with code {done.returncode}: {tail or 'it printed nothing'}"
+                f"with code {done.returncode}: {read_tail(log) or 'it printed nothing'}"
             )
-        answer = json.loads(report.read_text())
+        answer = read_json(report)
     if not answer:
         return
     where = f"(interpreter {python}, working directory {cwd})"

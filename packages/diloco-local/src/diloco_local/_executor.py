@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import shutil
 import uuid
@@ -10,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from diloco_protocol import (
+    BackendError,
     Backoff,
     BaseExecutor,
     Capabilities,
@@ -22,7 +24,7 @@ from diloco_protocol import (
     RunRequest,
     environment,
 )
-from diloco_protocol.backend import options_of, takes
+from diloco_protocol.backend import RESULT_BYTES, is_run_id, options_of, takes
 
 from . import _logs, _runs
 from ._check import check_entrypoint
@@ -61,6 +63,7 @@ class LocalProcessExecutor(BaseExecutor):
     capabilities = Capabilities(
         cancel_scope="replica",
         result_channel="a file in the run directory",
+        max_result_bytes=RESULT_BYTES,
         log_streams=("combined", "stderr", "stdout"),
     )
 
@@ -113,7 +116,9 @@ class LocalProcessExecutor(BaseExecutor):
 
     def _orders(self, request: RunRequest, setting: Setting) -> list[Order]:
         devices = share_out(
-            request.gpu, len(request.ranks), lambda: available_gpus(self._options.gpus)
+            request.gpu,
+            len(request.ranks),
+            lambda: available_gpus(self._options.gpus, {**os.environ, **request.env}),
         )
         return make_orders(request, setting, devices)
 
@@ -169,9 +174,11 @@ class LocalProcessExecutor(BaseExecutor):
         for handle in handles:
             try:
                 run, record = _runs.locate(handle, self._roots)
+                status = observe_replica(run, record, handle.rank)
+                _runs.locate(handle, self._roots)  # purged meanwhile, its files say nothing
             except ReplicaNotFoundError:
                 continue
-            statuses[handle] = observe_replica(run, record, handle.rank)
+            statuses[handle] = status
         return statuses
 
     def _result(self, handle: ReplicaHandle) -> Any:
@@ -216,12 +223,17 @@ class LocalProcessExecutor(BaseExecutor):
         _runs.purge(_runs.check_handle(handle, self._roots), run, record)
 
     def _list_runs(self) -> list[str]:
-        runs = [self._root.run(name) for name in self._root.run_ids()]
-        records = [read_record(run) for run in runs if run.started.exists()]
-        known = sorted(
-            (record.created_at, record.run_id) for record in records if record is not None
-        )
-        return [run_id for _, run_id in known]
+        known = []
+        for name in filter(is_run_id, self._root.run_ids()):
+            run = self._root.run(name)
+            with contextlib.suppress(FileNotFoundError, NotADirectoryError):
+                started_at = run.started.stat().st_mtime
+                try:
+                    record = read_record(run)
+                    known += [] if record is None else [(record.created_at, name)]
+                except BackendError:  # it is there all the same; who asks for it is told what is wrong
+                    known.append((started_at, name))
+        return [name for _, name in sorted(known)]
 
     def _attach(self, run_id: str) -> list[ReplicaHandle]:
         _, record = _runs.find_run(self._root, run_id)

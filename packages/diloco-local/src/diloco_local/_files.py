@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from diloco_protocol import BackendError
+from diloco_protocol.backend import RECORD_BYTES, read_bounded
 
 from ._own import open_own, open_own_stream
 
@@ -89,19 +90,30 @@ def read_json(path: Path) -> Any | None:
     return value
 
 
-def read_bytes(path: Path) -> bytes | None:
+def read_bytes(path: Path, most: int = RECORD_BYTES) -> bytes | None:
     """What is in ``path``, or None if there is no such file.
 
     Raises:
+        InvalidRequestError: It is larger than ``most`` bytes, or is a link, another user's, closed to its owner, or no file.
         BackendError: It cannot be read.
     """
     try:
         with open_own_stream(path, "rb") as stream:
-            return bytes(stream.read())
+            return read_bounded(stream, most, str(path))
     except (FileNotFoundError, NotADirectoryError):
         return None
     except OSError as error:
         raise BackendError(f"{path} cannot be read: {error}") from error
+
+
+def read_tail(path: Path, most: int = 2000) -> str:
+    """The last ``most`` bytes of a log of ours as text; "" if there is none."""
+    try:
+        with open_own_stream(path, "rb") as stream:
+            stream.seek(max(0, stream.seek(0, os.SEEK_END) - most))
+            return str(stream.read(most).decode(errors="replace").strip())
+    except FileNotFoundError:
+        return ""
 
 
 def open_lock(path: Path) -> int:

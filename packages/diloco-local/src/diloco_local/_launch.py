@@ -13,7 +13,7 @@ from pathlib import Path
 
 import diloco_protocol
 
-from ._files import read_bytes
+from ._files import read_tail
 from ._order import Order
 from ._own import open_own_stream
 from ._rundir import RunDir
@@ -60,7 +60,7 @@ def start_supervisor(
         os.close(reader)
     if not answer:
         raise SupervisorError(
-            f"the supervisor ended before it could answer. Its log: {_log_tail(run)}"
+            f"the supervisor ended before it could answer. Its log: {read_tail(run.log) or 'empty'}"
         )
     error = json.loads(answer)["error"]
     if error is not None:
@@ -74,6 +74,7 @@ def _spawn(run: RunDir, lock: int, writer: int, orders: Sequence[Order], *, reco
     program = f"{_PATH.format(folders=folders)}; {_MAIN.format(lock=lock, ready=writer)}"
     job = {
         "run": str(run.path),
+        "uid": run.uid,
         "recover": recover,
         "orders": [order.to_dict() for order in orders],
     }
@@ -103,8 +104,3 @@ def _read_line(descriptor: int, patience: float) -> bytes:
             return b""
         data += part
     return data
-
-
-def _log_tail(run: RunDir) -> str:
-    data = read_bytes(run.log)
-    return "missing" if data is None else data.decode(errors="replace").strip()[-2000:] or "empty"

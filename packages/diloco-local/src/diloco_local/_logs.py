@@ -12,20 +12,22 @@ from __future__ import annotations
 
 import bisect
 import contextlib
+import heapq
 import os
 import re
 import time
+from array import array
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import IO
 
 from diloco_protocol import InvalidRequestError
-from diloco_protocol.backend import LineSplitter
+from diloco_protocol.backend import LINE_BYTES, LineSplitter
 
 from ._own import open_own_stream
 from ._rundir import AttemptDir, ReplicaDir
-from ._times import SAMPLE_SECONDS, read_sample
+from ._times import SAMPLE_SECONDS, read_sample, size_of
 
 STREAMS: dict[str, tuple[str, ...]] = {
     "stdout": ("stdout",),
@@ -33,6 +35,11 @@ STREAMS: dict[str, tuple[str, ...]] = {
     "combined": ("stdout", "stderr"),
 }
 _BLOCK = 1 << 16
+# How far back the beginning of one line is looked for: a file that is one line of terabytes, most of it holes, must not keep
+# a tail busy for hours.
+_FAR = 64 * LINE_BYTES
+# The samples of 24 days in which a log never rested; lines after them have the time of the newest. A replica can write there.
+_MOST_SAMPLES = 1 << 22
 
 
 def check_streams(streams: str) -> tuple[str, ...]:
@@ -75,9 +82,10 @@ def tail_lines(path: Path, n_lines: int) -> list[Line]:
 
 
 def _begin_of_last(stream: IO[bytes], size: int, n_lines: int) -> int:
-    """Where the last ``n_lines`` lines of a file of ``size`` bytes begin."""
+    """Where the last ``n_lines`` lines of a file of ``size`` bytes begin; within a line that is longer than `_FAR`."""
     end = size - 1  # a newline in the last place ends the last line and begins no other
     wanted = n_lines
+    line_end = end
     while end > 0:
         begin = max(0, end - _BLOCK)
         stream.seek(begin)
@@ -88,6 +96,10 @@ def _begin_of_last(stream: IO[bytes], size: int, n_lines: int) -> int:
             for _ in range(wanted):
                 place = block.rfind(b"\n", 0, place)
             return begin + place + 1
+        if found:
+            line_end = begin + block.find(b"\n")
+        elif line_end - begin > _FAR:
+            return begin
         wanted -= found
         end = begin
     return 0
@@ -126,7 +138,7 @@ class _Reader:
     ended: bool = False
     splitter: LineSplitter = field(default_factory=LineSplitter)
 
-    def read(self, *, last: bool, limit: int = 1 << 22) -> list[Line]:
+    def read(self, *, last: bool, limit: int = 1 << 18) -> list[Line]:
         """The new lines in the next ``limit`` bytes; an unfinished one only if nobody will finish it (``last``).
 
         Sets ``ended`` if this was the end of a file that nobody writes to any more.
@@ -141,7 +153,7 @@ class _Reader:
 
     @property
     def size(self) -> int:
-        return self.path.stat().st_size if self.path.exists() else 0
+        return size_of(self.path)
 
 
 @dataclass
@@ -149,15 +161,17 @@ class _Clock:
     """Tells when a byte of an attempt's logs was written, from the samples."""
 
     path: Path
-    times: list[float] = field(default_factory=list)
-    sizes: dict[str, list[int]] = field(default_factory=lambda: {"stdout": [], "stderr": []})
+    times: array[float] = field(default_factory=lambda: array("d"))
+    sizes: dict[str, array[int]] = field(
+        default_factory=lambda: {"stdout": array("q"), "stderr": array("q")}
+    )
     reader: _Reader = field(init=False)
 
     def __post_init__(self) -> None:
         self.reader = _Reader(self.path)
 
     def refresh(self) -> None:
-        while lines := self.reader.read(last=False):
+        while len(self.times) < _MOST_SAMPLES and (lines := self.reader.read(last=False)):
             for line in lines:
                 if (sample := read_sample(line.text)) is not None:
                     moment, out, err = sample
@@ -172,10 +186,11 @@ class _Clock:
 
 def _newest(attempt: AttemptDir, names: tuple[str, ...]) -> float:
     """The time of lines that no sample covers: the last change of the files."""
-    return max(
-        (attempt.log(name).stat().st_mtime for name in names if attempt.log(name).exists()),
-        default=0.0,
-    )
+    times = [0.0]
+    for name in names:
+        with contextlib.suppress(OSError):
+            times.append(attempt.log(name).stat().st_mtime)
+    return max(times)
 
 
 def tail(replica: ReplicaDir, n_lines: int, streams: str = "combined") -> list[str]:
@@ -291,31 +306,23 @@ class _Attempt:
         self._readers = {name: _Reader(attempt.log(name)) for name in names}
 
     def lines(self, *, last: bool) -> Iterator[str]:
+        streams = [self._timed(order, name, last) for order, name in enumerate(self._names)]
+        for moment, _, _, text in heapq.merge(*streams):
+            inside = (self._since is None or moment >= self._since) and (
+                self._until is None or moment < self._until
+            )
+            if inside and (self._pattern is None or self._pattern.search(text)):
+                yield text
+
+    def _timed(self, order: int, name: str, last: bool) -> Iterator[tuple[float, int, int, str]]:
+        reader = self._readers[name]
         # Up to the size of now: a replica that writes faster than we read would otherwise keep us reading without end.
-        sizes = {name: reader.size for name, reader in self._readers.items()}
+        size = reader.size
         while True:
-            new_lines = [
-                (name, line) for name in self._names for line in self._readers[name].read(last=last)
-            ]
+            new_lines = reader.read(last=last)
             self._clock.refresh()
             otherwise = _newest(self._attempt, self._names)
-            timed = [
-                (
-                    self._clock.at(name, line.end, otherwise),
-                    self._names.index(name),
-                    line.end,
-                    line.text,
-                )
-                for name, line in new_lines
-            ]
-            for moment, _, _, text in sorted(timed):
-                inside = (self._since is None or moment >= self._since) and (
-                    self._until is None or moment < self._until
-                )
-                if inside and (self._pattern is None or self._pattern.search(text)):
-                    yield text
-            if all(
-                reader.offset >= sizes[name] and (reader.ended or not last)
-                for name, reader in self._readers.items()
-            ):
+            for line in new_lines:
+                yield self._clock.at(name, line.end, otherwise), order, line.end, line.text
+            if reader.offset >= size and (reader.ended or not last):
                 return

@@ -2,24 +2,29 @@
 
 from __future__ import annotations
 
-from diloco_protocol import BackendError, Reason, ReplicaState, ReplicaStatus
+from dataclasses import replace
+
+from diloco_protocol import BackendError, InvalidRequestError, Reason, ReplicaState, ReplicaStatus
 from diloco_protocol.backend import status_from_data
 
-from ._files import is_locked, read_json, reading
+from ._files import DamagedFileError, is_locked, read_json, reading
 from ._identity import pid_namespace
 from ._processes import members
 from ._record import RunRecord, outcome_of
 from ._replica import Phase
 from ._rundir import ReplicaDir, RunDir
-from ._state import read_state
-from ._verdict import Stop, unix_seconds, verdict
+from ._state import AttemptState, read_state
+from ._verdict import Stop, verdict
+
+# A file of one replica that cannot be believed. Its siblings are not concerned: the other evidence decides its state.
+_UNUSABLE = (DamagedFileError, InvalidRequestError)
 
 
 def observe_replica(run: RunDir, record: RunRecord, rank: int) -> ReplicaStatus:
     """The status of one replica.
 
     The terminal record counts if there is one. Else a living supervisor (or guardian) answers for the replica. Else,
-    both having been killed, the processes and the outcome file tell.
+    both having been killed, the processes and the outcome file tell; so they do if the terminal record is damaged.
 
     Raises:
         BackendError: Nobody supervises, and the processes live in a PID namespace that cannot be seen from here.
@@ -27,10 +32,14 @@ def observe_replica(run: RunDir, record: RunRecord, rank: int) -> ReplicaStatus:
     files = run.replica(rank)
     # The second round is for a supervisor that wrote the record and left between the two looks.
     for _ in range(2):
-        final = read_json(files.final)
-        if final is not None:
-            with reading(files.final):
-                return _end(status_from_data(final))
+        try:
+            final = read_json(files.final)
+            if final is not None:
+                with reading(files.final):
+                    return _end(status_from_data(final))
+        except _UNUSABLE as error:
+            status = _unsupervised(files, record, rank)
+            return replace(status, message=" ".join(filter(None, (status.message, f"({error})"))))
         if is_locked(run.lock):
             return _supervised(files)
     return _unsupervised(files, record, rank)
@@ -42,24 +51,28 @@ def _end(status: ReplicaStatus) -> ReplicaStatus:
     return status
 
 
+def _state(files: ReplicaDir) -> tuple[AttemptState, str]:
+    """What its supervisor has written of a replica, or what its folder shows; and what is wrong with the former."""
+    try:
+        return read_state(files.state), ""
+    except _UNUSABLE as error:
+        attempts = len(files.attempts())
+        phase = Phase.RUNNING if attempts else Phase.STARTING
+        return AttemptState(attempts, phase), str(error)
+
+
 def _supervised(files: ReplicaDir) -> ReplicaStatus:
-    state = read_state(files.state)
-    stopping = files.cancel.exists() or state.stop is not None
-    attempt = max(1, state.attempt)
-    if state.phase == Phase.STARTING:
-        return ReplicaStatus(
-            state=ReplicaState.PENDING,
-            attempt=attempt,
-            reason=Reason.CANCEL_REQUESTED if stopping else Reason.STARTING,
-            stopping=stopping,
-        )
+    state, problem = _state(files)
+    stopping = files.cancelled_at() is not None or state.stop is not None
+    starting = state.phase == Phase.STARTING
     return ReplicaStatus(
-        state=ReplicaState.RUNNING,
-        attempt=attempt,
-        reason=Reason.CANCEL_REQUESTED if stopping else None,
+        state=ReplicaState.PENDING if starting else ReplicaState.RUNNING,
+        attempt=max(1, state.attempt),
+        reason=Reason.CANCEL_REQUESTED if stopping else Reason.STARTING if starting else None,
         stopping=stopping,
-        started_at=state.started_at,
-        native=state.phase,
+        message=problem,
+        started_at=None if starting or problem else state.started_at,
+        native="" if starting else state.phase,
     )
 
 
@@ -70,30 +83,29 @@ def _unsupervised(files: ReplicaDir, record: RunRecord, rank: int) -> ReplicaSta
             "PID namespace (container): ask again from inside that container",
             retryable=False,
         )
-    state = read_state(files.state)
+    state, problem = _state(files)
     attempt = max(1, state.attempt)
     started_at = state.started_at or None
-    mark = read_json(files.cancel)
+    cancelled_at = files.cancelled_at()
     if members(record.marker(rank), state.processes):
         return ReplicaStatus(
             state=ReplicaState.RUNNING,
             attempt=attempt,
-            reason=Reason.CANCEL_REQUESTED if mark else None,
-            stopping=mark is not None,
+            reason=None if cancelled_at is None else Reason.CANCEL_REQUESTED,
+            stopping=cancelled_at is not None,
             started_at=started_at,
-            message="its supervisor was killed; the replica goes on without it",
+            message=problem or "its supervisor was killed; the replica goes on without it",
             native="unsupervised",
         )
-    outcome, problem = outcome_of(files.attempt(attempt))
+    outcome, unreadable = outcome_of(files.attempt(attempt))
     stop = state.stop
-    if stop is None and mark and (outcome is None or outcome.signal):
-        with reading(files.cancel):
-            stop = Stop(Reason.CANCEL_REQUESTED, unix_seconds(mark["at"]))
+    if stop is None and cancelled_at is not None and (outcome is None or outcome.signal):
+        stop = Stop(Reason.CANCEL_REQUESTED, cancelled_at)
     return verdict(
         attempt=attempt,
         outcome=outcome,
         wait_status=None,
         stop=stop,
-        problem=problem,
+        problem=unreadable or problem,
         started_at=started_at,
     )

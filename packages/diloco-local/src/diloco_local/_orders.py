@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from diloco_protocol import InvalidRequestError, RunRequest
-from diloco_protocol.backend import redact, redact_spec
+from diloco_protocol.backend import RESULT_BYTES
 
 from ._environment import SAFE_PATH, compose
 from ._order import OUTCOME_FILE, SPEC_FILE, Order
@@ -93,6 +93,8 @@ def make_orders(
                 SPEC_FILE,
                 "--outcome",
                 OUTCOME_FILE,
+                "--result-bytes",
+                str(RESULT_BYTES),
             ),
             env=compose(setting.base, [request.env], setting.folders, share),
             cwd=setting.cwd,
@@ -104,21 +106,22 @@ def make_orders(
 def show_orders(
     run: RunDir, orders: Iterable[Order], base: Mapping[str, str]
 ) -> list[dict[str, Any]]:
-    """Orders as JSON to look at: inherited variables by name only, values that look like secrets redacted."""
+    """Orders as JSON to look at: inherited variables by name only."""
     return [
         {
             "rank": order.rank,
-            "argv": order.command(run.replica(order.rank).attempt(1)),
+            "run": str(run.path),
+            "argv": list(order.argv),
             "cwd": order.cwd,
             "env": {
-                name: redact(name, value)
+                name: value
                 for name, value in sorted(order.env.items())
                 if base.get(name) != value
             },
             "inherited": sorted(
                 name for name, value in order.env.items() if base.get(name) == value
             ),
-            "spec": redact_spec(order.spec).to_dict(),
+            "spec": order.spec.to_dict(),
         }
         for order in orders
     ]

@@ -59,7 +59,7 @@ def open_own(path: Path, flags: int, *, fifo: bool = False) -> int:
         fifo: It is a FIFO, and opening and writing are not to wait for its reader.
 
     Raises:
-        InvalidRequestError: The file or its folder is a link, another user's, or not of the expected kind.
+        InvalidRequestError: The file or its folder is a link, another user's, closed, or not of the expected kind.
         OSError: It is missing, or cannot be opened.
     """
     folder = _open_folder(path.parent)
@@ -74,6 +74,8 @@ def open_own(path: Path, flags: int, *, fifo: bool = False) -> int:
     except OSError as error:
         if error.errno in {errno.ELOOP, errno.EMLINK}:
             raise _refused(path, "is a link") from error
+        if error.errno == errno.EACCES:
+            raise _refused(path, "is closed to its owner") from error
         if (
             error.errno in {errno.EISDIR, errno.ENXIO} and not fifo
         ):  # a folder; a socket, or a FIFO that nobody reads
@@ -106,6 +108,8 @@ def _open_folder(path: Path) -> int:
     except OSError as error:
         if path.is_symlink():
             raise _refused(path, "is a link") from error
+        if error.errno == errno.EACCES:
+            raise _refused(path, "is closed to its owner") from error
         raise
     try:
         _check_folder(path, os.fstat(descriptor))

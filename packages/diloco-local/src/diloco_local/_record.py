@@ -11,11 +11,12 @@ from diloco_protocol import (
     Outcome,
     SpecVersionError,
 )
+from diloco_protocol.backend import OUTCOME_BYTES, is_run_id
 
 from ._files import DamagedFileError, read_bytes, read_json, reading
 from ._rundir import AttemptDir, RunDir
 
-RECORD_VERSION = 2
+RECORD_VERSION = 3
 _KINDS: dict[str, tuple[type, ...]] = {
     **dict.fromkeys(("uid", "run_id", "fingerprint", "cohort", "host", "namespace"), (str,)),
     **dict.fromkeys(("world_size", "max_restarts"), (int,)),
@@ -31,7 +32,8 @@ class RunRecord:
     """``run.json``: what was launched, where and when.
 
     Attributes:
-        uid: Never used twice; a run that was purged and launched anew under its old name has another one.
+        uid: Never used twice; a run that was purged and launched anew under its old name has another one. Its folders
+            are called by it.
         run_id: The run's name.
         fingerprint: Digest of everything the launch asked for.
         ranks: The ranks launched here, ascending.
@@ -108,8 +110,8 @@ def _checked(record: RunRecord) -> RunRecord:
         raise ValueError(f"ranks is {record.ranks!r:.100}")
     if not max(record.ranks) < record.world_size < 1 << 31:
         raise ValueError(f"world_size is {record.world_size!r:.100}")
-    # It stands in the environment of processes.
-    if not record.uid or not record.uid.isprintable():
+    # It stands in the environment of processes, and in the names of folders.
+    if not is_run_id(record.uid):
         raise ValueError(f"uid is {record.uid!r:.100}")
     if any(type(text) is not str for pair in record.labels.items() for text in pair):
         raise ValueError(f"labels is {record.labels!r:.100}")
@@ -124,7 +126,7 @@ def outcome_of(attempt: AttemptDir) -> tuple[Outcome | None, str]:
         of another version must not keep the supervisor from its work.
     """
     try:
-        data = read_bytes(attempt.outcome)
+        data = read_bytes(attempt.outcome, OUTCOME_BYTES)
         return (None, "") if data is None else (Outcome.from_json(data.decode()), "")
     except (DilocoError, UnicodeDecodeError) as error:
         return None, f"the outcome that the runner reported cannot be read: {error}"

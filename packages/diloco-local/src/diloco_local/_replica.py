@@ -2,19 +2,20 @@
 
 from __future__ import annotations
 
+import contextlib
 import enum
 import os
 import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 
-from diloco_protocol import Reason, ReplicaState, ReplicaStatus
+from diloco_protocol import BackendError, Reason, ReplicaState, ReplicaStatus
 from diloco_protocol.backend import status_to_data
 
-from ._files import DamagedFileError, create_json, write_json, write_text
+from ._files import create_json, write_json, write_text
 from ._identity import ProcessId
 from ._oom import OomWatch
 from ._order import Order
@@ -160,11 +161,10 @@ class Replica:
             return
         try:
             state = read_state(self._dir.state)
-        except DamagedFileError as error:
+        except BackendError as error:
             # Its processes are known by their environment as well, and must be ended all the same.
             sys.stderr.write(f"{error}\n")
-            state = AttemptState()
-            write_json(self._dir.state, state.to_dict())
+            state = AttemptState(len(self._dir.attempts()))
         self._attempt, self._runner, self._stop = state.attempt, state.runner, state.stop
         self._pid = 0 if self._runner is None else self._runner.pid
         self._known = {identity.pid: identity for identity in state.known}
@@ -178,7 +178,7 @@ class Replica:
 
     def cancel_requested(self) -> bool:
         """Whether a cancel was requested."""
-        return self._dir.cancel.exists()
+        return self._dir.cancelled_at() is not None
 
     def stop(self, reason: Reason) -> None:
         """Begin to end the attempt: written down first, then SIGTERM; SIGKILL when the grace is over."""
@@ -206,7 +206,9 @@ class Replica:
     def sample(self) -> None:
         """Write down the sizes of the logs."""
         if not self.done and self._attempt:
-            self._sampler.sample(self._dir.attempt(self._attempt))
+            # Without a sample lines have later times; twice a second is too often to write about it.
+            with contextlib.suppress(OSError, BackendError):
+                self._sampler.sample(self._dir.attempt(self._attempt))
 
     def _members(self) -> dict[int, ProcessEntry]:
         known = [*self._known.values(), *([self._runner] if self._runner else [])]
@@ -301,7 +303,7 @@ class Replica:
         elif again:
             try:
                 self.start()
-            except OSError as error:
+            except (OSError, BackendError) as error:
                 status = replace(
                     status,
                     attempt=self._attempt,
@@ -315,7 +317,8 @@ class Replica:
     def seal(self) -> None:
         """Write the terminal record, once everything of the replica is gone."""
         if self.ending is not None and not self.done:
-            create_json(self._dir.final, status_to_data(self.ending))
+            with _noted():
+                create_json(self._dir.final, status_to_data(self.ending))
             self.phase = Phase.DONE
 
     def _save(self) -> None:
@@ -327,4 +330,14 @@ class Replica:
             self._started_at,
             self._stop,
         )
-        write_json(self._dir.state, state.to_dict())
+        with _noted():
+            write_json(self._dir.state, state.to_dict())
+
+
+@contextlib.contextmanager
+def _noted() -> Iterator[None]:
+    """A replica that puts something else in the place of its files, or a disk that is full, must not stop the supervisor."""
+    try:
+        yield
+    except (OSError, BackendError) as error:
+        sys.stderr.write(f"{error}\n")

@@ -7,7 +7,7 @@
     wake                    a FIFO: a byte in it makes the supervisor look at once
     supervisor.log          what the supervisor had to say
     started                 the supervisor has started every replica: from here on the run exists
-    replica-<rank>/
+    replica-<rank>-<uid>/   of this launch alone: what is late for an earlier run of that name does not find it
       cancel.json           somebody asked for a cancel (create-once)
       state.json            what the supervisor is doing with the replica (replaced)
       final.json            how it ended (create-once: terminal states are absorbing)
@@ -89,6 +89,13 @@ class ReplicaDir:
         """The terminal record."""
         return self.path / "final.json"
 
+    def cancelled_at(self) -> float | None:
+        """When a cancel was requested, in Unix seconds: when its mark was written, once. What is in it is for people."""
+        try:
+            return self.cancel.lstat().st_mtime
+        except OSError:
+            return None
+
     def attempt(self, number: int) -> AttemptDir:
         """The files of attempt ``number`` (from 1)."""
         return AttemptDir(self.path / f"attempt-{number}")
@@ -97,7 +104,7 @@ class ReplicaDir:
         """The attempts that were begun, oldest first."""
         try:
             names = [entry.name for entry in self.path.iterdir()]
-        except FileNotFoundError:
+        except OSError:
             return []
         numbers = [name.removeprefix("attempt-") for name in names if name.startswith("attempt-")]
         # What else lies there has been put there from outside.
@@ -107,9 +114,15 @@ class ReplicaDir:
 
 @dataclass(frozen=True, slots=True)
 class RunDir:
-    """The files of one run."""
+    """The files of one run.
+
+    Attributes:
+        path: Its folder.
+        uid: That of its record; "" where only the run as a whole is looked at.
+    """
 
     path: Path
+    uid: str = ""
 
     @property
     def record(self) -> Path:
@@ -142,7 +155,7 @@ class RunDir:
 
     def replica(self, rank: int) -> ReplicaDir:
         """The files of the replica ``rank``."""
-        return ReplicaDir(self.path / f"replica-{rank}")
+        return ReplicaDir(self.path / f"replica-{rank}-{self.uid}")
 
     def wake_supervisor(self) -> None:
         """Make the supervisor look at once; without one, nothing happens."""
@@ -176,9 +189,9 @@ class Root:
         for name in _FOLDERS:
             check_own_folder(self.path / name)
 
-    def run(self, run_id: str) -> RunDir:
+    def run(self, run_id: str, uid: str = "") -> RunDir:
         """The place of the run ``run_id``, whether it exists or not."""
-        return RunDir(self.path / "runs" / run_id)
+        return RunDir(self.path / "runs" / run_id, uid)
 
     def run_ids(self) -> list[str]:
         """The names of all runs on disk, sorted."""
@@ -188,14 +201,14 @@ class Root:
         except FileNotFoundError:
             return []
 
-    def stage(self) -> RunDir:
+    def stage(self, uid: str = "") -> RunDir:
         """A new, empty, private run directory that nobody sees yet."""
         for name in _FOLDERS:
             (self.path / name).mkdir(mode=0o700, parents=True, exist_ok=True)
         self.check()
         path = self.path / "staging" / uuid.uuid4().hex
         path.mkdir(mode=0o700)
-        return RunDir(path)
+        return RunDir(path, uid)
 
     def publish(self, staged: RunDir, run_id: str) -> bool:
         """Make a staged run visible as ``run_id``, in one step that only one of several launchers can win.

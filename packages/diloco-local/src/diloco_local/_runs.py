@@ -21,7 +21,7 @@ from diloco_protocol import (
     UnavailableError,
 )
 
-from ._files import DamagedFileError, create_json, is_locked, open_lock, try_lock, write_json
+from ._files import create_json, is_locked, open_lock, try_lock, write_json
 from ._identity import host_name
 from ._launch import SupervisorError, start_supervisor
 from ._observe import observe_replica
@@ -65,7 +65,7 @@ def find_run(root: Root, run_id: str) -> tuple[RunDir, RunRecord]:
         raise ReplicaNotFoundError(
             f"there is no run {run_id!r} below {root.path} (runs there: {known})"
         )
-    return run, record
+    return root.run(run_id, record.uid), record
 
 
 def check_handle(handle: ReplicaHandle, roots: Sequence[Root]) -> Root:
@@ -217,7 +217,7 @@ def launch(
             with _staged(root, record) as (staged, lock):
                 published = root.publish(staged, record.run_id)
                 if published:
-                    supervise(root.run(record.run_id), lock, orders)
+                    supervise(root.run(record.run_id, record.uid), lock, orders)
                     return record
                 place = root.run(record.run_id)
                 if place.path.exists() and not place.record.exists():
@@ -244,7 +244,7 @@ def _staged(root: Root, record: RunRecord) -> Iterator[tuple[RunDir, int]]:
     a launch that has died.
     """
     try:
-        staged = root.stage()
+        staged = root.stage(record.uid)
         lock = open_lock(staged.lock)
     except OSError as error:
         raise InvalidRequestError(
@@ -268,13 +268,15 @@ def roll_back(root: Root, record: RunRecord) -> list[ReplicaHandle]:
     Returns:
         The replicas that could not be ended.
     """
-    run = root.run(record.run_id)
-    for rank in record.ranks:
-        _mark(run, rank)
-    run.wake_supervisor()
-    deadline = time.monotonic() + record.grace + 2 * MARGIN
-    while is_locked(run.lock) and time.monotonic() < deadline:
-        time.sleep(0.02)
+    run = root.run(record.run_id, record.uid)
+    # Once the supervisor is gone, another launcher may remove what it left and take the name.
+    with contextlib.suppress(FileNotFoundError):
+        for rank in record.ranks:
+            _mark(run, rank)
+        run.wake_supervisor()
+        deadline = time.monotonic() + record.grace + 2 * MARGIN
+        while is_locked(run.lock) and time.monotonic() < deadline:
+            time.sleep(0.02)
     table = process_table()
     alive = [
         handle
@@ -298,14 +300,14 @@ def cancel(
     Raises:
         BackendError: There is no supervisor and none could be started. The mark stays; cancel again.
     """
-    if _has_ended(run, record, rank):
+    if observe_replica(run, record, rank).state.terminal:
         return
     try:
         _mark(run, rank)
     except FileNotFoundError:
         return  # purged at this moment, so it had ended
     run.wake_supervisor()
-    if is_locked(run.lock) or _has_ended(run, record, rank):
+    if is_locked(run.lock) or observe_replica(run, record, rank).state.terminal:
         return
     lock = open_lock(run.lock)
     try:
@@ -316,13 +318,6 @@ def cancel(
         ) from error
     finally:
         os.close(lock)
-
-
-def _has_ended(run: RunDir, record: RunRecord, rank: int) -> bool:
-    try:
-        return observe_replica(run, record, rank).state.terminal
-    except DamagedFileError:
-        return False  # nobody knows, and what runs must be ended all the same
 
 
 def purge(root: Root, run: RunDir, record: RunRecord) -> None:
@@ -340,6 +335,9 @@ def purge(root: Root, run: RunDir, record: RunRecord) -> None:
             "cancel them and collect first"
         )
     with _locked(run, wait=5.0) as held:
+        now = read_record(run)
+        if now is None or now.uid != record.uid:
+            return  # somebody else was quicker, and perhaps there is a new run of that name
         if not held:
             raise UnavailableError(
                 f"the supervisor of run {record.run_id!r} has not ended yet: try again"

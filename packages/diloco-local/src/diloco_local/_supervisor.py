@@ -26,7 +26,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from diloco_protocol import Reason
+from diloco_protocol import BackendError, Reason
 from diloco_protocol.backend import adopt_orphans
 
 from ._files import try_lock, write_json
@@ -185,7 +185,7 @@ class _Ready:
         if self._descriptor < 0:
             return
         with contextlib.suppress(BrokenPipeError):
-            os.write(self._descriptor, json.dumps({"error": error}).encode()[:60_000] + b"\n")
+            os.write(self._descriptor, json.dumps({"error": error and error[:5000]}).encode() + b"\n")
         self.close()
 
     def close(self) -> None:
@@ -204,7 +204,7 @@ def _supervise(
     if not take_over:
         try:
             supervisor.start_all()
-        except OSError as error:
+        except (OSError, BackendError) as error:
             ready.tell(f"{type(error).__name__}: {error}")
             return
         ready.tell(None)
@@ -282,13 +282,13 @@ def main(lock: int, ready_descriptor: int) -> None:
         os._exit(0)  # so that the launcher has no child to wait for later
     for descriptor in (lock, ready_descriptor):
         os.set_inheritable(descriptor, False)
-    run = RunDir(Path(job["run"]))
+    run = RunDir(Path(job["run"]), job["uid"])
     ready = _Ready(ready_descriptor)
     code = 70
     try:
         record = read_record(run)
-        if record is None:
-            ready.tell(f"{run.record} is missing")
+        if record is None or record.uid != run.uid:
+            ready.tell(f"the run at {run.path} was removed from outside")
         elif not try_lock(lock, wait=1.0 if job["recover"] else 10.0):
             ready.tell(None)  # somebody else supervises already
         else:

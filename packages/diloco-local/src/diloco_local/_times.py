@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import time
+from pathlib import Path
 
 from ._own import open_own_stream
 from ._rundir import AttemptDir
@@ -20,10 +21,7 @@ class Sampler:
 
     def sample(self, attempt: AttemptDir) -> None:
         """Look at the logs of ``attempt`` once."""
-        sizes = [
-            path.stat().st_size if path.exists() else 0
-            for path in map(attempt.log, ("stdout", "stderr"))
-        ]
+        sizes = [size_of(attempt.log(stream)) for stream in ("stdout", "stderr")]
         current = (attempt.path, sizes[0], sizes[1])
         if current == self._last or not any(sizes):
             return
@@ -32,10 +30,19 @@ class Sampler:
         self._last = current
 
 
+def size_of(path: Path) -> int:
+    """The bytes in a file; 0 if there is none that can be looked at."""
+    try:
+        return path.stat().st_size
+    except OSError:
+        return 0
+
+
 def read_sample(text: str) -> tuple[float, int, int] | None:
     """The inverse of a line that `Sampler` writes; None if it is something else, for which no log is withheld."""
     try:
         moment, out, err = json.loads(text)
-        return float(moment), int(out), int(err)
+        moment, out, err = float(moment), int(out), int(err)
     except (ValueError, TypeError, OverflowError, RecursionError):
         return None
+    return (moment, out, err) if max(abs(out), abs(err)) < 1 << 63 else None
