@@ -151,7 +151,8 @@ class SmallAWS:
         if not self.logs:
             raise Refused("ResourceNotFoundException", "The specified log group does not exist.")
         found = sorted(name for name in self.logs if name.startswith(body["logStreamNamePrefix"]))
-        return {"logStreams": [{"logStreamName": name} for name in found]}
+        created = int(self.now * 1000)
+        return {"logStreams": [{"logStreamName": name, "creationTime": created} for name in found]}
 
     def GetLogEvents(self, body):
         """Two events a page, and an empty page before the end."""
@@ -239,6 +240,7 @@ def _handler(aws):
             self.send_response(status)
             self.send_header("Content-Type", kind)
             self.send_header("Content-Length", str(len(content)))
+            self.send_header("Last-Modified", self.date_time_string(aws.now))
             self.end_headers()
             self.wfile.write(content)
 

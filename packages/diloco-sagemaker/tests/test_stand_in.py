@@ -171,7 +171,7 @@ def test_all_pages_of_a_list_of_objects_are_read(bench):
             return {"Contents": [{"Key": f"{Prefix}{number}"}], **more}
 
     client = bench.executor(s3_client=Paged())._client
-    assert list(client.object_keys("bucket", "a/")) == ["a/0", "a/1", "a/2"]
+    assert list(client.object_keys("bucket", "a/")) == [["a/0"], ["a/1"], ["a/2"]]
 
 
 def test_a_purge_deletes_no_folder_that_is_not_named_after_the_job(bench):

@@ -6,7 +6,8 @@ import threading
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any, TypeVar
 
-from diloco_protocol import AuthError, Backoff
+from diloco_protocol import AuthError, Backoff, DilocoError
+from diloco_protocol.backend import check_size, read_bounded
 
 from . import _names as names
 from .__about__ import __version__
@@ -155,26 +156,31 @@ class Client:
 
     # --- objects and logs ---
 
-    def read_object(self, bucket: str, key: str) -> bytes:
-        """The content of an object; MissingError if there is none."""
-        what = f"read s3://{bucket}/{key}"
+    def read_object(self, bucket: str, key: str, most: int) -> tuple[bytes, float]:
+        """Return the content of an object, and when it was written in Unix seconds, as S3 has it.
 
-        def whole(client: Any) -> bytes:
-            with client.get_object(Bucket=bucket, Key=key)["Body"] as body:
-                content: bytes = body.read()
-            return content
+        Raises:
+            MissingError: There is none.
+            InvalidRequestError: It has more than ``most`` bytes, which are not read.
+        """
+        name = f"s3://{bucket}/{key}"
 
-        return self._with("s3", what, whole)
+        def whole(client: Any) -> tuple[bytes, float]:
+            answer = client.get_object(Bucket=bucket, Key=key)
+            with answer["Body"] as body:
+                check_size(name, answer.get("ContentLength", 0), most)
+                return read_bounded(body, most, name), answer["LastModified"].timestamp()
 
-    def object_keys(self, bucket: str, prefix: str) -> Iterator[str]:
-        """The keys of the objects below a prefix; MissingError if there is no such bucket."""
+        return self._with("s3", f"read {name}", whole)
+
+    def object_keys(self, bucket: str, prefix: str) -> Iterator[list[str]]:
+        """The keys of the objects below a prefix, page by page; MissingError if there is no such bucket."""
         what = f"list s3://{bucket}/{prefix}"
         token: str | None = None
         while True:
             more = {} if token is None else {"ContinuationToken": token}
             page = self._call("s3", "list_objects_v2", what, Bucket=bucket, Prefix=prefix, **more)
-            for entry in page.get("Contents") or []:
-                yield entry["Key"]
+            yield [entry["Key"] for entry in page.get("Contents") or []]
             following = page.get("NextContinuationToken")
             if not following or following == token:
                 return
@@ -184,8 +190,8 @@ class Client:
         """Delete an object; nothing happens if there is none."""
         self._call("s3", "delete_object", f"delete s3://{bucket}/{key}", Bucket=bucket, Key=key)
 
-    def log_streams(self, name: str) -> Iterator[str]:
-        """The names of a job's log streams, in order of name; none if nothing was written."""
+    def log_streams(self, name: str) -> Iterator[tuple[str, int]]:
+        """The job's log streams in order of name, with when each was created, in milliseconds; none if nothing was written."""
         what = f"list the log streams of {name}"
         token: str | None = None
         while True:
@@ -195,13 +201,13 @@ class Client:
                 logStreamNamePrefix=f"{name}/", orderBy="LogStreamName", **more,
             )  # fmt: skip
             for stream in page.get("logStreams") or []:
-                yield stream["logStreamName"]
+                yield stream["logStreamName"], stream["creationTime"]
             following = page.get("nextToken")
             if not following or following == token:
                 return
             token = following
 
-    def log_streams_or_none(self, name: str) -> Iterator[str]:
+    def log_streams_or_none(self, name: str) -> Iterator[tuple[str, int]]:
         """As :meth:`log_streams`, and none where nobody has ever logged anything."""
         try:
             yield from self.log_streams(name)
@@ -272,6 +278,8 @@ class Client:
         client = self._of(service)
         try:
             return act(client)
+        except DilocoError:
+            raise
         except Exception as error:
             raise to_error(error, what) from error
 

@@ -201,7 +201,7 @@ def _answered(response: Any, failed: str) -> BackendError:
         "ServiceUnavailableException",
     }:
         return UnavailableError(text)
-    if code.startswith("Validation") or status == 400:
+    if code.startswith("Validation") or code == "InvalidObjectState" or status == 400:
         return InvalidRequestError(text)
     return BackendError(text)
 

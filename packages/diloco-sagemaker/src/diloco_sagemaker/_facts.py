@@ -2,15 +2,21 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Any
 
+from diloco_protocol import InvalidRequestError
+from diloco_protocol.backend import read_whole
+
 from . import _names as names
 
 #: Words of SageMaker that end a job. Every other word, also one that is new, does not.
 ENDED = frozenset({"Completed", "Failed", "Stopped"})
+_FINGERPRINT = re.compile("[0-9a-f]{64}")
+_MOST_RANKS = 100_000  # a job's name has five digits of a rank
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,7 +74,7 @@ class JobFacts(Summary):
     transitions: tuple[Transition, ...] = ()
     started: float | None = None
     ended: float | None = None
-    strings: Mapping[str, str] = field(default_factory=dict)
+    strings: Mapping[str, str] = field(default_factory=dict, repr=False)
     output: str = ""
     checkpoints: str = ""
     instance: str = ""
@@ -80,10 +86,21 @@ class JobFacts(Summary):
 
     @property
     def run_id(self) -> str:
-        """The run that it belongs to; empty if diloco did not launch it."""
-        parsed = names.parse_job_name(self.name)
-        run_id = self.strings.get(names.RUN_ID, "")
-        ours = parsed is not None and parsed[0] == run_id and names.FINGERPRINT in self.strings
+        """The run that it belongs to; empty if diloco did not launch it.
+
+        A name says nothing: anybody may have given it to a job. A job of ours carries its launch's run, ranks and fingerprint, and
+        its rank is one of these, which is not so for a copy of such a job under another name.
+        """
+        run_id, rank = names.parse_job_name(self.name) or ("", -1)
+        if self.strings.get(names.RUN_ID) != run_id or not _FINGERPRINT.fullmatch(self.fingerprint):
+            return ""
+        first, _, last = self.strings.get(names.RANKS, "").partition("-")
+        try:
+            least = read_whole("the first rank", first, 0, _MOST_RANKS)
+            most = read_whole("the last rank", last, 0, _MOST_RANKS)
+            ours = least <= rank <= most < self.world_size
+        except InvalidRequestError:
+            return ""
         return run_id if ours else ""
 
     @property
@@ -93,15 +110,13 @@ class JobFacts(Summary):
 
     @property
     def world_size(self) -> int:
-        """Number of replicas of the whole run."""
-        text = self.strings.get(names.WORLD_SIZE, "")
-        return int(text) if text.isdecimal() else 1
+        """Number of replicas of the whole run; InvalidRequestError if the job does not tell it."""
+        return read_whole("world_size", self.strings.get(names.WORLD_SIZE, ""), 1, _MOST_RANKS)
 
     @property
-    def restarts(self) -> int:
-        """How often a failed attempt is started again in place."""
-        text = self.strings.get(names.RESTARTS, "")
-        return int(text) if text.isdecimal() else 0
+    def restarts(self) -> bool:
+        """Whether a failed attempt is started again in place."""
+        return self.strings.get(names.RESTARTS, "0") != "0"
 
 
 def read_summary(record: Mapping[str, Any]) -> Summary:

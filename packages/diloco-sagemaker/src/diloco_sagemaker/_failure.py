@@ -2,26 +2,22 @@
 
 from __future__ import annotations
 
-import json
 import re
-from signal import Signals
 
 from diloco_protocol import DilocoError, Outcome, Reason, outcome_from_message
+from diloco_protocol.backend import signal_name
 
-_EXIT_CODE = re.compile(r"exit code:? (\d+)", re.IGNORECASE)
+# SageMaker ends what a program has written about itself with these words; before them may stand anything.
+_EXIT_CODE = re.compile(r"AlgorithmError: .*, exit code: ([0-9]{1,3})", re.DOTALL)
 _LARGER = "use an instance type with more memory"
 
 
 def outcome_in(failure: str) -> Outcome | None:
     """The runner's outcome in a FailureReason; None if there is none, or it was cut."""
-    start = failure.find("{")
-    while start >= 0:
-        try:
-            _, end = json.JSONDecoder().raw_decode(failure[start:])
-            return outcome_from_message(failure[start : start + end]).outcome
-        except (ValueError, DilocoError):
-            start = failure.find("{", start + 1)
-    return None
+    try:
+        return outcome_from_message(failure[failure.find("{") : failure.rfind("}") + 1]).outcome
+    except DilocoError:
+        return None
 
 
 def outcome_without(failure: str, *, trained: bool) -> tuple[Reason, int | None, str | None]:
@@ -31,14 +27,9 @@ def outcome_without(failure: str, *, trained: bool) -> tuple[Reason, int | None,
         failure: The FailureReason.
         trained: Whether the program has run.
     """
-    match = _EXIT_CODE.search(failure)
-    code = int(match[1]) if match is not None else None
-    signal = None
-    if code is not None and code > 128:
-        try:
-            signal = Signals(code - 128).name
-        except ValueError:
-            signal = None
+    match = _EXIT_CODE.fullmatch(failure)
+    code = None if match is None or int(match[1]) > 255 else int(match[1])
+    signal = signal_name(code - 128) if code is not None and 128 < code <= 192 else None
     kind = failure.partition(":")[0]
     if kind in {"CapacityError", "InternalServerError", "InternalError"}:
         return Reason.PLATFORM, code, signal

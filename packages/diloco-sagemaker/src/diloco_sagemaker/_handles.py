@@ -5,12 +5,14 @@ from __future__ import annotations
 import re
 
 from diloco_protocol import InvalidRequestError, ReplicaHandle
+from diloco_protocol.backend import read_whole
 
 from . import _names as names
 from ._facts import JobFacts, Summary, same_life
 
 _LAUNCH = "launch-"
-_CREATED = re.compile(rf"\d+|{_LAUNCH}[0-9a-f]{{16}}", re.ASCII)
+_FINGERPRINT = re.compile(f"{_LAUNCH}[0-9a-f]{{16}}")
+_LATEST = 253_402_300_799_999  # the end of the year 9999, in milliseconds
 _KEYS = frozenset({"job_name", "region", "account", "created"})
 
 
@@ -53,25 +55,29 @@ def check_handle(handle: ReplicaHandle) -> None:
             f"this handle is of rank {handle.rank} of run {handle.run_id!r}, and names the training job {name!r} of "
             "another replica"
         )
-    created = handle.metadata["created"]
-    if not _CREATED.fullmatch(created):
-        raise InvalidRequestError(
-            f"this handle's job was created at {created!r}, which is no time in milliseconds"
-        )
+    created_of(handle)
 
 
 def created_of(handle: ReplicaHandle) -> int | None:
-    """When the job of a handle was created, in milliseconds; None if that was not known when the handle was made."""
+    """When the job of a handle was created, in milliseconds; None if that was not known when the handle was made.
+
+    Raises:
+        InvalidRequestError: The handle says something else.
+    """
     text = handle.metadata["created"]
-    return None if text.startswith(_LAUNCH) else int(text)
+    if _FINGERPRINT.fullmatch(text):
+        return None
+    return read_whole("this handle's time created, in milliseconds,", text, 0, _LATEST)
 
 
 def is_of(handle: ReplicaHandle, job: JobFacts) -> bool:
     """Whether a job is the handle's, and not a later one of the same name."""
     created = created_of(handle)
+    if job.run_id != handle.run_id:
+        return False
     if created is None:
         return job.fingerprint.startswith(handle.metadata["created"].removeprefix(_LAUNCH))
-    return same_life(created, job.created) and job.run_id == handle.run_id
+    return same_life(created, job.created)
 
 
 def may_be_of(handle: ReplicaHandle, summary: Summary) -> bool:

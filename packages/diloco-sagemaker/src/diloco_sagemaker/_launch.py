@@ -22,7 +22,7 @@ from diloco_protocol import (
 from . import _names as names
 from ._client import Client
 from ._errors import MissingError, TakenError, UnreachedError
-from ._facts import JobFacts, Summary
+from ._facts import JobFacts
 from ._many import AT_ONCE
 from ._sweep import Jobs
 from ._withdraw import Withdrawal, withdraw
@@ -49,7 +49,7 @@ class Launch:
         made: What became of each so far.
     """
 
-    requests: dict[str, dict[str, Any]]
+    requests: dict[str, dict[str, Any]] = field(repr=False)
     made: dict[str, Made] = field(default_factory=dict)
 
     def of(self, job_name: str) -> Made:
@@ -105,16 +105,15 @@ class Launcher:
         there = retry(lambda: self._jobs.of_run(run_id), self._backoff, timeout=self._patience)
         if not there:
             return
-        for summary in there.values():
-            self._check_summary(launch, summary)
         details = retry(
             lambda: self._jobs.details(list(there.values()), names.job_prefix(run_id)),
             self._backoff,
             timeout=self._patience,
         )
         for name, job in details.items():
-            self._check_same(launch, job)
-            launch.made[name] = Made.THERE
+            if job.run_id or name in launch.requests:  # others are strangers', and in nobody's way
+                self._check_same(launch, job)
+                launch.made[name] = Made.THERE
 
     def create(self, launch: Launch) -> None:
         """Create what is missing.
@@ -222,20 +221,16 @@ class Launcher:
         launch.made[name] = Made.OURS if before is Made.UNSURE else Made.THERE
         return None
 
-    def _check_summary(self, launch: Launch, summary: Summary) -> None:
-        if summary.status == "Deleting":
-            raise RunConflictError(
-                f"the training job {summary.name} is being deleted: wait until it is gone, or choose another run_id"
-            )
-        if summary.name not in launch.requests:
-            run_id, _ = names.parse_job_name(summary.name) or ("", 0)
-            raise RunConflictError(
-                f"there is a training job {summary.name} already, which is not part of this launch: choose another run_id; "
-                f"attach({run_id!r}) finds a run again"
-            )
-
     def _check_same(self, launch: Launch, job: JobFacts) -> None:
-        self._check_summary(launch, job)
+        if job.status == "Deleting":
+            raise RunConflictError(
+                f"the training job {job.name} is being deleted: wait until it is gone, or choose another run_id"
+            )
+        if job.name not in launch.requests:
+            raise RunConflictError(
+                f"there is a training job {job.name} already, which is not part of this launch: choose another run_id; "
+                f"attach({job.run_id!r}) finds a run again"
+            )
         if not job.run_id or job.fingerprint != launch.fingerprint(job.name):
             if not job.run_id:
                 raise RunConflictError(

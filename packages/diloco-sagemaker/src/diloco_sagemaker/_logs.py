@@ -22,8 +22,7 @@ from ._errors import MissingError
 from ._names import log_url
 
 T = TypeVar("T")
-_SLACK = 120  # seconds by which a stream may be older than its job
-_EPOCH = re.compile(r"-(\d{10})(?:\d{3})?$", re.ASCII)
+_SLACK = 120_000  # milliseconds by which a stream may be older than its job
 _QUIET_LOOKS = 2
 """How often nothing new is seen after the end until a log counts as complete: events arrive some seconds late."""
 
@@ -81,11 +80,7 @@ class JobLog:
             found = self._patiently(lambda: list(self._client.log_streams(self._name)))
         except MissingError:
             return []  # nobody has ever logged anything here
-        return [name for name in found if not self._is_older(name)]
-
-    def _is_older(self, stream: str) -> bool:
-        match = _EPOCH.search(stream)
-        return match is not None and int(match[1]) < self._created / 1000 - _SLACK
+        return [name for name, created in found if created >= self._created - _SLACK]
 
     def _tail(self, keep: Callable[[dict[str, Any], str], bool], count: int) -> Iterator[str]:
         """The last lines, read backwards, the newest stream first."""

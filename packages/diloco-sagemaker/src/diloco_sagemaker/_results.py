@@ -5,7 +5,14 @@ from __future__ import annotations
 import contextlib
 from typing import Any
 
-from diloco_protocol import DilocoError, Outcome, ReplicaHandle, ResultLostError
+from diloco_protocol import (
+    DilocoError,
+    InvalidRequestError,
+    Outcome,
+    ReplicaHandle,
+    ResultLostError,
+)
+from diloco_protocol.backend import OUTCOME_BYTES
 
 from . import _names as names
 from ._client import Client
@@ -13,7 +20,7 @@ from ._errors import MissingError
 from ._facts import JobFacts
 from ._many import at_once
 
-_SLACK = 60.0  # seconds by which the clocks of a machine and of SageMaker may differ
+_SLACK = 60.0  # seconds by which the clocks of S3 and of SageMaker may differ
 
 
 def place_of(job: JobFacts) -> tuple[str, str]:
@@ -43,31 +50,35 @@ def remove_checkpoints(client: Client, job_name: str, uri: str) -> None:
             client.delete_object(bucket, key)
 
     with contextlib.suppress(MissingError):  # no such bucket any more
-        at_once(remove, list(client.object_keys(bucket, f"{folder}/")))
+        for keys in client.object_keys(bucket, f"{folder}/"):
+            at_once(remove, keys)
 
 
 def read_outcome(client: Client, job: JobFacts) -> Outcome:
     """The outcome of a job that has completed.
 
     Raises:
-        ResultLostError: It is gone for good, or damaged.
+        ResultLostError: It is gone for good, damaged, too large, or older than the job.
         BackendError: It could not be read this time, or may not be read.
     """
     bucket, key = place_of(job)
     try:
-        content = client.read_object(bucket, key)
+        content, written = client.read_object(bucket, key, OUTCOME_BYTES)
     except MissingError as error:
         raise ResultLostError(
             f"{error}: it was removed, or command= is not what starts diloco_protocol.runner"
         ) from error
+    except InvalidRequestError as error:
+        raise ResultLostError(str(error)) from error
+    # S3's own word; what an object says of itself may be anything.
+    if written < job.created / 1000 - _SLACK:
+        raise ResultLostError(f"s3://{bucket}/{key} is older than the job, and of another one")
     try:
         outcome = Outcome.from_json(content.decode())
     except (UnicodeDecodeError, DilocoError) as error:
         raise ResultLostError(f"s3://{bucket}/{key} is damaged: {error}") from error
     if outcome.exit_code != 0:
         raise ResultLostError(f"s3://{bucket}/{key} tells of exit code {outcome.exit_code}")
-    if outcome.finished_at is not None and outcome.finished_at < job.created / 1000 - _SLACK:
-        raise ResultLostError(f"s3://{bucket}/{key} is of an earlier job of this name")
     return outcome
 
 

@@ -192,7 +192,7 @@ class Runs:
             **self._jobs.details(list(listed.values()), names.job_prefix(handle.run_id)),
             own.name: own,
         }
-        run = [job for job in found.values() if job.fingerprint == own.fingerprint]
+        run = [job for job in found.values() if job.run_id and job.fingerprint == own.fingerprint]
         going = {job.name for job in run if job.status == "Deleting"}
         alive = [job for job in run if job.status not in ENDED | {"Deleting"}]
         if alive:
@@ -208,7 +208,7 @@ class Runs:
         self._wait_until_gone([*others, own])
 
     def _remove(self, job: JobFacts) -> None:
-        for stream in list(self._client.log_streams_or_none(job.name)):
+        for stream, _ in list(self._client.log_streams_or_none(job.name)):
             try:
                 self._client.delete_log_stream(stream)
             except MissingError:
@@ -251,39 +251,41 @@ class Runs:
             ReplicaNotFoundError: There is no such run.
         """
         listed = self._jobs.of_run(run_id)
-        job = self._first_of_ours(listed)
-        if job is None:
+        found = self._jobs.details(list(listed.values()), names.job_prefix(run_id)).values()
+        ours = sorted((job.created, job.name, job) for job in found if job.run_id)
+        if not ours:
             raise ReplicaNotFoundError(
                 f"there is no run {run_id!r} in {self._client.region} that diloco has launched: list_runs() names those that "
                 "there are"
             )
         region, account = self._client.region, self._client.account
+        # A run is one launch: what says that it is another one came later, and is a stranger's.
+        first = ours[0][-1]
+        launched = {job.name for _, _, job in ours if job.fingerprint == first.fingerprint}
         return [
-            make_handle(run_id, rank, job.world_size, listed[rank].created, region, account)
-            for rank in sorted(listed)
+            make_handle(run_id, rank, first.world_size, summary.created, region, account)
+            for rank, summary in sorted(listed.items())
+            if summary.name in launched
         ]
 
     def all(self) -> list[str]:
         """The run_ids, oldest first."""
-        runs: dict[str, dict[int, Summary]] = {}
+        runs: dict[str, list[Summary]] = {}
         for summary in self._client.list(names.PREFIX):
             parsed = names.parse_job_name(summary.name)
             if parsed is not None:
-                runs.setdefault(parsed[0], {})[parsed[1]] = summary
-        firsts = [jobs[min(jobs)] for jobs in runs.values()]
-        details = self._jobs.details(firsts, names.PREFIX)
-        ours = {job.run_id for job in details.values() if job.run_id}
-        times = {run_id: min(job.created for job in jobs.values()) for run_id, jobs in runs.items()}
-        return sorted(ours, key=lambda run_id: (times[run_id], run_id))
+                runs.setdefault(parsed[0], []).append(summary)
+        times: dict[str, int] = {}
 
-    def _first_of_ours(self, listed: dict[int, Summary]) -> JobFacts | None:
-        for rank in sorted(listed):
-            try:
-                job = self._jobs.describe(listed[rank].name)
-            except MissingError:
-                continue
-            return job if job.run_id else None
-        return None
+        def look(summaries: Sequence[Summary]) -> None:
+            for job in self._jobs.details(summaries, names.PREFIX).values():
+                if job.run_id:
+                    times[job.run_id] = min(job.created, times.get(job.run_id, job.created))
+
+        # One job shows that a run is ours; all are looked at only where that one is a stranger's.
+        look([jobs[0] for jobs in runs.values()])
+        look([job for run_id, jobs in runs.items() if run_id not in times for job in jobs[1:]])
+        return sorted(times, key=lambda run_id: (times[run_id], run_id))
 
 
 def _gone(handle: ReplicaHandle) -> ReplicaNotFoundError:
