@@ -1,18 +1,23 @@
 """Large arguments travel in a ConfigMap that the Job owns."""
 
+import hashlib
 import json
+import re
 
 import pytest
 from eks_lab import PATIENCE
 
 from diloco_eks import EKSExecutor
+from diloco_eks._cluster import Cluster
 from diloco_localcloud import KubernetesProcesses
 from diloco_protocol import (
     Backoff,
     ForbiddenError,
     InvalidRequestError,
     LaunchError,
+    ReplicaSpec,
     UnavailableError,
+    spec_to_environment,
 )
 
 LARGE = {"text": "x" * 70_000}
@@ -33,9 +38,10 @@ def test_small_ones_stay_in_the_job(bench):
 
 def test_a_list_of_pods_does_not_repeat_them(bench):
     run = bench.launch(50, start=False, kwargs={"text": "x" * 500_000})
-    assert names(bench) == ["run-1-arguments"]
+    (name,) = names(bench)
+    assert re.fullmatch("run-1-arguments-[0-9a-f]{16}", name)
     uid = run.handles[0].metadata["job_uid"]
-    pods = run.executor._cluster.list_pods("default", f"batch.kubernetes.io/controller-uid={uid}")
+    pods = run.executor._cluster.list_pods("default", uid)
     assert len(pods) == 50
     assert len(json.dumps(pods)) < 500_000
     (job, arguments) = run.executor.plan(50, "trainer:train", {"text": "x" * 500_000}).requests
@@ -59,19 +65,64 @@ def test_those_of_an_earlier_run_are_waited_out(bench):
     """The garbage collector is slow: the name is taken until it comes."""
     path = "/api/v1/namespaces/default/configmaps"
     owner = {"apiVersion": "batch/v1", "kind": "Job", "name": "run-1", "uid": "another"}
-    bench.create(path, {"metadata": {"name": "run-1-arguments", "ownerReferences": [owner]}})
+    (_, planned) = bench.executor().plan(1, "trainer:train", LARGE, run_id="run-1").requests
+    name = planned["metadata"]["name"]
+    bench.create(path, {"metadata": {"name": name, "ownerReferences": [owner]}})
     begin = bench.world.now()
 
     def sleep(seconds):
         bench.world.advance(seconds)
         if bench.world.now() > begin + 5 and owner:
-            bench.create(f"{path}/run-1-arguments", {}, "DELETE")
+            bench.create(f"{path}/{name}", {}, "DELETE")
             owner.clear()
 
     backoff = Backoff(first=0.5, clock=bench.world.now, sleep=sleep)
     run = bench.launch(1, kwargs=LARGE, executor=bench.executor(backoff=backoff))
     (known,) = maps(bench)[0]["metadata"]["ownerReferences"]
     assert known["uid"] == run.handles[0].metadata["job_uid"]
+
+
+def container_of(job):
+    return job["spec"]["template"]["spec"]["containers"][0]
+
+
+def test_the_pod_itself_says_which_they_are(bench):
+    """Whatever else is called so: an earlier run's, or what somebody put there."""
+    bench.create(
+        "/api/v1/namespaces/default/configmaps",
+        {"metadata": {"name": "run-1-arguments"}, "data": {"DILOCO_SPEC_0": "forged"}},
+    )
+    bench.launch(1, kwargs=LARGE)
+    container = container_of(bench.world.job("run-1"))
+    (created,) = [each for each in maps(bench) if each["metadata"]["name"] != "run-1-arguments"]
+    digest = hashlib.sha256("".join(created["data"].values()).encode()).hexdigest()
+    assert f"--spec-sha256={digest}" in container["args"]
+    assert created["metadata"]["name"] == f"run-1-arguments-{digest[:16]}"
+    pieces = [each for each in container["env"] if each["name"].startswith("DILOCO_SPEC_")]
+    sources = [each["valueFrom"]["configMapKeyRef"] for each in pieces]
+    assert {source["name"] for source in sources} == {created["metadata"]["name"]}
+    other = bench.executor().plan(1, "trainer:train", {"text": "y" * 70_000}, run_id="run-1")
+    assert container_of(other.requests[0])["args"] != container["args"]
+
+
+def test_another_order_of_the_keys_is_the_same_launch(bench):
+    run = bench.launch(1, kwargs={**LARGE, "a": {"b": 1, "c": 2}})
+    again = bench.launch(1, kwargs={"a": {"c": 2, "b": 1}, **LARGE}, executor=run.executor)
+    assert again.handles == run.handles
+    assert len(maps(bench)) == 1
+
+
+def test_what_somebody_else_wrote_is_not_taken_for_them(bench):
+    executor = bench.executor(retry_timeout=5)
+    (_, planned) = executor.plan(1, "trainer:train", LARGE, run_id="run-1").requests
+    owner = {"apiVersion": "batch/v1", "kind": "Job", "name": "run-1", "uid": "another"}
+    metadata = {"name": planned["metadata"]["name"], "ownerReferences": [owner]}
+    path = "/api/v1/namespaces/default/configmaps"
+    bench.create(path, {"metadata": metadata, "data": {"DILOCO_SPEC_0": "forged"}})
+    with pytest.raises(UnavailableError, match="one that is not this run's"):
+        bench.launch(1, kwargs=LARGE, executor=executor)
+    bench.world.settle(within=40)
+    assert executor.list_runs() == []
 
 
 def test_without_the_right_nothing_is_created(bench):
@@ -132,3 +183,29 @@ def test_they_arrive(tmp_path):
         handles = executor.launch_replicas(2, "json:loads", {"s": text})
         results = executor.collect(handles, timeout=PATIENCE)
     assert [len(result["result"]) for result in results] == [300_000] * 2
+
+
+@pytest.mark.processes
+def test_a_replica_runs_nothing_that_was_put_in_their_place(tmp_path, monkeypatch):
+    """As by somebody who may create ConfigMaps and is quicker than the launch."""
+    create = Cluster.create_config_map
+    forged = spec_to_environment(ReplicaSpec("builtins:print", {"sep": "owned"}, 0, 1))
+
+    def replace(cluster, body, *, dry_run=False):
+        create(cluster, body if dry_run else {**body, "data": forged}, dry_run=dry_run)
+
+    monkeypatch.setattr(Cluster, "create_config_map", replace)
+    with (
+        KubernetesProcesses(tls=False) as cluster,
+        EKSExecutor(
+            "any",
+            kubeconfig=cluster.kubeconfig(tmp_path / "kubeconfig"),
+            cpu_request="1",
+            memory_request="1Gi",
+            backoff=Backoff(first=0.1, cap=0.5),
+        ) as executor,
+    ):
+        handles = executor.launch_replicas(1, "json:loads", {"s": json.dumps("y" * 70_000)})
+        (result,) = executor.collect(handles, timeout=PATIENCE)
+    assert (result["status"], result["reason"]) == ("failed", "start_failed")
+    assert "is not the one that was launched" in result["error"]

@@ -8,7 +8,12 @@ from hypothesis import strategies as st
 
 from diloco_eks._arguments import spec_entries
 from diloco_eks._environment import container_environment, escape, runner_arguments
-from diloco_protocol import InvalidRequestError, ReplicaSpec, spec_from_environment
+from diloco_protocol import (
+    InvalidRequestError,
+    ReplicaSpec,
+    spec_from_environment,
+    spec_to_environment,
+)
 
 SPEC = ReplicaSpec("trainer:train", {"a": [1, {"b": "$(HOME) $$"}]}, rank=0, world_size=2)
 
@@ -39,7 +44,9 @@ def test_expansion_gives_back_what_went_in(value, known):
 )
 def test_all_variables_arrive(env):
     known = {}
-    for entry in container_environment(spec_entries(SPEC, "run-1"), env, {}):
+    for entry in container_environment(
+        spec_entries("run-1", spec_to_environment(SPEC), None), env, {}
+    ):
         if "value" in entry:
             known[entry["name"]] = expand(entry["value"], known)
     assert {name: known[name] for name in env} == env
@@ -47,7 +54,7 @@ def test_all_variables_arrive(env):
 
 
 def test_the_attempt_comes_from_the_pods_annotations():
-    entries = container_environment(spec_entries(SPEC, "run-1"), {}, {})
+    entries = container_environment(spec_entries("run-1", spec_to_environment(SPEC), None), {}, {})
     fields = [
         entry["valueFrom"]["fieldRef"]["fieldPath"] for entry in entries if "valueFrom" in entry
     ]
@@ -60,14 +67,18 @@ def test_the_attempt_comes_from_the_pods_annotations():
         "DILOCO_EKS_FAILURES": "1",
         "DILOCO_EKS_IGNORED_FAILURES": "",
     }
-    expanded = [expand(argument, known) for argument in runner_arguments("/dev/termination-log")]
+    expanded = [
+        expand(argument, known) for argument in runner_arguments("/dev/termination-log", None)
+    ]
     assert expanded == ["--index=3", "--failed=1", "--failed=", "--message", "/dev/termination-log"]
 
 
 def test_secrets_are_referred_to():
     (entry,) = [
         e
-        for e in container_environment(spec_entries(SPEC, "run-1"), {}, {"TOKEN": "hub/token"})
+        for e in container_environment(
+            spec_entries("run-1", spec_to_environment(SPEC), None), {}, {"TOKEN": "hub/token"}
+        )
         if e["name"] == "TOKEN"
     ]
     assert entry == {
@@ -80,10 +91,18 @@ def test_secrets_are_referred_to():
 def test_names_that_are_taken(name):
     for env, secrets in (({name: "1"}, {}), ({}, {name: "a/b"})):
         with pytest.raises(InvalidRequestError, match=f"{name} may not be set"):
-            container_environment(spec_entries(SPEC, "run-1"), env, secrets)
+            container_environment(
+                spec_entries("run-1", spec_to_environment(SPEC), None), env, secrets
+            )
 
 
 def test_a_value_has_a_limit():
-    assert container_environment(spec_entries(SPEC, "run-1"), {"A": "x" * (128 * 1024 - 3)}, {})
+    assert container_environment(
+        spec_entries("run-1", spec_to_environment(SPEC), None), {"A": "x" * (128 * 1024 - 3)}, {}
+    )
     with pytest.raises(InvalidRequestError, match="128 KiB"):
-        container_environment(spec_entries(SPEC, "run-1"), {"A": "x" * (128 * 1024 - 2)}, {})
+        container_environment(
+            spec_entries("run-1", spec_to_environment(SPEC), None),
+            {"A": "x" * (128 * 1024 - 2)},
+            {},
+        )

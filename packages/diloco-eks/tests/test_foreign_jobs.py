@@ -166,3 +166,65 @@ def test_a_survivor_of_an_unknown_launch_ends_its_own(bench):
     executor.cancel(survivors[0])
     bench.world.settle(within=15.0)
     assert executor.poll(survivors[0]) == "cancelled"
+
+
+def odd(bench, name, *, labels=None, annotations=None, completions=2):
+    """A Job with our labels that diloco did not launch."""
+    marks = {"diloco.dev/run-id": name, "app.kubernetes.io/managed-by": "diloco-eks"}
+    pod = {"restartPolicy": "Never", "containers": [{"name": "main", "image": "another:1"}]}
+    metadata = {"name": name, "labels": marks | (labels or {}), "annotations": annotations or {}}
+    spec = {"completions": completions, "parallelism": 1, "completionMode": "Indexed"}
+    body = {"metadata": metadata, "spec": {**spec, "template": {"spec": pod}}}
+    bench.create("/apis/batch/v1/namespaces/default/jobs", body)
+
+
+@pytest.mark.parametrize(
+    ("labels", "annotations"),
+    [
+        ({"diloco.dev/run-id": "run-1"}, {"world-size": "2", "first-rank": "0"}),
+        ({}, {"world-size": "2"}),
+        ({}, {"world-size": "1", "first-rank": "0"}),
+        ({}, {"world-size": "9" * 5000, "first-rank": "0"}),
+        ({}, {"world-size": "2", "first-rank": "-1"}),
+        ({}, {"world-size": "٣", "first-rank": "0"}),
+    ],
+    ids=["another run's label", "no rank", "too small", "long", "negative", "arabic"],
+)
+def test_labels_alone_make_no_run(bench, labels, annotations):
+    run = bench.launch(1)
+    marks = {f"diloco.dev/{name}": value for name, value in annotations.items()}
+    odd(bench, "odd", labels=labels, annotations=marks)
+    assert run.executor.list_runs() == ["run-1"]
+    with pytest.raises(ReplicaNotFoundError, match="was not launched by diloco"):
+        run.executor.attach("odd")
+    assert run.states() == ["running"]
+
+
+def test_a_pod_of_somebody_elses_is_no_rank(bench, report):
+    """It carries all our labels, but another one owns it."""
+    run = bench.launch(2)
+    ours = sorted(pod.name for pod in bench.pods(run.handles[0]))
+    pod = run.pod(0).json
+    owner = {"apiVersion": "apps/v1", "kind": "ReplicaSet", "name": "r", "uid": "another"}
+    metadata = {
+        "name": "run-1-0-aaaaa",
+        "labels": pod["metadata"]["labels"],
+        "annotations": pod["metadata"]["annotations"],
+        "ownerReferences": [{**owner, "controller": True}],
+    }
+    container = {"name": "replica", "image": "another/image:1"}
+    body = {"metadata": metadata, "spec": {"restartPolicy": "Never", "containers": [container]}}
+    bench.create("/api/v1/namespaces/default/pods", body)
+    bench.world.advance(1)
+    assert run.states() == ["running", "running"]
+    run.pod(1).log("mine\n")
+    assert run.executor.stream_logs(run.handles[1]) == "mine"
+    pods = run.executor._cluster.list_pods("default", run.handles[0].metadata["job_uid"])
+    assert sorted(pod["metadata"]["name"] for pod in pods) == ours
+
+
+@pytest.mark.parametrize("first", ["9" * 5000, "٣", "-1", "1e3", "", "2"])
+def test_a_first_rank_that_no_launch_could_have_written(bench, verb, first):
+    handle = bench.launch(1).handles[0]
+    with pytest.raises(InvalidRequestError, match="its first_rank must be a whole number"):
+        verb(bench.executor(), forged(handle, first_rank=first))

@@ -268,7 +268,13 @@ def test_the_launchs_labels_select_its_job_and_pods(bench):
     executor = bench.executor()
     for key, value in (("team", "vision"), (names.OWNER, "ada"), (names.RUN, "run-1")):
         assert len(executor._cluster.list_jobs("default", f"{key}={value}")) == 1
-        assert len(executor._cluster.list_pods("default", f"{key}={value}")) == 2
+    for pod in bench.world.pods("run-1"):
+        labels = pod.json["metadata"]["labels"]
+        assert (labels["team"], labels[names.OWNER], labels[names.RUN]) == (
+            "vision",
+            "ada",
+            "run-1",
+        )
 
 
 def job_of(bench, **options):

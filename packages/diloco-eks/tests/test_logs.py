@@ -13,7 +13,10 @@ def test_the_tail(bench):
     run.pod(0).log("".join(f"line {number} é \r\n" for number in range(600)))
     run.pod(1).log("other\n")
     lines = run.executor.stream_logs(run.handles[0], n_lines=3).split("\n")
-    assert lines == ["line 597 é \r", "line 598 é \r", "line 599 é \r"]
+    # containerd drops a carriage return before the newline, and other runtimes keep it.
+    assert [line.removesuffix("\r") for line in lines] == [
+        "line 597 é ", "line 598 é ", "line 599 é ",
+    ]  # fmt: skip
     assert len(run.executor.stream_logs(run.handles[0]).split("\n")) == 200
     assert run.executor.stream_logs(run.handles[1]) == "other"
 

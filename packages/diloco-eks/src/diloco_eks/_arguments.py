@@ -1,18 +1,25 @@
-"""Large arguments: a ConfigMap of the run holds them, so that not every pod repeats them in every list of pods."""
+"""Large arguments: a ConfigMap of the run holds them, so that not every pod repeats them in every list of pods.
+
+Whoever may create ConfigMaps can put one in the place of ours. So the name holds the digest of what we wrote, and the pod's own
+arguments tell it to the runner, which refuses anything else before it decodes it.
+"""
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from diloco_protocol import InvalidRequestError, UnavailableError, retry, spec_to_environment
+from diloco_protocol.backend import spec_sha256
 
 from . import _names as names
 from ._errors import ConflictError
 from ._namespace import DEFAULT
 
 if TYPE_CHECKING:
-    from diloco_protocol import Backoff, ReplicaSpec, RunRequest
+    from diloco_protocol import Backoff, RunRequest
 
     from ._cluster import Cluster
     from ._facts import JobFacts
@@ -23,40 +30,56 @@ _MOST_INSIDE = 64 * 1024
 _MOST_BYTES = 1024 * 1024  # of a ConfigMap's data
 
 
-def spec_entries(spec: ReplicaSpec, job: str) -> list[dict[str, Any]]:
-    """The spec as entries of a container's ``env``: its pieces, or where they are.
+def encoded_spec(request: RunRequest, options: EKSOptions) -> tuple[dict[str, str], str | None]:
+    """Return the spec as variables, and their digest if they are so large that a ConfigMap holds them.
 
     Raises:
         InvalidRequestError: They are too large for a ConfigMap.
     """
+    spec = request.specs(grace=options.grace)[0]
     pieces = spec_to_environment(spec)
-    if not _is_large(pieces):
-        return [{"name": name, "value": piece} for name, piece in pieces.items()]
+    if sum(map(len, pieces.values())) <= _MOST_INSIDE:
+        return pieces, None
+    # The same launch must find the same ConfigMap, in whichever order the keys were written.
+    sorted_kwargs = json.loads(json.dumps(spec.kwargs, sort_keys=True))
+    pieces = spec_to_environment(replace(spec, kwargs=sorted_kwargs))
     size = sum(map(len, pieces.values()))
     if size > _MOST_BYTES:
         raise InvalidRequestError(
             f"the arguments are {size} bytes when they are encoded, and a ConfigMap holds {_MOST_BYTES}: put large arguments "
             "into the store and pass their address"
         )
+    return pieces, spec_sha256(pieces)
+
+
+def spec_entries(job: str, pieces: Mapping[str, str], digest: str | None) -> list[dict[str, Any]]:
+    """Return the spec as entries of a container's ``env``: its pieces, or where they are."""
+    if digest is None:
+        return [{"name": name, "value": piece} for name, piece in pieces.items()]
+    name = map_name(job, digest)
     return [
-        {"name": key, "valueFrom": {"configMapKeyRef": {"name": _name(job), "key": key}}}
+        {"name": key, "valueFrom": {"configMapKeyRef": {"name": name, "key": key}}}
         for key in pieces
     ]
 
 
+def map_name(job: str, digest: str = "") -> str:
+    """Return the name of a run's ConfigMap, or how it begins."""
+    return f"{job}-arguments-{digest[:16]}"
+
+
 def arguments_map(request: RunRequest, options: EKSOptions) -> dict[str, Any] | None:
-    """The ConfigMap of a run's arguments; None if they stand in the Job."""
-    pieces = spec_to_environment(request.specs(grace=options.grace)[0])
-    if not _is_large(pieces):
+    """Return the ConfigMap of a run's arguments; None if they stand in the Job."""
+    pieces, digest = encoded_spec(request, options)
+    if digest is None:
         return None
-    labels = {names.MANAGED_BY: names.MANAGER, names.RUN: request.run_id}
     return {
         "apiVersion": "v1",
         "kind": "ConfigMap",
         "metadata": {
-            "name": _name(request.run_id),
+            "name": map_name(request.run_id, digest),
             "namespace": options.namespace or DEFAULT,
-            "labels": labels,
+            "labels": {names.MANAGED_BY: names.MANAGER, names.RUN: request.run_id},
         },
         "immutable": True,
         "data": pieces,
@@ -81,18 +104,11 @@ def put_arguments(
         except ConflictError as error:
             known = cluster.read_config_map(space, name)
             owners = known["metadata"].get("ownerReferences") or []
-            if all(each.get("uid") != job.uid for each in owners):
-                # An earlier run had the name, and the cluster is about to remove what belonged to it.
+            ours = any(each.get("uid") == job.uid for each in owners)
+            if not ours or known.get("data") != body["data"]:
+                # An earlier run had the name, and the cluster is about to remove what belonged to it; or somebody else has it.
                 raise UnavailableError(
-                    f"cannot create ConfigMap {space}/{name}: {error}"
+                    f"cannot create ConfigMap {space}/{name}, since there is one that is not this run's: {error}"
                 ) from error
 
     retry(once, backoff, timeout=patience)
-
-
-def _is_large(pieces: Mapping[str, str]) -> bool:
-    return sum(map(len, pieces.values())) > _MOST_INSIDE
-
-
-def _name(job: str) -> str:
-    return f"{job}-arguments"

@@ -20,10 +20,13 @@ from diloco_protocol import (
     MissingDependencyError,
     UnavailableError,
 )
+from diloco_protocol.backend import read_bounded
 
 from .__about__ import __version__
 from ._errors import UnreachedError, read_answer, read_warnings, to_error
 
+# A page of pods, each of which may be as large as a Job (about 1 MB).
+_ANSWER_BYTES = 256 * 1024 * 1024
 _TOKEN = Path("/var/run/secrets/kubernetes.io/serviceaccount/token")
 
 
@@ -115,10 +118,16 @@ class Client:
         Raises:
             BackendError: It failed.
         """
-        response = self.raw(what, lambda apis: _read(make(apis)))
+        body, headers = self.raw(what, lambda apis: _read(make(apis)))
         if warned is not None:
-            warned += read_warnings(response.headers)
-        return json.loads(response.data or "null")
+            warned += read_warnings(headers)
+        try:
+            return json.loads(body or "null")
+        except (ValueError, RecursionError) as error:
+            shown = body[:200].decode(errors="replace")
+            raise UnavailableError(
+                f"cannot {what}: the answer is not JSON ({error}): {shown}"
+            ) from error
 
     def raw(self, what: str, make: Callable[[Apis], Any]) -> Any:
         """Make one call and return whatever ``make`` returns."""
@@ -227,9 +236,10 @@ class Client:
         return configuration
 
 
-def _read(response: Any) -> Any:
-    response.data  # noqa: B018 - reads the body, which may fail as the call may
-    return response
+def _read(response: Any) -> tuple[bytes, Any]:
+    """Return the body and the headers of an answer; reading may fail as the call may."""
+    with contextlib.closing(response):
+        return read_bounded(response, _ANSWER_BYTES, "the answer"), response.headers
 
 
 def _translated(what: str, make: Callable[[Apis], Any], apis: Apis) -> Any:

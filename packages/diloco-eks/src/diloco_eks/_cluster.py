@@ -9,10 +9,10 @@ from diloco_protocol import InvalidRequestError
 
 from ._client import Apis, Client
 from ._errors import ExpiredError, MissingError
-from ._names import CONTAINER
+from ._names import CONTAINER, CONTROLLER_UID, INDEX
 
 Json = dict[str, Any]
-PAGE = 500
+PAGE = 250
 _KUEUE = "kueue.x-k8s.io"
 _KUEUE_VERSIONS = ("v1beta2", "v1beta1")  # those that we know, the newest first
 
@@ -66,13 +66,14 @@ class Cluster:
         )
 
     def list_events(self, space: str, uid: str) -> list[Json]:
-        """The events of an object."""
-        return self._pages(
+        """Return the events of an object: one page of them, since anybody may write events about anything."""
+        page = self._json(
             f"list events in {space}",
             lambda apis, options: apis.core.list_namespaced_event(
-                namespace=space, field_selector=f"involvedObject.uid={uid}", **options
+                namespace=space, field_selector=f"involvedObject.uid={uid}", limit=PAGE, **options
             ),
         )
+        return list(page.get("items") or [])
 
     def read_job(self, space: str, name: str) -> Json:
         """Read a Job: the Job itself, not its status subresource, which would need a right of its own."""
@@ -132,12 +133,17 @@ class Cluster:
             ),
         )
 
-    def list_pods(self, space: str, selector: str) -> list[Json]:
-        """All pods with these labels."""
+    def list_pods(self, space: str, job_uid: str, index: int | None = None) -> list[Json]:
+        """Return the pods that a Job owns, or those of one index. Anybody's pods may carry the labels that it selects by."""
+        selector = f"{CONTROLLER_UID}={job_uid}" + ("" if index is None else f",{INDEX}={index}")
         return self._pages(
             f"list pods in {space}",
             lambda apis, options: apis.core.list_namespaced_pod(
                 namespace=space, label_selector=selector, **options
+            ),
+            lambda pod: any(
+                owner.get("uid") == job_uid and owner.get("controller") is True
+                for owner in pod["metadata"].get("ownerReferences") or []
             ),
         )
 
@@ -259,16 +265,23 @@ class Cluster:
         answer = self.client.call(what, lambda apis: make(apis, self.client.options()), warned)
         return answer if isinstance(answer, dict) else {}
 
-    def _pages(self, what: str, make: Callable[[Apis, Json], Any]) -> list[Json]:
+    def _pages(
+        self,
+        what: str,
+        make: Callable[[Apis, Json], Any],
+        wanted: Callable[[Json], bool] = lambda item: True,
+    ) -> list[Json]:
         for last in (False, False, True):
             try:
-                return self._all_pages(what, make)
+                return self._all_pages(what, make, wanted)
             except ExpiredError:
                 if last:
                     raise
         raise AssertionError("the last try returns or raises")
 
-    def _all_pages(self, what: str, make: Callable[[Apis, Json], Any]) -> list[Json]:
+    def _all_pages(
+        self, what: str, make: Callable[[Apis, Json], Any], wanted: Callable[[Json], bool]
+    ) -> list[Json]:
         items: list[Json] = []
         token: str | None = None
         while True:
@@ -277,7 +290,7 @@ class Cluster:
                 what,
                 lambda apis, options, place=place: make(apis, {**options, **place}),  # type: ignore[misc]
             )
-            items += page.get("items") or []
+            items += filter(wanted, page.get("items") or [])
             token = (page.get("metadata") or {}).get("continue")
             if not token:
                 return items

@@ -50,9 +50,15 @@ def container_environment(
     return entries
 
 
-def runner_arguments(message_path: str) -> list[str]:
-    """What the runner is told that differs from pod to pod; Kubernetes fills in the variables."""
+def runner_arguments(message_path: str, digest: str | None) -> list[str]:
+    """What the runner is told beside its spec; Kubernetes fills in the variables.
+
+    Args:
+        message_path: Where it reports.
+        digest: Of the spec, if that stands where others may write too.
+    """
     return [
+        *([] if digest is None else [f"--spec-sha256={digest}"]),
         f"--index=$({INDEX_VARIABLE})",
         f"--failed=$({FAILURES_VARIABLE})",
         f"--failed=$({IGNORED_VARIABLE})",

@@ -32,7 +32,7 @@ from ._check import check_cluster
 from ._client import Client
 from ._cluster import Cluster
 from ._errors import ConflictError
-from ._facts import JobFacts, read_job
+from ._facts import JobFacts, run_of
 from ._handles import check_handle, find_job, make_handles
 from ._launch import (
     StrandedError,
@@ -346,10 +346,8 @@ class EKSExecutor(LogVerbs):
                 self._namespace, f"{names.MANAGED_BY}={names.MANAGER},{names.RUN}"
             )
         )
-        known = sorted(
-            (str(job["metadata"].get("creationTimestamp")), read_job(job).run_id) for job in jobs
-        )
-        return [run_id for _, run_id in known]
+        known = sorted((str(job["metadata"].get("creationTimestamp")), run_of(job)) for job in jobs)
+        return [run_id for _, run_id in known if run_id]
 
     def _attach(self, run_id: str) -> list[ReplicaHandle]:
         space, server = self._namespace, self._client.server

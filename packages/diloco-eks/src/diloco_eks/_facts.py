@@ -7,9 +7,14 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
 
+from diloco_protocol import InvalidRequestError
+from diloco_protocol.backend import read_whole
+
 from . import _names as names
 from ._indexes import expand_indexes
 
+_MOST = 10**9
+_SHOWN = 4096  # of a text for people
 _LIVE = frozenset({"Pending", "Running", "Unknown"})
 
 
@@ -175,6 +180,22 @@ class PodFacts:
         return self.disruption is not None
 
 
+def run_of(job: Mapping[str, Any]) -> str:
+    """Return the run of a Job; empty if diloco did not launch it.
+
+    Whoever may create Jobs may give them our labels: a run's Job has its name, and says which ranks it has.
+    """
+    metadata = _mapping(job.get("metadata"))
+    labels, annotations = _mapping(metadata.get("labels")), _mapping(metadata.get("annotations"))
+    first = _number(annotations.get(names.FIRST_RANK))
+    size = _number(annotations.get(names.WORLD_SIZE))
+    count = _count(_mapping(job.get("spec")).get("completions"))
+    named = metadata.get("name") == labels.get(names.RUN)
+    ranked = first is not None and size is not None and 0 < count <= size - first
+    ours = labels.get(names.MANAGED_BY) == names.MANAGER and named and ranked
+    return _text(labels.get(names.RUN)) if ours else ""
+
+
 def read_job(job: Mapping[str, Any]) -> JobFacts:
     """The facts of a Job.
 
@@ -185,7 +206,6 @@ def read_job(job: Mapping[str, Any]) -> JobFacts:
     labels, annotations = _mapping(metadata.get("labels")), _mapping(metadata.get("annotations"))
     completions = _count(spec.get("completions"))
     conditions = _conditions(status)
-    ours = labels.get(names.MANAGED_BY) == names.MANAGER
     return JobFacts(
         name=_text(metadata.get("name")),
         uid=_text(metadata.get("uid")),
@@ -202,9 +222,9 @@ def read_job(job: Mapping[str, Any]) -> JobFacts:
         restarts=_count(spec.get("backoffLimitPerIndex")),
         deadline=_count(spec.get("activeDeadlineSeconds")) or None,
         timeout=_seconds(annotations.get(names.TIMEOUT)),
-        first_rank=_number(annotations.get(names.FIRST_RANK)),
-        world_size=_number(annotations.get(names.WORLD_SIZE)),
-        run_id=_text(labels.get(names.RUN)) if ours else "",
+        first_rank=_number(annotations.get(names.FIRST_RANK)) or 0,
+        world_size=_number(annotations.get(names.WORLD_SIZE)) or 0,
+        run_id=run_of(job),
         fingerprint=_text(annotations.get(names.FINGERPRINT)),
         queue=_text(labels.get(names.QUEUE)) or None,
     )
@@ -214,8 +234,10 @@ def read_pod(pod: Mapping[str, Any]) -> PodFacts:
     """The facts of a pod."""
     metadata, status = _mapping(pod.get("metadata")), _mapping(pod.get("status"))
     labels, annotations = _mapping(metadata.get("labels")), _mapping(metadata.get("annotations"))
-    index = labels.get(names.INDEX, annotations.get(names.INDEX))
-    failures = _number(annotations.get(names.FAILURES))
+    index = _number(labels.get(names.INDEX, annotations.get(names.INDEX)))
+    failures, ignored = (
+        _number(annotations.get(name)) or 0 for name in (names.FAILURES, names.IGNORED_FAILURES)
+    )
     ours: Mapping[str, Any] = {}
     waiting: tuple[str, str] | None = None
     for container in (
@@ -227,20 +249,21 @@ def read_pod(pod: Mapping[str, Any]) -> PodFacts:
             ours = state
         held = _mapping(state.get("waiting"))
         if held and (waiting is None or waiting[0] in {"PodInitializing", "ContainerCreating"}):
-            waiting = (_text(held.get("reason")), _text(held.get("message")))
+            waiting = _why(held)
+    why = _why(status)
     blocked = None
     unready_since = None
     for condition in _items(status.get("conditions")):
         if condition.get("type") == "PodScheduled" and condition.get("status") == "False":
-            blocked = (_text(condition.get("reason")), _text(condition.get("message")))
+            blocked = _why(condition)
         if condition.get("type") == "Ready" and condition.get("status") != "True":
             unready_since = parse_time(condition.get("lastTransitionTime"))
     return PodFacts(
         name=_text(metadata.get("name")),
         uid=_text(metadata.get("uid")),
-        index=_number(index, -1),
+        index=-1 if index is None else index,
         created=parse_time(metadata.get("creationTimestamp")) or 0.0,
-        attempt=1 + failures + _number(annotations.get(names.IGNORED_FAILURES)),
+        attempt=1 + failures + ignored,
         failures=failures,
         phase=_text(status.get("phase")),
         deleting=bool(metadata.get("deletionTimestamp")),
@@ -248,8 +271,8 @@ def read_pod(pod: Mapping[str, Any]) -> PodFacts:
         unready_since=unready_since,
         told_to_end=_told_to_end(metadata),
         disruption=_conditions(status).get("DisruptionTarget"),
-        reason=_text(status.get("reason")),
-        message=_text(status.get("message")),
+        reason=why[0],
+        message=why[1],
         blocked=blocked,
         waiting=waiting,
         running="running" in ours,
@@ -271,16 +294,16 @@ def parse_time(text: object) -> float | None:
     if not isinstance(text, str):
         return None
     try:
-        return datetime.fromisoformat(text).timestamp()
+        seconds = datetime.fromisoformat(text).timestamp()
     except (ValueError, OverflowError):
         return None
+    return seconds if seconds >= 0 else None
 
 
 def _conditions(status: Mapping[str, Any]) -> dict[str, Condition]:
     return {
         _text(condition.get("type")): Condition(
-            _text(condition.get("reason")),
-            _text(condition.get("message")),
+            *_why(condition),
             parse_time(condition.get("lastTransitionTime")),
         )
         for condition in _items(status.get("conditions"))
@@ -298,6 +321,12 @@ def _items(value: object) -> list[Mapping[str, Any]]:
 
 def _text(value: object) -> str:
     return value if isinstance(value, str) else ""
+
+
+def _why(value: Mapping[str, Any]) -> tuple[str, str]:
+    """A reason and its message, which may be as long as somebody likes."""
+    reason, message = (_text(value.get(key)) for key in ("reason", "message"))
+    return reason[:_SHOWN], message[:_SHOWN] + ("…" if len(message) > _SHOWN else "")
 
 
 def _count(value: object) -> int:
@@ -321,7 +350,8 @@ def _seconds(value: object) -> float | None:
     return seconds if seconds >= 0 else None  # and not NaN
 
 
-def _number(value: object, default: int = 0) -> int:
-    if not isinstance(value, str) or len(value) > 9 or not (value.isascii() and value.isdecimal()):
-        return default
-    return int(value)
+def _number(value: object) -> int | None:
+    try:
+        return read_whole("a number", _text(value), 0, _MOST)
+    except InvalidRequestError:
+        return None

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection
 
 from diloco_protocol import InvalidRequestError, ReplicaHandle, ReplicaNotFoundError
+from diloco_protocol.backend import read_whole
 
 from ._cluster import Cluster
 from ._errors import MissingError
@@ -54,10 +55,9 @@ def check_handle(handle: ReplicaHandle, namespaces: Collection[str]) -> None:
         raise InvalidRequestError(
             f"this handle does not lead to a Job: its metadata lacks {', '.join(sorted(missing))}"
         )
-    if not place["first_rank"].isdecimal():
-        raise InvalidRequestError(
-            f"this handle does not lead to a Job: first_rank must be a number, not {place['first_rank']!r}"
-        )
+    read_whole(
+        "this handle does not lead to a Job: its first_rank", place["first_rank"], 0, handle.rank
+    )
     if place["job_name"] != handle.run_id:
         raise InvalidRequestError(
             f"this handle does not lead to a Job of its run: the Job of run {handle.run_id!r} has that name, and the handle "

@@ -15,6 +15,7 @@ from diloco_protocol import (
 from diloco_protocol.backend import check_whole
 
 from ._cluster import Cluster
+from ._handles import index_of
 from ._logs import LogSource, PodLog
 from ._runs import Runs
 
@@ -86,21 +87,19 @@ class LogVerbs(BaseExecutor):
         return cast("PodLog", lines).of(attempt, previous=previous)
 
     def _logs(self, handle: ReplicaHandle, query: LogQuery) -> PodLog:
-        facts = self._patiently(lambda: self._runs.job(handle))
-        return PodLog(self._source(handle, facts.uid), query)
+        return PodLog(self._source(handle), query)
 
-    def _source(self, handle: ReplicaHandle, uid: str = "") -> LogSource:
+    def _source(self, handle: ReplicaHandle) -> LogSource:
         def terminal() -> bool:
             try:
                 return self._observe([handle])[handle].state.terminal
             except ReplicaNotFoundError:
                 return True
 
-        index = handle.rank - int(handle.metadata["first_rank"])
-        uid = uid or handle.metadata["job_uid"] or self._runs.job(handle).uid
+        facts = self._patiently(lambda: self._runs.job(handle))
         return LogSource(
-            self._cluster, handle.metadata["namespace"], uid, index, terminal, self._clock,
-            self._backoff, self._patience,
+            self._cluster, handle.metadata["namespace"], facts.uid, index_of(handle, facts),
+            terminal, self._clock, self._backoff, self._patience,
         )  # fmt: skip
 
     def _patiently(self, call: Callable[[], T]) -> T:

@@ -27,7 +27,6 @@ from ._cluster import Cluster
 from ._errors import BadRequestError, MissingError
 from ._facts import PodFacts, pods_by_index, read_pod
 from ._lines import Line, Place, lines_of
-from ._names import CONTROLLER_UID, INDEX
 from ._verdict import read_message
 
 T = TypeVar("T")
@@ -61,9 +60,8 @@ class LogSource:
 
     def pods(self) -> list[PodFacts]:
         """The replica's pods, the newest last."""
-        selector = f"{CONTROLLER_UID}={self.job_uid},{INDEX}={self.index}"
-        all_pods = [read_pod(pod) for pod in self.cluster.list_pods(self.namespace, selector)]
-        return pods_by_index(all_pods).get(self.index, [])
+        pods = self.cluster.list_pods(self.namespace, self.job_uid, self.index)
+        return pods_by_index([read_pod(pod) for pod in pods]).get(self.index, [])
 
     def lines(
         self, pod: str, *, follow: bool = False, since: float | None = None, tail: int | None = None

@@ -14,7 +14,7 @@ from diloco_protocol.backend import is_reserved
 
 from . import _names as names
 from .__about__ import __version__
-from ._arguments import spec_entries
+from ._arguments import encoded_spec, spec_entries
 from ._environment import container_environment, runner_arguments
 from ._gpus import PlacedGpus, node_affinity, place_gpus
 from ._namespace import DEFAULT
@@ -145,13 +145,14 @@ def _template(
             UserWarning,
             stacklevel=2,
         )
+    pieces, digest = encoded_spec(request, options)
     container: dict[str, Any] = {
         "name": names.CONTAINER,
         "image": options.image,
         "command": list(options.command or RUNNER),
-        "args": runner_arguments(MESSAGE_PATH),
+        "args": runner_arguments(MESSAGE_PATH, digest),
         "env": container_environment(
-            spec_entries(request.specs(grace=options.grace)[0], request.run_id),
+            spec_entries(request.run_id, pieces, digest),
             _with_code(request.env, options),
             request.secrets,
         ),

@@ -15,7 +15,6 @@ from diloco_protocol import (
     UnavailableError,
 )
 
-from . import _names as names
 from ._cancel import cancel_job, purge_job
 from ._client import Client
 from ._cluster import Cluster
@@ -134,17 +133,14 @@ class Runs:
     def _look(self, handles: Sequence[ReplicaHandle]) -> dict[ReplicaHandle, ReplicaStatus]:
         """One read of the Job, then one list of its pods: so the pods are never older than the Job."""
         facts = self.job(handles[0])
-        selector = f"{names.CONTROLLER_UID}={facts.uid}"
-        pods = [
-            read_pod(pod)
-            for pod in self._cluster.list_pods(handles[0].metadata["namespace"], selector)
-        ]
+        space = handles[0].metadata["namespace"]
+        pods = [read_pod(pod) for pod in self._cluster.list_pods(space, facts.uid)]
         by_index = {index_of(handle, facts): handle for handle in handles}
         mapped = map_states(facts, pods, by_index, self._memory.seen(by_index))
         succeeded = {pod.index: pod for pod in pods if pod.phase == "Succeeded"}
         told = {}
         newest = {index: found[-1] for index, found in pods_by_index(pods).items()}
-        space, now = handles[0].metadata["namespace"], self._clock()
+        now = self._clock()
         for index, (status, seen) in mapped.items():
             last = newest.get(index)
             # One look at 50 ranks is not to ask 50 times: the events of pods are for those who ask for one rank.
