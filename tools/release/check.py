@@ -2,6 +2,9 @@
 
 Builds the sdist, and the wheel out of the sdist; looks at the metadata and at what is in both; installs the wheel alone
 in a fresh environment; and runs the package's examples there, from the sdist. Nothing is uploaded.
+
+What builds and looks is what ``requirements.txt`` beside this file names, by version and digest. What the examples need is
+not fixed, so a release is built by a run with ``--no-install``, in which nothing else is executed.
 """
 
 from __future__ import annotations
@@ -40,7 +43,11 @@ def say(line: str) -> None:
 
 def build(package: str, folder: Path) -> Release:
     """The sdist of a package and the wheel that is made from it, both in ``folder``."""
-    run(sys.executable, "-m", "build", "--outdir", str(folder), f"packages/{package}")
+    # Without isolation, or the newest build backend would be fetched and executed.
+    run(
+        sys.executable, "-m", "build", "--no-isolation", "--outdir", str(folder),
+        f"packages/{package}",
+    )  # fmt: skip
     (sdist,) = folder.glob("*.tar.gz")
     (wheel,) = folder.glob("*.whl")
     return Release(package, TOP / "packages" / package, sdist, wheel)
@@ -49,8 +56,8 @@ def build(package: str, folder: Path) -> Release:
 def install(release: Release, siblings: Path, folder: Path) -> str:
     """Install the wheel into a fresh environment in ``folder``; the path of its Python."""
     run(
-        sys.executable, "-m", "pip", "wheel", "-q", "--no-deps", "-w", str(siblings),
-        "packages/diloco-protocol",
+        sys.executable, "-m", "pip", "wheel", "-q", "--no-deps", "--no-build-isolation",
+        "-w", str(siblings), "packages/diloco-protocol",
     )  # fmt: skip
     venv.create(folder, with_pip=True)
     python = str(folder / "bin" / "python")
@@ -92,7 +99,7 @@ def run_examples(release: Release, python: str, folder: Path) -> int:
     return len(programs)
 
 
-def check(package: str, tag: str | None, keep: Path | None) -> None:
+def check(package: str, tag: str | None, keep: Path | None, *, install_too: bool = True) -> None:
     """Everything, for one package; what was checked is kept in the folder ``keep``."""
     with tempfile.TemporaryDirectory(prefix="release-") as name:
         folder = Path(name)
@@ -109,8 +116,10 @@ def check(package: str, tag: str | None, keep: Path | None) -> None:
             str(release.wheel),
         )
         run(sys.executable, "-m", "check_wheel_contents", str(release.wheel))
-        python = install(release, folder / "siblings", folder / "venv")
-        count = run_examples(release, python, folder / "sdist")
+        count = 0
+        if install_too:
+            python = install(release, folder / "siblings", folder / "venv")
+            count = run_examples(release, python, folder / "sdist")
         if keep is not None:
             keep.mkdir(parents=True, exist_ok=True)
             for path in (release.sdist, release.wheel):
@@ -126,12 +135,15 @@ def main() -> int:
         "--tag", help="the tag of the release, which has to name package and version"
     )
     parser.add_argument("--keep", type=Path, metavar="FOLDER", help="put sdist and wheel there")
+    parser.add_argument(
+        "--no-install", action="store_true", help="build and look only; run nothing of the package"
+    )
     options = parser.parse_args()
     if unknown := sorted(set(options.packages) - set(PACKAGES)):
         parser.error(f"no package {', '.join(unknown)}; there are {', '.join(PACKAGES)}")
     try:
         for package in options.packages:
-            check(package, options.tag, options.keep)
+            check(package, options.tag, options.keep, install_too=not options.no_install)
     except CheckFailedError as error:
         say(f"\nNot fit for a release: {error}")
         return 1
