@@ -43,7 +43,7 @@ def run(tmp_path_factory):
 
 def answers(run, *, ended=True):
     """Calls every verb; what they raise is one of ours. ``purge`` comes last and is kept from doing anything."""
-    executor, handle, place = run
+    executor, handle, _ = run
     final = run_of(handle).replica(0).final
     kept = final.read_bytes()
     if not ended:

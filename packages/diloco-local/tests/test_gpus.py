@@ -2,6 +2,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from diloco_local import LocalProcessExecutor
 from diloco_local._gpus import Gpu, available_gpus, parse_nvidia_smi, share_out
 from diloco_protocol import InvalidRequestError
 
@@ -44,6 +45,8 @@ def test_where_the_gpus_come_from():
         Gpu("GPU-x"),
     ]
     assert available_gpus(None, {"CUDA_VISIBLE_DEVICES": ""}, ask) == []
+    assert available_gpus(None, {"CUDA_VISIBLE_DEVICES": "-1"}, ask) == []
+    assert available_gpus(None, {"CUDA_VISIBLE_DEVICES": "0, -1, 1"}, ask)[1:] == []
     assert [gpu.device for gpu in available_gpus(None, {}, ask)] == ["0", "1"]
 
 
@@ -75,3 +78,15 @@ def test_none_asks_nobody():
         raise AssertionError("nobody wanted GPUs")
 
     assert share_out(None, 3, ask) == [None] * 3
+
+
+@pytest.mark.parametrize("where", ["launcher", "constructor", "launch"])
+def test_the_gpus_that_the_user_names_in_the_environment_are_shared_out(
+    tmp_path, monkeypatch, where
+):
+    chosen = {"CUDA_VISIBLE_DEVICES": "5,7"}
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "5,7" if where == "launcher" else "0,1")
+    env = {"constructor": chosen}.get(where)
+    executor = LocalProcessExecutor(root=tmp_path, env=env)
+    plan = executor.plan(2, "a:b", {}, gpu="1", env={"launch": chosen}.get(where))
+    assert [each["env"]["CUDA_VISIBLE_DEVICES"] for each in plan.requests] == ["5", "7"]

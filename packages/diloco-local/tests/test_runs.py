@@ -12,7 +12,6 @@ from local_lab import results_of, run_of
 
 from diloco_local import LocalProcessExecutor
 from diloco_local._identity import ProcessId
-from diloco_local._rundir import Root
 from diloco_protocol import (
     InvalidRequestError,
     Reason,

@@ -231,7 +231,9 @@ class LocalProcessExecutor(BaseExecutor):
                 try:
                     record = read_record(run)
                     known += [] if record is None else [(record.created_at, name)]
-                except BackendError:  # it is there all the same; who asks for it is told what is wrong
+                except (
+                    BackendError
+                ):  # it is there all the same; who asks for it is told what is wrong
                     known.append((started_at, name))
         return [name for _, name in sorted(known)]
 

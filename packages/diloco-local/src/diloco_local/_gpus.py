@@ -8,6 +8,7 @@ import shutil
 import subprocess
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import takewhile
 
 from diloco_protocol import InvalidRequestError
 from diloco_protocol.backend import ANY, parse_gpu
@@ -47,11 +48,11 @@ def available_gpus(
     visible = environ.get("CUDA_VISIBLE_DEVICES")
     if gpus is None and visible is None:
         return ask()
-    devices = (
-        list(gpus)
-        if gpus is not None
-        else [part.strip() for part in str(visible).split(",") if part.strip()]
+    # To CUDA, nothing is visible from the first device on that is none: "-1" hides all.
+    named = takewhile(
+        lambda part: not part.startswith("-"), map(str.strip, str(visible).split(","))
     )
+    devices = list(gpus) if gpus is not None else list(filter(None, named))
     models = {gpu.device: gpu.model for gpu in ask()} if devices else {}
     return [Gpu(device, models.get(device, "")) for device in devices]
 

@@ -114,9 +114,7 @@ def show_orders(
             "argv": list(order.argv),
             "cwd": order.cwd,
             "env": {
-                name: value
-                for name, value in sorted(order.env.items())
-                if base.get(name) != value
+                name: value for name, value in sorted(order.env.items()) if base.get(name) != value
             },
             "inherited": sorted(
                 name for name, value in order.env.items() if base.get(name) == value

@@ -185,7 +185,9 @@ class _Ready:
         if self._descriptor < 0:
             return
         with contextlib.suppress(BrokenPipeError):
-            os.write(self._descriptor, json.dumps({"error": error and error[:5000]}).encode() + b"\n")
+            os.write(
+                self._descriptor, json.dumps({"error": error and error[:5000]}).encode() + b"\n"
+            )
         self.close()
 
     def close(self) -> None:
