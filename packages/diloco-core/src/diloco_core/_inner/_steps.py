@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from .._errors import ConfigurationError
+from ._untraced import is_of_a_wrapper, untraced
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -84,6 +85,7 @@ class InnerSteps:
         self._after = after
         self._handles: list[RemovableHandle] = []
         self._under_way: dict[int, FrameType] = {}
+        self._inside = [0] * len(self._optimizers)  # calls of step() inside of a step under way
         self._used: dict[int, tuple[torch.Tensor, weakref.ref[torch.Tensor], int]] = {}
 
     def watch(self) -> None:
@@ -104,8 +106,8 @@ class InnerSteps:
             for number, optimizer in enumerate(self._optimizers if not self._handles else ()):
                 _watched[optimizer] = weakref.ref(self)
                 self._handles += [
-                    optimizer.register_step_pre_hook(partial(self._begins, number)),
-                    optimizer.register_step_post_hook(partial(self._ends, number)),
+                    optimizer.register_step_pre_hook(untraced(partial(self._begins, number))),
+                    optimizer.register_step_post_hook(untraced(partial(self._ends, number))),
                 ]
 
     def stop(self) -> None:
@@ -118,21 +120,27 @@ class InnerSteps:
         self._used.clear()
 
     # If a class overrides step() and calls that of its parent, torch calls the hooks for both. Only the outer call is a step.
-    # It is recognized by the frame of torch's wrapper, which calls the hooks.
+    # It is recognized by the frame that calls the hooks: torch's wrapper, or what torch.compile has made of its parts, which
+    # call each other.
 
     def _begins(self, number: int, *_: Any) -> None:
-        wrapper = sys._getframe(1)  # noqa: SLF001
+        caller = _caller()
         # A call that an exception has ended is not on the stack any more, and does not count.
-        if not _is_on_stack(self._under_way.get(number), wrapper):
-            self._under_way[number] = wrapper
-            self._before(number)
+        if _is_on_stack(self._under_way.get(number), caller):
+            self._inside[number] += 1
+            return
+        self._under_way[number], self._inside[number] = caller, 0
+        self._before(number)
 
     def _ends(self, number: int, *_: Any) -> None:
-        if self._under_way.get(number) is sys._getframe(1):  # noqa: SLF001
-            del self._under_way[number]
-            if len(self._optimizers) > 1:
-                self._remember_gradient(number)
-            self._after(number)
+        frame, caller = self._under_way.get(number), _caller()
+        if frame is not caller and (self._inside[number] or not _is_on_stack(frame, caller)):
+            self._inside[number] = max(0, self._inside[number] - 1)
+            return
+        del self._under_way[number]
+        if len(self._optimizers) > 1:
+            self._remember_gradient(number)
+        self._after(number)
 
     def describe(self, number: int) -> str:
         """How messages name an optimizer."""
@@ -167,6 +175,14 @@ class InnerSteps:
                         parameter.grad._version,  # noqa: SLF001 - it is public only in C++
                     )
                     return
+
+
+def _caller() -> FrameType:
+    """The frame that has called a hook."""
+    frame = sys._getframe(2)  # noqa: SLF001
+    while is_of_a_wrapper(frame) and frame.f_back is not None:
+        frame = frame.f_back
+    return frame
 
 
 def _is_on_stack(frame: FrameType | None, top: FrameType | None) -> bool:

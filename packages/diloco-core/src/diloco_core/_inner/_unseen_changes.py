@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from .._errors import UnseenStepsError
+from ._untraced import untraced
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -44,7 +45,7 @@ class UnseenChanges:
         for watched in self._watched:
             parameter = watched.named.tensor
             if parameter.requires_grad and parameter.is_leaf:
-                hook = _Hook(self, watched)
+                hook = untraced(_Hook(self, watched))
                 self._handles.append(parameter.register_post_accumulate_grad_hook(hook))  # type: ignore[no-untyped-call]
 
     def stop(self) -> None:

@@ -1,0 +1,115 @@
+"""However the inner step is compiled, its steps are counted and synced as without; or the error says what to do."""
+
+import warnings
+
+import pytest
+import torch
+
+from diloco_core import DiLoCo, in_process
+
+SLOW = pytest.mark.slow  # tracing takes seconds
+
+
+class Within(torch.optim.SGD):
+    """A step that takes its parent's step inside of it."""
+
+    def step(self, closure=None):
+        return super().step(closure)
+
+
+OPTIMIZERS = {
+    "SGD": lambda p: torch.optim.SGD(p, lr=0.01, momentum=0.9),
+    "AdamW, fused": lambda p: torch.optim.AdamW(p, lr=0.01, fused=True),
+    "AdamW, foreach": lambda p: torch.optim.AdamW(p, lr=0.01, foreach=True),
+    "its parent's step": lambda p: Within(p, lr=0.01),
+}
+
+
+def forward(model):
+    model(torch.ones(5, 3)).pow(2).mean().backward()
+
+
+def step_compiled(model, inner, compiled):
+    step = compiled(inner.step)
+
+    def train():
+        forward(model)
+        step()
+        inner.zero_grad()
+
+    return train
+
+
+def call_compiled(model, inner, compiled):
+    @compiled
+    def step():
+        inner.step()
+
+    def train():
+        forward(model)
+        step()
+        inner.zero_grad()
+
+    return train
+
+
+def replaced(model, inner, compiled):
+    inner.step = compiled(inner.step)
+    return step_compiled(model, inner, lambda step: step)
+
+
+def all_compiled(model, inner, compiled):
+    return compiled(step_compiled(model, inner, lambda step: step))
+
+
+WAYS = {
+    "the step": step_compiled,
+    "a function around it": call_compiled,
+    "the step, replaced": replaced,
+    "the whole train step": all_compiled,
+}
+
+
+def trained(lab, way, make, compiled, steps=7, **options):
+    """What the model holds, and how many inner steps each sync covered."""
+    model = lab.small_model()
+    inner = make(model.parameters())
+    covered = []
+    (exchange,) = in_process(1)
+    options |= {"on_sync": lambda report: covered.append(report.inner_steps)}
+    with (
+        warnings.catch_warnings(),
+        DiLoCo(model, inner, exchange, sync_every=3, **options) as outer,
+    ):
+        warnings.simplefilter("ignore")  # of the compiler's own imports
+        train = way(model, inner, compiled)
+        for _ in range(steps):
+            train()
+    assert outer.inner_steps == steps
+    return lab.values(model), covered
+
+
+@pytest.mark.parametrize(
+    ("way", "optimizer"),
+    [
+        pytest.param(way, name, marks=[] if (way, name) == ("the step", "SGD") else SLOW)
+        for way in WAYS
+        for name in OPTIMIZERS
+    ],
+)
+def test_a_compiled_step_is_counted_and_synced(lab, way, optimizer):
+    torch._dynamo.reset()  # noqa: SLF001 - torch has no public way
+    make = OPTIMIZERS[optimizer]
+    plain, covered = trained(lab, WAYS[way], make, lambda step: step)
+    values, same = trained(lab, WAYS[way], make, lambda step: torch.compile(step, backend="eager"))
+    assert covered == same == [3, 3, 1]
+    # torch computes Adam's corrections in another order where it is compiled.
+    for name, tensor in plain.items():
+        torch.testing.assert_close(values[name], tensor, rtol=1e-4, atol=1e-5)
+
+
+def test_a_graph_without_breaks_is_refused_with_what_to_do(lab):
+    torch._dynamo.reset()  # noqa: SLF001 - torch has no public way
+    whole = torch.compile(lambda step: step(), backend="eager", fullgraph=True)
+    with pytest.raises(Exception, match="(?s)DiLoCo.*compile the step without fullgraph=True"):
+        trained(lab, WAYS["the step"], OPTIMIZERS["SGD"], lambda step: lambda: whole(step))
