@@ -156,6 +156,24 @@ class TestSeveralOptimizers:
         assert seen == [(1, 0), (1, 0), (3, 1), (4, 1), (5, 2)]
         assert [(r.inner_steps, r.total_inner_steps) for r in reports] == [(3, 3), (2, 5)]
 
+    @pytest.mark.parametrize("fused", [False, True])
+    def test_a_step_that_the_gradient_scaler_skips_is_none(self, lab, fused):
+        """A fused optimizer is called nonetheless, and leaves the model as it is."""
+        model = lab.small_model()
+        inner = torch.optim.AdamW(model.parameters(), lr=0.01, fused=fused)
+        scaler = torch.amp.GradScaler("cpu", init_scale=4.0)
+        (exchange,) = in_process(1)
+        counted = []
+        with DiLoCo(model, inner, exchange, sync_every=2) as outer:
+            for step in range(5):
+                infinite = torch.inf if step in {1, 2} else 1.0
+                scaler.scale(infinite * model(torch.ones(5, 3)).pow(2).mean()).backward()
+                scaler.step(inner)
+                scaler.update()
+                inner.zero_grad()
+                counted.append((outer.inner_steps, outer.committed))
+        assert counted == [(1, 0), (1, 0), (1, 0), (2, 1), (3, 1)]
+
     @pytest.mark.parametrize("to_none", [True, False])
     @pytest.mark.parametrize("order", [(0, 1, 2), (2, 0, 1)])
     @pytest.mark.parametrize("skipped", [(0,), (1,), (2,), (0, 1), (1, 2), (0, 2)])

@@ -123,7 +123,11 @@ class InnerSteps:
     # It is recognized by the frame that calls the hooks: torch's wrapper, or what torch.compile has made of its parts, which
     # call each other.
 
-    def _begins(self, number: int, *_: Any) -> None:
+    def _begins(self, number: int, optimizer: torch.optim.Optimizer, *_: Any) -> None:
+        # A fused optimizer is called by a gradient scaler for a step that it skips, too. Reading what the scaler has found waits
+        # for the device, as the scaler itself does before the step of an optimizer that is not fused.
+        if bool(getattr(optimizer, "found_inf", False)):
+            return
         caller = _caller()
         # A call that an exception has ended is not on the stack any more, and does not count.
         if _is_on_stack(self._under_way.get(number), caller):
