@@ -10,6 +10,7 @@ from diloco_core import (
     DiLoCo,
     Elastic,
     ElasticExchange,
+    connect,
     in_process,
 )
 from diloco_core._elastic._records._keys import inner_key
@@ -50,6 +51,29 @@ class TestRefusals:
         optimizer = torch.optim.SGD([torch.nn.Parameter(torch.zeros(2))], lr=0.1)
         with pytest.raises(ConfigurationError, match=r"stateful.odd\['a'\]\[1\] is an object"):
             list(InnerState([optimizer], {"odd": Odd()}).parts(1, "key"))
+
+    def test_an_optimizer_with_quantized_state_is_told_how_it_can_be_used(self, tmp_path):
+        class Quantized(torch.Tensor):
+            """As torchao's optimizers keep their state in subclasses of a tensor."""
+
+        class Inner(torch.optim.SGD):
+            def step(self, closure=None):
+                super().step(closure)
+                for parameter in self.param_groups[0]["params"]:
+                    self.state[parameter]["exp_avg"] = parameter.detach().as_subclass(Quantized)
+
+        def train(name, **options):
+            model = torch.nn.Linear(2, 1)
+            inner = Inner(model.parameters(), lr=0.1)
+            exchange = connect(str(tmp_path / name), rank=0, world_size=1)
+            with DiLoCo(model, inner, exchange, sync_every=1, **options) as outer:
+                model(torch.ones(2)).sum().backward()
+                inner.step()
+            return outer.committed
+
+        with pytest.raises(ConfigurationError, match="Quantized.*With save_inner_every=0 the"):
+            train("saved")
+        assert train("not saved", save_inner_every=0) == 1
 
     @pytest.mark.parametrize(
         "number", [2**1024, -(10**5000), 3**30000 + 1], ids=["short", "negative", "long"]

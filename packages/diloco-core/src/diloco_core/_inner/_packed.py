@@ -14,6 +14,9 @@ if TYPE_CHECKING:
 
 # Integers with more bits are written as hexadecimal text, since Python refuses to read and write thousands of decimal digits.
 _DECIMAL_BITS = 1024
+_WAY_OUT = (
+    " With save_inner_every=0 the inner state is not saved, and a rank that comes back begins with a new one."
+)
 _DTYPES = frozenset(
     {
         torch.float64,
@@ -41,6 +44,7 @@ def pack(value: Any, tensors: list[torch.Tensor], where: str) -> Any:
             known = ", ".join(sorted(str(dtype).removeprefix("torch.") for dtype in _DTYPES))
             raise ConfigurationError(
                 f"{where} is a tensor of {value.dtype}, which cannot be saved. These dtypes can: {known}."
+                + _WAY_OUT
             )
         if (
             type(value.detach()) is not torch.Tensor
@@ -49,7 +53,7 @@ def pack(value: Any, tensors: list[torch.Tensor], where: str) -> Any:
         ):
             raise ConfigurationError(
                 f"{where} is {kind_of(value.detach())} ({value.layout}, on {value.device}), which cannot be saved: only plain, "
-                "dense tensors can"
+                "dense tensors can." + _WAY_OUT
             )
         tensors.append(value.detach())
         return {"tensor": len(tensors) - 1}
@@ -66,7 +70,8 @@ def pack(value: Any, tensors: list[torch.Tensor], where: str) -> Any:
             ]
         }
     raise ConfigurationError(
-        f"{where} is {kind_of(value)}, which cannot be saved: only numbers, text, lists, tuples, dicts and tensors can"
+        f"{where} is {kind_of(value)}, which cannot be saved: only numbers, text, lists, tuples, dicts and tensors can."
+        + _WAY_OUT
     )
 
 
