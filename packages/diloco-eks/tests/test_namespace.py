@@ -6,7 +6,7 @@ import os
 import pytest
 
 from diloco_eks import EKSExecutor
-from diloco_eks._namespace import namespace_of_context
+from diloco_eks._kubeconfig import namespace_of
 
 
 def config(path, current="a", **namespaces):
@@ -25,18 +25,18 @@ def outside(monkeypatch):
 
 def test_it_is_that_of_the_context(tmp_path):
     path = config(tmp_path / "one", a="team", b="other", c=None)
-    assert namespace_of_context(path, None) == "team"
-    assert namespace_of_context(path, "b") == "other"
-    assert namespace_of_context(path, "c") == "default"
-    assert namespace_of_context(path, "none") == "default"
+    assert namespace_of(path, None) == "team"
+    assert namespace_of(path, "b") == "other"
+    assert namespace_of(path, "c") == "default"
+    assert namespace_of(path, "none") == "default"
 
 
 def test_several_files(tmp_path, monkeypatch):
     first = config(tmp_path / "one", current="b", a="team")
     second = config(tmp_path / "two", current="a", b="other", a="never")
     monkeypatch.setenv("KUBECONFIG", os.pathsep.join([str(first), str(second)]))
-    assert namespace_of_context(None, None) == "other"
-    assert namespace_of_context(None, "a") == "team"
+    assert namespace_of(None, None) == "other"
+    assert namespace_of(None, "a") == "team"
 
 
 @pytest.mark.parametrize(
@@ -46,7 +46,7 @@ def test_what_cannot_be_read(tmp_path, content):
     path = tmp_path / "config"
     if content is not None:
         path.write_text(content)
-    assert namespace_of_context(path, None) == "default"
+    assert namespace_of(path, None) == "default"
 
 
 def test_an_executor_launches_and_looks_there(bench):

@@ -16,7 +16,7 @@ from diloco_protocol.backend import spec_sha256
 
 from . import _names as names
 from ._errors import ConflictError
-from ._namespace import DEFAULT
+from ._kubeconfig import DEFAULT
 
 if TYPE_CHECKING:
     from diloco_protocol import Backoff, RunRequest

@@ -55,6 +55,7 @@ def check_cluster(
         return [Finding("cluster", False, str(error))]
     findings = [
         Finding("cluster", True, f"{cluster.client.server} answers and accepts the credentials"),
+        *(Finding("cluster", None, text) for text in cluster.client.unheeded()),
         *rights,
     ]
     if account is not None:

@@ -10,8 +10,8 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
 
 from diloco_protocol import (
     AuthError,
@@ -24,10 +24,10 @@ from diloco_protocol.backend import read_bounded
 
 from .__about__ import __version__
 from ._errors import UnreachedError, read_answer, read_warnings, to_error
+from ._kubeconfig import in_cluster, obey, read_kubeconfig
 
 # A page of pods, each of which may be as large as a Job (about 1 MB).
 _ANSWER_BYTES = 256 * 1024 * 1024
-_TOKEN = Path("/var/run/secrets/kubernetes.io/serviceaccount/token")
 
 
 class _Limit(threading.local):
@@ -90,10 +90,14 @@ class Client:
         Raises:
             AuthError: There is no configuration.
         """
-        scheme, separator, rest = str(self.apis().batch.api_client.configuration.host).partition(
-            "://"
-        )
-        return (scheme + separator + rest.rpartition("@")[2]).rstrip("/")
+        parts = urlsplit(str(self.apis().batch.api_client.configuration.host))
+        return parts._replace(netloc=parts.netloc.rpartition("@")[2]).geturl().rstrip("/")
+
+    def unheeded(self) -> list[str]:
+        """Return what kubectl would obey of the kubeconfig and we cannot, for a person to read."""
+        if self._given[0] is not None or in_cluster(self._kubeconfig, self._context):
+            return []
+        return read_kubeconfig(self._kubeconfig, self._context).unheeded()
 
     def apis(self) -> Apis:
         """The client's classes, made at the first use.
@@ -196,8 +200,11 @@ class Client:
             ) from error
         batch, core = self._given
         if batch is None and core is None:
-            api_client = client.ApiClient(configuration=self._configuration(client))
+            configuration, headers = self._configuration(client)
+            api_client = client.ApiClient(configuration=configuration)
             api_client.user_agent = f"diloco-eks/{__version__}"
+            for name, value in headers.items():
+                api_client.set_default_header(name, value)
         else:
             api_client = (batch or core).api_client
         return Apis(
@@ -208,18 +215,20 @@ class Client:
             client.ApisApi(api_client),
         )
 
-    def _configuration(self, client: Any) -> Any:
+    def _configuration(self, client: Any) -> tuple[Any, dict[str, str]]:
+        """Return the client's configuration, and the headers that all requests need."""
         from kubernetes import config
 
         configuration = client.Configuration()
-        chosen = self._context is not None or self._kubeconfig is not None
+        kubeconfig = None
         try:
-            if not chosen and os.environ.get("KUBERNETES_SERVICE_HOST") and _TOKEN.exists():
+            if in_cluster(self._kubeconfig, self._context):
                 config.load_incluster_config(client_configuration=configuration)
             else:
+                kubeconfig = read_kubeconfig(self._kubeconfig, self._context)
                 config.load_kube_config(
-                    config_file=self._kubeconfig,
-                    context=self._context,
+                    config_file=kubeconfig.files,
+                    context=kubeconfig.context,
                     client_configuration=configuration,
                     persist_config=False,
                 )
@@ -233,7 +242,7 @@ class Client:
         configuration.retries = (
             False  # we retry ourselves: the client would sleep out of our control
         )
-        return configuration
+        return configuration, obey(configuration, kubeconfig)
 
 
 def _read(response: Any) -> tuple[bytes, Any]:

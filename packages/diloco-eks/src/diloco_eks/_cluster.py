@@ -269,7 +269,7 @@ class Cluster:
         self,
         what: str,
         make: Callable[[Apis, Json], Any],
-        wanted: Callable[[Json], bool] = lambda item: True,
+        wanted: Callable[[Json], bool] = lambda _: True,
     ) -> list[Json]:
         for last in (False, False, True):
             try:

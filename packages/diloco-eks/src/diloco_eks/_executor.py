@@ -34,6 +34,7 @@ from ._cluster import Cluster
 from ._errors import ConflictError
 from ._facts import JobFacts, run_of
 from ._handles import check_handle, find_job, make_handles
+from ._kubeconfig import DEFAULT, namespace_of
 from ._launch import (
     StrandedError,
     UnknownLaunchError,
@@ -46,7 +47,6 @@ from ._launch import (
 )
 from ._log_verbs import LogVerbs
 from ._manifest import job_manifest
-from ._namespace import DEFAULT, namespace_of_context
 from ._options import EKSOptions
 from ._runs import Runs
 from ._shown import shown_arguments, shown_job
@@ -114,7 +114,7 @@ class EKSExecutor(LogVerbs):
         if given.namespace is not None:
             return given
         ours = given.batch_api is None and given.core_api is None
-        space = namespace_of_context(given.kubeconfig, given.context) if ours else DEFAULT
+        space = namespace_of(given.kubeconfig, given.context) if ours else DEFAULT
         return replace(given, namespace=space)
 
     @property

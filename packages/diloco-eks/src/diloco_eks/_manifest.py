@@ -17,7 +17,7 @@ from .__about__ import __version__
 from ._arguments import encoded_spec, spec_entries
 from ._environment import container_environment, runner_arguments
 from ._gpus import PlacedGpus, node_affinity, place_gpus
-from ._namespace import DEFAULT
+from ._kubeconfig import DEFAULT
 from ._options import RUNNER
 from ._overlay import apply_overlay
 from ._pod_options import CODE_PATH, shape_pod

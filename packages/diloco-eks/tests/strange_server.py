@@ -1,0 +1,50 @@
+"""A server that keeps what it is asked, and answers what a test says: an API server that is none, or a proxy."""
+
+import threading
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+
+
+@dataclass
+class StrangeServer:
+    """What it answers, and what it was asked: (method, path, headers)."""
+
+    url: str = ""
+    status: int = 200
+    body: bytes = b'{"items": []}'
+    asked: list = field(default_factory=list)
+
+
+@contextmanager
+def strange_server(**answer):
+    """A server on this machine, as long as the context lasts."""
+    strange = StrangeServer(**answer)
+
+    class Handler(BaseHTTPRequestHandler):
+        def do_GET(self):
+            length = int(self.headers.get("Content-Length") or 0)
+            self.rfile.read(length)
+            strange.asked.append((self.command, self.path, self.headers))
+            self.send_response(strange.status)
+            self.send_header("Content-Type", "application/json")
+            self.send_header("Content-Length", str(len(strange.body)))
+            self.end_headers()
+            self.wfile.write(strange.body)
+
+        do_POST = do_PATCH = do_DELETE = do_GET
+
+        def log_message(self, *_):
+            pass
+
+    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+    server.daemon_threads = True
+    strange.url = f"http://127.0.0.1:{server.server_port}"
+    thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
+    thread.start()
+    try:
+        yield strange
+    finally:
+        server.shutdown()
+        thread.join()
+        server.server_close()

@@ -1,0 +1,190 @@
+"""What kubectl obeys of a kubeconfig and of the environment is obeyed, or named."""
+
+import base64
+import json
+import os
+import sys
+
+import pytest
+from strange_server import strange_server
+
+from diloco_eks import EKSExecutor
+from diloco_protocol import AuthError, InvalidRequestError
+
+PROXIES = ("HTTP_PROXY", "HTTPS_PROXY", "NO_PROXY")
+
+
+@pytest.fixture(autouse=True)
+def plain_environment(monkeypatch):
+    names = ["KUBECONFIG", "KUBERNETES_SERVICE_HOST", "POD_NAMESPACE", *PROXIES]
+    for name in [*names, *map(str.lower, PROXIES)]:
+        monkeypatch.delenv(name, raising=False)
+
+
+@pytest.fixture
+def server():
+    with strange_server() as server:
+        yield server
+
+
+@pytest.fixture
+def proxy():
+    with strange_server() as proxy:
+        yield proxy
+
+
+@pytest.fixture
+def asks(tmp_path):
+    """Has an executor of a kubeconfig ask for its runs; closes it at the end."""
+    executors = []
+
+    def asks(server, *, cluster=None, user=None, **options):
+        path = write(tmp_path / "config", server, cluster=cluster, user=user)
+        executor = EKSExecutor("image", kubeconfig=path, retry_timeout=0, **options)
+        executors.append(executor)
+        executor.list_runs()
+        return executor
+
+    yield asks
+    for executor in executors:
+        executor.close()
+
+
+def write(path, server, *, name="one", cluster=None, user=None, current=True, namespace=None):
+    context = {"cluster": name, "user": name, **({"namespace": namespace} if namespace else {})}
+    config = {
+        "clusters": [{"name": name, "cluster": {"server": server, **(cluster or {})}}],
+        "users": [{"name": name, "user": user or {}}],
+        "contexts": [{"name": name, "context": context}],
+        **({"current-context": name} if current else {}),
+    }
+    path.write_text(json.dumps(config))
+    return path
+
+
+def credentials(headers):
+    return base64.b64decode(headers["Proxy-Authorization"].removeprefix("Basic ")).decode()
+
+
+class TestImpersonation:
+    def test_all_requests_are_somebody_elses(self, server, asks):
+        user = {
+            "token": "t",
+            "as": "ada",
+            "as-uid": "7",
+            "as-groups": ["trainers"],
+            "as-user-extra": {"acme.com/why": ["night run"]},
+        }
+        asks(server.url, user=user)
+        headers = server.asked[0][2]
+        assert headers["Authorization"] == "Bearer t"
+        assert (headers["Impersonate-User"], headers["Impersonate-Uid"]) == ("ada", "7")
+        assert headers["Impersonate-Group"] == "trainers"
+        assert headers["Impersonate-Extra-acme.com%2Fwhy"] == "night run"
+
+    @pytest.mark.parametrize(
+        "user", [{"as-groups": ["a", "b"]}, {"as-user-extra": {"why": ["a", "b"]}}]
+    )
+    def test_what_cannot_be_sent_is_not_left_out(self, server, asks, user):
+        with pytest.raises(InvalidRequestError, match="has 2 values for Impersonate-"):
+            asks(server.url, user={"token": "t", "as": "ada", **user})
+        assert server.asked == []
+
+
+class TestProxies:
+    def test_the_kubeconfigs(self, server, proxy, asks, monkeypatch):
+        monkeypatch.setenv("NO_PROXY", "*")
+        address = proxy.url.replace("//", "//us%40er:pa%3Ass@")
+        asks(server.url, cluster={"proxy-url": address})
+        assert server.asked == []
+        (asked,) = proxy.asked
+        assert asked[1].startswith(f"{server.url}/apis/batch/v1/namespaces/default/jobs?")
+        assert credentials(asked[2]) == "us@er:pa:ss"
+
+    @pytest.mark.parametrize("name", ["HTTP_PROXY", "http_proxy"])
+    def test_the_environments(self, proxy, asks, monkeypatch, name):
+        monkeypatch.setenv(name, proxy.url)
+        monkeypatch.setenv("HTTPS_PROXY", "http://127.0.0.1:1")
+        asks("http://cluster.invalid:8080")
+        assert proxy.asked[0][1].startswith("http://cluster.invalid:8080/apis/")
+
+    def test_none_for_this_machine(self, server, proxy, asks, monkeypatch):
+        monkeypatch.setenv("HTTP_PROXY", proxy.url)
+        asks(server.url)
+        assert (len(server.asked), proxy.asked) == (1, [])
+
+    def test_a_kind_that_the_client_does_not_know(self, server, asks):
+        with pytest.raises(InvalidRequestError, match=r"socks5://<redacted>@127\.0\.0\.1:1 can"):
+            asks(server.url, cluster={"proxy-url": "socks5://u:secret@127.0.0.1:1"})
+        assert server.asked == []
+
+    def test_https_has_its_own(self, proxy, asks, monkeypatch):
+        """Of the two variables the client takes the other one."""
+        monkeypatch.setenv("HTTP_PROXY", "http://127.0.0.1:1")
+        monkeypatch.setenv("HTTPS_PROXY", proxy.url)
+        with pytest.raises(Exception, match="Tunnel connection failed: 501"):
+            asks("https://cluster.invalid:8443")
+
+
+class TestFiles:
+    def test_of_several_files_the_first_decides(self, server, tmp_path, monkeypatch):
+        """Cluster and namespace come from the same context."""
+        with strange_server() as other:
+            files = [
+                write(tmp_path / "one", server.url, name="one", namespace="team"),
+                write(tmp_path / "two", other.url, name="two", namespace="never"),
+            ]
+            monkeypatch.setenv("KUBECONFIG", os.pathsep.join(map(str, files)))
+            with EKSExecutor("image") as executor:
+                executor.list_runs()
+            assert other.asked == []
+        assert "/namespaces/team/jobs" in server.asked[0][1]
+
+    def test_a_file_that_is_named_counts_inside_a_cluster_too(self, server, tmp_path, monkeypatch):
+        monkeypatch.setenv("KUBERNETES_SERVICE_HOST", "127.0.0.1")
+        monkeypatch.setenv("KUBECONFIG", str(write(tmp_path / "one", server.url)))
+        with EKSExecutor("image") as executor:
+            executor.list_runs()
+        assert len(server.asked) == 1
+
+
+class TestCredentials:
+    def plugin(self, program, **more):
+        name = "client.authentication.k8s.io/v1"
+        return {
+            "exec": {"apiVersion": name, "command": sys.executable, "args": ["-c", program], **more}
+        }
+
+    def test_a_plugins(self, server, asks):
+        answer = {
+            "apiVersion": "client.authentication.k8s.io/v1",
+            "kind": "ExecCredential",
+            "status": {"token": "from a plugin"},
+        }
+        asks(server.url, user=self.plugin(f"print({json.dumps(json.dumps(answer))})"))
+        assert server.asked[0][2]["Authorization"] == "Bearer from a plugin"
+
+    @pytest.mark.parametrize("user", ["plugin", "provider"])
+    def test_without_any_nobody_goes_on_as_nobody(self, server, asks, user):
+        users = {
+            "plugin": self.plugin("exit(1)", installHint="install it with care"),
+            "provider": {"auth-provider": {"name": "unknown"}},
+        }
+        hint = "install it with care" if user == "plugin" else "has auth-provider"
+        with pytest.raises(AuthError, match=hint):
+            asks(server.url, user=users[user])
+        assert server.asked == []
+
+    def test_what_is_not_obeyed_is_named(self, server, tmp_path):
+        plugin = {"command": "aws", "interactiveMode": "Never"}
+        user = {"token": "t", "tokenFile": "/none", "exec": {"apiVersion": "v1", **plugin}}
+        path = write(tmp_path / "config", server.url.replace("//", "//a:b@"), user=user)
+        with EKSExecutor("image", kubeconfig=path, retry_timeout=0) as executor:
+            found = executor.check()
+        named = [each.message for each in found if each.subject == "cluster" and each.ok is None]
+        assert [message.split(" ")[0] for message in named] == [
+            "interactiveMode:",
+            "tokenFile",
+            "the",
+        ]
+        assert "a:b@" not in json.dumps([each.message for each in found])
