@@ -9,7 +9,6 @@ from dataclasses import dataclass
 from typing import Any
 
 from diloco_protocol import InvalidRequestError, RunRequest
-from diloco_protocol.backend import RESULT_BYTES
 
 from ._environment import SAFE_PATH, compose
 from ._order import OUTCOME_FILE, SPEC_FILE, Order
@@ -93,8 +92,6 @@ def make_orders(
                 SPEC_FILE,
                 "--outcome",
                 OUTCOME_FILE,
-                "--result-bytes",
-                str(RESULT_BYTES),
             ),
             env=compose(setting.base, [request.env], setting.folders, share),
             cwd=setting.cwd,

@@ -95,8 +95,8 @@ def verdict(
         message = problem or f"the replica's runner {how} before it could report an outcome"
     else:
         message = problem or (
-            "the replica ended without reporting an outcome while nobody supervised it "
-            "(its supervisor had been killed), so its exit code is not known"
+            "the replica ended without reporting an outcome, and no supervisor could write down how "
+            "(it had been killed, or the files were removed), so its exit code is not known"
         )
 
     def status(state: ReplicaState, reason: Reason, text: str) -> ReplicaStatus:

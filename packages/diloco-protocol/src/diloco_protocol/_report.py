@@ -59,7 +59,8 @@ def read_report(path: Path) -> Outcome | None:
     It is a failure if the report cannot be read: the entrypoint may have written anything there.
     """
     try:
-        with path.open("rb") as file:
+        # Without waiting, since it could be a FIFO that nobody writes to.
+        with open(path, "rb", opener=_opened_at_once) as file:  # noqa: PTH123
             report = read_bounded(file, OUTCOME_BYTES, "the report")
         return Outcome.from_json(report.decode())
     except FileNotFoundError:
@@ -67,6 +68,10 @@ def read_report(path: Path) -> Outcome | None:
     except (OSError, DilocoError, UnicodeDecodeError) as error:
         text = f"what the entrypoint's process reported cannot be read: {error}"
         return Outcome(1, error=text, error_type="InvalidReport")
+
+
+def _opened_at_once(path: str, flags: int) -> int:
+    return os.open(path, flags | os.O_NONBLOCK)
 
 
 def limited(outcome: Outcome, most: int) -> Outcome:
