@@ -48,6 +48,7 @@ def check_launch(
         ),
     }
     findings = [Finding("credentials", True, f"{who} in {region}")]
+    findings += [Finding("settings", None, told) for told in client.not_obeyed()]
     for subject, look in looks.items():
         findings += _found(subject, look, patiently)
     return findings

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import os
 import threading
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import closing
 from typing import Any, TypeVar
 
 from diloco_protocol import AuthError, Backoff, DilocoError
@@ -20,6 +22,13 @@ from ._whole import refuse_cut_answers
 
 T = TypeVar("T")
 _PAGE = 100
+_TRIES = "calls are made once, and tried again for retry_timeout= seconds"
+_NOT_OBEYED = {
+    ("AWS_RETRY_MODE", "retry_mode"): _TRIES,
+    ("AWS_MAX_ATTEMPTS", "max_attempts"): _TRIES,
+    ("AWS_DEFAULTS_MODE", "defaults_mode"): f"{_TRIES}, and request_timeout= is for connections",
+}
+"""Variables and settings of a profile that boto3 would obey, and what holds here in their place."""
 
 
 class Client:
@@ -74,6 +83,19 @@ class Client:
         """The ARN of who calls."""
         answer = self._call("sts", "get_caller_identity", "find out whose credentials these are")
         return str(answer.get("Arn", ""))
+
+    def not_obeyed(self) -> Iterator[str]:
+        """The settings of the user that boto3 or AWS's command line would obey and these clients do not, and what holds."""
+        if self._session is None:  # every client was handed in, and has its own settings
+            return
+        profile = self._session._session.get_scoped_config()  # boto3 has no other name for it
+        for (variable, setting), instead in _NOT_OBEYED.items():
+            for name, value in ((variable, os.environ.get(variable)), (setting, profile.get(setting))):
+                if value is not None:
+                    yield f"{name}={value} is not obeyed: {instead}"
+        wanted, used = os.environ.get("AWS_PROFILE"), self._session.profile_name
+        if self._options.session is None and wanted not in {None, used}:
+            yield f"AWS_PROFILE={wanted} is not obeyed: boto3 prefers AWS_DEFAULT_PROFILE={used}; unset one of them"
 
     def close(self) -> None:
         """Close idle connections of the clients that were made here."""
@@ -167,7 +189,7 @@ class Client:
 
         def whole(client: Any) -> tuple[bytes, float]:
             answer = client.get_object(Bucket=bucket, Key=key)
-            with answer["Body"] as body:
+            with closing(answer["Body"]) as body:  # its own with block would give what it wraps
                 check_size(name, answer.get("ContentLength", 0), most)
                 return read_bounded(body, most, name), answer["LastModified"].timestamp()
 
@@ -310,25 +332,26 @@ class Client:
             read_timeout=seconds,
             max_pool_connections=20,
             user_agent_extra=f"diloco-sagemaker/{__version__}",
-            s3={"addressing_style": "path"} if options.endpoint_url else {},
         )
+        region = self._region()
         try:
             with self._lock:  # a session is not for several threads
                 if self._session is None:
                     self._session = boto3.Session()
                 client = self._session.client(
                     service,
-                    region_name=options.region or _region_of(options),
+                    region_name=region,
                     endpoint_url=options.endpoint_url,
                     config=config,
                 )
         except Exception as error:
             raise to_error(error, f"make a client of {service}") from error
-        check_region(self._session, client)
+        check_region(self._session, client, region or self._session.region_name)
         return client
 
-
-def _region_of(options: SageMakerOptions) -> str | None:
-    """The region of the client that was handed in: the others are to ask there, too."""
-    client = options.sagemaker_client
-    return None if client is None else client.meta.region_name
+    def _region(self) -> str | None:
+        """The region to ask; None for what boto3 finds, which does not look at AWS_REGION as other tools of AWS do."""
+        options, client = self._options, self._options.sagemaker_client
+        given = None if options.session is None else options.session.region_name
+        other = None if client is None else client.meta.region_name
+        return options.region or other or given or os.environ.get("AWS_REGION")

@@ -120,6 +120,7 @@ def to_error(error: Exception, what: str) -> DilocoError:
             of_botocore.ProfileNotFound,
             of_botocore.InvalidConfigError,
             of_botocore.UnauthorizedSSOTokenError,
+            of_botocore.MissingDependencyException,
         ),
     ):
         return AuthError(

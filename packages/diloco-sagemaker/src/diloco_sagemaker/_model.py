@@ -9,9 +9,11 @@ from functools import cache
 from typing import Any
 
 from diloco_protocol import InvalidRequestError
+from diloco_protocol.backend import redact_json
 
 _SHOWN = 60
 _LISTED = 40  # names that a message lists
+_USERINFO = re.compile("[a-z0-9]+://[^/]*[@:]")
 # Characters of Unicode's category Z, for which Python's expressions have no class.
 _SEPARATORS = r"\u0020\u00a0\u1680\u2000-\u200a\u2028\u2029\u202f\u205f\u3000"
 # What Java's expressions have and Python's do not. Python's \w is letters, numbers and the underscore.
@@ -82,7 +84,7 @@ def _compiled(pattern: str) -> re.Pattern[str]:
 
 def _structure(value: Any, model: Any, name: str, path: str) -> Iterator[str]:
     if not isinstance(value, Mapping):
-        yield f"{name} must be a mapping, not {_show(value)}"
+        yield f"{name} must be a mapping, not {_show(value, name)}"
         return
     members = model["members"]
     for missing in [key for key in model.get("required", ()) if key not in value]:
@@ -96,17 +98,17 @@ def _structure(value: Any, model: Any, name: str, path: str) -> Iterator[str]:
 
 def _map(value: Any, model: Any, name: str, path: str) -> Iterator[str]:
     if not isinstance(value, Mapping):
-        yield f"{name} must be a mapping, not {_show(value)}"
+        yield f"{name} must be a mapping, not {_show(value, name)}"
         return
     yield from _amount(len(value), model, name, "entries")
     for key, inner in value.items():
-        yield from problems(key, model["key"]["shape"], f"the key {_show(key)} of {path}")
+        yield from problems(key, model["key"]["shape"], f"the key {_show(key, path)} of {path}")
         yield from problems(inner, model["value"]["shape"], f"{path}[{key!r}]")
 
 
 def _list(value: Any, model: Any, name: str, path: str) -> Iterator[str]:
     if isinstance(value, str) or not isinstance(value, Sequence):
-        yield f"{name} must be a list, not {_show(value)}"
+        yield f"{name} must be a list, not {_show(value, name)}"
         return
     yield from _amount(len(value), model, name, "items")
     for number, inner in enumerate(value):
@@ -115,19 +117,22 @@ def _list(value: Any, model: Any, name: str, path: str) -> Iterator[str]:
 
 def _string(value: Any, model: Any, name: str, path: str) -> Iterator[str]:  # noqa: ARG001
     if not isinstance(value, str):
-        yield f"{name} must be text, not {_show(value)}"
+        yield f"{name} must be text, not {_show(value, name)}"
         return
     yield from _amount(len(value), model, name, "characters")
     if "enum" in model and value not in model["enum"]:
-        yield f"{name} is {_show(value)}, which this version of botocore does not know; it knows {some_of(model['enum'], value)}"
+        yield f"{name} is {_show(value, name)}, which this version of botocore does not know; it knows {some_of(model['enum'], value)}"
+    if path.endswith(("Uri", "Path")) and _USERINFO.match(value):
+        yield f"{name} may hold no user and no password, and names a bucket alone before its path"
+        return
     pattern = model.get("pattern")
     if pattern is not None and not _compiled(pattern).fullmatch(value):
-        yield f"{name} is {_show(value)}, which must match {pattern}"
+        yield f"{name} is {_show(value, name)}, which must match {pattern}"
 
 
 def _number(value: Any, model: Any, name: str, path: str) -> Iterator[str]:  # noqa: ARG001
     if type(value) is not int:
-        yield f"{name} must be a whole number, not {_show(value)}"
+        yield f"{name} must be a whole number, not {_show(value, name)}"
         return
     least, most = model.get("min"), model.get("max")
     if (least is not None and value < least) or (most is not None and value > most):
@@ -136,7 +141,7 @@ def _number(value: Any, model: Any, name: str, path: str) -> Iterator[str]:  # n
 
 def _boolean(value: Any, model: Any, name: str, path: str) -> Iterator[str]:  # noqa: ARG001
     if not isinstance(value, bool):
-        yield f"{name} must be True or False, not {_show(value)}"
+        yield f"{name} must be True or False, not {_show(value, name)}"
 
 
 def _amount(amount: int, model: Any, name: str, what: str) -> Iterator[str]:
@@ -147,6 +152,9 @@ def _amount(amount: int, model: Any, name: str, what: str) -> Iterator[str]:
         yield f"{name} has {amount} {what}, and must have at least {least}"
 
 
-def _show(value: Any) -> str:
-    text = repr(value)
+def _show(value: Any, name: str) -> str:
+    """Return a value as an error may show it; those of variables, hyperparameters and tags may be secrets."""
+    if name.endswith(("']", '"]', ".Value")):
+        return "a value that is not shown"
+    text = repr(redact_json(value, name))
     return text if len(text) <= _SHOWN else f"{text[:_SHOWN]}…"

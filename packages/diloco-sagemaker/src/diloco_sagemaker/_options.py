@@ -40,8 +40,16 @@ LONGEST_GRACE = (
 
 _ROLE = re.compile(r"arn:aws[a-z-]*:iam::\d{12}:role/\S+", re.ASCII)
 _S3 = re.compile(r"s3://[a-z0-9][a-z0-9.-]{1,61}[a-z0-9](?:/\S*)?", re.ASCII)
-_ENDPOINT = re.compile(r"https?://[^\s/]+\S*", re.ASCII)
+_ENDPOINT = re.compile(r"https?://[^\s/?#@]+(?:/[^\s@]*)?", re.ASCII)
+_IMAGE = re.compile(r"[^\s@]+(?:@[a-z0-9]+(?:[+._-][a-z0-9]+)*:[0-9a-fA-F]{32,})?")
 _CHANNEL = re.compile(r"[A-Za-z0-9._-]{1,64}", re.ASCII)
+
+
+def _shown(value: object) -> str:
+    """Return a value as an error may show it: without a user and password before a host, wherever they are cut off."""
+    if isinstance(value, str) and "@" in value:
+        return "what was given, which has an '@' and is not shown: it may hold no user and no password"
+    return repr(value)
 
 
 def _check_role(name: str, value: object) -> str:
@@ -53,10 +61,10 @@ def _check_role(name: str, value: object) -> str:
 
 
 def _check_image(name: str, value: object) -> str:
-    if not isinstance(value, str) or not value or any(character.isspace() for character in value):
+    if not isinstance(value, str) or not _IMAGE.fullmatch(value):
         raise InvalidRequestError(
-            f"{name} must be the URI of a container image, such as "
-            f"'123456789012.dkr.ecr.eu-west-1.amazonaws.com/trainer:1', not {value!r}"
+            f"{name} must be the name of a container image, such as "
+            f"'123456789012.dkr.ecr.eu-west-1.amazonaws.com/trainer:1', not {_shown(value)}"
         )
     return value
 
@@ -64,7 +72,7 @@ def _check_image(name: str, value: object) -> str:
 def _check_s3(name: str, value: object) -> str:
     if not isinstance(value, str) or not _S3.fullmatch(value):
         raise InvalidRequestError(
-            f"{name} must be a place in S3, such as 's3://bucket/prefix', not {value!r} (a bucket has 3 to 63 "
+            f"{name} must be a place in S3, such as 's3://bucket/prefix', not {_shown(value)} (a bucket has 3 to 63 "
             "lower-case letters, digits, dots and dashes)"
         )
     return value.rstrip("/")
@@ -124,14 +132,16 @@ def _check_command(name: str, value: object) -> tuple[str, ...]:
 def _check_endpoint(name: str, value: object) -> str:
     if not isinstance(value, str) or not _ENDPOINT.fullmatch(value):
         raise InvalidRequestError(
-            f"{name} must be an address with its scheme, such as 'http://127.0.0.1:4566', not {value!r}"
+            f"{name} must be an address with its scheme, such as 'http://127.0.0.1:4566', not {_shown(value)}"
         )
     return value
 
 
 def _check_session(name: str, value: object) -> Any:
     if not callable(getattr(value, "client", None)):
-        raise InvalidRequestError(f"{name} must be a boto3.Session, not {value!r}")
+        raise InvalidRequestError(
+            f"{name} must be a boto3.Session, not a value of type {type(value).__name__}"
+        )
     return value
 
 
@@ -139,7 +149,8 @@ def _check_client(name: str, value: object) -> Any:
     if not hasattr(value, "meta"):
         service = name.removesuffix("_client")
         raise InvalidRequestError(
-            f"{name} must be a boto3 client, such as boto3.client({service!r}), not {value!r}"
+            f"{name} must be a boto3 client, such as boto3.client({service!r}), not a value of type "
+            f"{type(value).__name__}"
         )
     return value
 
@@ -153,7 +164,7 @@ def _check_flag(name: str, value: object) -> bool:
 def _check_overlay(name: str, value: object) -> Mapping[str, Any]:
     if not isinstance(value, Mapping) or not all(isinstance(key, str) for key in value):
         raise InvalidRequestError(
-            f"{name} must be a mapping with fields of CreateTrainingJob, not {value!r}"
+            f"{name} must be a mapping with fields of CreateTrainingJob, not a value of type {type(value).__name__}"
         )
     try:
         # A copy: the caller may go on to change what is inside.

@@ -84,7 +84,7 @@ def _add(base: dict[str, Any], key: str, value: Any, place: str) -> None:
             isinstance(tag, Mapping) and tag.keys() == {"Key", "Value"} for tag in value
         ):
             raise InvalidRequestError(
-                f"{place} must be a list of mappings with 'Key' and 'Value', not {value!r}"
+                f"{place} must be a list of mappings with 'Key' and 'Value', and is something else"
             )
         there = {tag["Key"] for tag in base.get("Tags", [])}
         keys = [str(tag["Key"]) for tag in value]
@@ -94,7 +94,9 @@ def _add(base: dict[str, Any], key: str, value: Any, place: str) -> None:
         reserved = {key for key in given if key.lower().startswith((names.TAG_PREFIX, "aws:"))}
     else:
         if not isinstance(value, Mapping):
-            raise InvalidRequestError(f"{place} must be a mapping of text to text, not {value!r}")
+            raise InvalidRequestError(
+                f"{place} must be a mapping of text to text, not a value of type {type(value).__name__}"
+            )
         there, given = set(base.get(key, {})), set(value)
         ours = is_reserved if key == "Environment" else _is_our_string
         reserved = {name for name in given if ours(name)}

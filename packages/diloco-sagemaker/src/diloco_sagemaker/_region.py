@@ -7,17 +7,17 @@ from typing import Any
 from diloco_protocol import InvalidRequestError
 
 
-def check_region(session: Any, client: Any) -> None:
+def check_region(session: Any, client: Any, region: str | None) -> None:
     """Refuse a region in which boto3 knows no SageMaker, where AWS itself is to be asked.
 
     Args:
         session: The session that the client was made with.
         client: A client that is about to be used. One that asks another address, such as a stand-in's, may use any region.
+        region: The region that it was made for. Its own may be the name for all regions.
 
     Raises:
         InvalidRequestError: There is no such region.
     """
-    region = client.meta.region_name
     if region not in client.meta.endpoint_url.split("//")[-1].split("."):
         return  # a stand-in, a proxy, or a service of all regions
     known = sorted(

@@ -1,0 +1,195 @@
+"""What ~/.aws/config and the variables of AWS's command line say holds here too, or check() names it."""
+
+import boto3
+import pytest
+from botocore.config import Config
+from scripted_aws import AWSHarness
+
+from diloco_protocol import AuthError
+
+#: What the executor decides itself: it tries again and waits by its own options, and for itself it says who it is.
+OURS = {"retries", "connect_timeout", "read_timeout", "max_pool_connections", "user_agent_extra"}
+FILE = """
+[profile mine]
+region = eu-west-1
+ca_bundle = {bundle}
+use_fips_endpoint = true
+use_dualstack_endpoint = true
+s3 =
+    addressing_style = virtual
+    payload_signing_enabled = true
+    use_arn_region = false
+    us_east_1_regional_endpoint = legacy
+sts_regional_endpoints = legacy
+tcp_keepalive = true
+parameter_validation = false
+request_checksum_calculation = when_required
+response_checksum_validation = when_required
+disable_request_compression = true
+request_min_compression_size_bytes = 1000
+account_id_endpoint_mode = disabled
+auth_scheme_preference = sigv4a
+sigv4a_signing_region_set = *
+sdk_ua_app_id = some-application
+s3_disable_express_session_auth = true
+{more}
+
+[profile other]
+aws_access_key_id = of-the-other
+aws_secret_access_key = secret
+
+[services places]
+sagemaker =
+    endpoint_url = http://127.0.0.1:9/sagemaker
+s3 =
+    endpoint_url = http://127.0.0.1:9/s3
+"""
+SERVICES = ("sagemaker", "s3", "sts", "logs", "iam", "ecr", "service-quotas")
+
+
+@pytest.fixture
+def user(tmp_path, monkeypatch):
+    """Writes the file of a user, whose variables are these alone."""
+    import os
+
+    for name in [name for name in os.environ if name.startswith("AWS_")]:
+        monkeypatch.delenv(name)
+    monkeypatch.setenv("AWS_EC2_METADATA_DISABLED", "true")
+    monkeypatch.setenv("AWS_SHARED_CREDENTIALS_FILE", "/nowhere")
+    monkeypatch.setenv("AWS_CONFIG_FILE", str(tmp_path / "config"))
+    (tmp_path / "bundle.pem").write_text("")
+
+    def write(more="", **variables):
+        text = FILE.format(bundle=tmp_path / "bundle.pem", more=more)
+        (tmp_path / "config").write_text(text)
+        for name, value in {"AWS_PROFILE": "mine", **variables}.items():
+            monkeypatch.setenv(name, value)
+
+    return write
+
+
+def settings(client):
+    told = client.meta.config
+    fields = {name: getattr(told, name) for name in Config.OPTION_DEFAULTS if name not in OURS}
+    fields.pop("user_agent")  # has user_agent_extra in it
+    verify = client._endpoint.http_session._verify
+    return fields, client.meta.endpoint_url, client.meta.region_name, verify
+
+
+@pytest.mark.parametrize(
+    ("more", "variables"),
+    [
+        ("", {}),
+        ("services = places", {}),
+        ("services = places\nignore_configured_endpoint_urls = true", {}),
+        ("services = places", {"AWS_IGNORE_CONFIGURED_ENDPOINT_URLS": "true"}),
+        ("services = places", {"AWS_ENDPOINT_URL_SAGEMAKER": "http://127.0.0.1:8"}),
+        ("endpoint_url = http://127.0.0.1:7", {"AWS_ENDPOINT_URL_S3": "http://127.0.0.1:8"}),
+        ("", {"AWS_USE_FIPS_ENDPOINT": "false", "AWS_STS_REGIONAL_ENDPOINTS": "regional"}),
+        ("", {"AWS_DEFAULT_REGION": "us-east-1", "HTTPS_PROXY": "http://127.0.0.1:6"}),
+        ("", {"AWS_REQUEST_CHECKSUM_CALCULATION": "when_supported"}),
+    ],
+)
+def test_clients_are_those_that_boto3_makes(offline, user, more, variables):
+    user(
+        f"{more}\naws_access_key_id = key\naws_secret_access_key = secret\n",
+        **variables,
+    )
+    ours, session = offline()._client, boto3.Session()
+    for service in SERVICES:
+        assert settings(ours._of(service)) == settings(session.client(service)), service
+
+
+def test_an_endpoint_of_the_executor_leaves_the_style_of_addresses_to_the_user(offline, user):
+    user("aws_access_key_id = key\naws_secret_access_key = secret")
+    address = "http://localhost:4566"
+    ours = offline(endpoint_url=address)._client._of("s3")
+    assert settings(ours) == settings(boto3.Session().client("s3", endpoint_url=address))
+    assert ours.meta.config.s3["addressing_style"] == "virtual"
+
+
+def test_credentials_come_from_where_a_profile_says(aws, offline, user):
+    credentials = '{"Version": 1, "AccessKeyId": "of-the-process", "SecretAccessKey": "secret"}'
+    for more, key in (
+        (f"credential_process = echo '{credentials}'", "of-the-process"),
+        ("role_arn = arn:aws:iam::123456789012:role/x\nsource_profile = nobodys", None),
+        ("role_arn = arn:aws:iam::123456789012:role/x\ncredential_source = Nowhere", None),
+        ("sso_session = nobodys\nsso_account_id = 1\nsso_role_name = x", None),
+        ("login_session = arn:aws:iam::123456789012:user/x", None),
+    ):
+        user(more, AWS_ENDPOINT_URL=aws.url)
+        executor = offline(retry_timeout=0)
+        if key is None:
+            with pytest.raises(AuthError):
+                executor.list_runs()
+            continue
+        assert executor.list_runs() == []
+        signer = executor._client._of("sagemaker")._request_signer
+        assert signer._credentials.access_key == key
+
+
+@pytest.mark.parametrize(
+    ("variables", "options", "region"),
+    [
+        ({}, {}, "eu-west-1"),
+        ({"AWS_DEFAULT_REGION": "us-east-1"}, {}, "us-east-1"),
+        ({"AWS_REGION": "us-east-2", "AWS_DEFAULT_REGION": "us-east-1"}, {}, "us-east-2"),
+        ({"AWS_REGION": "us-east-2"}, {"region": "us-west-2"}, "us-west-2"),
+        ({"AWS_REGION": "us-east-2", "AWS_PROFILE": "other"}, {}, "us-east-2"),
+    ],
+)
+def test_the_region_is_that_of_the_command_line(offline, user, variables, options, region):
+    user("aws_access_key_id = key\naws_secret_access_key = secret", **variables)
+    executor = offline(**options)
+    assert {executor._client._of(service).meta.region_name for service in ("s3", "logs")} == {
+        region
+    }
+
+
+@pytest.mark.parametrize(("has", "region"), [("us-west-2", "us-west-2"), (None, "us-east-2")])
+def test_the_region_of_a_session_that_was_given_is_the_sessions(offline, user, has, region):
+    user(AWS_REGION="us-east-2", AWS_PROFILE="other")
+    session = boto3.Session(region_name=has)
+    assert offline(session=session)._client.region == region
+
+
+@pytest.fixture
+def world():
+    harness = AWSHarness()
+    try:
+        yield harness
+    finally:
+        harness.close()
+
+
+@pytest.mark.parametrize(
+    ("more", "variables", "told"),
+    [
+        ("", {}, []),
+        ("retry_mode = adaptive", {}, ["retry_mode"]),
+        ("max_attempts = 9", {}, ["max_attempts"]),
+        ("defaults_mode = standard", {}, ["defaults_mode"]),
+        (
+            "",
+            {"AWS_RETRY_MODE": "standard", "AWS_MAX_ATTEMPTS": "3", "AWS_DEFAULTS_MODE": "legacy"},
+            ["AWS_RETRY_MODE", "AWS_MAX_ATTEMPTS", "AWS_DEFAULTS_MODE"],
+        ),
+        ("", {"AWS_PROFILE": "other", "AWS_DEFAULT_PROFILE": "mine"}, ["AWS_PROFILE"]),
+    ],
+)
+def test_check_names_what_is_not_obeyed(world, user, more, variables, told):
+    known = world.stand_in.client_options
+    lines = [f"aws_access_key_id = {known['aws_access_key_id']}", "aws_secret_access_key = x"]
+    lines.append(f"endpoint_url = {world.stand_in.url}\n{more}")
+    user("\n".join(lines), **variables)
+    # With no session given, so that the user's own is made.
+    executor = type(world.make_executor())(
+        role_arn="arn:aws:iam::123456789012:role/trainer",
+        image_uri="123456789012.dkr.ecr.us-east-1.amazonaws.com/trainer:1",
+        output_s3_path="s3://bucket/runs",
+        region="us-east-1",
+        backoff=world.backoff(),
+    )
+    found = [each for each in executor.check() if each.subject == "settings"]
+    assert [each.ok for each in found] == [None] * len(told)
+    assert [each.message.partition("=")[0] for each in found] == told
