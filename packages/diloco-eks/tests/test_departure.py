@@ -97,3 +97,38 @@ def test_several_culprits_read_well(a_job, a_pod):
     assert status.message == (
         "the run was ended because ranks 1-2 failed; rank 1: it exited with code 3"
     )
+
+
+def test_what_was_seen_of_pods_that_somebody_deleted_is_the_last_word(bench):
+    """As with kubectl delete pod, or with the namespace of a run."""
+    run = bench.launch(2)
+    for rank in (0, 1):
+        run.pod(rank).on_term(143, after=3.0)
+        run.pod(rank).delete()
+    told = []
+    while not all(status.state.terminal for status in told[-2:]) or not told:
+        told += [run.describe(0), run.describe(1)]
+        bench.world.advance(0.5)
+    for status in told[-2:]:
+        assert (status.state, status.reason, status.exit_code) == ("failed", "platform", None)
+        assert "was deleted at" in status.message
+        assert "by hand, with its namespace, or by something" in status.message
+    late = run.describe(0, bench.executor())
+    assert late.state == "failed"
+    assert "so neither exit code nor message are known" in late.message or late.exit_code == 143
+
+
+def test_a_job_that_somebody_suspends_says_so(bench):
+    run = bench.launch(1)
+    run.pod(0).on_term(143, after=3.0)
+    run.executor._cluster.patch_job("default", run.name, {"spec": {"suspend": True}})
+    told = []
+    for _ in range(20):
+        bench.world.advance(0.5)
+        told.append(run.describe(0))
+    assert told[-1].state == "pending"
+    ending = [status for status in told if status.stopping]
+    assert ending
+    for status in (*ending, told[-1]):
+        assert status.message.startswith("the Job is suspended since ")
+        assert "by hand" in status.message

@@ -1,5 +1,7 @@
 """What a rank had come to by itself when another one ended the run, from its pod alone."""
 
+from datetime import datetime, timedelta
+
 import pytest
 
 from diloco_eks._facts import read_job, read_pod
@@ -23,15 +25,16 @@ def job(a_job):
     return read_job(job)
 
 
-def pod_that_ended(a_pod, code=0, message="", told=None, at="04:30:30", **values):
+def pod_that_ended(a_pod, code=0, message="", told=None, at="04:30:30", grace=5, **values):
     """A pod whose container ended at a time; ``told`` is when it was told to, if it was."""
     start, end = "2026-11-21T04:30:00Z", f"2026-11-21T{at}Z"
     state = {"exitCode": code, "startedAt": start, "finishedAt": end, "message": message}
     pod = a_pod(1, "Succeeded" if code == 0 else "Failed", {"terminated": state}, **values)
     if told is not None:
+        over = datetime.fromisoformat(f"2026-11-21T{told}Z") + timedelta(seconds=grace)
         pod["metadata"] |= {
-            "deletionTimestamp": f"2026-11-21T{told}Z",
-            "deletionGracePeriodSeconds": 0,
+            "deletionTimestamp": over.isoformat(),
+            "deletionGracePeriodSeconds": grace,
         }
     return read_pod(pod)
 
@@ -48,8 +51,10 @@ def test_what_it_reported_wins_over_the_clock(job, a_pod, report):
     assert (verdict.reason, verdict.message) == (Reason.TIMEOUT, "its own words")
 
 
-def test_an_end_that_was_seen_stays_its_own(job, a_pod):
+def test_an_end_that_was_seen_stays_its_own(a_job, a_pod):
     """Times are whole seconds: of a pod that is told to end in the same one, only who saw it before knows."""
+    at = {**ENDED, "type": "FailureTarget", "lastTransitionTime": "2026-11-21T04:30:30Z"}
+    job = read_job(a_job(2, {"failedIndexes": "0", "conditions": [at, ENDED]}))
     seen = None
     for told in (None, "04:30:30"):
         found = map_states(job, [pod_that_ended(a_pod, 4, told=told)], [1], seen and {1: seen})
@@ -59,11 +64,11 @@ def test_an_end_that_was_seen_stays_its_own(job, a_pod):
     assert stranger.reason is Reason.GANG_FAILED
 
 
-def test_a_success_needs_a_report(a_pod, report):
+def test_a_success_needs_a_report(job, a_pod, report):
     good, (large, lines) = report("done")[0], report("x" * 50_000)
-    assert 'and returned "done"' in uncounted_success(pod_that_ended(a_pod, message=good))
+    assert 'and returned "done"' in uncounted_success(pod_that_ended(a_pod, message=good), job)
     assert lines
-    assert uncounted_success(pod_that_ended(a_pod, message=large)).endswith(
+    assert uncounted_success(pod_that_ended(a_pod, message=large), job).endswith(
         "and its result went with its log"
     )
     told = report(exit_code=143, reason=Reason.CANCEL_REQUESTED)[0]
@@ -74,4 +79,43 @@ def test_a_success_needs_a_report(a_pod, report):
         pod_that_ended(a_pod, message=good, told="04:30:00"),
         None,
     ):
-        assert uncounted_success(pod) == ""
+        assert uncounted_success(pod, job) == ""
+
+
+def gang(a_job, a_pod, **metadata):
+    """A rank of a run that ended at 12:48:17, as recorded: told to end, and the kubelet's last delete."""
+    at = {**ENDED, "type": "FailureTarget", "lastTransitionTime": "2026-11-21T12:48:17Z"}
+    job = read_job(a_job(2, {"failedIndexes": "0", "conditions": [at, ENDED]}))
+    state = {"exitCode": 143, "startedAt": "2026-11-21T12:48:01Z", "reason": "Error"}
+    pod = a_pod(1, "Failed", {"terminated": {**state, "finishedAt": "2026-11-21T12:48:18Z"}})
+    pod["metadata"] |= metadata
+    return job, read_pod(pod)
+
+
+LAST_DELETE = {"deletionTimestamp": "2026-11-21T12:48:19Z", "deletionGracePeriodSeconds": 0}
+
+
+def test_the_kubelets_last_delete_does_not_make_an_end_its_own(a_job, a_pod):
+    job, pod = gang(a_job, a_pod, **LAST_DELETE)
+    status, _ = map_states(job, [pod], [1])[1]
+    assert (status.reason, status.exit_code) == (Reason.GANG_FAILED, None)
+
+
+def test_since_when_it_is_being_deleted_never_jumps(a_job, a_pod):
+    told = {"deletionTimestamp": "2026-11-21T12:48:22Z", "deletionGracePeriodSeconds": 6}
+    running = a_pod(1)
+    running["metadata"] |= told
+    seen, messages = {}, []
+    for pod in (read_pod(running), gang(a_job, a_pod, **LAST_DELETE)[1]):
+        status, last = map_states(read_job(a_job(2, {"active": 2})), [pod], [1], seen)[1]
+        seen = {1: last}
+        messages.append(status.message)
+    assert messages[0] == messages[1]
+    assert "is being deleted since 2026-11-21T12:48:16Z" in messages[0]
+
+
+def test_an_end_after_the_runs_is_not_its_own(a_job, a_pod):
+    """The others are gone by then, and their peers fail because of it; nobody has deleted this pod yet."""
+    job, pod = gang(a_job, a_pod)
+    status, _ = map_states(job, [pod], [1])[1]
+    assert status.reason is Reason.GANG_FAILED

@@ -7,16 +7,18 @@ from datetime import UTC, datetime
 from ._facts import PodFacts
 from ._verdict import taken_away
 
+_NO_REASON = "by hand, with its namespace, or by something that gave no reason"
+
 
 def why_going(pod: PodFacts) -> str:
     """Why a pod is being deleted, where its own Job did not do it."""
-    when = "" if pod.told_to_end is None else f" since {_clock(pod.told_to_end)}"
+    when = "" if pod.told_to_end is None else f" since {clock(pod.told_to_end)}"
     if pod.disruption is None:
-        return f"its pod {pod.name} is being deleted{when}: by hand, or by something that gave no reason"
+        return f"its pod {pod.name} is being deleted{when}: {_NO_REASON}"
     text = f"its pod {pod.name} is being taken away{when} ({taken_away(pod)})"
     if not pod.unreachable:
         return text
-    since = "" if pod.unready_since is None else f" since {_clock(pod.unready_since)}"
+    since = "" if pod.unready_since is None else f" since {clock(pod.unready_since)}"
     return (
         f"{text}; its node {pod.node} has not answered{since}. It is not replaced before the node is back or is removed from "
         f"the cluster: if the machine is gone for good, run: kubectl delete node {pod.node}"
@@ -25,10 +27,13 @@ def why_going(pod: PodFacts) -> str:
 
 def why_gone(pod: PodFacts | None) -> str:
     """Why the last pod of a replica is gone; empty if that is not known."""
-    if pod is None or pod.disruption is None:
-        return ""
-    return f"its pod {pod.name} was taken away ({taken_away(pod)})"
+    if pod is not None and pod.disruption is not None:
+        return f"its pod {pod.name} was taken away ({taken_away(pod)})"
+    if pod is not None and pod.deleting and pod.told_to_end is not None:
+        return f"its pod {pod.name} was deleted at {clock(pod.told_to_end)}: {_NO_REASON}"
+    return ""
 
 
-def _clock(seconds: float) -> str:
+def clock(seconds: float) -> str:
+    """Return a time in UTC, as Kubernetes writes it."""
     return datetime.fromtimestamp(seconds, UTC).strftime("%Y-%m-%dT%H:%M:%SZ")

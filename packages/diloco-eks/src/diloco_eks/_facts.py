@@ -159,13 +159,29 @@ class PodFacts:
         return taken and self.deleting and self.running and self.unready_since is not None
 
     @property
-    def ended_by_itself(self) -> bool:
-        """Whether its container had ended before anybody told it to."""
+    def finished_at(self) -> float | None:
+        """When its container ended, in Unix seconds, if it has."""
+        return parse_time((self.terminated or {}).get("finishedAt"))
+
+    def ended_by_itself(self, decided: float | None) -> bool:
+        """Whether its container had ended before anybody told it to.
+
+        Args:
+            decided: When the end of its Job was decided, if it was. After that, ranks fail because others have gone.
+        """
+        finished = self.finished_at
         if self.terminated is None or self.never_ran or self.disrupted:
             return False
-        finished = parse_time(self.terminated.get("finishedAt"))
+        if not self.deleting:
+            return decided is None or finished is None or finished <= decided
+        times = [time for time in (self.told_to_end, decided) if time is not None]
+        return finished is not None and bool(times) and finished < min(times)
+
+    def deleted_by_others(self, decided: float | None) -> bool:
+        """Whether somebody deleted it while it ran: not its node, nor its Job, which does so when its end is decided."""
         told = self.told_to_end
-        return not self.deleting or (finished is not None and told is not None and finished < told)
+        first = told is not None and (decided is None or told < decided)
+        return self.deleting and first and not self.disrupted and not self.ended_by_itself(decided)
 
     @property
     def never_ran(self) -> bool:
@@ -269,7 +285,7 @@ def read_pod(pod: Mapping[str, Any]) -> PodFacts:
         deleting=bool(metadata.get("deletionTimestamp")),
         node=_text(_mapping(pod.get("spec")).get("nodeName")),
         unready_since=unready_since,
-        told_to_end=_told_to_end(metadata),
+        told_to_end=_told_to_end(metadata, ended=bool(ours.get("terminated"))),
         disruption=_conditions(status).get("DisruptionTarget"),
         reason=why[0],
         message=why[1],
@@ -333,13 +349,17 @@ def _count(value: object) -> int:
     return value if type(value) is int and value > 0 else 0
 
 
-def _told_to_end(metadata: Mapping[str, Any]) -> float | None:
-    """The deletionTimestamp is when the grace is over."""
-    over, grace = (
-        parse_time(metadata.get("deletionTimestamp")),
-        metadata.get("deletionGracePeriodSeconds"),
-    )
-    return None if over is None or type(grace) is not int else over - grace
+def _told_to_end(metadata: Mapping[str, Any], *, ended: bool) -> float | None:
+    """The deletionTimestamp is when the grace is over.
+
+    Once the container has ended, the kubelet deletes the pod for good: with no grace, and a deletionTimestamp that says nothing
+    of the first one.
+    """
+    over = parse_time(metadata.get("deletionTimestamp"))
+    grace = metadata.get("deletionGracePeriodSeconds")
+    if over is None or type(grace) is not int or (ended and grace == 0):
+        return None
+    return over - grace
 
 
 def _seconds(value: object) -> float | None:

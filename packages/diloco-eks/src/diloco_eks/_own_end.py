@@ -28,9 +28,9 @@ def own_end(pod: PodFacts | None, job: JobFacts) -> Verdict | None:
     verdict = judge(pod) if pod.terminated is not None else None
     if verdict is not None and verdict.reason is Reason.TIMEOUT:
         return verdict
-    if pod.ended_by_itself and verdict is not None:
-        return verdict if verdict.exit_code else None
     started, decided = pod.started_at, job.decided_at
+    if pod.ended_by_itself(decided) and verdict is not None:
+        return verdict if verdict.exit_code else None
     if job.timeout is None or started is None or decided is None:
         return None
     base = verdict or Verdict(Reason.TIMEOUT, None, None, "", started, decided)
@@ -41,9 +41,9 @@ def own_end(pod: PodFacts | None, job: JobFacts) -> Verdict | None:
     return replace(base, reason=Reason.TIMEOUT, message=message)
 
 
-def uncounted_success(pod: PodFacts | None) -> str:
+def uncounted_success(pod: PodFacts | None, job: JobFacts) -> str:
     """For the message of a replica whose program had ended well, but too late to be counted; empty for all others."""
-    if pod is None or pod.terminated is None or not pod.ended_by_itself:
+    if pod is None or pod.terminated is None or not pod.ended_by_itself(job.decided_at):
         return ""
     report = read_message(pod)
     if pod.terminated.get("exitCode") != 0 or report is None or report.outcome.exit_code != 0:

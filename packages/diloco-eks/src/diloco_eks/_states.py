@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 
 from diloco_protocol import Reason, ReplicaState, ReplicaStatus
 
-from ._departure import why_going, why_gone
+from ._departure import clock, why_going, why_gone
 from ._facts import JobFacts, PodFacts, pods_by_index
 from ._indexes import compress_ranks
 from ._own_end import own_end, uncounted_success
@@ -63,24 +63,38 @@ def map_states(
         indexes: Those asked for.
         seen: What was seen of them before.
     """
-    by_index = pods_by_index(pods)
-    view = _View(job, by_index, any(pod.live for pod in pods))
+    known = seen or {}
+    by_index = {
+        index: [*rest, _told_first(newest, known.get(index))]
+        for index, (*rest, newest) in pods_by_index(pods).items()
+    }
+    view = _View(job, by_index, known, any(pod.live for pod in pods))
     statuses = {}
     for index in indexes:
-        before = (seen or {}).get(index)
+        before = known.get(index)
         index_pods = by_index.get(index, [])
         status = _in_order(view.status(index, index_pods, before), before)
-        pod = _evidence(index_pods[-1] if index_pods else None, before.pod if before else None)
+        pod = _evidence(index_pods[-1] if index_pods else None, before, job)
         last = Seen(status.state, status.attempt, podless=not index_pods, pod=pod)
         statuses[index] = (status, last)
     return statuses
 
 
-def _evidence(pod: PodFacts | None, before: PodFacts | None) -> PodFacts | None:
+def _evidence(pod: PodFacts | None, before: Seen | None, job: JobFacts) -> PodFacts | None:
     """The pod to remember: as it is now, unless it had been seen to end by itself before it was told to."""
-    if pod is None or (before is not None and before.name == pod.name and before.ended_by_itself):
-        return before
-    return pod
+    last = None if before is None else before.pod
+    if pod is None or last is None:
+        return pod or last
+    same = last.name == pod.name
+    return last if same and last.ended_by_itself(job.decided_at) else pod
+
+
+def _told_first(pod: PodFacts, before: Seen | None) -> PodFacts:
+    """A pod that was told to end when it was first seen to be: what is written there later is another time."""
+    last = None if before is None else before.pod
+    if last is None or last.name != pod.name or last.told_to_end is None:
+        return pod
+    return replace(pod, told_to_end=last.told_to_end)
 
 
 def _began(before: Seen | None) -> float | None:
@@ -101,9 +115,16 @@ def _in_order(status: ReplicaStatus, before: Seen | None) -> ReplicaStatus:
 class _View:
     """One look at a run."""
 
-    def __init__(self, job: JobFacts, by_index: Mapping[int, list[PodFacts]], live: bool) -> None:
+    def __init__(
+        self,
+        job: JobFacts,
+        by_index: Mapping[int, list[PodFacts]],
+        seen: Mapping[int, Seen],
+        live: bool,
+    ) -> None:
         self.job = job
         self.by_index = by_index
+        self.seen = seen
         self.live = live
         self._culprits: str | None = None
 
@@ -114,7 +135,7 @@ class _View:
         if index in job.completed:
             return self._succeeded(pods, before)
         if index in job.failed:
-            return self._failed(pods)
+            return self._failed(pods, before)
         if job.finished or (job.cancelled and job.suspended and job.idle and not self.live):
             return self._ended_with_the_job(newest, before)
         if newest is None:
@@ -139,20 +160,40 @@ class _View:
             native=_native_end(pod),
         )
 
-    def _failed(self, pods: list[PodFacts]) -> ReplicaStatus:
+    def _failed(self, pods: list[PodFacts], before: Seen | None) -> ReplicaStatus:
         pod = next((pod for pod in reversed(pods) if pod.phase == "Failed"), None) or (
             pods[-1] if pods else None
         )
-        if pod is None:
-            text = "it failed; its pod has been removed, so neither exit code nor message are known"
-            return ReplicaStatus(
-                FAILED,
-                attempt=1 + self.job.restarts,
-                reason=Reason.ERROR,
-                message=text,
-                native=_native_end(None),
-            )
-        return self._from_verdict(judge(pod), pod)
+        last = before.pod if pod is None and before is not None else pod
+        if last is not None and last.failures >= self.job.restarts:
+            if last.deleted_by_others(self.job.decided_at):
+                return self._deleted(last)
+            if last.terminated is not None:
+                return self._from_verdict(judge(last), last)
+        if pod is not None:
+            return self._from_verdict(judge(pod), pod)
+        gone = why_gone(last) or "its pod has been removed"
+        return ReplicaStatus(
+            FAILED,
+            attempt=1 + self.job.restarts,
+            reason=Reason.ERROR,
+            message=f"the Job counts it as failed; {gone}, so neither exit code nor message are known",
+            native=_native_end(None),
+        )
+
+    def _deleted(self, pod: PodFacts) -> ReplicaStatus:
+        """The end of a replica whose pod somebody deleted: what its program said was no failure of its own."""
+        code = (pod.terminated or {}).get("exitCode")
+        how = "how its program ended is not known" if code is None else f"its exit code was {code}"
+        return ReplicaStatus(
+            FAILED,
+            attempt=pod.attempt,
+            reason=Reason.PLATFORM,
+            message=f"{why_gone(pod)}; {how}",
+            started_at=pod.started_at,
+            finished_at=pod.finished_at,
+            native=_native_end(pod),
+        )
 
     def _from_verdict(self, verdict: Verdict, pod: PodFacts) -> ReplicaStatus:
         return ReplicaStatus(
@@ -169,12 +210,13 @@ class _View:
 
     def _ended_with_the_job(self, pod: PodFacts | None, before: Seen | None) -> ReplicaStatus:
         job = self.job
-        last = _evidence(pod, before.pod if before else None)
+        last = _evidence(pod, before, job)
         own_failure = (
             pod is not None
             and pod.phase == "Failed"
             and not (pod.deleting or pod.disrupted)
             and pod.failures >= job.restarts
+            and (pod.terminated is None or pod.ended_by_itself(job.decided_at))
         )
         if pod is not None and own_failure:
             return self._from_verdict(judge(pod), pod)
@@ -198,6 +240,8 @@ class _View:
             own = own_end(last, job)
             if last is not None and own is not None:
                 return self._from_verdict(own, last)
+            if last is not None and last.deleted_by_others(job.decided_at):
+                return self._deleted(last)
             reason, message = Reason.GANG_FAILED, self._gang_message(condition.message)
         else:
             reason, message = Reason.PLATFORM, condition.message or condition.reason
@@ -206,7 +250,7 @@ class _View:
             state,
             attempt=1 if pod is None else pod.attempt,
             reason=reason,
-            message=message + uncounted_success(last),
+            message=message + uncounted_success(last, job),
             finished_at=None if end is None else end.time,
             native=self._native(pod),
         )
@@ -218,7 +262,7 @@ class _View:
             text = native
             if job.failed:
                 first = min(job.failed)
-                why = self._failed(self.by_index.get(first, [])).message
+                why = self._failed(self.by_index.get(first, []), self.seen.get(first)).message
                 text = f"rank {job.first_rank + first} failed"
                 if len(job.failed) > 1:
                     ranks = compress_ranks(job.first_rank + index for index in job.failed)
@@ -248,7 +292,7 @@ class _View:
             )
         if job.suspended or "Suspended" in job.conditions:
             reason = Reason.CANCEL_REQUESTED if job.cancelled else Reason.QUEUED
-            text = "the Job is suspended" + (f" (Kueue's queue {job.queue})" if job.queue else "")
+            text = self._why_suspended()
             return ReplicaStatus(
                 PENDING, reason=reason, stopping=job.cancelled, message=text, native=native
             )
@@ -268,7 +312,8 @@ class _View:
         job = self.job
         reason, message = self._why_stopping()
         if pod.deleting and not message:
-            message = why_going(pod)
+            held = "Suspended" in job.conditions
+            message = self._why_suspended() if held else why_going(pod)
         stopping = pod.deleting or job.decided or job.deleting or job.cancelled
         attempt, state = pod.attempt, RUNNING
         started = pod.started_at
@@ -294,6 +339,14 @@ class _View:
             started_at=started,
             native=self._native(pod),
         )
+
+    def _why_suspended(self) -> str:
+        condition = self.job.conditions.get("Suspended")
+        since = "" if condition is None or condition.time is None else clock(condition.time)
+        text = "the Job is suspended" + (f" since {since}" if since else "")
+        if self.job.queue:
+            return f"{text} (Kueue's queue {self.job.queue})"
+        return f"{text}: by hand, or by something other than Kueue; spec.suspend=false resumes it"
 
     def _why_stopping(self) -> tuple[Reason | None, str]:
         job = self.job
