@@ -14,6 +14,7 @@ from diloco_protocol import Backoff, Outcome, Reason
 
 sys.path.insert(0, str(Path(__file__).parent))  # for the modules that several tests share
 
+from modal_truth import Record
 from wrapper_lab import make_record
 
 
@@ -46,7 +47,7 @@ class Lab:
         return self.world.call(handle.metadata["function_call_id"])
 
     def record(self, run_id="run"):
-        return self.world.dict(f"diloco-{run_id}")
+        return Record(self.world.dict(f"diloco-{run_id}"))
 
     def begin(self, handle, life=1):
         """The container starts, and says so."""
@@ -55,8 +56,9 @@ class Lab:
         self.record(handle.run_id).put(f"life-{handle.rank}-{life}", value)
 
     @staticmethod
-    def outcome(result=None, *, code=0, reason=Reason.COMPLETED, error=None):
+    def outcome(result=None, *, code=0, reason=None, error=None):
         """What the wrapper returns."""
+        reason = reason or (Reason.ERROR if code else Reason.COMPLETED)
         return Outcome(code, result=result, reason=reason, error=error).to_json()
 
     def finish(self, handle, result=None, **options):

@@ -16,10 +16,37 @@ def entries_of(stand_in, run_id):
             return {}
         oldest = workspace.timeline.now() - workspace.habits.retention_seconds
         return {
-            pickle.loads(key): pickle.loads(entry.value)
+            pickle.loads(key): json.loads(pickle.loads(entry.value))
             for key, entry in held.entries.items()
             if entry.used > oldest
         }
+
+
+class Record:
+    """A Dict in the hands of a test, whose entries are JSON, as those of a run's record."""
+
+    def __init__(self, held):
+        self.held = held
+
+    def put(self, key, value, *, skip_if_exists=False):
+        return self.held.put(key, json.dumps(value), skip_if_exists=skip_if_exists)
+
+    def get(self, key):
+        text = self.held.get(key)
+        return None if text is None else json.loads(text)
+
+    def pop(self, key):
+        self.held.pop(key)
+
+    def items(self):
+        return {key: json.loads(text) for key, text in self.held.items().items()}
+
+
+class Texts(Record):
+    """The same, read as the wrapper reads it."""
+
+    def get(self, key):
+        return self.held.get(key)
 
 
 def expired(stand_in, call):

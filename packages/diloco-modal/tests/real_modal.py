@@ -10,6 +10,7 @@ import uuid
 from pathlib import Path
 
 import modal
+from modal_truth import Record
 
 from diloco_conformance import Ability, Fault, Harness, Operation, Puppets, Step, Truth
 from diloco_conformance import Resources as Asked
@@ -240,7 +241,7 @@ class RealModalHarness(Harness):
     def record(self, handle):
         """The entries of its run's record; None if it is gone, or another launch's."""
         try:
-            entries = self.world.dict(f"diloco-{handle.run_id}").items()
+            entries = Record(self.world.dict(f"diloco-{handle.run_id}")).items()
         except LookupError:
             return None
         ours = entries.get("launch", {}).get("id") == handle.metadata["launch"]

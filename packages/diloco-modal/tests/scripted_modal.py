@@ -10,7 +10,7 @@ from signal import Signals
 import modal
 import modal._grpc_client as transport
 from modal._utils.async_utils import synchronizer
-from modal_truth import entries_of, resources_of, truth_of
+from modal_truth import Record, Texts, entries_of, resources_of, truth_of
 
 from diloco_conformance import Ability, Fault, Harness, Operation, Step, Told
 from diloco_localcloud import ModalStandIn
@@ -141,8 +141,9 @@ class ModalHarness(Harness):
             ours = entries.get("launch", {}).get("id") == payload["launch"]
             if not ours or held != call.call_id:
                 call.start()
-                record = None if not entries else self.world.dict(payload["record"])
-                call.end(claim(payload, record, entries.get("launch"), call.call_id))
+                record = None if not entries else Texts(self.world.dict(payload["record"]))
+                launch = json.dumps(entries.get("launch"))
+                call.end(claim(payload, record, launch, call.call_id))
 
     # --- calls ---
 
@@ -153,7 +154,7 @@ class ModalHarness(Harness):
         return self.of(handle).arguments[0][0]
 
     def record(self, handle):
-        return self.world.dict(f"diloco-{handle.run_id}")
+        return Record(self.world.dict(f"diloco-{handle.run_id}"))
 
     # --- the hand ---
 
@@ -191,7 +192,7 @@ class ModalHarness(Harness):
 
     def begin(self, handle, call):
         call.start()
-        payload, record = self.payload(handle), self.record(handle)
+        payload, record = self.payload(handle), Texts(self.record(handle).held)
         refused = claim(payload, record, record.get("launch"), call.call_id)
         if refused is not None:
             call.end(refused)

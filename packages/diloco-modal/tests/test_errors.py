@@ -6,7 +6,7 @@ import pytest
 from grpclib.exceptions import ProtocolError, StreamTerminatedError
 from modal import exception as modal_errors
 
-from diloco_modal._errors import DenseLogError, MissingError, bounded, meant, translated
+from diloco_modal._errors import DenseLogError, MissingError, bounded, meant
 from diloco_protocol import (
     AuthError,
     BackendError,
@@ -36,24 +36,16 @@ KNOWN = [
 
 @pytest.mark.parametrize(("theirs", "ours", "retryable"), KNOWN)
 def test_errors_of_the_client(theirs, ours, retryable):
-    for read in (translated, meant):
-        error = read(theirs("no such thing"), "looking")
-        assert type(error) is ours
-        assert error.retryable is retryable
-        assert str(error).startswith("looking: ")
-        assert "no such thing" in str(error)
+    error = meant(theirs("no such thing"), "looking")
+    assert type(error) is ours
+    assert error.retryable is retryable
+    assert str(error).startswith("looking: ")
+    assert "no such thing" in str(error)
 
 
 def test_our_own_stay_as_they_are():
     error = QuotaExceededError("enough")
-    assert translated(error, "looking") is error
     assert meant(error, "looking") is error
-
-
-@pytest.mark.parametrize("error", [ValueError("x"), TimeoutError("x"), OSError("x"), KeyError("x")])
-def test_what_a_replica_may_have_raised_is_not_the_clients(error):
-    """The builtin TimeoutError among them, which says that a call has not ended."""
-    assert translated(error, "looking") is None
 
 
 @pytest.mark.parametrize(
@@ -64,7 +56,7 @@ def test_what_a_replica_may_have_raised_is_not_the_clients(error):
         (KeyError("x"), False),
     ],
 )
-def test_where_no_replica_can_be_the_network_may_pass(error, retryable):
+def test_what_the_network_says_may_pass(error, retryable):
     told = meant(error, "looking")
     assert isinstance(told, BackendError)
     assert told.retryable is retryable

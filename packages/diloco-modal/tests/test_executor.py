@@ -1,14 +1,10 @@
 """Runs over the scripted stand-in: handles, states, attempts, results and purge."""
 
-import sys
 from dataclasses import replace
 from datetime import datetime
-from types import ModuleType
 
 import modal
 import pytest
-from modal._utils import blob_utils
-from modal.exception import ExecutionError
 from modal_truth import told
 
 from diloco_modal._client import Client
@@ -20,6 +16,7 @@ from diloco_protocol import (
     Reason,
     ReplicaNotFoundError,
     RunConflictError,
+    ThrottledError,
     UnavailableError,
 )
 
@@ -129,57 +126,38 @@ def test_other_ends(lab, end, reason):
     assert told(executor.describe(handle))[:2] == ("failed", reason)
 
 
-@pytest.mark.parametrize(
-    "error",
-    [ExecutionError("Get from url failed with status 503"), ConnectionResetError(104, "reset")],
-)
-def test_a_large_result_that_could_not_be_fetched_is_no_failure(lab, monkeypatch, error):
-    """Modal's client fetches it from a bucket, and tries that once."""
-    fetch, errors = blob_utils._download_from_url, [error] * 3
+def test_a_large_result_that_could_not_be_fetched_is_no_failure(lab):
+    """It is in a bucket, from which it is fetched by HTTP."""
 
-    async def fetched(url):
-        if errors:
-            raise errors.pop()
-        return await fetch(url)
+    class Away(dict):
+        left = 2
 
-    monkeypatch.setattr(blob_utils, "_download_from_url", fetched)
+        def get(self, blob_id):
+            self.left -= 1
+            return None if self.left >= 0 else super().get(blob_id)
+
     executor = lab.executor(retry_timeout=0)
     (handle,) = lab.launch(1, executor)
     lab.begin(handle)
     lab.finish(handle, "a" * 3_000_000)
-    with pytest.raises(UnavailableError, match=r"could not be fetched, .* SUCCESS: "):
+    lab.stand_in._workspace.blobs = Away(lab.stand_in._workspace.blobs)
+    lab.stand_in.faults.add("throttle", verb="BlobGet")
+    with pytest.raises(ThrottledError):
+        executor.describe(handle)
+    with pytest.raises(UnavailableError, match="its result could not be fetched: HTTP 404"):
         executor.describe(handle)
     (result,) = executor.collect([handle])
     assert (result["status"], len(result["result"])) == ("succeeded", 3_000_000)
-    assert not errors
+    assert lab.stand_in._workspace.blobs.left < 0
 
 
-def test_an_error_of_the_client_about_what_has_not_ended_is_no_failure(lab, monkeypatch):
-    executor = lab.executor(retry_timeout=0)
-    (handle,) = lab.launch(1, executor)
-    lab.begin(handle)
-
-    async def answer(*_):
-        raise ConnectionResetError(104, "reset")
-
-    with monkeypatch.context() as patch:
-        patch.setattr(Client, "answer", answer)
-        with pytest.raises(UnavailableError, match="PENDING: ConnectionResetError"):
-            executor.describe(handle)
-    assert executor.poll(handle) == "running"
-
-
-def test_what_cannot_be_unpickled_here_is_not_what_a_replica_returns(lab, monkeypatch):
+def test_what_is_not_text_is_not_what_a_replica_returns(lab):
     (handle,) = lab.launch(1)
     lab.begin(handle)
-    module = ModuleType("not_here")
-    module.Strange = type("Strange", (), {"__module__": "not_here"})
-    with monkeypatch.context() as patch:
-        patch.setitem(sys.modules, "not_here", module)
-        lab.call(handle).end(module.Strange())
+    lab.call(handle).end({"not": "text"})
     status = lab.executor().describe(handle)
     assert told(status)[:2] == ("failed", Reason.START_FAILED)
-    assert "not_here" in status.message
+    assert "is not text, and is not unpickled; deploy the app" in status.message
 
 
 def test_a_new_life_is_the_next_attempt(lab):
@@ -255,15 +233,19 @@ def test_what_is_removed_while_somebody_looks_is_not_found(lab, monkeypatch, gon
     (handle,) = lab.launch(1)
     lab.begin(handle)
     lab.call(handle).stop()
-    plain = Client.status
+    plain = Client.put_once
 
-    def status(self, call_id):
-        if gone == "call":
-            raise MissingError("no such call")
+    async def end(*_, **__):
+        raise MissingError("no such call")
+
+    def put_once(*told):
         modal.Dict.objects.delete("diloco-run", client=lab.client)
-        return plain(self, call_id)
+        return plain(*told)
 
-    monkeypatch.setattr(Client, "status", status)
+    if gone == "call":
+        monkeypatch.setattr(Client, "end", end)
+    else:
+        monkeypatch.setattr(Client, "put_once", put_once)
     with pytest.raises(ReplicaNotFoundError):
         lab.executor().describe(handle)
 

@@ -136,9 +136,9 @@ def test_a_container_that_begins_while_somebody_looks_is_not_gone(lab, monkeypat
             "end-0-1", {"started": 1, "failed": 0, "at": lab.world.now(), "again": True}
         )
         lab.world.advance(2)
-    plain, done = Client.answer, []
+    plain, done = Client.end, []
 
-    async def answer(self, call_id):
+    async def end(self, call_id, **options):
         if not done:
             done.append(call_id)
             lab.call(handle).start()
@@ -146,9 +146,9 @@ def test_a_container_that_begins_while_somebody_looks_is_not_gone(lab, monkeypat
             if not outside:
                 lab.record().put("cancel-0", {"by": "executor", "at": lab.world.now()})
             lab.call(handle).stop()
-        return await plain(self, call_id)
+        return await plain(self, call_id, **options)
 
-    monkeypatch.setattr(Client, "answer", answer)
+    monkeypatch.setattr(Client, "end", end)
     reason = Reason.STOPPED_EXTERNALLY if outside else Reason.CANCEL_REQUESTED
     assert told(executor.describe(handle)) == ("running", reason, lives + 1, True)
     assert told(lab.executor().describe(handle)) == ("running", reason, lives + 1, True)
@@ -298,20 +298,33 @@ def test_a_cancel_does_not_pass_over_what_lives_on_beside_a_later_run_of_its_nam
     assert lab.executor().poll(new) == "pending"
 
 
-def test_a_cancel_without_a_record_does_not_take_an_error_of_the_client_for_an_end(
-    lab, monkeypatch
-):
+def test_a_cancel_without_a_record_does_not_take_an_error_of_the_client_for_an_end(lab):
     executor = lab.executor()
     (handle,) = lab.launch(1, executor)
     lab.world.call(handle.metadata["function_call_id"]).start()
     executor._client.delete_record("run", executor._client.record("run"))
-
-    async def answer(*_):
-        raise ConnectionResetError(104, "reset")
-
-    monkeypatch.setattr(Client, "answer", answer)
-    with pytest.raises(BackendError, match="the call of this handle has not ended"):
+    lab.stand_in.faults.add("server_error", verb="FunctionGetOutputs", times=None)
+    with pytest.raises(UnavailableError, match="looking at the call"):
         executor.cancel(handle)
+
+
+@pytest.mark.parametrize("times", [1, 2])
+def test_a_cancel_whose_answer_was_lost_is_that_of_who_asked(lab, monkeypatch, times):
+    executor = lab.executor()
+    (handle,) = lab.launch(1, executor)
+    lab.begin(handle)
+    plain, lost = Client.cancel, []
+
+    def cancel(self, call_id):
+        plain(self, call_id)
+        if len(lost) < times:
+            lost.append(call_id)
+            raise UnavailableError("the answer was lost")
+
+    monkeypatch.setattr(Client, "cancel", cancel)
+    executor.cancel(handle)
+    assert len(lost) == times
+    assert told(lab.executor().describe(handle)) == ("running", Reason.CANCEL_REQUESTED, 1, True)
 
 
 def test_a_run_that_only_a_journal_knows_is_not_said_to_be_cancelled_while_it_lives(lab, tmp_path):

@@ -30,7 +30,7 @@ class Log:
     def __init__(self, arrivals, *, most=None):
         self.arrivals = sorted(arrivals, key=lambda each: each[1].timestamp)  # (when, entry)
         self.times = [each.timestamp for _, each in self.arrivals]
-        self.most, self.now, self.read, self.looks = most, START, 0, 0
+        self.most, self.now, self.read, self.looks, self.held = most, START, 0, 0, 0
 
         self.last = max((when for when, _ in self.arrivals), default=START)
 
@@ -58,6 +58,13 @@ class Log:
         )
         return found[-count:]
 
+    def bounded(self, ask, most):
+        found = list(ask(self))
+        if sum(len(each.message) for each in found) > most:
+            raise DenseLogError("too many bytes")
+        self.held = max(self.held, len(found))
+        return found
+
     def lines(self, **query):
         backoff = Backoff(
             first=1.0,
@@ -69,7 +76,7 @@ class Log:
         )
         asked = LogQuery(**query)
         ended = lambda: self.now > self.last - self.slack  # noqa: E731
-        return read_log(lambda ask: list(ask(self)), asked, ended, self.clock, backoff, START)
+        return read_log(self.bounded, asked, ended, self.clock, backoff, START)
 
     slack = 0.0
     skew = 0.0
@@ -208,10 +215,10 @@ def test_the_last_of_many_lines_at_one_time():
 
 def test_an_entry_that_was_given_is_known_again_as_often_as_it_was_there():
     log = Log([(START, entry(START, "x\n"))] * 3 + [(START + 1, entry(START, "x\n"))])
-    entries = Entries(lambda ask: list(ask(log)), None, START - 10, log.clock)
-    assert [len(entries.new()) for _ in range(2)] == [3, 0]
+    entries = Entries(log.bounded, None, START - 10, log.clock)
+    assert [sum(map(len, entries.new())) for _ in range(2)] == [3, 0]
     log.now += 1
-    assert [len(entries.new()) for _ in range(2)] == [1, 0]
+    assert [sum(map(len, entries.new())) for _ in range(2)] == [1, 0]
 
 
 def test_modals_own_words_have_no_container_and_end_no_line():

@@ -1,10 +1,22 @@
 """Records that were damaged, or into which somebody else has written."""
 
+import json
+import re
+
 import pytest
+from modal_truth import told
 
 from diloco_modal._client import Client
-from diloco_modal._record import DamagedRecordError, call_of, entry, launch_of
-from diloco_protocol import BackendError
+from diloco_modal._record import (
+    DamagedRecordError,
+    call_of,
+    entry,
+    held_calls,
+    launch_of,
+    numbers_of,
+    written,
+)
+from diloco_protocol import BackendError, Reason, RunConflictError
 
 RIGHT = {
     "launch": {
@@ -21,10 +33,11 @@ RIGHT = {
 
 
 def test_what_this_version_writes_is_read():
-    assert all(entry(RIGHT, key) == value for key, value in RIGHT.items())
-    assert entry(RIGHT, "call-1") is None
-    assert (call_of(RIGHT, 0), call_of(RIGHT, 1)) == ("fc-1", None)
-    assert launch_of(RIGHT)["world_size"] == 2
+    texts = {key: written(value) for key, value in RIGHT.items()}
+    assert all(entry(texts, key) == value for key, value in RIGHT.items())
+    assert entry(texts, "call-1") is None
+    assert (call_of(texts, 0), call_of(texts, 1)) == ("fc-1", None)
+    assert launch_of(texts)["world_size"] == 2
 
 
 @pytest.mark.parametrize("key", RIGHT)
@@ -36,12 +49,22 @@ def test_every_field_that_is_not_right_is_named(key):
         }.get(name, ())  # fmt: skip
         if name == "at":
             wrong = ("1", float("nan"), float("inf"), -1.0, True)
-        for value in (*wrong, None, b"", object()):
+        if name == "at":
+            wrong += (1e15, 10**400)
+        for value in (*wrong, None, [], {}):
             with pytest.raises(DamagedRecordError, match=f"{key!r}.* has to have .*{name}"):
-                entry({key: {**RIGHT[key], name: value}}, key)
-    for value in (None, 7, "text", [], {}):
+                entry({key: json.dumps({**RIGHT[key], name: value})}, key)
+    for text in ("", "null", "7", '"text"', "[]", "{}", "{", "[" * 100_000, "9" * 5000):
         with pytest.raises(DamagedRecordError, match="written by somebody else or by another"):
-            entry({key: value}, key)
+            entry({key: text}, key)
+
+
+def test_keys_with_numbers_that_no_replica_has_are_nobodys():
+    """Python reads at most 4,300 digits."""
+    digits = "1" * 5000
+    texts = {f"call-{digits}": "{}", f"life-{digits}-1": "", f"end-0-{digits}": "", "call-007": ""}
+    assert numbers_of(texts) == {}
+    assert held_calls({**texts, "call-7": written({"call": "fc-7"})}) == [(7, "fc-7")]
 
 
 @pytest.mark.parametrize("key", [key for key in RIGHT if key != "launch"])
@@ -52,8 +75,9 @@ def test_a_damaged_entry_is_named_and_the_replica_can_be_cancelled_all_the_same(
     lab.record().put(key, "damaged")
     if key == "over-0":
         lab.call(handle).oom()
-    with pytest.raises(BackendError, match=f"the entry '{key}' of the run's record"):
-        lab.executor().describe(handle)
+    status = lab.executor().describe(handle)
+    assert f"the entry '{key}' of the run's record" in status.message
+    assert status.state == ("failed" if key == "over-0" else "running")
     if key == "call-0":  # it is not known any more whose it is
         return
     lab.executor().cancel_run("run")
@@ -65,7 +89,7 @@ def test_a_damaged_entry_is_named_and_the_replica_can_be_cancelled_all_the_same(
 def test_what_an_end_says_besides_is_right_or_named(more):
     """Apps of earlier versions say nothing."""
     with pytest.raises(DamagedRecordError, match="the entry 'end-0-1' of the run's record"):
-        entry({"end-0-1": {**RIGHT["end-0-1"], **more}}, "end-0-1")
+        entry({"end-0-1": written({**RIGHT["end-0-1"], **more})}, "end-0-1")
 
 
 @pytest.mark.parametrize("at", [-7200.0, 7200.0, 1e9])
@@ -74,12 +98,14 @@ def test_a_cancel_of_a_time_that_cannot_be_is_named(lab, at):
     (handle,) = lab.launch(1)
     lab.begin(handle)
     lab.record().put("cancel-0", {"by": "executor", "at": lab.world.now() + at})
-    with pytest.raises(
-        DamagedRecordError, match=r"the entry 'cancel-0' .* its time has to be from"
-    ):
-        lab.executor().describe(handle)
+    status = lab.executor().describe(handle)
+    assert (status.state, status.stopping) == ("running", False)
+    assert re.search(r"the entry 'cancel-0' .* its time has to be from", status.message)
     lab.executor().cancel(handle)
     assert lab.call(handle).status == "terminated"
+    assert lab.executor().describe(handle).stopping
+    lab.world.advance(60)
+    assert told(lab.executor().describe(handle))[:2] == ("cancelled", Reason.CANCEL_REQUESTED)
 
 
 @pytest.mark.parametrize("at", [-3000.0, 3000.0])
@@ -104,8 +130,8 @@ def test_a_life_without_the_one_before_it_is_named_and_can_be_ended(lab):
     lab.begin(handles[1])
     lab.record().pop("life-0-1")
     lab.record().put("life-0-2", {"attempt": 2, "at": lab.world.now()})
-    with pytest.raises(DamagedRecordError, match="'life-0-2' and lacks 'life-0-1'"):
-        lab.executor().describe(handles[0])
+    status = lab.executor().describe(handles[0])
+    assert "'life-0-2' and lacks 'life-0-1'" in status.message
     assert lab.executor().poll(handles[1]) == "running"
     lab.executor().cancel_run("run")
     assert [lab.call(handle).status for handle in handles] == ["terminated"] * 2
@@ -122,7 +148,7 @@ def test_what_was_written_while_a_record_was_read_is_no_damage(lab, monkeypatch)
         reads.append(run_id)
         if len(reads) == 1:
             entries = {key: value for key, value in entries.items() if key != "life-0-1"}
-            entries["end-0-1"] = RIGHT["end-0-1"]
+            entries["end-0-1"] = written(RIGHT["end-0-1"])
         return record, entries
 
     monkeypatch.setattr(Client, "read", read)
@@ -138,11 +164,12 @@ def test_more_ranks_than_replicas(lab, world_size):
         lambda: lab.executor().attach("run"),
         lambda: lab.executor().collect(handles, timeout=1),
         lambda: lab.executor().purge(handles[0]),
-        lambda: lab.launch(2),
         lambda: lab.executor().cancel_run("run"),
     ):
         with pytest.raises(DamagedRecordError, match="the entry 'launch' of the run's record"):
             verb()
+    with pytest.raises(RunConflictError, match="the entry 'launch' of the run's record"):
+        lab.launch(2)
     assert [lab.call(handle).status for handle in handles] == ["terminated"] * 2
 
 
@@ -156,12 +183,12 @@ def test_a_call_of_a_rank_that_the_launch_leaves_out_is_named_and_ended(lab):
     words = r"has an entry 'call-1' \(.*'launch' leave that out"
     for verb in (
         lambda: lab.executor().attach("run"),
-        lambda: lab.executor().describe(handles[1]),
         lambda: lab.executor().purge(handles[0]),
     ):
         with pytest.raises(DamagedRecordError, match=words):
             verb()
     assert lab.executor().poll(handles[0]) == "succeeded"
+    assert re.search(words, lab.executor().describe(handles[1]).message)
     lab.executor().cancel(handles[1])
     assert lab.call(handles[1]).status == "terminated"
     with pytest.raises(DamagedRecordError, match=f"{words}.* were told to end$"):

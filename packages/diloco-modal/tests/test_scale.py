@@ -5,7 +5,6 @@ import contextlib
 import threading
 from collections import Counter
 
-import modal
 import pytest
 
 from diloco_localcloud._modal._workspace._dicts import Dict
@@ -50,14 +49,6 @@ def test_a_look_asks_once_for_each_rank_that_has_not_ended(lab):
     lab.world.advance(60)
     later = counted(lab, lambda: executor.collect(handles, timeout=0))
     assert later == {**after, "DictGetOrCreate": 1, "DictContents": 1}
-
-
-def test_calls_that_were_started_here_are_ready_to_be_asked(lab, monkeypatch):
-    """A call that the client has by its id alone makes a first look of 200 ranks a sixth longer."""
-    executor = lab.executor()
-    handles = lab.launch(2, executor)
-    monkeypatch.delattr(modal.FunctionCall, "from_id")
-    assert [each["status"] for each in executor.collect(handles, timeout=0)] == ["pending"] * 2
 
 
 def test_a_run_that_has_ended_costs_nothing(lab):

@@ -5,16 +5,25 @@ import json
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from modal import exception as modal_errors
 
 from diloco_modal._record import DamagedRecordError
-from diloco_modal._states import Trace, died, is_end, living, reported, stopped, trace_of
+from diloco_modal._states import Lost, Trace, died, ended, living, stopped, with_damage
+from diloco_modal._states import trace_of as trace_of_texts
+from diloco_modal._wire import End
 from diloco_protocol import Outcome, Reason, ReplicaState
 
 URL = "https://modal.com/id/fc-1"
 EXECUTOR, OUTSIDE = {"by": "executor", "at": 100.0}, {"by": "outside", "at": 100.0}
 LIFE = {"attempt": 1, "at": 10.0}
 END = {"started": 1, "failed": 0, "at": 50.0}
+
+
+def trace_of(entries, rank, **more):
+    return trace_of_texts({key: json.dumps(value) for key, value in entries.items()}, rank, **more)
+
+
+def reported(text, trace, url):
+    return ended(End("SUCCESS", text), trace, url)
 
 
 def told(status):
@@ -184,9 +193,7 @@ class TestReported:
         assert (status.exit_code, status.signal, result) == (143, "SIGTERM", None)
 
     @given(
-        st.none()
-        | st.binary()
-        | st.text()
+        st.text()
         | st.sampled_from(["[" * 100_000, "9" * 5000, '{"exit_code": 1e999}', '"\\ud800"'])
         | st.dictionaries(
             st.sampled_from(["exit_code", "result", "version", "attempt", "reason", "started_at"]),
@@ -198,45 +205,76 @@ class TestReported:
         assert status.state.terminal
         assert (status.exit_code == 0) == (status.state is ReplicaState.SUCCEEDED)
 
+    @pytest.mark.parametrize("code", [0, 3])
+    def test_what_cannot_be_read_is_what_the_record_says_of_it(self, code):
+        outcome = Outcome(code, error="no data" if code else None, result=None if code else 7)
+        trace = Trace(1, 10.0, lives=1, ended_at=50.0, outcome=outcome.to_json())
+        status, result = ended(End("SUCCESS", message="it is too large"), trace, URL)
+        assert (status.state, status.exit_code) == ("failed" if code else "succeeded", code)
+        if code:
+            assert result is None
+        else:
+            assert isinstance(result, Lost)
+            assert "not a replica's outcome: it is too large" in result.why
+
+    def test_nobody_believes_in_a_success_that_was_not_reported(self):
+        status, _ = ended(End("SUCCESS", message="it is too large"), Trace(), URL)
+        assert told(status) == ("failed", Reason.START_FAILED, 1, False)
+        assert "it is too large; deploy the app" in status.message
+
 
 class TestDied:
     TRACE = Trace(2, 10.0, lives=2, ended_at=50.0)
 
     @pytest.mark.parametrize(
-        ("error", "reason", "code", "signal"),
+        ("end", "reason", "code", "signal"),
         [
-            (modal_errors.FunctionTimeoutError("late"), Reason.TIMEOUT, 124, None),
-            (modal_errors.InternalFailure("broken"), Reason.PLATFORM, None, None),
-            (modal_errors.RemoteError("Out of Memory"), Reason.OOM, 137, "SIGKILL"),
-            (modal_errors.RemoteError("OOM killed"), Reason.OOM, 137, "SIGKILL"),
-            (modal_errors.RemoteError("the task was OOMKilled"), Reason.OOM, 137, "SIGKILL"),
-            (modal_errors.RemoteError("KERNEL_OOM_KILL"), Reason.OOM, 137, "SIGKILL"),
-            (modal_errors.RemoteError("no room for bloom"), Reason.PLATFORM, None, None),
-            (modal_errors.RemoteError(""), Reason.PLATFORM, None, None),
-            (ModuleNotFoundError("no diloco_modal"), Reason.START_FAILED, None, None),
-            (SystemExit(3), Reason.START_FAILED, None, None),
+            (End("TIMEOUT", message="late"), Reason.TIMEOUT, 124, None),
+            (End("INTERNAL_FAILURE", message="broken"), Reason.PLATFORM, None, None),
+            (End("FAILURE", message="Out of Memory"), Reason.OOM, 137, "SIGKILL"),
+            (End("FAILURE", message="OOM killed"), Reason.OOM, 137, "SIGKILL"),
+            (End("FAILURE", message="the task was OOMKilled"), Reason.OOM, 137, "SIGKILL"),
+            (End("KERNEL_OOM_KILL"), Reason.OOM, 137, "SIGKILL"),
+            (End("FAILURE", message="no room for bloom"), Reason.PLATFORM, None, None),
+            (End("IDLE_TIMEOUT"), Reason.PLATFORM, None, None),
+            (End("STATUS_99"), Reason.PLATFORM, None, None),
+            (End("INIT_FAILURE", message="no x", raised=True), Reason.START_FAILED, None, None),
+            (End("FAILURE", message="oom", raised=True), Reason.START_FAILED, None, None),
         ],
     )
-    def test_why(self, error, reason, code, signal):
-        status = died(error, self.TRACE, URL)
+    def test_why(self, end, reason, code, signal):
+        status = died(end, self.TRACE, URL)
         assert told(status) == ("failed", reason, 2, False)
         assert (status.exit_code, status.signal) == (code, signal)
         assert (status.started_at, status.finished_at, status.url) == (10.0, 50.0, URL)
-        assert status.message
+        assert status.message == end.message or end.status
 
-    def test_an_error_without_words_is_named(self):
-        assert died(modal_errors.RemoteError(""), self.TRACE, URL).message == "RemoteError"
-        assert died(ValueError("of mine"), self.TRACE, URL).message == "ValueError: of mine"
 
-    @pytest.mark.parametrize(
-        ("error", "ended_where"),
-        [
-            (modal_errors.RemoteError("killed"), {"PENDING", "SUCCESS", "FAILURE", "TERMINATED"}),
-            (modal_errors.DeserializationError("what?"), {"SUCCESS", "FAILURE", "TERMINATED"}),
-            (modal_errors.ExecutionError("503"), {"FAILURE", "TERMINATED"}),
-            (ConnectionResetError("reset"), {"FAILURE", "TERMINATED"}),
-        ],
-    )
-    def test_whether_it_is_an_end(self, error, ended_where):
-        words = ("PENDING", "SUCCESS", "FAILURE", "TERMINATED")
-        assert {word for word in words if is_end(error, word)} == ended_where
+class TestDamage:
+    WRONG = {"at": -1}
+
+    def test_the_rest_of_a_record_counts(self):
+        entries = lives(END, None, **{"cancel-3": EXECUTOR, "over-3": {"at": 70.0}})
+        for key in ("life-3-2", "cancel-3", "over-3"):
+            damaged = {**entries, key: self.WRONG}
+            with pytest.raises(DamagedRecordError, match=key):
+                trace_of(damaged, 3)
+            trace = trace_of(damaged, 3, damage="wrong")
+            assert (trace.lives, trace.attempt, trace.open) == (2, 2, True)
+            assert (trace.started_at is None) == (key == "life-3-2")
+            assert (trace.cancel is None) == (key == "cancel-3")
+            assert (trace.ended_at is None) == (key == "over-3")
+        trace = trace_of({"end-3-7": END, **entries}, 3, damage="wrong")
+        assert (trace.attempt, trace.damage) == (2, "wrong")
+
+    def test_is_said(self):
+        trace = Trace(damage="the entry is wrong")
+        assert with_damage(living(trace, URL), trace).message == "the entry is wrong"
+        both = with_damage(died(End("FAILURE", message="killed"), trace, URL), trace)
+        assert both.message == "killed. the entry is wrong"
+        assert with_damage(living(Trace(), URL), Trace()).message == ""
+
+    @pytest.mark.parametrize("attempt", [2**31, 2**40, -1, 0])
+    def test_attempts_that_cannot_be(self, attempt):
+        with pytest.raises(DamagedRecordError):
+            trace_of({"life-3-1": {"attempt": attempt, "at": 1.0}}, 3)

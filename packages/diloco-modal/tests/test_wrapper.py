@@ -12,12 +12,13 @@ import modal
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from wrapper_lab import PATIENCE, Record, outcome, payload
+from wrapper_lab import PATIENCE, Held, outcome, payload, texts
 
 from diloco_modal import _wrapper, run_replica
 from diloco_modal._states import living, trace_of
 from diloco_modal._wrapper import (
     Life,
+    Record,
     _end,
     _last_word,
     _report,
@@ -58,8 +59,8 @@ def test_a_lost_answer_begins_no_other_life(record, monkeypatch):
 
     record["life-1-1"] = {"attempt": 1, "at": 0.0}
     monkeypatch.setattr(record, "put", put)
-    assert new_life(record, 0, 2.0) == Life(1, {"started": 0, "failed": 0})
-    assert new_life(record, 1, 2.0) == Life(2, {"started": 1, "failed": 0})
+    assert new_life(Record(record), 0, 2.0) == Life(1, {"started": 0, "failed": 0})
+    assert new_life(Record(record), 1, 2.0) == Life(2, {"started": 1, "failed": 0})
     assert record.keys() == {"launch", "life-0-1", "life-1-1", "life-1-2"}
 
 
@@ -158,7 +159,7 @@ def test_a_payload_of_another_version():
     done = outcome({"version": 99, "deploy": "modal deploy my_app.py"})
     assert done.reason is Reason.START_FAILED
     assert "version 99" in done.error
-    assert "reads version 1" in done.error
+    assert "reads version 2" in done.error
     assert "modal deploy my_app.py" in done.error
 
 
@@ -258,7 +259,7 @@ def test_who_looks_never_sees_attempts_go_back(record, monkeypatch):
         with pytest.raises(KeyboardInterrupt):
             run_replica(payload())
         before = {key: value for key, value in record.items() if key != f"end-0-{life}"}
-        seen += [living(trace_of(entries, 0), "").attempt for entries in (before, record)]
+        seen += [living(trace_of(texts(entries), 0), "").attempt for entries in (before, record)]
     assert seen == [1, 2, 2, 3, 3, 4]
 
 
@@ -297,7 +298,7 @@ def test_a_runner_that_is_ended_has_its_grace():
 
 
 def test_all_attempts_since_the_last_look_are_written_down_also_if_that_fails_once(tmp_path):
-    class Failing(Record):
+    class Failing(Held):
         left = 1
 
         def put(self, key, value, *, skip_if_exists=False):
@@ -309,11 +310,11 @@ def test_all_attempts_since_the_last_look_are_written_down_also_if_that_fails_on
     counter, record = tmp_path / "attempts", Failing()
     counter.write_text('{"started": 3, "failed": 2}')
     before = {"started": 1, "failed": 1}
-    assert _watch(FakeRunner(looks=1), counter, before, record, 5) == 3
+    assert _watch(FakeRunner(looks=1), counter, before, Record(record), 5) == 3
     assert not record
-    assert _watch(FakeRunner(looks=1), counter, before, record, 5) == 3
+    assert _watch(FakeRunner(looks=1), counter, before, Record(record), 5) == 3
     assert list(record) == ["attempt-5-3"]
-    assert _watch(FakeRunner(looks=1), counter, {"started": 0, "failed": 0}, record, 6) == 3
+    assert _watch(FakeRunner(looks=1), counter, {"started": 0, "failed": 0}, Record(record), 6) == 3
     assert list(record) == ["attempt-5-3", "attempt-6-2", "attempt-6-3"]
 
 

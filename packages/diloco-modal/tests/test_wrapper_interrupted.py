@@ -5,16 +5,16 @@ import signal
 import subprocess
 import threading
 import time
-from types import SimpleNamespace
 
 import modal
 import pytest
-from wrapper_lab import outcome, payload
+from wrapper_lab import outcome, payload, say_status, texts
 
 from diloco_modal import run_replica
 from diloco_modal._states import trace_of
 from diloco_modal._wrapper import (
     Life,
+    Record,
     _cancelled,
     new_life,
 )
@@ -104,7 +104,7 @@ def test_a_container_that_came_too_late_stays_too_late(record, monkeypatch):
 def test_an_end_without_an_outcome_is_followed_by_another_life(record, end):
     record["life-0-1"] = {"attempt": 1, "at": 0.0}
     record["end-0-1"] = {"started": 1, "failed": 0, "at": 1.0, "again": True, **end}
-    assert new_life(record, 0, 2.0) == Life(2, {"started": 1, "failed": 0})
+    assert new_life(Record(record), 0, 2.0) == Life(2, {"started": 1, "failed": 0})
     assert record["life-0-2"]["attempt"] == 2
 
 
@@ -114,22 +114,10 @@ def test_an_end_without_an_outcome_is_followed_by_another_life(record, end):
 def test_who_is_interrupted_writes_down_whether_the_call_comes_again(
     record, monkeypatch, status, again
 ):
-    def graph(call_id):
-        if status is None:
-            raise modal.exception.ConnectionError("away")
-        own = SimpleNamespace(
-            function_call_id=call_id, status=getattr(modal.types.InputStatus, status)
-        )
-        other = SimpleNamespace(function_call_id="fc-other", status=modal.types.InputStatus.FAILURE)
-        return [other, own]
-
     def interrupted(*_, **__):
         raise KeyboardInterrupt
 
-    call = type(
-        "Call", (), {"from_id": lambda it: SimpleNamespace(get_call_graph=lambda: graph(it))}
-    )
-    monkeypatch.setattr(modal, "FunctionCall", call)
+    say_status(monkeypatch, status or modal.exception.ConnectionError("away"))
     monkeypatch.setattr(subprocess, "Popen", interrupted)
     with pytest.raises(KeyboardInterrupt):
         run_replica(payload())
@@ -143,13 +131,11 @@ def test_what_was_cancelled_while_its_container_was_made_trains_nothing(
 ):
     """Of a cancel that was refused the mark may be there for a moment."""
     record["cancel-0"] = {"by": "executor", "at": time.time()}
-    graph = [SimpleNamespace(function_call_id="fc-own", status=SimpleNamespace(name=word))]
-    call = SimpleNamespace(get_call_graph=lambda: graph)
-    monkeypatch.setattr(modal.FunctionCall, "from_id", lambda _: call)
+    say_status(monkeypatch, word)
     done = outcome(payload())
     assert (done.exit_code == 0) is trained
     assert trained or done.error == "it was cancelled before it had begun"
-    trace = trace_of(record, 0)
+    trace = trace_of(texts(record), 0)
     assert (trace.open, trace.attempt, bool(trace.outcome)) == (False, 1, trained)
 
 
@@ -169,4 +155,4 @@ def test_whether_a_call_was_cancelled_is_no_reason_to_wait_or_to_fail(record, mo
     }
     assert outcome(payload()).result == 7
     monkeypatch.setattr(record, "get", get)
-    assert not _cancelled(record, 0)
+    assert not _cancelled(Record(record), 0)

@@ -1,12 +1,13 @@
 """A replica whose wrapper runs here, with a Dict in memory."""
 
+import json
 import os
 import textwrap
 import time
 
 import modal
 
-from diloco_modal import ModalOptions, run_replica
+from diloco_modal import ModalOptions, _wire, run_replica
 from diloco_modal._payload import payloads
 from diloco_protocol import Outcome, make_request
 
@@ -40,20 +41,45 @@ PROGRAM = """
 """
 
 
-class Record(dict):
-    """What the wrapper uses of a ``modal.Dict``."""
+class Held(dict):
+    """What the wrapper uses of a ``modal.Dict``; its entries are JSON, and shown as what they say."""
 
-    def put(self, key, value, *, skip_if_exists=False):
+    def put(self, key, text, *, skip_if_exists=False):
         if skip_if_exists and key in self:
             return False
-        self[key] = value
+        self[key] = json.loads(text)
         return True
+
+
+def get_entry(held, key):
+    value = held.get(key)
+    return None if value is None else json.dumps(value)
+
+
+def say_status(monkeypatch, word):
+    """What Modal says of the replica's own call; an error is raised."""
+
+    def get_status(_, call_id):
+        assert call_id == "fc-own"
+        if isinstance(word, Exception):
+            raise word
+        return word
+
+    monkeypatch.setattr(modal.Client, "from_env", lambda: None)
+    monkeypatch.setattr(_wire, "get_status", get_status)
+
+
+def texts(held):
+    """The entries of a record as Modal has them."""
+    return {key: json.dumps(value) for key, value in held.items()}
 
 
 def make_record(monkeypatch, tmp_path):
     """The record that the wrapper finds; its program is on the path of replicas."""
-    held = Record(launch={"id": "one", "at": time.time()})
+    held = Held(launch={"id": "one", "at": time.time()})
     monkeypatch.setattr(modal.Dict, "from_name", lambda *_, **__: held)
+    monkeypatch.setattr(_wire, "get_entry", get_entry)
+    say_status(monkeypatch, modal.exception.ConnectionError("away"))
     monkeypatch.setattr(modal, "current_function_call_id", lambda: "fc-own")
     (tmp_path / "program.py").write_text(textwrap.dedent(PROGRAM))
     path = os.pathsep.join([str(tmp_path), os.environ.get("PYTHONPATH", "")])

@@ -145,7 +145,7 @@ def test_a_blob_that_is_not_there():
     blobs = Blobs(Workspace(Timeline(0.0), "name"))
     blobs.start()
     with pytest.raises(urllib.error.HTTPError, match="404") as caught:
-        urllib.request.urlopen(blobs.url("bl-none"))
+        urllib.request.urlopen(blobs.url("bl-none", "GET"))
     caught.value.close()
     blobs.stop()
 

@@ -2,22 +2,19 @@
 
 from __future__ import annotations
 
-import asyncio
-import contextlib
 from collections.abc import Callable, Mapping
 from typing import Any
 
 from diloco_protocol import BackendError, ReplicaHandle, ReplicaNotFoundError
 
 from . import _many as many
-from . import _states as states
 from ._client import Client
 from ._ending import Ending
 from ._errors import MissingError
 from ._handles import link
 from ._looks import Looks
 from ._options import ModalOptions
-from ._record import DamagedRecordError, Numbers, calls_of, held_calls
+from ._record import DamagedRecordError, Numbers, calls_of, held_calls, numbers_of
 
 
 class Cancels:
@@ -50,21 +47,19 @@ class Cancels:
         self._patiently(lambda: self._cancel(handle, ending))
 
     def end_if_alive(
-        self, handle: ReplicaHandle, record: Any, entries: Mapping[str, Any], numbers: Numbers
+        self, handle: ReplicaHandle, record: Any, entries: Mapping[str, str], numbers: Numbers
     ) -> bool:
         """End a replica of which the record says that it is alive. Returns whether it says so.
 
         It has written no end, so it is not looked at before: Modal keeps the result of what has ended.
         """
-        try:
-            trace = self._looks.known([handle], entries, numbers).get(handle)
-        except DamagedRecordError:
-            return False
-        if trace is None or trace.ended_at is not None:
+        trace = self._looks.known([handle], entries, numbers).get(handle)
+        if trace is None or trace.damage or trace.ended_at is not None:
             return False
         if self._looks.ended(handle) is None:
-            ending = self._ending(handle.rank, handle.metadata["function_call_id"])
-            self._patiently(lambda: self._end(handle, record, ending))
+            call = handle.metadata["function_call_id"]
+            ending = self._ending(handle.rank, call)
+            self._patiently(lambda: self._end(call, record, ending))
         return True
 
     def close(self, run_id: str) -> bool:
@@ -96,7 +91,7 @@ class Cancels:
             text += f", but for these, which may cost money: {', '.join(left)}"
         raise DamagedRecordError(text) from damage
 
-    def void(self, record: Any, entries: Mapping[str, Any]) -> bool:
+    def void(self, record: Any, entries: Mapping[str, str]) -> bool:
         """Have no call claim a rank that none holds; whether there was such a rank."""
         unclaimed = [rank for rank, held in calls_of(entries).items() if held is None]
 
@@ -109,69 +104,60 @@ class Cancels:
         return bool(unclaimed)
 
     def _cancel(self, handle: ReplicaHandle, ending: Ending) -> None:
+        if self._looks.ended(handle) is not None:
+            return
+        self._looks.check_place([handle])
+        call, record = handle.metadata["function_call_id"], None
+        why = f"the record of the run {handle.run_id!r} on Modal names another call of rank {handle.rank}, or none"
+        held: list[tuple[int, str]] = []
+        ours = True
         try:
-            record, told = self._looks.at([handle])
-        except ReplicaNotFoundError:
-            gone = f"the record of the run {handle.run_id!r} was removed from Modal"
-            self._check_over(handle, gone)
-            return
-        except DamagedRecordError as damage:
-            # It may be running, and its call is known nevertheless.
             record, entries = self._looks.read(handle.run_id)
-            if (handle.rank, handle.metadata["function_call_id"]) in held_calls(entries):
-                self._end(handle, record, ending)
-            else:
-                self._check_over(handle, str(damage))
+            held = held_calls(entries)
+            trace = self._looks.known([handle], entries, numbers_of(entries)).get(handle)
+            ours, why = trace is not None, (trace.damage if trace else "") or why
+        except ReplicaNotFoundError:
+            why = f"the record of the run {handle.run_id!r} was removed from Modal"
+        except DamagedRecordError as damage:  # it may be running nevertheless
+            why = str(damage)
+        if (handle.rank, call) not in held:
+            self._check_over(call, why)
             return
-        if handle in told:
-            if not told[handle].state.terminal:
-                self._end(handle, record, ending)
-            return
-        _, entries = self._looks.read(handle.run_id)
-        if (handle.rank, handle.metadata["function_call_id"]) not in held_calls(entries):
-            other = f"the record of the run {handle.run_id!r} on Modal names another call of rank {handle.rank}, or none"
-            self._check_over(handle, other)
+        word = self._word(call) if ours else "ANOTHER"
+        # What was terminated at an earlier try, whose answer was lost, still needs its mark.
+        if word is None or (word == "TERMINATED" and ending.tried):
+            self._end(call, record, ending)
 
-    def _check_over(self, handle: ReplicaHandle, why: str) -> None:
+    def _check_over(self, call: str, why: str) -> None:
         """Refuse to say that nothing is left to end, if the record is gone or damaged and the call is not over.
 
         It is not ended here: without a record nobody knows whether the handle is true.
         """
-        call = handle.metadata["function_call_id"]
-
-        async def lives(call: str) -> bool:
-            try:
-                await self._client.answer(call)
-            except TimeoutError:
-                return True
-            except MissingError:
-                return False
-            except BackendError:
-                raise
-            except BaseException as error:  # noqa: BLE001 - what its container has raised, or asking for it
-                word = await asyncio.to_thread(self._client.status, call)
-                return word == "PENDING" and not states.is_end(error, word)
-            return False
-
-        if many.at_once(lives, [call]) == [True]:
+        if self._word(call) is None:
             raise BackendError(
                 f"{why}, but the call of this handle has not ended, and may "
                 f"cost money: modal.FunctionCall.from_id({call!r}).cancel(terminate_containers=True) ends it ({link(call)})"
             )
 
+    def _word(self, call: str) -> str | None:
+        """Modal's word for how a call has ended, without what it returned; None if it has not."""
+
+        async def look(call: str) -> str | None:
+            try:
+                end = await self._client.end(call, value=False)
+            except MissingError:
+                return "MISSING"
+            return None if end is None else end.status
+
+        return many.at_once(look, [call])[0]
+
     def _ending(self, rank: int, call: str) -> Ending:
         return Ending(self._client, self._options.clock, rank, call)
 
-    def _end(self, handle: ReplicaHandle, record: Any, ending: Ending) -> None:
+    def _end(self, call: str, record: Any, ending: Ending) -> None:
         try:
             ending.attempt(record)
         except BackendError as error:
             # It is not documented what Modal says about a call that has ended just then.
-            if error.retryable or not self._has_ended(handle):
+            if error.retryable or self._word(call) is None:
                 raise
-
-    def _has_ended(self, handle: ReplicaHandle) -> bool:
-        with contextlib.suppress(BackendError):
-            status = self._looks.at([handle])[1].get(handle)
-            return status is not None and status.state.terminal
-        return False

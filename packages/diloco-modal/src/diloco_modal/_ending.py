@@ -10,6 +10,7 @@ from typing import Any
 from diloco_protocol import BackendError
 
 from ._client import Client
+from ._record import DamagedRecordError
 
 
 class Ending:
@@ -20,12 +21,16 @@ class Ending:
         clock: Unix seconds.
         rank: That the call holds.
         call: To end.
+
+    Attributes:
+        tried: Whether Modal may have been asked already.
     """
 
     def __init__(self, client: Client, clock: Callable[[], float], rank: int, call: str) -> None:
         self._client, self._clock = client, clock
         self._rank, self._call = rank, call
         self._id = uuid.uuid4().hex
+        self.tried = False
 
     def attempt(self, record: Any, *, unmarked: bool = False) -> None:
         """Mark it and end it; if that fails, take the mark away.
@@ -49,6 +54,7 @@ class Ending:
             except BackendError:
                 if not unmarked:
                     raise
+            self.tried = True
             self._client.cancel(self._call)
         except BaseException:
             for key in keys:
@@ -58,5 +64,7 @@ class Ending:
 
     def _counts(self, record: Any, key: str, mark: Mapping[str, Any]) -> bool:
         """Whether the mark that is there is that of this try, or of a cancel that Modal has accepted; others came to nothing."""
-        held = self._client.get(record, key)
-        return held == mark or self._client.status(self._call) != "PENDING"
+        with contextlib.suppress(DamagedRecordError):
+            if self._client.get(record, key) == mark:
+                return True
+        return self._client.status(self._call) != "PENDING"

@@ -4,13 +4,17 @@ from __future__ import annotations
 
 from array import array
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from datetime import UTC, datetime
 from typing import Any
 
 from ._errors import DenseLogError
 
-Fetch = Callable[[Callable[[Any], Any]], list[Any]]
+Fetch = Callable[[Callable[[Any], Any], int], list[Any]]
+"""Entries, from what it asks the log of a call, and how many bytes they may be; more is a ``DenseLogError``."""
+
+MOST_BYTES = 32 * 1024 * 1024
+"""Of a log that are held at once: a longer stretch is read in parts."""
 
 CLOCKS = 3600.0
 """Seconds by which the clocks of this machine, of who launched the run and of Modal may differ: what lies outside is not read."""
@@ -18,6 +22,8 @@ _LATE_SECONDS = 30.0
 """So much older than what was read already an entry may be when it arrives, and is found at the next look; others at the end."""
 _BRIEFEST = 4.0
 """Seconds that are not divided: Modal's client counts entries in stretches of two seconds at least."""
+_BRIEFEST_FACTOR = 4
+"""How much more than usual may be in one of them."""
 _WORD = 2**64
 
 
@@ -42,8 +48,8 @@ class Entries:
         self._given: dict[int, array[int]] = {}  # by the minute
         self._newest = begin
 
-    def new(self, until: float | None = None, *, whole: bool = False) -> list[Any]:
-        """The entries that were not given before, in the order of Modal's client.
+    def new(self, until: float | None = None, *, whole: bool = False) -> Iterator[list[Any]]:
+        """The entries that were not given before, in the order of Modal's client, part by part.
 
         Args:
             until: Unix seconds; None for all.
@@ -59,7 +65,7 @@ class Entries:
             until is None
         ):  # then the client would take the time of its own clock, which may also be set back
             until = max(self._newest, self._clock()) + CLOCKS
-        return self._between(self._begin if whole else max(self._begin, recent), until)
+        yield from self._between(self._begin if whole else max(self._begin, recent), until)
 
     def not_given(self, entries: list[Any]) -> list[Any]:
         """Those that were not given before; they count as given from now on."""
@@ -78,21 +84,25 @@ class Entries:
             fresh.append(each)
         return fresh
 
-    def _between(self, since: float, until: float) -> list[Any]:
+    def _between(self, since: float, until: float) -> Iterator[list[Any]]:
         if since >= until:
-            return []
+            return
         begin, end = datetime.fromtimestamp(since, UTC), datetime.fromtimestamp(until, UTC)
+        brief = until - since <= _BRIEFEST
         try:
             found = self._fetch(
-                lambda logs: logs.fetch(since=begin, until=end, source=self._source)
+                lambda logs: logs.fetch(since=begin, until=end, source=self._source),
+                _BRIEFEST_FACTOR * MOST_BYTES if brief else MOST_BYTES,
             )
         except DenseLogError:
-            if until - since <= _BRIEFEST:
+            if brief:
                 raise
             # Whether an end counts is not documented: the halves overlap, and nothing is given twice.
             middle = float(round((since + until) / 2))
-            return [*self._between(since, middle + 1.0), *self._between(middle, until)]
-        return self.not_given(found)
+            yield from self._between(since, middle + 1.0)
+            yield from self._between(middle, until)
+            return
+        yield self.not_given(found)
 
 
 def _word(entry: Any) -> int:

@@ -24,7 +24,7 @@ class MissingError(BackendError):
 
 
 class DenseLogError(BackendError):
-    """Raised when Modal's client does not read so long or so full a stretch of a log at once."""
+    """Raised when so long or so full a stretch of a log is not read at once, by Modal's client or by us."""
 
 
 def import_modal() -> None:
@@ -39,6 +39,8 @@ def import_modal() -> None:
         raise MissingDependencyError(
             f"Modal's client cannot be imported ({error}): pip install 'modal>=1.5.5,<1.7'"
         ) from error
+    except Exception as error:  # it reads its settings then
+        raise InvalidRequestError(f"Modal's client refuses its settings: {error}") from error
 
 
 def bounded(call: Callable[[], T], seconds: float, what: str) -> T:
@@ -56,7 +58,7 @@ def bounded(call: Callable[[], T], seconds: float, what: str) -> T:
     def run() -> None:
         try:
             answer.append(call())
-        except BaseException as error:  # noqa: BLE001 - a replica's sys.exit arrives here too
+        except BaseException as error:  # noqa: BLE001 - raised below, in the thread that asks
             failure.append(error)
 
     thread = threading.Thread(target=run, daemon=True, name="diloco-modal")
@@ -69,8 +71,8 @@ def bounded(call: Callable[[], T], seconds: float, what: str) -> T:
     raise UnavailableError(f"Modal did not answer within {seconds:g} s ({what})")
 
 
-def translated(error: BaseException, what: str) -> BackendError | None:
-    """The protocol's error for one that Modal's client has raised about itself or the service; None for any other."""
+def meant(error: Exception, what: str) -> BackendError:
+    """The protocol's error for one that Modal's client has raised."""
     from grpclib.exceptions import ProtocolError, StreamTerminatedError
     from modal import exception as modal_errors
 
@@ -104,14 +106,6 @@ def translated(error: BaseException, what: str) -> BackendError | None:
         return DenseLogError(text)
     if isinstance(error, modal_errors.InvalidError):
         return InvalidRequestError(text)
-    return None
-
-
-def meant(error: Exception, what: str) -> BackendError:
-    """The protocol's error for any that Modal's client has raised, where no replica's own can be among them."""
-    known = translated(error, what)
-    if known is not None:
-        return known
     text = f"{what}: {type(error).__name__}: {error}"
     # Streams of the client pass on what the network says, such as ConnectionRefusedError.
     return UnavailableError(text) if isinstance(error, OSError) else BackendError(text)

@@ -36,7 +36,7 @@ from . import _many as many
 from . import _states as states
 from ._cancels import Cancels
 from ._check import check_launch, seen_by_a_call
-from ._client import PREFIX, Client
+from ._client import Client
 from ._entries import CLOCKS
 from ._handles import check_handle, link, make_handle
 from ._launch import Launcher, bound_options
@@ -51,6 +51,7 @@ from ._record import (
     launch_of,
     numbers_of,
 )
+from ._records import PREFIX
 
 T = TypeVar("T")
 
@@ -221,10 +222,11 @@ class ModalSpawnExecutor(BaseExecutor):
             except (ReplicaNotFoundError, KeyError):
                 return True
 
-        call = handle.metadata["function_call_id"]
+        call_id = handle.metadata["function_call_id"]
+        call = self._patiently(lambda: self._client.call(call_id))
 
-        def fetch(ask: Callable[[Any], Any]) -> list[Any]:
-            return self._patiently(lambda: self._client.log_entries(call, ask))
+        def fetch(ask: Callable[[Any], Any], most: int) -> list[Any]:
+            return self._patiently(lambda: self._client.log_entries(call_id, call, ask, most))
 
         clock = self._options.clock
         check_time("launch", launch, 0.0, clock() + CLOCKS)
@@ -318,7 +320,7 @@ class ModalSpawnExecutor(BaseExecutor):
         return False
 
     @staticmethod
-    def _handles(run_id: str, entries: Mapping[str, Any]) -> list[ReplicaHandle]:
+    def _handles(run_id: str, entries: Mapping[str, str]) -> list[ReplicaHandle]:
         launch, calls = launch_of(entries), calls_of(entries)
         return [make_handle(launch, rank, call, run_id) for rank, call in calls.items() if call]
 

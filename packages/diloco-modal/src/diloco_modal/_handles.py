@@ -47,16 +47,6 @@ def check_handle(handle: ReplicaHandle, environment: str | None) -> None:
         )
 
 
-def status_in(graph: Any, call_id: str) -> str:
-    """Modal's word for the state of a call, such as ``"PENDING"`` or ``"TERMINATED"``; empty if it is not in the graph.
-
-    Args:
-        graph: What Modal's client tells of the call and of those that it has made.
-        call_id: Of the call.
-    """
-    return next((each.status.name for each in graph if each.function_call_id == call_id), "")
-
-
 def link(call_id: str) -> str:
     """Modal's page of a call."""
     return f"https://modal.com/id/{call_id}"

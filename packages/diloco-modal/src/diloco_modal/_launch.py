@@ -26,7 +26,7 @@ from ._errors import MissingError
 from ._handles import make_handle
 from ._options import DAY, ModalOptions
 from ._payload import call_timeout, payloads, record_name
-from ._record import call_of, calls_of, launch_of
+from ._record import DamagedRecordError, call_of, calls_of, launch_of, written
 from ._resources import cores, mebibytes, modal_gpu
 from ._withdraw import Withdrawal
 
@@ -98,19 +98,22 @@ class Launcher:
         )
         record = self._patiently(lambda: self._client.record(request.run_id, create=True))
         there = self._patiently(lambda: self._client.entries(record))
+        name = record_name(request.run_id)
+        not_ours = f"there is a Dict {name!r} on Modal that is not the record of a run: choose another run_id"
         if there and "launch" not in there:
-            raise RunConflictError(
-                f"there is a Dict {record_name(request.run_id)!r} on Modal that is not the record of a run: choose another run_id"
-            )
+            raise RunConflictError(not_ours)
         wanted = self._entry(request)
         began = self._options.clock()
-        entries = there or {"launch": wanted}
+        entries = there or {"launch": written(wanted)}
         if not there and not self._patiently(
             lambda: self._client.put_once(record, "launch", wanted)
         ):
             # The answer may have been lost and the entry made: whose it is says its id.
             entries = self._patiently(lambda: self._client.entries(record))
-        launch = launch_of(entries)
+        try:
+            launch = launch_of(entries)
+        except DamagedRecordError as damage:
+            raise RunConflictError(f"{not_ours}. {damage}") from damage
         if launch["fingerprint"] != wanted["fingerprint"]:
             raise RunConflictError(_other(request.run_id, started=any(calls_of(entries).values())))
         made: dict[int, str] = {}
@@ -150,8 +153,8 @@ class Launcher:
                     f"the run {request.run_id!r} was cancelled before rank {voided[0]} was started: {how}"
                 )
             # The first look need not read what was written here.
-            known = {**entries, **{f"call-{rank}": {"call": call} for rank, call in held.items()}}
-            self._client.keep_entries(record, known, began)
+            known = {f"call-{rank}": written({"call": call}) for rank, call in held.items()}
+            self._client.keep_entries(record, {**entries, **known}, began)
             return [
                 make_handle(launch, rank, str(held[rank]), request.run_id) for rank in request.ranks
             ]

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import itertools
 import re
+import sys
+from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 from diloco_protocol import Backoff, LogQuery
 from diloco_protocol.backend import LineSplitter
 
-from ._entries import CLOCKS, Entries, Fetch
+from ._entries import CLOCKS, MOST_BYTES, Entries, Fetch
+from ._errors import DenseLogError
 
 _QUIET_LOOKS = 3
 """How often nothing new is seen after the end until a log that is followed counts as complete: a container that has given its
@@ -73,24 +77,28 @@ def read_log(
     pattern = None if query.regex is None else re.compile(query.regex)
     entries, lines = Entries(fetch, source, begin, clock), Lines()
     quiet, over, delays = 0, False, backoff.delays()
+
+    def wanted(made: Iterable[str]) -> Iterator[str]:
+        return (line for line in made if pattern is None or pattern.search(line))
+
     while True:
         if query.follow and not over:
             over = (query.until is not None and clock() >= query.until) or terminal()
             delays = backoff.delays() if over else delays
-        fresh = entries.new(query.until)
+        fresh = 0
+        for part in entries.new(query.until):
+            fresh += len(part)
+            yield from wanted(lines.feed(each for each in part if _within(each, query)))
         quiet = quiet + 1 if over and not fresh else 0
-        last = not query.follow or quiet >= _QUIET_LOOKS
-        if last and query.follow:
-            fresh = entries.new(query.until, whole=True)
-        made = list(lines.feed(each for each in fresh if _within(each, query)))
-        for line in [*made, *lines.rest()] if last else made:
-            if pattern is None or pattern.search(line):
-                yield line
-        if last:
-            return
+        if not query.follow or quiet >= _QUIET_LOOKS:
+            break
         if fresh:
             delays = backoff.delays()
         backoff.sleep(next(delays))
+    if query.follow:
+        for part in entries.new(query.until, whole=True):
+            yield from wanted(lines.feed(each for each in part if _within(each, query)))
+    yield from wanted(lines.rest())
 
 
 def _tail(
@@ -100,20 +108,29 @@ def _tail(
     asked = wanted + 1
     while asked <= _MOST_ENTRIES:
         count = asked
-        last = fetch(lambda logs, count=count: logs.tail(count, source=source))  # type: ignore[misc]
+        try:
+            last = fetch(lambda logs, count=count: logs.tail(count, source=source), MOST_BYTES)  # type: ignore[misc]
+        except DenseLogError:
+            break
         # The client asks for what is older than its own clock, which may be late.
         newest = max((each.timestamp.timestamp() for each in last), default=begin)
-        later = Entries(fetch, source, newest, clock).new()
-        lines = _lines([*last, *(each for each in later if each.timestamp.timestamp() > newest)])
+        later = (
+            [each for each in part if each.timestamp.timestamp() > newest]
+            for part in Entries(fetch, source, newest, clock).new()
+        )
+        lines = _last_lines(wanted + 1, itertools.chain([last], later))
         if len(lines) > wanted or len(last) < asked:
             return lines[-wanted:]
         asked *= 2
-    return _lines(Entries(fetch, source, begin, clock).new())[-wanted:]
+    return _last_lines(wanted, Entries(fetch, source, begin, clock).new())
 
 
-def _lines(entries: list[Any]) -> list[str]:
-    made = Lines()
-    return [*made.feed(entries), *made.rest()]
+def _last_lines(wanted: int, parts: Iterable[list[Any]]) -> list[str]:
+    made, lines = Lines(), deque[str](maxlen=min(wanted, sys.maxsize))
+    for part in parts:
+        lines.extend(made.feed(part))
+    lines.extend(made.rest())
+    return list(lines)
 
 
 def _within(entry: Any, query: LogQuery) -> bool:

@@ -4,17 +4,16 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import itertools
 import threading
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
 from diloco_protocol import (
-    BackendError,
     ReplicaHandle,
     ReplicaNotFoundError,
     ReplicaStatus,
-    UnavailableError,
 )
 from diloco_protocol.backend import is_run_id
 
@@ -31,7 +30,6 @@ from ._record import (
     call_of,
     cancel_of,
     check_time,
-    checked,
     launch_of,
     numbers_of,
     stray,
@@ -71,16 +69,15 @@ class Looks:
 
         Raises:
             ReplicaNotFoundError: The run has no record.
-            BackendError: Modal could not be asked, or the record is damaged.
+            BackendError: Modal could not be asked, or the entry of the launch is damaged.
         """
         asked = [handle for handle in dict.fromkeys(handles) if handle not in self._ended]
         record, found = None, {}
         if asked:
             self.check_place(asked)
             record, entries = self.read(handles[0].run_id)
-            try:
-                known = self.known(asked, entries, numbers_of(entries))
-            except DamagedRecordError:
+            known = self.known(asked, entries, numbers_of(entries))
+            if any(trace.damage for trace in known.values()):
                 # What is written while entries are read may be among them without what was written before.
                 record, entries = self.read(handles[0].run_id)
                 known = self.known(asked, entries, numbers_of(entries))
@@ -96,25 +93,33 @@ class Looks:
         return record, told
 
     def known(
-        self, handles: Sequence[ReplicaHandle], entries: Mapping[str, Any], numbers: Numbers
+        self, handles: Sequence[ReplicaHandle], entries: Mapping[str, str], numbers: Numbers
     ) -> dict[ReplicaHandle, states.Trace]:
-        """What a record says of those of the handles that are its.
+        """What a record says of those of the handles that are its; damage concerns a rank of its own.
 
         Raises:
-            DamagedRecordError: It says what cannot be.
+            DamagedRecordError: Of the entry of the launch.
         """
         launch, now = launch_of(entries), self._options.clock()
         known = {}
         for handle in handles:
-            if is_of(handle, launch, entries):
-                trace = states.trace_of(entries, handle.rank, numbers)
+            rank, latest = handle.rank, (launch["at"] - CLOCKS, now + CLOCKS)
+            try:
+                if not is_of(handle, launch, entries):
+                    continue
+                trace = states.trace_of(entries, rank, numbers)
                 if trace.cancel is not None:
-                    key = cancel_of(handle.rank, numbers)
-                    check_time(key, trace.cancel, launch["at"] - CLOCKS, now + CLOCKS)
-                known[handle] = trace
+                    check_time(cancel_of(rank, numbers), trace.cancel, *latest)
+            except DamagedRecordError as error:
+                if not is_of_launch(handle, launch):
+                    continue
+                trace = states.trace_of(entries, rank, numbers, damage=str(error))
+                if trace.cancel is not None and not latest[0] <= trace.cancel["at"] <= latest[1]:
+                    trace = replace(trace, cancel=None)
+            known[handle] = trace
         return known
 
-    def read(self, run_id: str | None) -> tuple[Any, Mapping[str, Any]]:
+    def read(self, run_id: str | None) -> tuple[Any, Mapping[str, str]]:
         """The record of a run, and its entries.
 
         Raises:
@@ -142,61 +147,50 @@ class Looks:
         self, handle: ReplicaHandle, trace: states.Trace, record: Any, grace: float
     ) -> ReplicaStatus:
         call = handle.metadata["function_call_id"]
-        url = link(call)
-        try:
-            status, result = states.reported(await self._client.answer(call), trace, url)
-        except TimeoutError as error:  # the builtin one: it has not ended
-            # Modal's own says nothing. An app that is not ours may raise one, too, and would wait for ever.
-            if not error.args or await asyncio.to_thread(self._client.status, call) == "PENDING":
-                return states.living(trace, url)
-            ended_by = asyncio.to_thread(self._ended_by, error, handle, record, trace, grace)
-            status, result = await ended_by
-        except BackendError:
-            raise
-        except BaseException as error:  # noqa: BLE001 - what its container has raised, such as SystemExit
-            ended_by = asyncio.to_thread(self._ended_by, error, handle, record, trace, grace)
-            status, result = await ended_by
+        url, end = link(call), await self._client.end(call)
+        result = None
+        if end is None:
+            status = states.living(trace, url)
+        elif end.status == "TERMINATED":
+            told = asyncio.to_thread(self._terminated, handle, record, trace, grace)
+            status, result = await told
+        else:
+            status, result = states.ended(end, trace, url)
         if status.state.terminal and status.finished_at is None:
             status = await asyncio.to_thread(self._dated, status, handle, record, trace)
+        status = states.with_damage(status, trace)
         if status.state.terminal:
             with self._lock:
                 self._ended[handle] = (status, result)
         return status
 
-    def _ended_by(
-        self,
-        error: BaseException,
-        handle: ReplicaHandle,
-        record: Any,
-        trace: states.Trace,
-        grace: float,
+    def _terminated(
+        self, handle: ReplicaHandle, record: Any, trace: states.Trace, grace: float
     ) -> tuple[ReplicaStatus, Any]:
-        call = handle.metadata["function_call_id"]
-        word = self._client.status(call)
-        if not states.is_end(error, word):
-            raise UnavailableError(
-                f"what the call {call} has returned could not be fetched, and Modal's word for it is {word}: "
-                f"{type(error).__name__}: {error}"
-            ) from error
-        if word != "TERMINATED":
-            return states.died(error, trace, link(call)), None
+        url = link(handle.metadata["function_call_id"])
         if trace.outcome:  # it was terminated when it had ended, and was about to return
-            return states.reported(trace.outcome, trace, link(call))
+            return states.reported(trace.outcome, trace, url)
         now = self._options.clock()
         if trace.cancel is None:
-            mark = {"by": "outside", "at": now}
-            key = f"cancel-{handle.rank}"
-            if not self._client.put_once(record, key, mark):
-                mark = self._client.get(record, key) or mark
-            trace = replace(trace, cancel=checked(key, mark))
+            trace = replace(trace, cancel=self._mark(record, handle.rank, now))
         key = f"life-{handle.rank}-{trace.lives + 1}"
-        if not trace.open and (life := self._client.get(record, key)) is not None:
+        if not trace.open and not trace.damage and (life := self._client.get(record, key)):
             # It has begun since the record was read. One that begins later finds that its call was terminated.
-            started = checked(key, life)
             trace = replace(
-                trace, open=True, lives=trace.lives + 1, attempt=started["attempt"], started_at=started["at"], again=None,
+                trace, open=True, lives=trace.lives + 1, attempt=life["attempt"], started_at=life["at"], again=None,
             )  # fmt: skip
-        return states.stopped(trace, link(call), now, grace), None
+        return states.stopped(trace, url, now, grace), None
+
+    def _mark(self, record: Any, rank: int, now: float) -> Mapping[str, Any]:
+        """The entry that says since when a call is known to be terminated, and by whom; written if there is none."""
+        mark = {"by": "outside", "at": now}
+        for number in itertools.count(1):
+            key = f"cancel-{rank}" if number == 1 else f"cancel-{rank}-{number}"
+            if self._client.put_once(record, key, mark):
+                break
+            with contextlib.suppress(DamagedRecordError):
+                return self._client.get(record, key) or mark
+        return mark
 
     def _dated(
         self, status: ReplicaStatus, handle: ReplicaHandle, record: Any, trace: states.Trace
@@ -205,9 +199,9 @@ class Looks:
         key, at = f"over-{handle.rank}", self._options.clock()
         if trace.cancel is not None and not trace.lives:
             at = float(trace.cancel["at"])  # it never had a container that could have gone on
-        with contextlib.suppress(MissingError):
+        with contextlib.suppress(MissingError, DamagedRecordError):
             if not self._client.put_once(record, key, {"at": at}):
-                at = checked(key, self._client.get(record, key) or {"at": at})["at"]
+                at = (self._client.get(record, key) or {"at": at})["at"]
         return replace(status, finished_at=at)
 
     def check_place(self, handles: Sequence[ReplicaHandle]) -> None:
@@ -221,13 +215,23 @@ class Looks:
             check_handle(handle, environment)
 
 
-def is_of(handle: ReplicaHandle, launch: Mapping[str, Any], entries: Mapping[str, Any]) -> bool:
-    """Whether a record is the handle's, and not of a later launch of the same name."""
+def is_of(handle: ReplicaHandle, launch: Mapping[str, Any], entries: Mapping[str, str]) -> bool:
+    """Whether a record is the handle's, and not of a later launch of the same name.
+
+    Raises:
+        DamagedRecordError: The entry of its call is damaged, or the launch leaves its rank out.
+    """
     call = call_of(entries, handle.rank)
     if not call:
         return False
     if handle.rank not in launch["ranks"]:
         raise stray(entries, handle.rank)
+    return call == handle.metadata["function_call_id"] and is_of_launch(handle, launch)
+
+
+def is_of_launch(handle: ReplicaHandle, launch: Mapping[str, Any]) -> bool:
+    """Whether a handle says of its launch what the record says, whatever its call is."""
+    call = handle.metadata["function_call_id"]
     true = make_handle(launch, handle.rank, call, handle.run_id)
     return handle.world_size == true.world_size and all(
         handle.metadata[key] == value for key, value in true.metadata.items()

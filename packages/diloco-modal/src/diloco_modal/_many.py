@@ -65,23 +65,12 @@ async def bounded(call: Awaitable[T], seconds: float, what: str) -> T:
     Raises:
         UnavailableError: The time is up.
     """
-
-    # What a replica has raised could be SystemExit or CancelledError, which would end the loop or look like its end.
-    async def kept() -> tuple[list[T], BaseException | None]:
-        try:
-            return [await call], None
-        except BaseException as error:  # noqa: BLE001 - raised below
-            return [], error
-
-    task = asyncio.ensure_future(kept())
+    task = asyncio.ensure_future(call)
     done, _ = await asyncio.wait({task}, timeout=seconds)
-    if not done:
+    if not done or task.cancelled():  # as those of a client that was closed
         task.cancel()
         raise UnavailableError(f"Modal did not answer within {seconds:g} s ({what})")
-    answer, error = task.result()
-    if error is not None:
-        raise error
-    return answer[0]
+    return task.result()
 
 
 async def asked(call: Awaitable[T], seconds: float, what: str) -> T:

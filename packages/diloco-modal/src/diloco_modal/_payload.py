@@ -10,7 +10,7 @@ from diloco_protocol.backend import redact, redact_spec
 
 from ._options import ModalOptions
 
-PAYLOAD_VERSION = 1
+PAYLOAD_VERSION = 2
 MAX_PAYLOAD_BYTES = 4 * 1024 * 1024
 MAX_RESULT_BYTES = 16 * 1024 * 1024
 MARGIN = 120.0

@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
+import contextlib
+import json
 import re
 from collections.abc import Callable, Mapping
 from typing import Any
 
 from diloco_protocol import BackendError, DilocoError, Outcome
 
-_MOST = 1e11
-"""More than any count, and later than any time in Unix seconds."""
+_LATEST = 1e11
+"""Later than any time in Unix seconds."""
+_MOST = 2**30
+"""More than any count."""
 _LONGEST_GRACE = 3600.0
-_NUMBERED = re.compile(r"(life|end|attempt|cancel)-(\d+)-(\d+)", re.ASCII)
-_CALL = re.compile(r"call-(\d+)", re.ASCII)
+_NUMBER = r"(0|[1-9][0-9]{0,8})"
+_NUMBERED = re.compile(rf"(life|end|attempt|cancel)-{_NUMBER}-{_NUMBER}")
+_CALL = re.compile(rf"call-{_NUMBER}")
 
 
 def _text(value: object) -> bool:
@@ -20,7 +25,7 @@ def _text(value: object) -> bool:
 
 
 def _number(value: object) -> bool:
-    return isinstance(value, (int, float)) and not isinstance(value, bool) and 0 <= value < _MOST
+    return isinstance(value, (int, float)) and not isinstance(value, bool) and 0 <= value < _LATEST
 
 
 def _whole(value: object) -> bool:
@@ -76,7 +81,12 @@ def damaged(text: str) -> DamagedRecordError:
     )
 
 
-def entry(entries: Mapping[str, Any], key: str) -> Mapping[str, Any] | None:
+def written(value: Mapping[str, Any]) -> str:
+    """Return what a record keeps of an entry: JSON, so that reading it runs no code of anybody."""
+    return json.dumps(value, separators=(",", ":"))
+
+
+def entry(entries: Mapping[str, str], key: str) -> Mapping[str, Any] | None:
     """An entry of a record; None if there is none.
 
     Raises:
@@ -85,19 +95,28 @@ def entry(entries: Mapping[str, Any], key: str) -> Mapping[str, Any] | None:
     return None if key not in entries else checked(key, entries[key])
 
 
-def checked(key: str, value: Any) -> Mapping[str, Any]:
+def checked(key: str, text: str) -> Mapping[str, Any]:
     """The value of an entry.
 
     Raises:
         DamagedRecordError: As for :func:`entry`.
     """
     shape = _SHAPES[key.partition("-")[0]]
+    value = parsed(text)
     if isinstance(value, Mapping) and all(right(value.get(name)) for name, right in shape.items()):
         return value
     raise damaged(
-        f"the entry {key!r} of the run's record on Modal is {value!r:.200}, and has to have {', '.join(shape)}: it was damaged, "
-        "or written by somebody else or by another version of diloco-modal"
+        f"the entry {key!r} of the run's record on Modal is {text[:200] or 'no text'}, and has to have "
+        f"{', '.join(shape)}: it was damaged, or written by somebody else or by another version of diloco-modal"
     )
+
+
+def parsed(text: str) -> Any:
+    """What JSON says; None for what is none."""
+    try:
+        return json.loads(text)
+    except (ValueError, RecursionError):
+        return None
 
 
 def check_time(key: str, value: Mapping[str, Any], earliest: float, latest: float) -> None:
@@ -119,13 +138,13 @@ def check_time(key: str, value: Mapping[str, Any], earliest: float, latest: floa
         )
 
 
-def launch_of(entries: Mapping[str, Any]) -> Mapping[str, Any]:
+def launch_of(entries: Mapping[str, str]) -> Mapping[str, Any]:
     """The entry of the launch.
 
     Raises:
         DamagedRecordError: As for :func:`entry`; or it is not there.
     """
-    launch = checked("launch", entries.get("launch"))
+    launch = checked("launch", entries.get("launch", ""))
     if max(launch["ranks"]) >= launch["world_size"]:
         raise damaged(
             f"the entry 'launch' of the run's record on Modal has rank {max(launch['ranks'])} of {launch['world_size']} "
@@ -134,7 +153,7 @@ def launch_of(entries: Mapping[str, Any]) -> Mapping[str, Any]:
     return launch
 
 
-def calls_of(entries: Mapping[str, Any]) -> dict[int, str | None]:
+def calls_of(entries: Mapping[str, str]) -> dict[int, str | None]:
     """What :func:`call_of` says of each rank of the launch.
 
     Raises:
@@ -147,30 +166,25 @@ def calls_of(entries: Mapping[str, Any]) -> dict[int, str | None]:
     return calls
 
 
-def stray(entries: Mapping[str, Any], rank: int) -> DamagedRecordError:
+def stray(entries: Mapping[str, str], rank: int) -> DamagedRecordError:
     """The error for a call that holds a rank which the launch does not have."""
     return damaged(
-        f"the run's record on Modal has an entry 'call-{rank}' ({entries[f'call-{rank}']!r:.200}), and the ranks of its entry "
+        f"the run's record on Modal has an entry 'call-{rank}' ({entries[f'call-{rank}'][:200]}), and the ranks of its entry "
         "'launch' leave that out: one of them was damaged, or written by somebody else"
     )
 
 
-def held_calls(entries: Mapping[str, Any]) -> list[tuple[int, str]]:
+def held_calls(entries: Mapping[str, str]) -> list[tuple[int, str]]:
     """The ranks that calls hold, and these calls, as far as a record can be read; whatever its launch says."""
     held = []
-    for key, value in entries.items():
-        found = _CALL.fullmatch(str(key))
-        if (
-            found
-            and isinstance(value, Mapping)
-            and isinstance(value.get("call"), str)
-            and value["call"]
-        ):
-            held.append((int(found[1]), value["call"]))
+    for key in entries:
+        with contextlib.suppress(DamagedRecordError):
+            if (found := _CALL.fullmatch(key)) and (call := call_of(entries, int(found[1]))):
+                held.append((int(found[1]), call))
     return sorted(held)
 
 
-def call_of(entries: Mapping[str, Any], rank: int) -> str | None:
+def call_of(entries: Mapping[str, str], rank: int) -> str | None:
     """The call that holds a rank; empty if none may hold it, None if none does yet.
 
     Raises:
@@ -183,11 +197,11 @@ def call_of(entries: Mapping[str, Any], rank: int) -> str | None:
 Numbers = Mapping[int, Mapping[str, int]]
 
 
-def numbers_of(entries: Mapping[str, Any]) -> Numbers:
+def numbers_of(entries: Mapping[str, str]) -> Numbers:
     """The highest number of a life, an end, an attempt and a further cancel for which there is an entry, by rank."""
     highest: dict[int, dict[str, int]] = {}
     for key in entries:
-        if found := _NUMBERED.fullmatch(str(key)):
+        if found := _NUMBERED.fullmatch(key):
             of_rank = highest.setdefault(int(found[2]), {})
             of_rank[found[1]] = max(of_rank.get(found[1], 0), int(found[3]))
     return highest

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass
-from typing import Any
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
 
 from diloco_protocol import DilocoError, Outcome, Reason, ReplicaState, ReplicaStatus
 
-from ._record import Numbers, cancel_of, check_whole, checked, entry, numbers_of
+from ._record import DamagedRecordError, Numbers, cancel_of, check_whole, entry, numbers_of
+
+if TYPE_CHECKING:
+    from ._wire import End
 
 INTERRUPT_SECONDS = 30.0
 """Modal's time between SIGINT and the end of a container."""
@@ -32,6 +35,7 @@ class Trace:
         lives: How many containers it has had.
         ended_at: End of the newest life that has one.
         cancel: The entry of a cancel: who, and when.
+        damage: What is wrong with its entries; the rest is what the others say.
     """
 
     attempt: int = 1
@@ -42,6 +46,7 @@ class Trace:
     cancel: Mapping[str, Any] | None = None
     again: bool | None = None
     outcome: str = ""
+    damage: str = ""
 
     @property
     def waited(self) -> bool:
@@ -59,40 +64,56 @@ class Trace:
         return self.cancel is not None and self.cancel["by"] == "executor"
 
 
-def trace_of(entries: Mapping[str, Any], rank: int, numbers: Numbers | None = None) -> Trace:
+def trace_of(
+    entries: Mapping[str, str],
+    rank: int,
+    numbers: Numbers | None = None,
+    *,
+    damage: str = "",
+) -> Trace:
     """What the entries of a record say of a rank.
 
     Args:
         entries: Of the record.
         rank: Of the replica.
         numbers: Of the entries, if they are known already.
+        damage: What is known to be wrong with them. Then those that are damaged are passed over.
 
     Raises:
         DamagedRecordError: One of them is not what this version writes, or is missing.
     """
     numbers = numbers_of(entries) if numbers is None else numbers
-    highest = numbers.get(rank, {})
+    highest = {} if damage else numbers.get(rank, {})
+
+    def read(key: str) -> Mapping[str, Any] | None:
+        try:
+            return entry(entries, key)
+        except DamagedRecordError:
+            if not damage:
+                raise
+            return None
+
     lives = 0
     while f"life-{rank}-{lives + 1}" in entries:
         lives += 1
-    cancel, over = entry(entries, cancel_of(rank, numbers)), entry(entries, f"over-{rank}")
+    cancel, over = read(cancel_of(rank, numbers)), read(f"over-{rank}")
     over_at = None if over is None else over["at"]
     if not lives:
         check_whole(rank, 0, 0, highest)
-        return Trace(cancel=cancel, ended_at=over_at)
-    life = checked(f"life-{rank}-{lives}", entries[f"life-{rank}-{lives}"])
-    end = entry(entries, f"end-{rank}-{lives}")
+        return Trace(cancel=cancel, ended_at=over_at, damage=damage)
+    life = read(f"life-{rank}-{lives}") or {"attempt": lives, "at": None}
+    end = read(f"end-{rank}-{lives}")
     attempt, started = life["attempt"], life["at"]
-    while (again := entry(entries, f"attempt-{rank}-{attempt + 1}")) is not None:
+    while (again := read(f"attempt-{rank}-{attempt + 1}")) is not None:
         attempt, started = attempt + 1, again["at"]
     if end is not None:
         attempt = max(attempt, end["started"])
     check_whole(rank, lives, attempt, highest)
     if end is None:
-        return Trace(attempt, started, True, lives, over_at, cancel)
+        return Trace(attempt, started, True, lives, over_at, cancel, damage=damage)
     # An app that was deployed with an earlier version does not say whether the call comes again.
-    again, outcome = end.get("again"), end.get("outcome") or ""
-    return Trace(attempt, started, False, lives, end["at"], cancel, again, outcome)
+    told = end.get("again"), end.get("outcome") or "", damage
+    return Trace(attempt, started, False, lives, end["at"], cancel, *told)
 
 
 def living(trace: Trace, url: str) -> ReplicaStatus:
@@ -119,15 +140,28 @@ class Lost:
     why: str
 
 
-def reported(text: Any, trace: Trace, url: str) -> tuple[ReplicaStatus, Any]:
-    """The status of a call that has returned, and the replica's result, or that it is :class:`Lost`."""
+def ended(end: End, trace: Trace, url: str) -> tuple[ReplicaStatus, Any]:
+    """The status of a call that has ended and was not terminated, and its result."""
+    if end.status != "SUCCESS":
+        return died(end, trace, url), None
     try:
-        if not isinstance(text, str):
-            raise TypeError(f"it returned {type(text).__name__}")
-        outcome = Outcome.from_json(text)
-    except (DilocoError, TypeError) as error:
-        message = f"the call did not return a replica's outcome: {error}; deploy the app with diloco_modal.build_app"
-        return failed(Reason.START_FAILED, message, trace, url), None
+        return reported(end.text, trace, url)
+    except DilocoError as error:
+        why = f"what the call returned is not a replica's outcome: {end.message or error}"
+    if trace.outcome:
+        status, result = reported(trace.outcome, trace, url)
+        return status, Lost(why) if status.state is ReplicaState.SUCCEEDED else result
+    message = f"{why}; deploy the app with diloco_modal.build_app"
+    return failed(Reason.START_FAILED, message, trace, url), None
+
+
+def reported(text: str, trace: Trace, url: str) -> tuple[ReplicaStatus, Any]:
+    """The status of a replica that has reported its outcome, and its result, or that it is :class:`Lost`.
+
+    Raises:
+        DilocoError: The text is no outcome.
+    """
+    outcome = Outcome.from_json(text)
     more: dict[str, Any] = {
         "attempt": max(outcome.attempt, trace.attempt),
         "started_at": outcome.started_at or trace.started_at,
@@ -183,45 +217,20 @@ def _cancelled(trace: Trace, more: Mapping[str, Any]) -> ReplicaStatus:
     return ReplicaStatus(ReplicaState.CANCELLED, reason=reason, **details)
 
 
-def is_end(error: BaseException, word: str) -> bool:
-    """Whether an error about a call is how it has ended; otherwise its end could not be fetched, and may be at the next look.
-
-    Modal's client fetches what is large from a bucket, tries that once, and raises whatever happens there.
-
-    Args:
-        error: What asking for the result has raised.
-        word: Modal's, for the state of the call.
-    """
-    from modal import exception as modal_errors
-
-    # For some of these ends Modal has no word, and says PENDING.
-    ends = (
-        modal_errors.FunctionTimeoutError,
-        modal_errors.InternalFailure,
-        modal_errors.RemoteError,
-    )
-    if isinstance(error, ends):
-        return True
-    if word == "SUCCESS":
-        # The wrapper returns text. What nobody here can unpickle comes from an app that is not ours.
-        unreadable = isinstance(error, modal_errors.DeserializationError)
-        return unreadable or isinstance(error.__cause__, ImportError)
-    return word != "PENDING"
-
-
-def died(error: BaseException, trace: Trace, url: str) -> ReplicaStatus:
-    """The status of a call that ended with an error of Modal or of the function itself, and was not terminated."""
-    from modal import exception as modal_errors
-
-    text = str(error) or type(error).__name__
-    if isinstance(error, modal_errors.FunctionTimeoutError):
+def died(end: End, trace: Trace, url: str) -> ReplicaStatus:
+    """The status of a call that ended without success, and was not terminated."""
+    text = end.message or end.status
+    if end.status == "TIMEOUT":
         return failed(Reason.TIMEOUT, text, trace, url, 124)
-    if isinstance(error, modal_errors.InternalFailure):
-        return failed(Reason.PLATFORM, text, trace, url)
-    if isinstance(error, modal_errors.RemoteError):
-        if _OUT_OF_MEMORY.search(text):
-            return failed(Reason.OOM, text, trace, url, 137, "SIGKILL")
-        return failed(Reason.PLATFORM, text, trace, url)
-    # The wrapper raises nothing, so its module could not be imported, or the app is not ours.
-    message = f"{type(error).__name__}: {text}"
-    return failed(Reason.START_FAILED, message, trace, url)
+    if end.raised:
+        # The wrapper raises nothing, so its module could not be imported, or the app is not ours.
+        return failed(Reason.START_FAILED, text, trace, url)
+    if _OUT_OF_MEMORY.search(f"{end.status} {text}"):
+        return failed(Reason.OOM, text, trace, url, 137, "SIGKILL")
+    return failed(Reason.PLATFORM, text, trace, url)
+
+
+def with_damage(status: ReplicaStatus, trace: Trace) -> ReplicaStatus:
+    """A status that says what is wrong with its record, if anything is."""
+    told = ". ".join(each for each in (status.message, trace.damage) if each)
+    return replace(status, message=told) if trace.damage else status

@@ -17,17 +17,18 @@ from pathlib import Path
 from typing import Any
 
 from diloco_protocol import DilocoError, Outcome, Reason
+from diloco_protocol.backend import OUTCOME_BYTES, read_bounded
 
 from .__about__ import __version__
 from ._errors import bounded
-from ._handles import status_in
-from ._record import checked
+from ._record import checked, parsed, written
 
-_VERSION = 1
+_VERSION = 2
 _START_FAILED = 2
 _LOOK_SECONDS = 0.5
 _ASK_SECONDS = 2.0
 _RECORD_SECONDS = 20.0
+_MOST_ATTEMPTS = 2**30
 _KEPT_CHARACTERS = 4000
 """Of an outcome, in the record, which whoever looks reads as a whole."""
 
@@ -45,15 +46,21 @@ class Record:
     def __init__(self, held: Any) -> None:
         self._held = held
 
-    def get(self, key: str) -> Any:
-        """An entry; None if there is none."""
-        return bounded(lambda: self._held.get(key), _RECORD_SECONDS, f"reading {key}")
+    def get(self, key: str) -> str | None:
+        """The text of an entry; None if there is none."""
+        from . import _wire
 
-    def put(self, key: str, value: Any, *, skip_if_exists: bool) -> bool:
+        def get() -> str | None:
+            text: str | None = _wire.get_entry(self._held, key)
+            return text
+
+        return bounded(get, _RECORD_SECONDS, f"reading {key}")
+
+    def put(self, key: str, value: Mapping[str, Any], *, skip_if_exists: bool) -> bool:
         """Create an entry; whether it was this call that did."""
 
         def put() -> bool:
-            return bool(self._held.put(key, value, skip_if_exists=skip_if_exists))
+            return bool(self._held.put(key, written(value), skip_if_exists=skip_if_exists))
 
         return bounded(put, _RECORD_SECONDS, f"writing {key}")
 
@@ -101,10 +108,12 @@ def _run(payload: dict[str, Any]) -> str:
     return _live(payload, record, rank)
 
 
-def claim(payload: dict[str, Any], record: Any, launch: Any, own: str) -> str | None:
+def claim(payload: dict[str, Any], record: Any, launch: str | None, own: str) -> str | None:
     """Have this call hold its rank; what it returns instead, if it may not."""
     rank = payload["rank"]
-    if not isinstance(launch, Mapping) or launch.get("id") != payload["launch"]:
+    # What runs is in the payload, which comes with the call: a record that a stranger has made decides nothing but this.
+    known = parsed(launch or "")
+    if not isinstance(known, Mapping) or known.get("id") != payload["launch"]:
         return _refusal("this call is left over from a launch that is gone: it trained nothing")
     if not record.put(f"call-{rank}", {"call": own}, skip_if_exists=True):
         held = _entry(record, f"call-{rank}")
@@ -166,7 +175,7 @@ def _last_word(path: Path, *, over: bool) -> str:
         over: Whether it had ended before it was told to. Otherwise only a success counts: a failure comes from being told.
     """
     try:
-        outcome = Outcome.from_json(path.read_text(encoding="utf-8"))
+        outcome = Outcome.from_json(_read(path))
     except (OSError, UnicodeDecodeError, DilocoError):
         return ""
     return outcome.to_json() if over or outcome.exit_code == 0 else ""
@@ -178,12 +187,13 @@ def _comes_again() -> bool | None:
 
     own = str(modal.current_function_call_id())
     try:
-        call = modal.FunctionCall.from_id(own)
+        from . import _wire
+
         # There is little time left: Modal kills the container soon.
-        graph = bounded(call.get_call_graph, _ASK_SECONDS, "looking at this call")
+        look = lambda: _wire.get_status(modal.Client.from_env(), own)  # noqa: E731
+        return bool(bounded(look, _ASK_SECONDS, "looking at this call") == "PENDING")
     except Exception:  # noqa: BLE001 - the end has to be written down in any case
         return None
-    return status_in(graph, own) == "PENDING"
 
 
 @dataclass(frozen=True)
@@ -214,10 +224,14 @@ def new_life(record: Any, rank: int, now: float) -> Life:
             return Life(life, before)
         end = record.get(f"end-{rank}-{life}")
         if end is not None:
-            known = {**end, "outcome": ""} if isinstance(end, Mapping) else end
-            before = {name: checked(f"end-{rank}-{life}", known)[name] for name in before}
-            if _is_outcome(end.get("outcome")):  # after one that cannot be read it is run again
-                return Life(life, before, end["outcome"])
+            value = parsed(end)
+            outcome = value.get("outcome") if isinstance(value, Mapping) else None
+            if isinstance(value, Mapping) and not _is_outcome(outcome):  # then it is run again
+                end = written({**value, "outcome": ""})
+            known = checked(f"end-{rank}-{life}", end)
+            before = {name: known[name] for name in before}
+            if outcome is not None and _is_outcome(outcome):
+                return Life(life, before, str(outcome))
         else:
             # A life that was killed has written no end; it had one attempt at least, and one more after each failure.
             before["started"] += 1
@@ -288,9 +302,11 @@ def _end(runner: subprocess.Popen[bytes], grace: float) -> None:
 
 def _counted(counter: Path, before: Mapping[str, int]) -> dict[str, int]:
     started, failed = before["started"], before["failed"]
-    with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
-        data = json.loads(counter.read_text())
-        started, failed = int(data["started"]), int(data["failed"])
+    # The replica can write there, too.
+    with contextlib.suppress(OSError, ValueError, RecursionError, KeyError, TypeError):
+        data = json.loads(_read(counter))
+        if all(type(data[name]) is int and 0 <= data[name] < _MOST_ATTEMPTS for name in before):
+            started, failed = data["started"], data["failed"]
     # A life is an attempt from its beginning, also if it ends before its runner has counted it: so the record has said.
     return {"started": max(started, before["started"] + 1), "failed": failed}
 
@@ -325,12 +341,17 @@ def kept(outcome: str) -> str:
 
 def _report(path: Path, code: int) -> str:
     try:
-        return Outcome.from_json(path.read_text(encoding="utf-8")).to_json()
+        return Outcome.from_json(_read(path)).to_json()
     except (OSError, UnicodeDecodeError, DilocoError) as error:
         status = 128 - code if code < 0 else code or 1
         return Outcome(
             min(status, 255), error=f"the runner ended with {code} and left no report: {error}"
         ).to_json()
+
+
+def _read(path: Path) -> str:
+    with path.open("rb") as file:
+        return read_bounded(file, OUTCOME_BYTES, "the runner's report").decode()
 
 
 def _refusal(message: str) -> str:

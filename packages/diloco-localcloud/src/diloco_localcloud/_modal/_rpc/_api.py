@@ -25,6 +25,7 @@ from ._dicts import DictOperations
 from ._functions import Functions
 from ._logs import LogReader
 from ._objects import Objects
+from ._receive import receive
 from ._refusals import HTTP, REFUSALS
 
 if TYPE_CHECKING:
@@ -38,6 +39,8 @@ if TYPE_CHECKING:
 
 _LOG = logging.getLogger("diloco_localcloud")
 _SERVICE = "ModalClient"
+# Modal takes entries of a Dict of up to 100 MiB.
+_MOST_BYTES = 128 << 20
 _CONTAINER = "x-stand-in-container"  # what a container of ours shows in place of a token
 _NAMES = ("function_call_id", "dict_id", "function_id", "deployment_name", "app_name", "app_id")
 
@@ -51,7 +54,7 @@ class Api:
         faults: what goes wrong.
         calls: where calls are noted.
         bell: rung after every change of the workspace.
-        blob_url: from the id of a blob to where it is sent and fetched.
+        blob_url: from the id of a blob and a method of HTTP to where it is sent or fetched.
     """
 
     def __init__(
@@ -61,7 +64,7 @@ class Api:
         faults: Faults,
         calls: Calls,
         bell: Bell,
-        blob_url: Callable[[str], str],
+        blob_url: Callable[[str, str], str],
     ) -> None:
         self._workspace = workspace
         self._token = token
@@ -102,10 +105,11 @@ class Api:
         return handle
 
     async def _handle(self, name: str, stream: Stream[Any, Any]) -> None:
-        asked = await stream.recv_message()
-        status = "OK"
+        asked, status = None, "OK"
         try:
-            await self._answer(name, asked, stream)
+            context = self._admit(stream.metadata or {})
+            asked = await receive(stream, _MOST_BYTES)
+            await self._answer(name, asked, context, stream)
         except RefusedError as refused:
             status = refused.code
             raise GRPCError(Status[refused.code], refused.message) from None
@@ -125,8 +129,9 @@ class Api:
             code = HTTP.get(status, 500) if status else 0
             self._calls.note(Call(name, "modal", subject, code, _key(stream.metadata or {})))
 
-    async def _answer(self, name: str, asked: Any, stream: Stream[Any, Any]) -> None:
-        context = self._admit(stream.metadata or {})
+    async def _answer(
+        self, name: str, asked: Any, context: Context, stream: Stream[Any, Any]
+    ) -> None:
         fault = self._faults.take(name, "modal")
         if fault is not None and fault.kind == "delay":
             await asyncio.sleep(fault.delay)

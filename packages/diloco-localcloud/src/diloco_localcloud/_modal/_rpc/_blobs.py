@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import hashlib
+import hmac
+import secrets
 from typing import TYPE_CHECKING
 
 from ..._server._http import Request, Response, Server
@@ -10,13 +12,21 @@ from ..._server._http import Request, Response, Server
 if TYPE_CHECKING:
     from .._workspace._workspace import Workspace
 
+# A stand-in keeps blobs in memory.
+_MOST_BYTES = 1 << 30
+
 
 class Blobs:
-    """Keeps what is sent, from ``start`` to ``stop``. Who knows the id of a blob may fetch it, as with a presigned URL."""
+    """Keeps what is sent, from ``start`` to ``stop``.
+
+    The URL of a blob is signed for one method, as a presigned one of a bucket is: who was not given it can neither send
+    nor fetch.
+    """
 
     def __init__(self, workspace: Workspace) -> None:
         self._workspace = workspace
-        self._server = Server(self._handle, 0, None)
+        self._secret = secrets.token_bytes(32)
+        self._server = Server(self._handle, 0, None, admit=self._admit)
 
     def start(self) -> None:
         """Begin to listen."""
@@ -26,9 +36,24 @@ class Blobs:
         """Close the port."""
         self._server.stop()
 
-    def url(self, blob_id: str) -> str:
-        """Where a blob is sent to and fetched from."""
-        return f"http://127.0.0.1:{self._server.port}/blobs/{blob_id}"
+    def url(self, blob_id: str, method: str) -> str:
+        """Where a blob is sent to (``"PUT"``) or fetched from (``"GET"``)."""
+        path = f"/blobs/{blob_id}"
+        signature = self._signature(method, path)
+        return f"http://127.0.0.1:{self._server.port}{path}?signature={signature}"
+
+    def _signature(self, method: str, path: str) -> str:
+        return hmac.new(self._secret, f"{method} {path}".encode(), hashlib.sha256).hexdigest()
+
+    def _admit(self, request: Request) -> Response | None:
+        """The answer to who has no URL for this, or sends too much; its body is not read."""
+        sent = request.query.get("signature", "").encode()
+        right = self._signature(request.method, request.path).encode()
+        if not hmac.compare_digest(sent, right):
+            return Response(403, b"the signature of this URL is not for this request", "text/plain")
+        if int(request.headers.get("content-length", "0")) > _MOST_BYTES:
+            return Response(413, b"a blob of a stand-in has at most 1 GiB", "text/plain")
+        return None
 
     def _handle(self, request: Request) -> Response:
         blob_id = request.path.rpartition("/")[2]

@@ -23,13 +23,13 @@ class Objects:
 
     Args:
         workspace: the workspace.
-        blob_url: from the id of a blob to where it is sent and fetched.
+        blob_url: from the id of a blob and a method of HTTP to where it is sent or fetched.
 
     Attributes:
         operations: by the name of the RPC; called under the lock of the workspace.
     """
 
-    def __init__(self, workspace: Workspace, blob_url: Callable[[str], str]) -> None:
+    def __init__(self, workspace: Workspace, blob_url: Callable[[str, str], str]) -> None:
         self._workspace = workspace
         self._blob_url = blob_url
         self._volumes: dict[tuple[str, str], str] = {}
@@ -158,13 +158,13 @@ class Objects:
     def _create_blob(self, _: Any, __: Context) -> Any:
         blob_id = self._workspace.ids.make("bl")
         answer = api_pb2.BlobCreateResponse(blob_id=blob_id, blob_ids=[blob_id])
-        answer.upload_urls.items.append(self._blob_url(blob_id))
+        answer.upload_urls.items.append(self._blob_url(blob_id, "PUT"))
         return answer
 
     def _get_blob(self, asked: Any, _: Context) -> Any:
         if asked.blob_id not in self._workspace.blobs:
             raise not_found(f"Blob with ID '{asked.blob_id}' not found")
-        return api_pb2.BlobGetResponse(download_url=self._blob_url(asked.blob_id))
+        return api_pb2.BlobGetResponse(download_url=self._blob_url(asked.blob_id, "GET"))
 
 
 def _checksum(files: list[tuple[str, str]]) -> str:

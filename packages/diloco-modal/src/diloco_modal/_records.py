@@ -1,0 +1,182 @@
+"""The records of runs: one Dict each, whose entries are read as text."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Mapping
+from typing import Any
+
+from . import _many as many
+from ._connection import Connection
+from ._errors import MissingError
+from ._options import ModalOptions
+from ._payload import record_name
+from ._record import DamagedRecordError, checked, written
+
+PREFIX = "diloco-"
+_KEPT_SECONDS = 60.0
+_KEPT_RECORDS = 64
+
+
+class Records(Connection):
+    """Safe to share between threads."""
+
+    def __init__(self, options: ModalOptions) -> None:
+        super().__init__(options)
+        self._records: dict[str, tuple[float, Any]] = {}
+        self._entries: dict[str, tuple[float, Mapping[str, str]]] = {}
+
+    def record(self, run_id: str, *, create: bool = False) -> Any:
+        """The Dict of a run, found by its name.
+
+        Raises:
+            MissingError: There is none.
+        """
+        import modal
+
+        name = record_name(run_id)
+        where, now = self._where, self._options.clock()
+
+        def find() -> Any:
+            return modal.Dict.from_name(name, create_if_missing=create, **where).hydrate()
+
+        found = self._ask(find, f"looking for the Dict {name!r}")
+        with self._lock:
+            if len(self._records) >= _KEPT_RECORDS:
+                self._records.clear()
+            self._records[run_id] = now, found
+        return found
+
+    def read(self, run_id: str) -> tuple[Any, Mapping[str, str]]:
+        """The Dict of a run, and its entries.
+
+        For a minute it is asked for by its id; only if it is not there, or is not a run's any more, is its name looked up. A
+        Dict of the same name that was made meanwhile has another id.
+
+        Raises:
+            MissingError: There is no such Dict.
+        """
+        with self._lock:
+            since, kept = self._records.get(run_id, (0.0, None))
+        # A clock may also be set back.
+        if kept is not None and 0 <= self._options.clock() - since < _KEPT_SECONDS:
+            with contextlib.suppress(MissingError):
+                entries = self.entries(kept)
+                if "launch" in entries:
+                    return kept, entries
+        record = self.record(run_id)
+        return record, self.entries(record)
+
+    def put_once(self, record: Any, key: str, value: Mapping[str, Any]) -> bool:
+        """Create an entry; whether it was this call that did."""
+        return self._ask(
+            lambda: bool(record.put(key, written(value), skip_if_exists=True)),
+            f"writing {key} to the record",
+        )
+
+    async def hold(self, record: Any, key: str, value: Mapping[str, Any]) -> Mapping[str, Any]:
+        """Create an entry if there is none; what is there then.
+
+        Raises:
+            DamagedRecordError: It is not what this version writes.
+        """
+        from . import _wire
+
+        seconds = self._options.request_timeout
+        put = record.put.aio(key, written(value), skip_if_exists=True)
+        if await many.asked(put, seconds, f"writing {key} to the record"):
+            return value
+        look = _wire.get_entry.aio(record, key)
+        held = await many.asked(look, seconds, f"reading {key} from the record")
+        return checked(key, held or "")
+
+    def get(self, record: Any, key: str) -> Mapping[str, Any] | None:
+        """An entry; None if there is none.
+
+        Raises:
+            DamagedRecordError: It is not what this version writes.
+        """
+        from . import _wire
+
+        held = self._ask(lambda: _wire.get_entry(record, key), f"reading {key} from the record")
+        return None if held is None else checked(key, held)
+
+    def pop_own(self, record: Any, key: str, value: Mapping[str, Any]) -> None:
+        """Remove an entry that was made here, which its id tells: a try whose answer was lost may have made it."""
+        from . import _wire
+
+        with contextlib.suppress(DamagedRecordError):
+            if (self.get(record, key) or {}).get("id") == value["id"]:
+                what = f"removing {key} from the record"
+                self._ask(lambda: _wire.remove_entry(record, key), what)
+
+    def entries(self, record: Any) -> Mapping[str, str]:
+        """All entries, as they were written. They are read only if their number is not that of the last time, or after a minute.
+
+        Entries are created and never changed, and Modal's client takes as long to read a few of them as to ask for a result.
+        Only a cancel that has failed takes its entry away, and another may come in its place: hence the minute.
+        """
+        key, now = record.object_id, self._options.clock()
+        count = self._ask(record.len, "looking at the record")
+        if count == 0:
+            return {}
+        with self._lock:
+            kept = self._entries.get(key)
+        if kept is not None and len(kept[1]) == count and 0 <= now - kept[0] < _KEPT_SECONDS:
+            return kept[1]
+        from . import _wire
+
+        read: dict[str, str] = self._ask(lambda: _wire.get_entries(record), "reading the record")
+        self.keep_entries(record, read, now)
+        return read
+
+    def keep_entries(self, record: Any, entries: Mapping[str, str], now: float) -> None:
+        """Have :meth:`entries` give these, as long as the record has as many.
+
+        Args:
+            record: Of a run.
+            entries: All that it has, as far as is known here.
+            now: When the first of them was read or written.
+        """
+        with self._lock:
+            if len(self._entries) >= _KEPT_RECORDS:
+                self._entries.clear()
+            self._entries[record.object_id] = now, entries
+
+    def delete_record(self, run_id: str, record: Any) -> None:
+        """Remove the Dict of a run, if it is there; one that was made meanwhile under its name is another run's, and stays."""
+        import modal
+
+        name, where = record_name(run_id), self._where
+        with self._lock:
+            self._records.pop(run_id, None)
+
+        def delete() -> None:
+            # Modal's client removes by name only.
+            if modal.Dict.from_name(name, **where).hydrate().object_id == record.object_id:
+                modal.Dict.objects.delete(name, allow_missing=True, **where)
+
+        with contextlib.suppress(MissingError):
+            self._ask(delete, f"removing the Dict {name!r}")
+
+    async def is_record(self, run_id: str) -> bool:
+        """Whether there is a Dict of that name, and it is a run's."""
+        import modal
+
+        name = record_name(run_id)
+        record = modal.Dict.from_name(name, **self._where)
+        what = f"looking at the Dict {name!r}"
+        try:
+            return bool(
+                await many.asked(record.contains.aio("launch"), self._options.request_timeout, what)
+            )
+        except MissingError:  # removed meanwhile
+            return False
+
+    def record_names(self) -> list[str]:
+        """Names of all Dicts that can be a run's, oldest first."""
+        import modal
+
+        where = self._where
+        held = self._ask(lambda: modal.Dict.objects.list(**where), "listing Dicts")
+        return [each.name for each in reversed(held) if (each.name or "").startswith(PREFIX)]

@@ -1,0 +1,184 @@
+"""What calls return and Dicts hold, as the bytes that Modal keeps; none of it is unpickled.
+
+Modal's client unpickles whatever a call returns or raises, and whatever anybody has put into a Dict,
+and so runs code of theirs. This is the only file that uses what the client keeps to itself: its RPCs
+(``_stub``), the loop on which they run (``synchronize_api``), and the HTTP session that knows the
+user's proxy. ``test_wire.py`` says what has moved if a client differs.
+"""
+
+# ruff: noqa: SLF001
+from __future__ import annotations
+
+import contextlib
+import time
+from dataclasses import dataclass
+from typing import Any
+
+from modal._utils.async_utils import synchronize_api
+from modal._utils.http_utils import ClientSessionRegistry
+from modal_proto import api_pb2
+
+from diloco_protocol import InvalidRequestError, UnavailableError
+from diloco_protocol.backend import OUTCOME_BYTES, RECORD_BYTES, check_size
+
+from ._errors import MissingError
+from ._record import damaged
+from ._text import text_in_cbor, text_in_pickle
+
+_AROUND = 64
+"""Bytes that a pickle adds to a text, and more."""
+_ENTRY_BYTES = 256
+"""What an entry costs besides its text."""
+_DICT_BYTES = 8 * RECORD_BYTES
+"""Of all entries of a run: each replica has several."""
+_RAISED = {"FAILURE", "INIT_FAILURE"}
+_MESSAGE = 4000
+"""Characters that are kept of what Modal says about an end."""
+
+
+@dataclass(frozen=True, slots=True)
+class End:
+    """How a call has ended.
+
+    Attributes:
+        status: Modal's word, such as ``"SUCCESS"``, ``"TERMINATED"`` or ``"KERNEL_OOM_KILL"``.
+        text: What it returned, if that is one text and was asked for.
+        message: Modal's words about an end that is no success; or why there is no text.
+        raised: Whether it raised an error; that is not decoded, and Modal's words show it.
+    """
+
+    status: str
+    text: str = ""
+    message: str = ""
+    raised: bool = False
+
+
+async def _get_end(client: Any, call_id: str, *, value: bool = True) -> End | None:
+    """Return how a call has ended; None if it has not.
+
+    Args:
+        client: Of Modal.
+        call_id: The call.
+        value: Whether what it returned is wanted, too; otherwise it is not fetched.
+
+    Raises:
+        MissingError: Its result has expired.
+        UnavailableError: What it returned could not be fetched.
+    """
+    request = api_pb2.FunctionGetOutputsRequest(
+        function_call_id=call_id, timeout=0, last_entry_id="0-0", requested_at=time.time(),
+        start_idx=0, end_idx=0,
+    )  # fmt: skip
+    reply = await client._stub.FunctionGetOutputs(request)
+    if not reply.outputs and reply.num_unfinished_inputs:
+        return None
+    if not reply.outputs:
+        raise MissingError(f"the result of the call {call_id} has expired")
+    output = reply.outputs[0]
+    result, status = output.result, _word(output.result.status)
+    if status != "SUCCESS" or not value:
+        raised = status in _RAISED and bool(result.data or result.data_blob_id)
+        return End(status, message=result.exception[:_MESSAGE], raised=raised)
+    try:
+        data = result.data
+        if result.WhichOneof("data_oneof") == "data_blob_id":
+            data = await _download(client, result.data_blob_id)
+        check_size("what it returned", len(data), OUTCOME_BYTES + _AROUND)
+    except InvalidRequestError as error:
+        return End(status, message=str(error))
+    cbor = output.data_format == api_pb2.DATA_FORMAT_CBOR
+    text = text_in_cbor(data) if cbor else text_in_pickle(data)
+    if text is None:
+        return End(status, message="what it returned is not text, and is not unpickled")
+    return End(status, text)
+
+
+async def _download(client: Any, blob_id: str) -> bytes:
+    import aiohttp
+
+    reply = await client._stub.BlobGet(api_pb2.BlobGetRequest(blob_id=blob_id))
+    pieces, size = [], 0
+    try:
+        async with ClientSessionRegistry.get_session().get(reply.download_url) as body:
+            if body.status != 200:
+                raise UnavailableError(f"its result could not be fetched: HTTP {body.status}")
+            if body.headers.get("Content-Encoding", "identity") != "identity":
+                raise InvalidRequestError("what it returned was compressed, and is not read")
+            async for piece in body.content.iter_any():
+                size += len(piece)
+                check_size("what it returned", size, OUTCOME_BYTES + _AROUND)
+                pieces.append(piece)
+    except (aiohttp.ClientError, OSError) as error:
+        # Its text may have the URL, which opens the blob to everybody.
+        name = type(error).__name__
+        raise UnavailableError(f"its result could not be fetched: {name}") from error
+    return b"".join(pieces)
+
+
+async def _get_status(client: Any, call_id: str) -> str:
+    """Return Modal's word for the state of a call: ``"PENDING"`` also while it runs; empty for none."""
+    request = api_pb2.FunctionGetCallGraphRequest(function_call_id=call_id)
+    graph = await client._stub.FunctionGetCallGraph(request)
+    own = (each for each in graph.inputs if each.function_call_id == call_id)
+    return next((_word(each.status) for each in own), "")
+
+
+def _word(status: int) -> str:
+    values = api_pb2.GenericResult.GenericStatus.DESCRIPTOR.values_by_number
+    if status not in values:
+        return f"STATUS_{status}"
+    return values[status].name.removeprefix("GENERIC_STATUS_") if status else "PENDING"
+
+
+async def _get_entry(record: Any, key: str) -> str | None:
+    """Return the text of an entry of a Dict; empty if it is no text, None if there is no entry."""
+    await record.hydrate()
+    request = api_pb2.DictGetRequest(dict_id=record.object_id, key=_key(key))
+    reply = await record.client._stub.DictGet(request)
+    return _text(reply.value) if reply.found else None
+
+
+async def _get_entries(record: Any) -> dict[str, str]:
+    """Return the texts of all entries of a Dict, empty for what is no text; a key that is none is ``?N``.
+
+    Raises:
+        DamagedRecordError: They are more than any run has.
+    """
+    await record.hydrate()
+    request = api_pb2.DictContentsRequest(dict_id=record.object_id, keys=True, values=True)
+    held: dict[str, str] = {}
+    size = 0
+    stream = record.client._stub.DictContents.unary_stream(request)
+    async with contextlib.aclosing(stream):
+        async for entry in stream:
+            size += len(entry.key) + len(entry.value) + _ENTRY_BYTES
+            if size > _DICT_BYTES:
+                raise damaged(f"the run's record on Modal has more than {_DICT_BYTES} bytes")
+            key = text_in_pickle(entry.key)
+            held[f"?{len(held)}" if key is None else key] = _text(entry.value)
+    return held
+
+
+async def _remove_entry(record: Any, key: str) -> None:
+    """Remove an entry of a Dict, if it is there; what it was is not looked at."""
+    await record.hydrate()
+    request = api_pb2.DictPopRequest(dict_id=record.object_id, key=_key(key))
+    await record.client._stub.DictPop(request)
+
+
+def _key(key: str) -> bytes:
+    import pickle  # to write, as Modal's client does
+
+    return pickle.dumps(key, 4)
+
+
+def _text(value: bytes) -> str:
+    text = text_in_pickle(value) if len(value) <= RECORD_BYTES else None
+    return text or ""
+
+
+get_end = synchronize_api(_get_end)
+get_status = synchronize_api(_get_status)
+get_entry = synchronize_api(_get_entry)
+get_entries = synchronize_api(_get_entries)
+remove_entry = synchronize_api(_remove_entry)
