@@ -2,10 +2,12 @@
 
 import itertools
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from diloco_eks._lines import Line, Place, lines_of
+from diloco_eks._errors import MissingError
+from diloco_eks._lines import Line, Place, lines_of, written
 from diloco_protocol.backend import LINE_BYTES
 
 STAMPS = [
@@ -61,3 +63,12 @@ def test_a_line_without_end_is_cut():
     (line,) = lines_of([b"2026-11-21T04:30:47Z ", *itertools.repeat(b"x" * (1 << 16), 64)])
     assert line.stamp == "2026-11-21T04:30:47Z"
     assert line.text.startswith("x" * (LINE_BYTES - 21) + " [... the line was cut here")
+
+
+def test_words_of_the_kubelet_are_no_lines():
+    kubelet = b"unable to retrieve container logs for containerd://abc"
+    stamped = b"2026-11-21T04:30:47Z mine\n"
+    assert [line.text for line in written(lines_of([stamped, kubelet]))] == ["mine"]
+    assert list(written(lines_of([]))) == []
+    with pytest.raises(MissingError, match=r"there is no log: unable to retrieve .*//abc"):
+        list(written(lines_of([kubelet])))

@@ -196,3 +196,42 @@ def test_the_log_is_that_of_the_newest_attempt_or_an_error(bench):
     bench.stand_in.access.deny("get", "pods/log")
     with pytest.raises(ForbiddenError):
         run.executor.stream_logs(run.handles[0])
+
+
+def test_long_lines_are_lines(bench):
+    """The kubelet counts pieces of 16 KiB, and begins wherever the last ones begin."""
+    run = bench.launch(1)
+    long = ["a" * 100_000, "b" * 40_000, "c"]
+    run.pod(0).log("".join(f"{line}\n" for line in ["first", *long]))
+    for number in range(1, 6):
+        text = run.executor.stream_logs(run.handles[0], n_lines=number)
+        assert text.split("\n") == ["first", *long][-number:]
+
+
+def test_a_short_log_is_asked_for_once(bench):
+    run = bench.launch(1)
+    run.pod(0).log("".join(f"line {number}\n" for number in range(10)))
+    for number in (5, 10, 200):
+        bench.stand_in.calls.clear()
+        run.executor.stream_logs(run.handles[0], n_lines=number)
+        assert [call.resource for call in bench.stand_in.calls].count("pods/log") == 1
+
+
+def test_no_words_of_the_kubelet_are_in_a_log(bench):
+    """While an evicted pod waits to be replaced, its container is gone, and the kubelet says so in place of the log."""
+    run = bench.launch(1)
+    run.pod(0).log("mine\n")
+    lines = run.executor.log_iter(run.handles[0], follow=True)
+    assert next(lines) == "mine"
+    run.pod(0).on_term(143, after=0.5)
+    run.pod(0).evict()
+    texts = set()
+    while run.describe(0).attempt == 1:
+        texts.add(run.executor.stream_logs(run.handles[0]))
+        bench.world.advance(0.25)
+    assert texts <= {"mine", ""}
+    bench.world.settle(within=30)
+    run.pod(0).start()
+    run.pod(0).log("second\n")
+    assert next(lines) == "second"
+    lines.close()

@@ -7,7 +7,10 @@ from dataclasses import dataclass
 
 from diloco_protocol.backend import split_lines
 
+from ._errors import MissingError
 from ._facts import parse_time
+
+_SHOWN = 500
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,6 +58,23 @@ class Place:
 def lines_of(pieces: Iterable[bytes]) -> Iterator[Line]:
     """Lines from pieces that end anywhere; very long ones are cut."""
     return map(_line, split_lines(pieces))
+
+
+def written(lines: Iterable[Line]) -> Iterator[Line]:
+    """Yield the lines that have a time, as all have that a replica wrote.
+
+    Raises:
+        MissingError: There are none, and the kubelet says why.
+    """
+    said, any_written = "", False
+    for line in lines:
+        any_written = any_written or bool(line.stamp)
+        if line.stamp:
+            yield line
+        else:
+            said = said or line.text
+    if said and not any_written:
+        raise MissingError(f"there is no log: {said[:_SHOWN]}")
 
 
 def _line(raw: bytes) -> Line:

@@ -6,6 +6,7 @@ import contextlib
 import copy
 import math
 import re
+from collections import deque
 from collections.abc import Callable, Generator, Iterator
 from dataclasses import dataclass
 from typing import TypeVar
@@ -26,12 +27,13 @@ from ._client import pieces
 from ._cluster import Cluster
 from ._errors import BadRequestError, MissingError
 from ._facts import PodFacts, pods_by_index, read_pod
-from ._lines import Line, Place, lines_of
+from ._lines import Line, Place, lines_of, written
 from ._verdict import read_message
 
 T = TypeVar("T")
 
 _CLOCKS_DIFFER = 60
+_LEAST_PIECE = 4096  # characters; containerd's are 16 KiB
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,7 +71,7 @@ class LogSource:
         """The lines of one pod's log, which is opened at once; none if its container has not started yet.
 
         Raises:
-            MissingError: The pod is gone.
+            MissingError: The pod is gone, or its container is.
             BackendError: It cannot be opened; or, while it is read, the connection broke.
         """
         query: dict[str, object] = {"follow": True} if follow else {}
@@ -82,7 +84,7 @@ class LogSource:
             response = self.cluster.open_log(self.namespace, pod, **query)
         except BadRequestError:  # "... is waiting to start"
             return iter(())
-        return lines_of(pieces(f"read the log of pod {pod}", response))
+        return written(lines_of(pieces(f"read the log of pod {pod}", response)))
 
 
 class Outage:
@@ -201,19 +203,43 @@ class PodLog(Iterator[str]):
         if pod is None:
             return
         report = read_message(pod)
-        extra = 0 if report is None else report.result_lines
+        wanted = count + (0 if report is None else report.result_lines)
         try:
-            lines = self._patiently(lambda: list(self._source.lines(pod.name, tail=count + extra)))
+            lines = self._last_lines(pod, wanted)
         except MissingError:
-            raise _removed(pod) from None
+            self._check_gone(pod)
+            return
         yield from [line.text for line in lines if not is_result_line(line.text)][-count:]
+
+    def _last_lines(self, pod: PodFacts, count: int) -> list[Line]:
+        """At least the last lines. The kubelet counts pieces of lines, of 16 KiB or less, and may begin within a line."""
+        pieces_asked, before = count + 1, None
+        while True:
+            tail = pieces_asked
+            lines = self._patiently(
+                lambda tail=tail: deque(self._source.lines(pod.name, tail=tail), count + 1)  # type: ignore[misc]
+            )
+            pieces_most = sum(1 + len(line.text) // _LEAST_PIECE for line in lines)
+            if len(lines) > count or pieces_most < pieces_asked or lines == before:
+                return list(lines)
+            pieces_asked, before = pieces_asked * 4, lines
 
     def _once(self, pod: PodFacts | None, place: Place) -> Iterator[Line]:
         try:
             while pod is not None and not (yield from self._stream(pod, place, follow=False)):
                 pass
         except MissingError:
-            raise _removed(pod) from None
+            self._check_gone(pod)
+
+    def _check_gone(self, pod: PodFacts | None) -> None:
+        """Refuse to call a log empty that is gone; but of an attempt that is to come, nothing is gone.
+
+        Raises:
+            ReplicaNotFoundError: There will be no other attempt, or another was asked for.
+        """
+        chosen = self._attempt is not None or self._previous
+        if chosen or self._patiently(self._source.terminal):
+            raise _removed(pod)
 
     def _follow(self, pod: PodFacts | None) -> Iterator[Line]:
         """One attempt after the other, until the replica has ended and all was read."""
