@@ -1,4 +1,4 @@
-"""What a launch would send, to look at: without the secrets that somebody has put into it."""
+"""What a launch would send, to look at: what is encoded in it without the secrets that somebody has put there."""
 
 from __future__ import annotations
 
@@ -10,7 +10,6 @@ from diloco_protocol.backend import (
     REDACTED,
     redact,
     redact_spec,
-    redact_text,
     variables_from_strings,
     variables_to_strings,
 )
@@ -19,24 +18,18 @@ _PIECE = 2500
 
 
 def shown_job(job: Mapping[str, Any], spec: ReplicaSpec) -> dict[str, Any]:
-    """A request without secrets in its texts, its variables, and the spec that is encoded in its hyperparameters."""
-    shown: dict[str, Any] = _texts(job)
-    if "Environment" in shown:
-        shown["Environment"] = {
-            name: redact(name, value) for name, value in shown["Environment"].items()
-        }
-    long = {
-        name: redact(name, value)
-        for name, value in variables_from_strings(job["HyperParameters"]).items()
-    }
-    strings = {
+    """Return a request without secrets in the spec and in the long variables, which are encoded in its hyperparameters.
+
+    ``plan`` leaves out what is secret in the rest.
+    """
+    long = variables_from_strings(job["HyperParameters"])
+    shown = {name: redact(name, value) for name, value in long.items()}
+    encoded = {
         **spec_to_environment(redact_spec(spec), piece_bytes=_PIECE),
-        **variables_to_strings(long, piece_bytes=_PIECE),
+        **variables_to_strings(shown, piece_bytes=_PIECE),
     }
-    others = {
-        name: value for name, value in shown["HyperParameters"].items() if not _is_piece(name)
-    }
-    return {**shown, "HyperParameters": {**strings, **others}}
+    plain = {name: text for name, text in job["HyperParameters"].items() if not _is_piece(name)}
+    return {**job, "HyperParameters": {**encoded, **plain}}
 
 
 def _is_piece(name: str) -> bool:
@@ -54,13 +47,3 @@ def secret_names(job: Mapping[str, Any]) -> list[str]:
         }.items()
         if redact(name, value) == REDACTED
     )
-
-
-def _texts(value: Any) -> Any:
-    if isinstance(value, str):
-        return redact_text(value)
-    if isinstance(value, Mapping):
-        return {key: _texts(inside) for key, inside in value.items()}
-    if isinstance(value, list):
-        return [_texts(inside) for inside in value]
-    return value

@@ -1,0 +1,110 @@
+"""What is secret is in no error, no plan and no repr."""
+
+import pytest
+
+from diloco_protocol import DilocoError, InvalidRequestError, spec_from_environment
+from diloco_protocol.backend import variables_from_strings
+
+HIDDEN = "hunter2-9f3c"
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("output_s3_path", f"s3://key:{HIDDEN}@bucket/runs"),
+        ("output_s3_path", f"s3://key:se/cret{HIDDEN}@bucket"),
+        ("output_s3_path", f"s3://key:{HIDDEN} \0@bucket"),
+        ("checkpoint_s3_path", f"s3://{HIDDEN}@bucket/runs"),
+        ("channels", {"data": f"s3://key:{HIDDEN}@bucket/runs"}),
+        ("endpoint_url", f"http://key:{HIDDEN}@127.0.0.1:9"),
+        ("endpoint_url", f"http://key:a/{HIDDEN}@127.0.0.1:9"),
+        ("endpoint_url", f"ftp://key:{HIDDEN}'\"@127.0.0.1:9"),
+        ("image_uri", f"key:{HIDDEN}@registry/trainer:1"),
+        ("image_uri", f"https://key:{HIDDEN}@registry/trainer@sha256:{'0' * 64}"),
+        ("session", {"aws_secret_access_key": HIDDEN}),
+        ("s3_client", {"aws_secret_access_key": HIDDEN}),
+        ("request_overlay", f"PASSWORD {HIDDEN}"),
+        ("request_overlay", {"Environment": [HIDDEN]}),
+        ("request_overlay", {"Environment": {"PASSWORD": [HIDDEN]}}),
+        ("request_overlay", {"Tags": [{"Key": "PASSWORD", "Value": HIDDEN, "Too": "much"}]}),
+        ("request_overlay", {"HyperParameters": {"any": f"{HIDDEN}\nwith a line end"}}),
+        ("request_overlay", {"TensorBoardOutputConfig": {"S3OutputPath": f"s3://a:{HIDDEN}@b/c"}}),
+        ("request_overlay", {"InputDataConfig": [{"ChannelName": "a", "DataSource": {"S3DataSource": {
+            "S3DataType": "S3Prefix", "S3Uri": f"https://{HIDDEN}@b/c"}}}]}),
+        ("tags", {"DB_PASS": f"{HIDDEN}*"}),
+        ("env", {"1A": HIDDEN}),
+        ("output_kms_key", f"postgres://me:{HIDDEN}@host/{'x' * 40}*"),
+    ],
+)  # fmt: skip
+def test_what_is_refused_is_not_shown(aws, executor, name, value):
+    with pytest.raises(InvalidRequestError) as caught:
+        executor(**{name: value}).launch_replicas(1, "trainer:train", run_id="run-1", gpu="L4")
+    assert HIDDEN not in str(caught.value)
+    if name not in {"request_overlay", "tags", "env", "output_kms_key"}:  # these are fields of it
+        assert name in str(caught.value)
+    assert aws.calls == []
+
+
+@pytest.mark.parametrize(
+    "image",
+    ["trainer", "registry:5000/a/b:1", f"a.b/c@sha256:{'0' * 64}", f"a/b:1@sha256:{'0' * 64}"],
+)
+def test_images_that_are_allowed(offline, image):
+    assert offline(image_uri=image).plan(1, "trainer:train").requests
+
+
+def test_places_in_s3_that_are_allowed(offline):
+    """A key may have an '@'."""
+    path = "s3://bucket/team@home"
+    (request,) = offline(output_s3_path=path).plan(1, "trainer:train").requests
+    assert request["OutputDataConfig"]["S3OutputPath"] == path
+
+
+def test_a_plan_has_no_secret(offline):
+    executor = offline(
+        tags={"DB_PASS": HIDDEN, "team": "us"},
+        command=["run", f"--password={HIDDEN}", "--token", HIDDEN],
+        env={"WANDB_KEY": HIDDEN, "LONG_SECRET": HIDDEN * 100, "PLAIN": "shown"},
+        request_overlay={"HyperParameters": {"api_key": HIDDEN}},
+    )
+    (request,) = executor.plan(
+        1,
+        "trainer:train",
+        {"password": HIDDEN, "uri": f"s3://key:{HIDDEN}\0@bucket/x", "plain": "shown"},
+        labels={"SSH_KEY": HIDDEN},
+        env={"MORE": f"Authorization: Bearer {HIDDEN}"},
+        run_id="run-1",
+    ).requests
+    strings = request["HyperParameters"]
+    inside = [spec_from_environment(strings).kwargs, variables_from_strings(strings)]
+    assert HIDDEN not in repr((request, inside))
+    assert inside[0]["plain"] == request["Environment"]["PLAIN"] == "shown"
+    assert {"Key": "team", "Value": "us"} in request["Tags"]
+
+
+def test_a_repr_has_no_secret(aws, executor):
+    options = {"env": {"PASSWORD": HIDDEN}, "tags": {"DB_PASS": HIDDEN}, "owner": HIDDEN}
+    ours = executor(**options)
+    ours.launch_replicas(1, "trainer:train", run_id="run-1")
+    launched = ours._jobs.describe("diloco-run-1-00000")
+    for each in (ours, ours._options, ours._client, launched):
+        assert HIDDEN not in repr(each)
+
+
+@pytest.mark.parametrize("uri", [f"s3://key:{HIDDEN}\0@bucket/run", f"s3://{HIDDEN}@bucket/run"])
+def test_a_rendezvous_is_tried_without_showing_it(aws, executor, uri):
+    """There is no image here that could try it."""
+    words = f"{uri} is not allowed"
+    aws.faults.append(("CreateTrainingJob", "ValidationException", words, 400, False))
+    findings = executor().check(rendezvous_uri=uri)
+    assert [each.ok for each in findings if each.subject == "rendezvous"] == [False]
+    assert HIDDEN not in repr(findings)
+
+
+def test_an_error_of_aws_is_shown_without_what_is_secret(aws, executor):
+    text = f"no: s3://key:{HIDDEN}@bucket, \x1b[2J --password={HIDDEN}"
+    aws.faults.append(("ListTrainingJobs", "ValidationException", text, 400, False))
+    with pytest.raises(DilocoError) as caught:
+        executor().list_runs()
+    assert HIDDEN not in str(caught.value)
+    assert "\x1b" not in str(caught.value)
