@@ -2,6 +2,8 @@
 
 import pytest
 
+from diloco_eks._facts import read_pod
+from diloco_eks._verdict import read_message
 from diloco_protocol import (
     ForbiddenError,
     Reason,
@@ -129,3 +131,30 @@ def test_exit_codes_reasons_and_messages_of_the_pods_are_told(bench, report):
     waiting = bench.launch(1, run_id="run-2", start=False)
     assert waiting.describe(0).reason is Reason.UNSCHEDULABLE
     assert "Insufficient nvidia.com/gpu" in waiting.describe(0).message
+
+
+@pytest.mark.parametrize("kept", [0.3, 0.7, 0.99])
+def test_a_damaged_report_concerns_its_rank_alone(bench, report, kept):
+    """What a replica writes may be cut anywhere."""
+    texts = [
+        report(exit_code=7, error="x" * 900, reason=Reason.ERROR)[0],
+        report("y" * 900)[0],
+    ]
+    first, second = (text[: int(len(text) * kept)] for text in texts)
+    run = bench.launch(3, executor=bench.executor(on_replica_failure="continue"))
+    run.pod(0).fail(7, first)
+    run.pod(1).succeed(second)
+    run.pod(2).succeed(report("whole")[0])
+    failed, damaged, whole = run.executor.collect(run.handles, timeout=60)
+    assert (failed["status"], failed["exit_code"], failed["reason"]) == ("failed", 7, "error")
+    assert failed["error"] == "it exited with code 7: what its runner reported cannot be read"
+    assert (damaged["status"], damaged["result"]) == ("succeeded", None)
+    assert "what its runner reported cannot be read" in damaged["error"]
+    assert (whole["result"], whole["error"]) == ("whole", None)
+
+
+def test_what_is_longer_than_any_report_is_none(a_pod, report):
+    text = report(exit_code=3, error="mine", reason=Reason.ERROR)[0]
+    for message, read in ((text, True), (" " * 5000 + text[:-1] + " " * 5000 + "}", False)):
+        pod = read_pod(a_pod(0, "Failed", {"terminated": {"exitCode": 3, "message": message}}))
+        assert (read_message(pod) is not None) is read

@@ -260,24 +260,28 @@ def _translated(what: str, make: Callable[[Apis], Any], apis: Apis) -> Any:
     except BackendError:
         raise
     except ApiException as error:
-        if not error.status:  # the client's own dress for an SSLError
-            raise _unreached(f"cannot {what}: {error.reason}") from error
-        raise to_error(read_answer(int(error.status), error.body, error.headers), what) from error
-    except AttributeError as error:
-        # Some clients (36) trip over the empty body of that dress before it can be caught.
-        hidden = error.__context__
-        if isinstance(hidden, ApiException) and not hidden.status:
-            raise _unreached(f"cannot {what}: {hidden.reason}") from error
-        raise
+        raise _answered(what, error) from error
     except (ConnectTimeoutError, SSLError) as error:
         raise _unreached(f"cannot {what}: {type(error).__name__}: {error}") from error
     except (HTTPError, OSError) as error:
         raise UnavailableError(f"cannot {what}: {type(error).__name__}: {error}") from error
-    except (ValueError, TypeError) as error:
+    except (AttributeError, ValueError, TypeError) as error:
+        # Some clients (36) trip over a body that is empty or not UTF-8 before their own error can be caught.
+        if isinstance(error.__context__, ApiException):
+            raise _answered(what, error.__context__) from error
+        if isinstance(error, AttributeError):
+            raise
         # Newer clients check what they are given before they send it.
         raise InvalidRequestError(
             f"cannot {what}: the kubernetes client refuses it: {error}"
         ) from error
+
+
+def _answered(what: str, error: Any) -> BackendError:
+    """The error for an ApiException."""
+    if not error.status:  # the client's own dress for an SSLError
+        return _unreached(f"cannot {what}: {error.reason}")
+    return to_error(read_answer(int(error.status), error.body, error.headers), what)
 
 
 def _unreached(text: str) -> UnreachedError:

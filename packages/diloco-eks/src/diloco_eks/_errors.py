@@ -75,7 +75,7 @@ def read_answer(status: int, body: object, headers: Mapping[str, str] | None) ->
     )
     try:
         parsed = json.loads(text)
-    except ValueError:
+    except (ValueError, RecursionError):
         parsed = None
     data: dict[str, Any] = parsed if isinstance(parsed, dict) else {}
     details = data.get("details") if isinstance(data.get("details"), dict) else {}

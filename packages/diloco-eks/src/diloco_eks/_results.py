@@ -17,7 +17,7 @@ from ._cluster import Cluster
 from ._errors import MissingError
 from ._facts import PodFacts
 from ._lines import lines_of
-from ._verdict import read_message
+from ._verdict import is_damaged, read_message
 
 _SLACK = 50
 
@@ -48,6 +48,8 @@ def read_result(
             "away). To keep results, collect during the run with an executor that has a journal="
         )
     report = read_message(pod)
+    if is_damaged(pod):
+        raise ResultLostError(f"{name}, but what its runner reported cannot be read")
     if report is None:
         raise ResultLostError(
             f"{name}, but its container reported no result: command= must end with what starts diloco_protocol.runner, "

@@ -20,6 +20,7 @@ _NOT_STARTED = frozenset(
     {"StartError", "ContainerCannotRun", "CreateContainerError", "CreateContainerConfigError"}
 )
 _SHOWN = 500
+_MESSAGE_BYTES = 4096  # of a termination message, which the kubelet cuts there
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,13 +49,19 @@ def read_message(pod: PodFacts) -> OutcomeMessage | None:
 
     Without a report the kubelet puts the end of the log there.
     """
-    text = (pod.terminated or {}).get("message")
-    if not isinstance(text, str) or not text:
+    text = _text((pod.terminated or {}).get("message"))
+    if not text or len(text) > _MESSAGE_BYTES:
         return None
     try:
         return outcome_from_message(text)
-    except (InvalidRequestError, SpecVersionError, TypeError, AttributeError):
+    except (InvalidRequestError, SpecVersionError):
         return None
+
+
+def is_damaged(pod: PodFacts) -> bool:
+    """Return whether the termination message is a runner's report that cannot be read, and not the end of a log."""
+    text = _text((pod.terminated or {}).get("message"))
+    return text.startswith("{") and '"exit_code":' in text and read_message(pod) is None
 
 
 def interrupted(pod: PodFacts) -> bool:
@@ -80,7 +87,7 @@ def judge(pod: PodFacts) -> Verdict:
     report = read_message(pod)
     outcome = None if report is None else report.outcome
     code = end.get("exitCode")
-    exit_code = code if type(code) is int else None
+    exit_code = code if type(code) is int and 0 <= code <= 255 else None
     started, finished = parse_time(end.get("startedAt")), parse_time(end.get("finishedAt"))
     native = end.get("reason")
     number = end.get("signal")
@@ -125,7 +132,9 @@ def judge(pod: PodFacts) -> Verdict:
         message = outcome.error or f"it exited with code {exit_code}"
         return Verdict(reason, exit_code, name, message, started, finished)
     how = f"it was ended by {name}" if name else f"it exited with code {exit_code}"
-    log = _text(end.get("message"))
+    log = (
+        "what its runner reported cannot be read" if is_damaged(pod) else _text(end.get("message"))
+    )
     return Verdict(
         Reason.ERROR, exit_code, name, f"{how}: {log[-_SHOWN:]}" if log else how, started, finished
     )
