@@ -28,7 +28,7 @@ def test_what_is_not_deployed_is_named_with_the_command(lab, options, command):
 
 def test_a_secret_without_the_key_is_named(lab):
     lab.world.add_secret("tokens", {"OTHER": "1"})
-    again = r"HF_TOKEN\. Make it again with all its keys: modal secret create --force tokens HF_TOKEN=\.\.\."
+    again = r"HF_TOKEN\. Make it again with all its keys: modal secret create --force tokens NAME=VALUE"
     with pytest.raises(InvalidRequestError, match=again):
         lab.launch(1, secrets={"HF_TOKEN": "tokens"})
     lab.world.add_secret("huggingface", {"HF_TOKEN": "1"})
@@ -109,6 +109,8 @@ def test_an_environment_that_is_not_there_is_no_missing_app(lab):
         ({"gpu": "GB300"}, "known are T4, L4"),
         ({"gpu": "H100:9"}, "at most 8"),
         ({"gpu": "A10:5"}, "at most 4"),
+        ({"gpu": "B200+:9"}, "at most 8"),
+        ({"gpu": "H200!"}, "known are T4, L4"),
         ({"timeout": None}, "timeout"),
         ({"timeout": 86_400}, "timeout"),
         ({"timeout": 40_000, "max_restarts": 2}, "needs a call of"),

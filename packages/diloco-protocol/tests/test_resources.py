@@ -20,6 +20,8 @@ from diloco_protocol.backend import GpuRequest, parse_gpu
         ("A100-80GB:8", "A100-80GB", 8),
         ("RTX 4090:2", "RTX 4090", 2),
         ("ml.p5_x", "ml.p5_x", 1),
+        ("H100!", "H100!", 1),
+        ("B200+:4", "B200+", 4),
     ],
 )
 def test_what_is_understood(text, name, count):
@@ -28,7 +30,25 @@ def test_what_is_understood(text, name, count):
 
 @pytest.mark.parametrize(
     "text",
-    ["", "0", "A100:0", "A100:", ":2", "A100:x", "any:-1", "H100:2:3", "2:2", "²", "A  B", "A :2"],
+    [
+        "",
+        "0",
+        "A100:0",
+        "A100:",
+        ":2",
+        "A100:x",
+        "any:-1",
+        "H100:2:3",
+        "2:2",
+        "²",
+        "A  B",
+        "A :2",
+        "!",
+        "A!!",
+        "A!B",
+        "1" * 5000,
+        "A100:" + "1" * 5000,
+    ],
 )
 def test_what_is_refused(text):
     with pytest.raises(InvalidRequestError) as caught:

@@ -40,7 +40,8 @@ def import_modal() -> None:
             f"Modal's client cannot be imported ({error}): pip install 'modal>=1.5.5,<1.7'"
         ) from error
     except Exception as error:  # it reads its settings then
-        raise InvalidRequestError(f"Modal's client refuses its settings: {error}") from error
+        why = " ".join(str(error).split())
+        raise InvalidRequestError(f"Modal's client refuses its settings: {why}") from error
 
 
 def bounded(call: Callable[[], T], seconds: float, what: str) -> T:

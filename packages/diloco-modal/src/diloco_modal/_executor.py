@@ -43,7 +43,7 @@ from ._launch import Launcher, bound_options
 from ._logs import read_log
 from ._looks import Looks, is_of
 from ._options import DAY, ModalOptions
-from ._payload import LONGEST_CALL, MARGIN, MAX_RESULT_BYTES, call_timeout, payloads, shown_payload
+from ._payload import LONGEST_CALL, MARGIN, MAX_RESULT_BYTES, call_timeout, payloads
 from ._record import (
     DamagedRecordError,
     calls_of,
@@ -129,7 +129,10 @@ class ModalSpawnExecutor(BaseExecutor):
                 "app": self._options.app,
                 "function": self._options.function,
                 "options": bound,
-                "payload": shown_payload(payload, spec),
+                "payload": {
+                    **payload,
+                    "spec": spec.to_dict(),
+                },  # as JSON values, which can be redacted
             }
             for payload, spec in zip(sent, specs, strict=True)
         ]

@@ -6,7 +6,6 @@ import json
 from typing import Any
 
 from diloco_protocol import InvalidRequestError, RunRequest
-from diloco_protocol.backend import redact, redact_spec
 
 from ._options import ModalOptions
 
@@ -65,12 +64,6 @@ def payloads(
             )
         made.append(payload)
     return made
-
-
-def shown_payload(payload: dict[str, Any], spec: Any) -> dict[str, Any]:
-    """A payload without secrets, with the spec readable."""
-    env = {name: redact(name, value) for name, value in payload["env"].items()}
-    return {**payload, "spec": redact_spec(spec).to_dict(), "env": env}
 
 
 def record_name(run_id: str) -> str:

@@ -11,8 +11,8 @@ from diloco_protocol.backend import parse_gpu
 _GPUS = {
     name.lower(): name
     for name in (
-        "T4", "L4", "A10", "A10G", "L40S", "A100", "A100-40GB", "A100-80GB", "RTX-PRO-6000", "H100", "H200", "B200", "B300",
-        "any",
+        "T4", "L4", "A10", "A10G", "L40S", "A100", "A100-40GB", "A100-80GB", "RTX-PRO-6000", "H100", "H100!", "H200", "B200",
+        "B200+", "B300", "any",
     )
 }  # fmt: skip
 _MOST_MEMORY = 16.0 * 1024 * 1024

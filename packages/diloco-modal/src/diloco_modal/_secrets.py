@@ -45,12 +45,10 @@ def _named(name: str, keys: list[str], where: Mapping[str, Any], ask: Ask) -> An
     except BackendError as error:
         if error.retryable:
             raise
-        values = " ".join(f"{key}=..." for key in keys)
-        how = f"Make it: modal secret create {name} {values}"
+        with_keys = f", with the key {keys[0]}" if keys else ""
+        how = f"Make it{with_keys}: modal secret create {name} NAME=VALUE"
         if "missing key" in str(error):
-            how = (
-                f"Make it again with all its keys: modal secret create --force {name} {values} ..."
-            )
+            how = f"Make it again with all its keys: modal secret create --force {name} NAME=VALUE ..."
         raise InvalidRequestError(f"{str(error).rstrip('.')}. {how}") from error
     return found
 

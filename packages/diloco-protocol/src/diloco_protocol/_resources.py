@@ -10,9 +10,9 @@ from ._errors import InvalidRequestError
 ANY = "any"
 """The name that stands for every model."""
 
-# Names may hold single blanks, as those of nvidia-smi do ("RTX 4090").
+# Names may hold single blanks, as those of nvidia-smi do ("RTX 4090"), and end as those of Modal do ("H100!").
 _REQUEST = re.compile(
-    r"(?P<bare>\d+)|(?P<name>[A-Za-z][\w.-]*(?: [\w.-]+)*)(?::(?P<count>\d+))?",
+    r"(?P<bare>\d{1,9})|(?P<name>[A-Za-z][\w.-]*(?: [\w.-]+)*[!+]?)(?::(?P<count>\d{1,9}))?",
     re.ASCII,
 )
 
