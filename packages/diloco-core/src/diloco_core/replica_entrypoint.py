@@ -89,8 +89,9 @@ def _prepare(
     exchange = connect(**options)
     if (devices := torch.cuda.device_count()) > 1:
         _log.warning(
-            "rank %d: this replica sees %d GPUs and is one process: unless the trainer itself uses them all, it trains on one, and "
-            "the others are paid for and idle. Ask for one GPU per replica, and start more replicas.",
+            "rank %d: this replica sees %d GPUs and is one process: unless the trainer itself uses them "
+            "all, it trains on one, and the others are idle. Ask for one GPU per replica, and start more "
+            "replicas.",
             exchange.rank,
             devices,
         )

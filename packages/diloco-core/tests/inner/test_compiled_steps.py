@@ -98,7 +98,7 @@ def trained(lab, way, make, compiled, steps=7, **options):
     ],
 )
 def test_a_compiled_step_is_counted_and_synced(lab, way, optimizer):
-    torch._dynamo.reset()  # noqa: SLF001 - torch has no public way
+    torch._dynamo.reset()
     make = OPTIMIZERS[optimizer]
     plain, covered = trained(lab, WAYS[way], make, lambda step: step)
     values, same = trained(lab, WAYS[way], make, lambda step: torch.compile(step, backend="eager"))
@@ -109,7 +109,7 @@ def test_a_compiled_step_is_counted_and_synced(lab, way, optimizer):
 
 
 def test_a_graph_without_breaks_is_refused_with_what_to_do(lab):
-    torch._dynamo.reset()  # noqa: SLF001 - torch has no public way
+    torch._dynamo.reset()
     whole = torch.compile(lambda step: step(), backend="eager", fullgraph=True)
-    with pytest.raises(Exception, match="(?s)DiLoCo.*compile the step without fullgraph=True"):
+    with pytest.raises(Exception, match=r"(?s)DiLoCo.*compile the step without fullgraph=True"):
         trained(lab, WAYS["the step"], OPTIMIZERS["SGD"], lambda step: lambda: whole(step))

@@ -71,7 +71,7 @@ class TestRefusals:
                 inner.step()
             return outer.committed
 
-        with pytest.raises(ConfigurationError, match="Quantized.*With save_inner_every=0 the"):
+        with pytest.raises(ConfigurationError, match=r"Quantized.*With save_inner_every=0 the"):
             train("saved")
         assert train("not saved", save_inner_every=0) == 1
 

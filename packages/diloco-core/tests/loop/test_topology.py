@@ -39,7 +39,7 @@ def ddp(model):
 
 
 def sharded(model):
-    from torch.distributed.fsdp import fully_shard  # noqa: PLC0415 - it takes long
+    from torch.distributed.fsdp import fully_shard  # it takes long
 
     return fully_shard(model)
 

@@ -14,9 +14,7 @@ if TYPE_CHECKING:
 
 # Integers with more bits are written as hexadecimal text, since Python refuses to read and write thousands of decimal digits.
 _DECIMAL_BITS = 1024
-_WAY_OUT = (
-    " With save_inner_every=0 the inner state is not saved, and a rank that comes back begins with a new one."
-)
+_WAY_OUT = " With save_inner_every=0 the inner state is not saved, and a rank that comes back begins with a new one."
 _DTYPES = frozenset(
     {
         torch.float64,

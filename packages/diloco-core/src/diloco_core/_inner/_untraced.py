@@ -12,8 +12,8 @@ if TYPE_CHECKING:
     from types import FrameType
 
 _REASON = (
-    "an outer loop (DiLoCo) counts the steps of this optimizer and syncs between them, outside of compiled code: compile the step "
-    "without fullgraph=True"
+    "an outer loop (DiLoCo) counts the steps of this optimizer and syncs between them, outside of compiled code: compile "
+    "the step without fullgraph=True"
 )
 _NAMES = frozenset({"untraced_hook", "_fn"})
 

@@ -13,6 +13,7 @@ from .._errors import ConfigurationError, SyncError, UnequalSyncsError, UnseenSt
 from .._inner._kept_weights import KeptWeights
 from .._inner._steps import optimizers_of
 from .._inner._unseen_changes import UnseenChanges
+from .._model._loads import Loads
 from .._model._names import plain_name
 from .._model._outer_groups import checked_groups, group_of_parameters
 from .._model._partition import Buffers, split
@@ -295,6 +296,7 @@ class DiLoCo:
         self._inner_steps_before = 0
         self._unseen = UnseenChanges(self._model.trained, self._schedule.steps)
         self._kept = KeptWeights(optimizers, names)
+        self._loads = Loads(model, self._model.trained)
         self._lr = OuterLr(self._model.outer.rates, schedules, exchange.rank)
         self._outer_steps = OuterSteps(
             self._fragments,
@@ -332,6 +334,7 @@ class DiLoCo:
             self._membership,
             self._unseen,
             self._kept,
+            self._loads,
             exchange.rank,
             self._process.check,
             self._told_to_end,
@@ -420,6 +423,7 @@ class DiLoCo:
         self._outer_steps.training = True
         self._inner.enter()
         self._unseen.watch()
+        self._loads.watch()
         self._told_to_end.training = True
         self._is_open = True
         return self
@@ -439,6 +443,7 @@ class DiLoCo:
             self._leave(error)
         finally:
             self._is_open = False
+            self._loads.stop()
             self._told_to_end.stop()
 
     def _leave(self, error: BaseException | None) -> None:
@@ -457,6 +462,7 @@ class DiLoCo:
                 self._check_whole()
                 self._inner.end_step()
                 self._model.check()
+                self._check_loads()  # open steps are saved for a run that is resumed
                 self._adopt_under_way()
                 self._outer_steps.catch_up()
                 self._say_nothing_was_synced()
@@ -673,10 +679,17 @@ class DiLoCo:
     def _check_before_sync(self) -> None:
         self._process.check()
         self._model.check()
+        self._check_loads()
         self._kept.before_sync()
+
+    def _check_loads(self) -> None:
+        """Refuse loaded values in fragments that have taken steps since their last sync; the others are restored at the end."""
+        pairs = zip(self._fragments, self._count.since_sync, strict=True)
+        self._loads.check([each.name for one, steps in pairs if not steps for each in one.tensors])
 
     def _note_sync(self) -> None:
         self._unseen.seen()
+        self._loads.stepped()
         self._kept.after_sync()
 
     def _schema(self) -> Schema:

@@ -17,6 +17,7 @@ if TYPE_CHECKING:
 
     from .._inner._kept_weights import KeptWeights
     from .._inner._unseen_changes import UnseenChanges
+    from .._model._loads import Loads
     from ._membership import Membership
     from ._outer_steps import OuterSteps
     from ._schedule import Due, Schedule
@@ -34,6 +35,7 @@ class InnerLoop:
         membership: Checks whether the optimizers' state can be saved.
         unseen: Detects parameters that are trained without a step of these optimizers; it is told about every step seen.
         kept: Detects optimizers that write weights of their own back after a sync.
+        loads: Detects values that were loaded into the model since the last step.
         rank: The rank of this replica.
         check_process: Raises an error if a process other than the one that trains takes a step.
         told_to_end: Knows whether this replica is to end with the step under way.
@@ -50,6 +52,7 @@ class InnerLoop:
         membership: Membership,
         unseen: UnseenChanges,
         kept: KeptWeights,
+        loads: Loads,
         rank: int,
         check_process: Callable[[], None],
         told_to_end: ToldToEnd,
@@ -61,6 +64,7 @@ class InnerLoop:
         self._membership = membership
         self._unseen = unseen
         self._kept = kept
+        self._loads = loads
         self._rank = rank
         self._check_process = check_process
         self._told_to_end = told_to_end
@@ -103,6 +107,7 @@ class InnerLoop:
         if self.entered:
             self._check_process()
             self._unseen.steps()
+            self._loads.check()
         self._outer_steps.check_not_parted()
         if self.entered and self._step.before(optimizer, self._optimizers.has_used_gradient):
             self._count.count()
@@ -144,6 +149,7 @@ class InnerLoop:
         elif not half_taken and self._outer_steps.may_look():
             with self._told_to_end.between_steps():
                 self._outer_steps.look()
+        self._loads.stepped()
 
     def _exchange(self, due: Due) -> None:
         """Send the fragment whose turn it is, or adopt a sync, or both."""

@@ -21,9 +21,7 @@ _WRAPPERS = (
     ("torch.distributed.fsdp", "FSDPModule", "reshard"),
 )
 _WHY = "one process is one replica, and what several processes hold together is not supported yet"
-_GROUP = (
-    "To train with the process group of all replicas instead of a store, pass ProcessGroupExchange()"
-)
+_GROUP = "To train with the process group of all replicas instead of a store, pass ProcessGroupExchange()"
 
 
 def check_topology(model: torch.nn.Module, exchange: Exchange) -> None:

@@ -50,8 +50,8 @@ class Unsynced:
         tensors: The tensors that are not synced, each under its first name.
         layout: How their values are cut into objects.
         aliases: Further names of tensors, synced or not, with the first name of each.
-        omitted: Names of entries that cannot be stored: extra state, values that a hook computes, dtypes that safetensors does
-            not know.
+        omitted: Names of entries that cannot be stored: extra state, and values that a hook computes.
+        special: Tensors of the model that cannot be stored, with what they are: quantised ones, for instance.
 
     Args:
         model: The model, wrapped or not.
@@ -62,6 +62,7 @@ class Unsynced:
         self.tensors: list[NamedTensor] = []
         self.aliases: dict[str, str] = {}
         self.omitted: list[str] = []
+        self.special: dict[str, str] = {}
         names = {id(named.tensor): named.name for named in synced}
         model_tensors = {id(tensor) for tensor in (*model.parameters(), *model.buffers())}
         for key, tensor in _entries(model).items():
@@ -69,12 +70,10 @@ class Unsynced:
             if id(tensor) in names:
                 if name != names[id(tensor)]:
                     self.aliases[name] = names[id(tensor)]
-            elif (
-                id(tensor) not in model_tensors
-                or name.rpartition(".")[2] == _EXTRA_STATE
-                or not _can_be_stored(tensor)
-            ):
+            elif id(tensor) not in model_tensors or name.rpartition(".")[2] == _EXTRA_STATE:
                 self.omitted.append(name)
+            elif not _can_be_stored(tensor):
+                self.special[name] = f"{type(tensor.detach()).__name__}, {tensor.dtype}"
             else:
                 names[id(tensor)] = name
                 self.tensors.append(NamedTensor(name, tensor, Rule.FIRST))
@@ -100,6 +99,7 @@ class Unsynced:
             **tensor_table(self.layout, self._segments),
             "aliases": self.aliases,
             "omitted": self.omitted,
+            **({"special": self.special} if self.special else {}),
         }
         for number in range(table["shards"]):
             checksums: list[int] = []  # the parts may be asked for again: the last checksum counts

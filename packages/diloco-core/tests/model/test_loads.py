@@ -1,0 +1,154 @@
+"""Values that are loaded into the model inside the block do not go out as training progress."""
+
+import copy
+import io
+
+import pytest
+import torch
+
+from diloco_core import DiLoCo, ModelChangedError, ReplicaLostError, connect, in_process
+from diloco_core.testing import run_replicas
+
+
+def shifted(model, by=5.0):
+    return {name: tensor + by for name, tensor in model.state_dict().items()}
+
+
+def load_all(model):
+    model.load_state_dict(shifted(model))
+
+
+def load_a_part(model):
+    model[0].load_state_dict(shifted(model[0]))
+
+
+def load_one_tensor(model):
+    model.load_state_dict({"2.bias": model[2].bias + 1}, strict=False)
+
+
+def load_through_a_wrapper(model):
+    torch.nn.Sequential(model).load_state_dict({f"0.{n}": t for n, t in shifted(model).items()})
+
+
+def load_twice(model):
+    load_all(model)
+    load_all(model)
+
+
+LOADS = [load_all, load_a_part, load_one_tensor, load_through_a_wrapper, load_twice]
+
+
+def net(lab):
+    return lab.fill(
+        torch.nn.Sequential(torch.nn.Linear(3, 4), torch.nn.Tanh(), torch.nn.Linear(4, 2))
+    )
+
+
+def train(lab, exchange, change, *, before=1, after=6, at_rank=0, **options):
+    """Steps, then what is done to the model, then steps; returns what is held and the number of syncs."""
+    model = net(lab)
+    inner = torch.optim.AdamW(model.parameters(), lr=0.01, fused=True)
+    with DiLoCo(model, inner, exchange, **{"sync_every": 2, **options}) as outer:
+        for step in range(before + after):
+            if step == before and exchange.rank == at_rank:
+                change(model)
+            lab.push(model, inner, exchange.rank, step)
+    return lab.values(model), outer.committed
+
+
+@pytest.mark.parametrize("load", LOADS)
+@pytest.mark.parametrize("before", [0, 1, 2])
+def test_they_are_refused_before_the_next_sync(lab, load, before):
+    loaded, other = run_replicas(lambda e: train(lab, e, load, before=before), in_process(2))
+    assert isinstance(loaded, ModelChangedError)
+    assert loaded.tensor == ("2.bias" if load is load_one_tensor else "0.weight")
+    for way_out in ("before the block begins", "resume=True", "put the old values back"):
+        assert way_out in str(loaded)
+    assert isinstance(other, ReplicaLostError)
+
+
+@pytest.mark.parametrize("options", [{}, {"flush": "none"}, {"delay": 1}, {"fragments": 2}])
+def test_they_are_not_sent_where_the_block_is_left(lab, tmp_path, options):
+    """Steps since the last sync are open then: they are synced, or saved for a run that is resumed."""
+    exchange = connect(str(tmp_path / "run"), rank=0, world_size=1)
+    with pytest.raises(ModelChangedError, match="were loaded into the model inside the block"):
+        train_and_leave(lab, exchange, load_all, **options)
+
+
+def train_and_leave(lab, exchange, change, **options):
+    model = net(lab)
+    inner = torch.optim.SGD(model.parameters(), lr=0.1)
+    with DiLoCo(model, inner, exchange, sync_every=4, **options):
+        for step in range(5):
+            lab.push(model, inner, 0, step)
+        change(model)
+
+
+def averaged_and_back(model):
+    """As an evaluation with averaged weights does."""
+    held = {name: tensor.clone() for name, tensor in model.state_dict().items()}
+    model.load_state_dict(shifted(model))
+    model(torch.ones(1, 3))
+    model.load_state_dict(held)
+
+
+def by_hand_and_back(model):
+    held = [parameter.detach().clone() for parameter in model.parameters()]
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.add_(1)
+        for parameter, values in zip(model.parameters(), held, strict=True):
+            parameter.copy_(values)
+
+
+def by_hand_and_loaded_back(model):
+    held = {name: tensor.clone() for name, tensor in model.state_dict().items()}
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.add_(1)
+    model.load_state_dict(held)
+
+
+def the_same(model):
+    model.load_state_dict(model.state_dict())
+
+
+def a_copy_of_it(model):
+    copied = copy.deepcopy(model)
+    file = io.BytesIO()
+    torch.save(model, file)
+    file.seek(0)
+    for other in (copied, torch.load(file, weights_only=False)):
+        other.load_state_dict(shifted(model))
+
+
+NOTHING = [averaged_and_back, by_hand_and_back, by_hand_and_loaded_back, the_same, a_copy_of_it]
+
+
+@pytest.mark.parametrize("change", NOTHING)
+@pytest.mark.parametrize("options", [{}, {"delay": 1, "sync_every": 4}])
+def test_what_is_put_back_is_nothing(lab, change, options):
+    found = lab.run(lambda e: train(lab, e, change, **options), in_process(2))
+    wanted = lab.run(lambda e: train(lab, e, lambda _: None, **options), in_process(2))
+    assert [committed for _, committed in found] == [committed for _, committed in wanted]
+    assert lab.identical([values for values, _ in found + wanted])
+
+
+def test_what_the_loop_does_to_its_weights_between_steps_is_its_own(lab):
+    def clamped(model):
+        with torch.no_grad():
+            for parameter in model.parameters():
+                parameter.clamp_(-0.1, 0.1)
+
+    assert train(lab, in_process(1)[0], clamped)[1] == 4
+
+
+def test_a_file_that_the_model_is_saved_to_holds_nothing_of_ours(lab):
+    model = net(lab)
+    with DiLoCo(model, torch.optim.SGD(model.parameters()), in_process(1)[0], sync_every=9):
+        file = io.BytesIO()
+        torch.save(model, file)
+        hooks = [hook for module in model.modules() for hook in module._load_state_dict_pre_hooks]
+        assert hooks
+    assert b"diloco" not in file.getvalue()
+    assert not any(module._load_state_dict_pre_hooks for module in model.modules())
