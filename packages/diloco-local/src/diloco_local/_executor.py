@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
 import shutil
 import uuid
@@ -226,15 +225,12 @@ class LocalProcessExecutor(BaseExecutor):
         known = []
         for name in filter(is_run_id, self._root.run_ids()):
             run = self._root.run(name)
-            with contextlib.suppress(FileNotFoundError, NotADirectoryError):
-                started_at = run.started.stat().st_mtime
-                try:
-                    record = read_record(run)
-                    known += [] if record is None else [(record.created_at, name)]
-                except (
-                    BackendError
-                ):  # it is there all the same; who asks for it is told what is wrong
-                    known.append((started_at, name))
+            try:
+                record = read_record(run)
+                if record is not None and run.started.exists():
+                    known.append((record.created_at, name))
+            except BackendError:  # when it was launched is not known; who asks for it is told why
+                known.append((0.0, name))
         return [name for _, name in sorted(known)]
 
     def _attach(self, run_id: str) -> list[ReplicaHandle]:

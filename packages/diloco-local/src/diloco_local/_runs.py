@@ -58,9 +58,9 @@ def find_run(root: Root, run_id: str) -> tuple[RunDir, RunRecord]:
     """
     root.check()
     run = root.run(run_id)
+    record = read_record(run)
     # What was published and never started is a launch that died: nobody has a handle of it.
-    record = read_record(run) if run.started.exists() else None
-    if record is None:
+    if record is None or not run.started.exists():
         known = ", ".join(root.run_ids()[:20]) or "none"
         raise ReplicaNotFoundError(
             f"there is no run {run_id!r} below {root.path} (runs there: {known})"
