@@ -72,3 +72,30 @@ def test_a_handle_holds_no_password(bench):
     configuration = executor._client.apis().batch.api_client.configuration
     configuration.host = f"https://user:k-1-of-many@{host}"
     assert executor.attach(handle.run_id)[0].metadata["server"] == plain.rstrip("/")
+
+
+@pytest.mark.parametrize("dry_run", [None, "server"])
+def test_wherever_it_stands(bench, dry_run):
+    secret = "k-1-of-many"
+    overlay = {
+        "metadata": {"annotations": {"auth-token": secret}},
+        "spec": {
+            "initContainers": [
+                {
+                    "name": "first",
+                    "image": f"user:{secret}@registry.example/first:1",
+                    "command": ["fetch", f"--password={secret}", "--token", secret],
+                    "env": [{"name": "DB_PASS", "value": secret}],
+                }
+            ]
+        },
+    }
+    executor = bench.executor(
+        annotations={"note": f"Authorization: Bearer {secret}"},
+        env={"OPENAI_KEY": secret},
+        command=["wrap", f"--api-key={secret}", "python", "-m", "diloco_protocol.runner"],
+        pod_overlay=overlay,
+    )
+    plan = executor.plan(1, "trainer:train", dry_run=dry_run)
+    assert secret not in json.dumps(plan.requests)
+    assert secret not in repr(plan)

@@ -12,7 +12,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from diloco_protocol import InvalidRequestError, UnavailableError, retry, spec_to_environment
-from diloco_protocol.backend import spec_sha256
+from diloco_protocol.backend import redact_spec, spec_sha256
 
 from . import _names as names
 from ._errors import ConflictError
@@ -30,16 +30,24 @@ _MOST_INSIDE = 64 * 1024
 _MOST_BYTES = 1024 * 1024  # of a ConfigMap's data
 
 
-def encoded_spec(request: RunRequest, options: EKSOptions) -> tuple[dict[str, str], str | None]:
+def encoded_spec(
+    request: RunRequest, options: EKSOptions, *, shown: bool = False
+) -> tuple[dict[str, str], str | None]:
     """Return the spec as variables, and their digest if they are so large that a ConfigMap holds them.
+
+    Args:
+        request: The launch.
+        options: The executor's.
+        shown: Leave secrets out of the variables, for a plan: nobody sees into them once they are encoded.
 
     Raises:
         InvalidRequestError: They are too large for a ConfigMap.
     """
     spec = request.specs(grace=options.grace)[0]
     pieces = spec_to_environment(spec)
+    shown_pieces = spec_to_environment(redact_spec(spec)) if shown else None
     if sum(map(len, pieces.values())) <= _MOST_INSIDE:
-        return pieces, None
+        return shown_pieces or pieces, None
     # The same launch must find the same ConfigMap, in whichever order the keys were written.
     sorted_kwargs = json.loads(json.dumps(spec.kwargs, sort_keys=True))
     pieces = spec_to_environment(replace(spec, kwargs=sorted_kwargs))
@@ -49,7 +57,7 @@ def encoded_spec(request: RunRequest, options: EKSOptions) -> tuple[dict[str, st
             f"the arguments are {size} bytes when they are encoded, and a ConfigMap holds {_MOST_BYTES}: put large arguments "
             "into the store and pass their address"
         )
-    return pieces, spec_sha256(pieces)
+    return shown_pieces or pieces, spec_sha256(pieces)
 
 
 def spec_entries(job: str, pieces: Mapping[str, str], digest: str | None) -> list[dict[str, Any]]:
@@ -68,9 +76,11 @@ def map_name(job: str, digest: str = "") -> str:
     return f"{job}-arguments-{digest[:16]}"
 
 
-def arguments_map(request: RunRequest, options: EKSOptions) -> dict[str, Any] | None:
+def arguments_map(
+    request: RunRequest, options: EKSOptions, *, shown: bool = False
+) -> dict[str, Any] | None:
     """Return the ConfigMap of a run's arguments; None if they stand in the Job."""
-    pieces, digest = encoded_spec(request, options)
+    pieces, digest = encoded_spec(request, options, shown=shown)
     if digest is None:
         return None
     return {

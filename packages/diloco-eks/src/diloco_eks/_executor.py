@@ -49,7 +49,6 @@ from ._log_verbs import LogVerbs
 from ._manifest import job_manifest
 from ._options import EKSOptions
 from ._runs import Runs
-from ._shown import shown_arguments, shown_job
 
 
 class EKSExecutor(LogVerbs):
@@ -154,14 +153,14 @@ class EKSExecutor(LogVerbs):
         """
         if dry_run not in {None, "server"}:
             raise InvalidRequestError(f"dry_run must be 'server' or None, not {dry_run!r}")
-        if dry_run is None:
-            return super().plan(n_replicas, entrypoint, entrypoint_args, **options)
-        request = self._request(n_replicas, entrypoint, entrypoint_args, **options)
-        manifest = job_manifest(request, self._options)
-        self._check_names()
-        self._patiently(lambda: create_job(self._cluster, manifest, dry_run=True))
-        self._try_arguments(arguments_map(request, self._options))
-        return Plan(request.run_id, tuple(self._plan(request)))
+        if dry_run is not None:
+            request = self._request(n_replicas, entrypoint, entrypoint_args, **options)
+            options = {**options, "run_id": request.run_id}
+            manifest = job_manifest(request, self._options)
+            self._check_names()
+            self._patiently(lambda: create_job(self._cluster, manifest, dry_run=True))
+            self._try_arguments(arguments_map(request, self._options))
+        return super().plan(n_replicas, entrypoint, entrypoint_args, **options)
 
     def _try_arguments(self, arguments: dict[str, Any] | None) -> None:
         """Find out whether large arguments can be sent, before anything is created."""
@@ -214,10 +213,9 @@ class EKSExecutor(LogVerbs):
         return check_cluster(self._cluster, manifest, account, self._patiently)
 
     def _plan(self, request: RunRequest) -> list[dict[str, Any]]:
-        spec = request.specs(grace=self._options.grace)[0]
-        arguments = arguments_map(request, self._options)
-        job = shown_job(job_manifest(request, self._options), spec)
-        return [job] if arguments is None else [job, shown_arguments(arguments, spec)]
+        job = job_manifest(request, self._options, shown=True)
+        arguments = arguments_map(request, self._options, shown=True)
+        return [job] if arguments is None else [job, arguments]
 
     def _submit(self, request: RunRequest) -> list[ReplicaHandle]:
         manifest = job_manifest(request, self._options)

@@ -33,12 +33,19 @@ MESSAGE_PATH = "/dev/termination-log"
 _MOST_BYTES = 1_000_000
 
 
-def job_manifest(request: RunRequest, options: EKSOptions) -> dict[str, Any]:
+def job_manifest(
+    request: RunRequest, options: EKSOptions, *, shown: bool = False
+) -> dict[str, Any]:
     """The Job of a run. Equal arguments give equal manifests.
 
     Indexed, all pods at once; every index has its own restarts, so the one that failed is named; a disruption is no
     failure; the deadline is a backstop behind the runner's own timeout.
     https://kubernetes.io/docs/concepts/workloads/controllers/job/
+
+    Args:
+        request: The launch.
+        options: The executor's.
+        shown: Leave secrets out of what is encoded, for a plan.
 
     Raises:
         InvalidRequestError: Something cannot be asked of a cluster; says what and what is allowed.
@@ -46,7 +53,7 @@ def job_manifest(request: RunRequest, options: EKSOptions) -> dict[str, Any]:
     count = len(request.ranks)
     name = names.job_name(request.run_id, count)
     labels = _labels(request, options)
-    template = apply_overlay(_template(request, options, labels), options.pod_overlay)
+    template = apply_overlay(_template(request, options, labels, shown), options.pod_overlay)
     spec: dict[str, Any] = {
         "completionMode": "Indexed",
         "completions": count,
@@ -135,7 +142,7 @@ def _labels(request: RunRequest, options: EKSOptions) -> dict[str, str]:
 
 
 def _template(
-    request: RunRequest, options: EKSOptions, labels: Mapping[str, str]
+    request: RunRequest, options: EKSOptions, labels: Mapping[str, str], shown: bool
 ) -> dict[str, Any]:
     gpu = place_gpus(request.gpu, options.gpu_types) if request.gpu is not None else None
     if gpu is not None and options.runtime_class_name is not None:
@@ -145,7 +152,7 @@ def _template(
             UserWarning,
             stacklevel=2,
         )
-    pieces, digest = encoded_spec(request, options)
+    pieces, digest = encoded_spec(request, options, shown=shown)
     container: dict[str, Any] = {
         "name": names.CONTAINER,
         "image": options.image,
