@@ -1,9 +1,11 @@
 """What belongs to this user, and what somebody else could have put there."""
 
+import errno
 import os
 
 import pytest
 
+from diloco_local import _own
 from diloco_local._own import check_own_folder, check_root, open_own, open_own_stream
 from diloco_protocol import InvalidRequestError
 
@@ -136,3 +138,23 @@ def test_what_is_made_is_for_the_owner_alone(tmp_path):
     assert (tmp_path / "file").stat().st_mode & 0o777 == 0o600
     with pytest.raises(InvalidRequestError, match="is no FIFO"):
         open_own(tmp_path / "file", os.O_RDWR, fifo=True)
+
+
+def test_what_is_closed_to_its_owner_is_refused(tmp_path, monkeypatch):
+    """The superuser can open everything, so the refusal is made here."""
+
+    def refuse(*_, **__):
+        raise PermissionError(errno.EACCES, "closed")
+
+    (tmp_path / "file").touch()
+    with monkeypatch.context() as patch:
+        patch.setattr(_own.os, "open", refuse)
+        with pytest.raises(InvalidRequestError, match="is closed to its owner"):
+            _own.open_own(tmp_path / "file", os.O_RDONLY)
+    monkeypatch.setattr(_own, "_open_folder", lambda _: os.open(tmp_path, os.O_RDONLY))
+    opened = os.open
+    monkeypatch.setattr(
+        _own.os, "open", lambda *a, **k: refuse() if a[0] == "file" else opened(*a, **k)
+    )
+    with pytest.raises(InvalidRequestError, match="is closed to its owner"):
+        _own.open_own(tmp_path / "file", os.O_RDONLY)
