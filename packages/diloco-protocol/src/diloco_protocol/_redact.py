@@ -2,37 +2,24 @@
 
 from __future__ import annotations
 
+import json
 import re
-from dataclasses import replace
+from dataclasses import fields, replace
+from itertools import pairwise
 from typing import TYPE_CHECKING, Any
+
+from ._secret_forms import REDACTED, TOKEN, forms
+from ._secret_names import is_secret_name, is_secret_parameter
+from ._userinfo import without_userinfo
 
 if TYPE_CHECKING:
     from ._spec import ReplicaSpec
 
-REDACTED = "<redacted>"
-"""What stands in place of a secret."""
-
-# "token" is also the beginning of words that every trainer of language models uses.
-_SECRET_NAME = re.compile(
-    r"TOKEN(?!I[SZ])|SECRET|PASSW|PWD|CREDENTIAL|API_?KEY|ACCESS_?KEY|PRIVATE|AUTHORIZATION",
-    re.IGNORECASE,
-)
-# The length of a scheme is bounded, or a long text without one would take quadratic time.
-_URI = re.compile(r"([A-Za-z][A-Za-z0-9+.\-]{0,30}://)([^\s'\"<>]+)")
-_PARAMETER = re.compile(r"(?<=[?&;])([^=&;#?\s]+)=([^&;#\s]+)")
-_SECRET_PARAMETER = re.compile(r"key|secret|token|pass|pwd|sig|credential|auth|sas", re.IGNORECASE)
-# Tokens whose issuers begin them so that they can be found: AWS, GitHub, GitLab, Hugging Face, OpenAI and others who begin with
-# "sk-", Slack, Stripe, Google, npm, PyPI, JSON web tokens; and private keys.
-_TOKEN = re.compile(
-    r"""(?<![A-Za-z0-9])(?:
-        (?:AKIA|ASIA)[A-Z0-9]{16} |
-        gh[opsur]_[A-Za-z0-9]{20,} | github_pat_[A-Za-z0-9_]{20,} | glpat-[A-Za-z0-9_-]{20,} |
-        hf_[A-Za-z0-9]{20,} | sk-[A-Za-z0-9_-]{20,} | xox[abeoprs]-[A-Za-z0-9-]{10,} |
-        [rs]k_live_[A-Za-z0-9]{16,} | AIza[A-Za-z0-9_-]{35} | npm_[A-Za-z0-9]{36} | pypi-[A-Za-z0-9_-]{50,} |
-        eyJ[A-Za-z0-9_-]{10,}\.[A-Za-z0-9_-]{10,}\.[A-Za-z0-9_-]*
-    ) | -----BEGIN\ [A-Z\ ]*PRIVATE\ KEY-----.*?(?:-----END\ [A-Z\ ]*PRIVATE\ KEY-----|\Z)""",
-    re.VERBOSE | re.DOTALL,
-)
+_SETTING = re.compile(r"(-{0,2}[A-Za-z_][\w.\-]*+)=")
+_OPTION = re.compile(r"-{1,2}[A-Za-z][\w.\-]*")
+# What nobody has to guess.
+_NOTHING = frozenset({"", "0", "1", "false", "none", "null", "true"})
+_LONGEST_JSON = 1 << 20
 
 
 def redact(name: str, value: str) -> str:
@@ -42,28 +29,52 @@ def redact(name: str, value: str) -> str:
         name: Its name. If that looks like the name of a secret, the value is ``"<redacted>"``.
         value: Its value, of which secrets are left out that :func:`redact_text` finds.
     """
-    return REDACTED if value and _SECRET_NAME.search(name) else redact_text(value)
+    if is_secret_name(name) and not _is_nothing(value):
+        return REDACTED
+    setting = _SETTING.match(value)
+    if (
+        setting is not None
+        and is_secret_name(setting[1])
+        and not _is_nothing(value[setting.end() :])
+    ):
+        return f"{setting[0]}{REDACTED}"
+    return redact_text(_redact_encoded(value))
 
 
 def redact_text(text: str) -> str:
-    """A text without what has the form of a secret: users and passwords in URIs, their secret parameters, known kinds of tokens.
+    """A text without what has the form of a secret.
 
-    >>> redact_text("from s3://key:secret@bucket/run")
-    'from s3://<redacted>@bucket/run'
+    These are users and passwords in front of hosts, secret parameters and settings (``password=...``), options of commands
+    (``--token ...``), headers, members of JSON with the names of secrets, and the tokens of known issuers.
+
+    >>> redact_text("from s3://key:secret@bucket/run with --password=hunter2")
+    'from s3://<redacted>@bucket/run with --password=<redacted>'
     """
-    return _TOKEN.sub(REDACTED, _URI.sub(_without_userinfo, text))
+    text = TOKEN.sub(REDACTED, without_userinfo(text))
+    for form in forms():
+        text = form.sub(_shown, text)
+    return text
 
 
 def redact_json(value: Any, name: str = "") -> Any:
-    """A copy of a JSON value in which every text is redacted, by the names of the keys above it and by its form."""
+    """A copy of a JSON value in which every text is redacted: by the names that belong to it, and by its form.
+
+    Names are those of the keys above it, of the ``name`` or ``key`` beside a ``value``, and of the option before it in a command.
+    """
+    secret = is_secret_name(name)
     if isinstance(value, str):
         return redact(name, value)
     if isinstance(value, dict):
-        secret = name if _SECRET_NAME.search(name) else ""
-        return {key: redact_json(inside, secret or key) for key, inside in value.items()}
-    if isinstance(value, list):
-        return [redact_json(inside, name) for inside in value]
-    return value
+        return _redact_members(value, name if secret else "")
+    if isinstance(value, (list, tuple)):
+        shown = [redact_json(inside, name) for inside in value]
+        for number, (option, given) in enumerate(pairwise(value), start=1):
+            texts = isinstance(option, str) and isinstance(given, str)
+            secret_option = texts and _OPTION.fullmatch(option) and is_secret_name(option)
+            if secret_option and not given.startswith("--"):
+                shown[number] = redact(option, given)
+        return type(value)(shown)
+    return REDACTED if secret and type(value) in {int, float} and value not in {0, 1} else value
 
 
 def redact_spec(spec: ReplicaSpec) -> ReplicaSpec:
@@ -76,15 +87,49 @@ def redact_spec(spec: ReplicaSpec) -> ReplicaSpec:
     )
 
 
-def _without_userinfo(match: re.Match[str]) -> str:
-    scheme, rest = match.groups()
-    authority = rest.partition("/")[0]
-    # A password may hold any character, also one that should have been quoted.
-    end = (rest if ":" in authority.partition("@")[0] else authority).rfind("@")
-    if end >= 0:
-        rest = f"{REDACTED}{rest[end:]}"
-    return scheme + _PARAMETER.sub(_without_value, rest)
+def redacted_repr(value: Any) -> str:
+    """What ``repr`` gives for a dataclass that may hold secrets."""
+    shown = {each.name: redact_json(getattr(value, each.name), each.name) for each in fields(value)}
+    return (
+        f"{type(value).__name__}({', '.join(f'{name}={each!r}' for name, each in shown.items())})"
+    )
 
 
-def _without_value(match: re.Match[str]) -> str:
-    return f"{match[1]}={REDACTED}" if _SECRET_PARAMETER.search(match[1]) else match[0]
+def _redact_members(members: dict[str, Any], secret: str) -> dict[str, Any]:
+    shown = {
+        redact_text(key) if type(key) is str else key: redact_json(inside, secret or key)
+        for key, inside in members.items()
+    }
+    for key, beside in (("name", "value"), ("Name", "Value"), ("key", "value"), ("Key", "Value")):
+        called = members.get(key)
+        if isinstance(called, str) and beside in members and is_secret_name(called):
+            shown[beside] = redact_json(members[beside], called)
+    return shown
+
+
+def _redact_encoded(value: str) -> str:
+    """A text that is JSON, with its members redacted; it is left as it is if that changes nothing."""
+    if len(value) > _LONGEST_JSON or value.lstrip()[:1] not in {"{", "["}:
+        return value
+    try:
+        data = json.loads(value)
+        shown = redact_json(data)
+    except (ValueError, RecursionError):
+        return value
+    return value if shown == data else json.dumps(shown)
+
+
+def _shown(match: re.Match[str]) -> str:
+    groups = match.groupdict()
+    if "name" in groups and not is_secret_name(match["name"]):
+        return match[0]
+    if "parameter" in groups and not is_secret_parameter(match["parameter"]):
+        return match[0]
+    quote, value = groups.get("quote") or "", groups.get("quoted") or groups.get("bare")
+    if value is not None and _is_nothing(value):
+        return match[0]
+    return f"{match['kept']}{quote}{REDACTED}{quote}"
+
+
+def _is_nothing(value: str) -> bool:
+    return value.lower() in _NOTHING

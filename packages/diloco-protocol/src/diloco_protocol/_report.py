@@ -60,7 +60,7 @@ def read_report(path: Path) -> Outcome | None:
     """
     try:
         # Without waiting, since it could be a FIFO that nobody writes to.
-        with open(path, "rb", opener=_opened_at_once) as file:  # noqa: PTH123
+        with open(path, "rb", opener=_opened_at_once) as file:
             report = read_bounded(file, OUTCOME_BYTES, "the report")
         return Outcome.from_json(report.decode())
     except FileNotFoundError:

@@ -13,6 +13,7 @@ from ._checks import check_amount, check_seconds, check_text, check_texts, check
 from ._entrypoint import entrypoint_name
 from ._errors import InvalidRequestError
 from ._json import canonical, check_json
+from ._redact import redacted_repr
 from ._resources import parse_gpu
 from ._spec import ReplicaSpec
 from ._variables import (
@@ -93,6 +94,9 @@ class RunRequest:
     max_restarts: int = 0
     named: bool = field(default=True, compare=False)
 
+    def __repr__(self) -> str:
+        return redacted_repr(self)
+
     def specs(self, *, grace: float = 10.0) -> list[ReplicaSpec]:
         """What each replica is told, in rank order."""
         return [
@@ -131,6 +135,9 @@ class Plan:
 
     run_id: str
     requests: tuple[dict[str, Any], ...]
+
+    def __repr__(self) -> str:
+        return redacted_repr(self)
 
 
 def make_request(

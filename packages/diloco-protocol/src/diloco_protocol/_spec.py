@@ -10,6 +10,7 @@ from ._checks import check_seconds, check_whole, read_whole, shown
 from ._errors import InvalidRequestError, SpecVersionError
 from ._fields import LARGEST
 from ._json import canonical, check_json, dumps, loads
+from ._redact import redacted_repr
 from ._variables import (
     ATTEMPT_VARIABLE,
     COHORT_VARIABLE,
@@ -99,6 +100,9 @@ class ReplicaSpec:
 
     def __hash__(self) -> int:
         return hash(canonical(self._fields()))
+
+    def __repr__(self) -> str:
+        return redacted_repr(self)
 
     def to_dict(self) -> dict[str, Any]:
         """The spec as JSON values; the kwargs in it are the spec's own and not a copy.

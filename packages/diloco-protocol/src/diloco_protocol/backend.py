@@ -30,10 +30,12 @@ from ._options import (
     takes,
 )
 from ._processes import Process, adopt_orphans, descendants, processes, read_process
-from ._redact import REDACTED, redact, redact_json, redact_spec, redact_text
+from ._redact import redact, redact_json, redact_spec, redact_text
 from ._rendezvous import try_rendezvous
 from ._request import check_restarts, is_run_id
 from ._resources import ANY, GpuRequest, parse_gpu
+from ._secret_forms import REDACTED
+from ._secret_names import is_secret_name
 from ._signals import read_wait_status, signal_name
 from ._spec import spec_sha256
 from ._status_data import status_from_data, status_to_data
@@ -71,6 +73,7 @@ __all__ = [
     "details",
     "is_reserved",
     "is_run_id",
+    "is_secret_name",
     "option",
     "options_of",
     "options_table",

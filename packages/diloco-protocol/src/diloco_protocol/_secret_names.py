@@ -1,0 +1,114 @@
+"""Which names are those of secrets: of variables, keys in JSON, options of commands, parameters and headers."""
+
+from __future__ import annotations
+
+import re
+
+_WORD = re.compile(r"[A-Z]+(?![a-z])|[A-Z]?[a-z]+")
+_LONGEST = 200  # the end of a name says what it is
+
+
+def _words(text: str) -> frozenset[str]:
+    return frozenset(text.split())
+
+
+# However the words around them are divided, and wherever they stand.
+_CERTAIN = re.compile(
+    r"""secret|passw|passphrase|passcode|credential|authorization|webhook|cookie|bearer
+    | shared_?access | conn(?:ection)?_?str(?:ing)?s?(?![a-z])
+    | (?:access|account|api|auth|deploy|encryption|master|private|secret|service|shared|signing|ssh|storage)_?keys?(?![a-z])""",
+    re.VERBOSE,
+)
+_WORDS = _words("auth authn creds cred jwt oauth otp passwd pwd sas")
+_ENDINGS = ("auth", "token", "pwd", "pass")
+_NO_ENDINGS = _words(
+    "allpass bandpass bypass compass encompass highpass lowpass multipass overpass surpass "
+    "trespass underpass"
+)
+# Words before "key", "token" and "pass" with which these are the terms of programmers and of language models.
+_ORDINARY = {
+    "key": _words(
+        "answer attention batch cache column data dataset dict event feature field foreign group "
+        "hash id idempotency image index input join label lookup loss map merge message metric "
+        "monitor name object order output param partition primary prompt public query range record "
+        "resource result route routing row score shard sort source state target text time topology "
+        "unique value"
+    ),
+    "token": _words(
+        "audio beginning bos cls decoder end eos first forced image last mask max min n new next "
+        "num pad per prompt sep separator special start stop unk video"
+    ),
+    "pass": _words(
+        "all backward band by dry each first forward high last low one per second single"
+    ),
+    "pat": _words(""),
+}
+# And words after "token".
+_QUANTITIES = _words(
+    "budget classifier count counts dim dropout embedding embeddings ids len length level limit "
+    "mask mixing per position rate shift size type types"
+)
+# Trainers count and list tokens and keys, so only of these there are secret ones.
+_OWNERS = _words(
+    "access api auth bearer github gitlab hf hub openai private refresh secret session signing "
+    "ssh wandb"
+)
+# The last words of names that say where a secret is kept, or of what kind it is: plans are read for them.
+_REFERENCES = _words(
+    "arn arns config dir enabled expiration file ids method mode name names path policy "
+    "provider ref refs required seconds ttl type uri url version"
+)
+_NOT_SECRET = frozenset({"PWD", "OLDPWD", "imagePullSecrets", "serviceAccountToken"})
+_OF_PARAMETERS = frozenset({"key", "sig", "signature", "sas"})
+
+
+def is_secret_name(name: str) -> bool:
+    """Whether a value is secret because of its name.
+
+    >>> [is_secret_name(name) for name in ("DB_PASS", "openaiKey", "max_tokens", "KEY_FRAMES", "author")]
+    [True, True, False, False, False]
+    """
+    words = _words_of(name)
+    if not words or name.lstrip("-") in _NOT_SECRET:
+        return False
+    joined = "_".join(words)
+    if words[-1] in _REFERENCES:
+        return "webhook" in joined
+    return (
+        _CERTAIN.search(joined) is not None
+        or not _WORDS.isdisjoint(words)
+        or any(_ends_as_a_secret(word) for word in words)
+        or _is_term(words)
+    )
+
+
+def is_secret_parameter(name: str) -> bool:
+    """Whether the value of a parameter of a URI is secret because of its name."""
+    words = _words_of(name)
+    return bool(words) and (words[-1] in _OF_PARAMETERS or is_secret_name(name))
+
+
+def _words_of(name: str) -> list[str]:
+    return [word.lower() for word in _WORD.findall(name[-_LONGEST:])]
+
+
+def _ends_as_a_secret(word: str) -> bool:
+    return any(word.endswith(end) and word != end for end in _ENDINGS) and word not in _NO_ENDINGS
+
+
+def _is_term(words: list[str]) -> bool:
+    """Whether "key", "token" and so on mean a secret beside the other words."""
+    *before_last, last = words
+    before = before_last[-1] if before_last else ""
+    if last in {"key", "pat"}:
+        return before != "" and before not in _ORDINARY[last]
+    if last in {"keys", "tokens"}:
+        return before in _OWNERS or words == ["tokens"]
+    if last == "pass":
+        return before not in _ORDINARY["pass"]
+    for number, word in enumerate(words):
+        if word == "token":
+            left = words[number - 1] if number else ""
+            right = words[number + 1] if number + 1 < len(words) else ""
+            return left not in _ORDINARY["token"] and right not in _QUANTITIES
+    return False

@@ -1,0 +1,60 @@
+"""Users and passwords in front of hosts, in URIs and without them, left out of texts."""
+
+from __future__ import annotations
+
+import re
+
+from ._secret_forms import REDACTED
+
+# The length of a scheme is bounded, or a long text without one would take quadratic time. JSON may escape slashes.
+_SCHEME = re.compile(r"([A-Za-z][A-Za-z0-9+.\-]{0,30}):(?:\\{0,3}/){2,}")
+_RUN = re.compile(r"[^\s'\"<>]*+")
+_AUTHORITY = re.compile(r"[^/?#\s'\"<>]*+")
+# What is not a password although an @ follows: the port of a web server.
+_PORT = re.compile(r"[^:@]*:[0-9]{1,5}")
+_WEB = frozenset({"http", "https", "ws", "wss"})
+# A password may hold blanks and quotes, too; it is looked for so far.
+_FURTHER = re.compile(r"(?:(?!://)[^@\r\n]){1,256}@(?=[\w\[])")
+# "user:password@host" without a scheme, as in the names of images; "name:tag@sha256:..." is none.
+_ALONE = re.compile(
+    r"(?<![\w.+%\-/@:])(?!mailto:)[\w.+%\-]{1,64}:(?!//|\\)[^ \t\r\n@\"'<>]{1,256}@(?!sha[0-9]{1,3}:)(?=[A-Za-z0-9\[])"
+)
+
+
+def without_userinfo(text: str) -> str:
+    """Return a text in which the mark stands in place of each user and password in front of a host.
+
+    Where it is not certain what is a password (those of AWS contain ``/``, and people forget to quote it), too much is left out
+    rather than too little.
+    """
+    if "@" not in text:
+        return text
+    pieces: list[str] = []
+    done = run_end = 0
+    last_at = -1
+    for scheme in _SCHEME.finditer(text):
+        start = scheme.end()
+        if scheme.start() < done:
+            continue  # inside what was left out
+        if start >= run_end:  # several URIs may stand in one run of characters, which is read once
+            run_end = _RUN.match(text, start).end()  # type: ignore[union-attr] # it matches nothing, too
+            last_at = text.rfind("@", start, run_end)
+        end = _userinfo_end(text, scheme, last_at)
+        if end > start:
+            pieces += [text[done:start], REDACTED]
+            done = end
+    return _ALONE.sub(f"{REDACTED}@", "".join([*pieces, text[done:]]))
+
+
+def _userinfo_end(text: str, scheme: re.Match[str], last_at: int) -> int:
+    """Where the @ behind a user and a password is; -1 if there is none."""
+    start = scheme.end()
+    authority = _AUTHORITY.match(text, start)[0]  # type: ignore[index] # it matches nothing, too
+    if ":" not in authority.partition("@")[0]:
+        end = authority.rfind("@")
+        return -1 if end < 0 else start + end
+    port = _PORT.fullmatch(authority) is not None
+    if last_at > start:
+        return -1 if port and scheme[1] in _WEB else last_at
+    further = None if port else _FURTHER.match(text, start)
+    return -1 if further is None else further.end() - 1
