@@ -162,6 +162,16 @@ def test_a_run_that_was_there_before_is_never_withdrawn(bench, monkeypatch):
     assert run.states() == ["running"]
 
 
+def test_a_run_whose_arguments_never_came_says_what_helps(bench):
+    """As after a launcher that was killed in between: its pods wait for ever."""
+    run = bench.launch(1, start=False, kwargs=LARGE)
+    (name,) = names(bench)
+    run.pod(0).wait_with("CreateContainerConfigError", f'configmap "{name}" not found')
+    message = run.describe(0).message
+    assert message.startswith(f'CreateContainerConfigError: configmap "{name}" not found; ')
+    assert "launch again with run_id='run-1' and the same arguments" in message
+
+
 def test_what_is_too_large_is_refused(bench):
     with pytest.raises(InvalidRequestError, match="a ConfigMap holds 1048576"):
         bench.executor().plan(1, "a:b", {"text": "x" * 900_000})

@@ -40,6 +40,18 @@ def test_rights_that_are_missing(bench):
     assert (found(findings)["quota"], found(findings)["service account"]) == (None, None)
 
 
+def test_rights_that_can_be_spared(bench):
+    spared = [("create", "configmaps"), ("get", "serviceaccounts"), ("list", "events")]
+    for verb, resource in spared:
+        bench.stand_in.access.deny(verb, resource)
+    findings = [each for each in bench.executor().check() if each.subject == "rights"]
+    assert all(each.ok is not False for each in findings)
+    unknown = [each.message for each in findings if each.ok is None]
+    for (verb, resource), message in zip(spared, unknown, strict=True):
+        assert message.startswith(f"{verb} of {resource} in default is not allowed, so ")
+        assert "role.yaml" in message
+
+
 def test_what_a_cluster_lacks(bench):
     findings = bench.executor(service_account_name="trainer").check()
     assert "no service account 'trainer'" in found(findings)["bad"][0]
@@ -75,6 +87,13 @@ def test_a_pod_that_does_not_come_is_not_known_and_removed(bench):
     assert (findings[-1].subject, findings[-1].ok) == ("rendezvous", None)
     assert "s3://<redacted>@bucket/run was still pending after 30 s" in findings[-1].message
     assert bench.executor().list_runs() == []
+
+
+def test_an_image_that_cannot_be_pulled_is_named_by_the_pod_that_tries(bench):
+    bench.stand_in.images.refuse("registry.example/trainer:1")
+    findings = bench.executor().check(rendezvous_uri="s3://bucket/run", patience=30.0)
+    assert (findings[-1].subject, findings[-1].ok) == ("rendezvous", None)
+    assert 'failed to pull and unpack image "registry.example/trainer:1"' in findings[-1].message
 
 
 def test_a_pod_that_could_not_be_removed_is_named(bench):

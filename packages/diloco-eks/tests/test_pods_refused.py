@@ -148,7 +148,8 @@ def test_warnings_are_passed_on(bench, caplog):
     bench.label_namespace(warn="restricted")
     executor = bench.executor()
     (finding,) = [each for each in executor.check(1) if each.ok is None]
-    assert finding.message == f"the cluster warns: would violate {RESTRICTED}"
+    assert finding.message.startswith(f"the cluster warns: would violate {RESTRICTED}. ")
+    assert "restricted=True" in finding.message
     with caplog.at_level(logging.WARNING, "diloco_eks"):
         executor.plan(1, "a:b", dry_run="server")
         bench.launch(1, executor=executor)
@@ -176,6 +177,10 @@ HINT = "has the Role that is needed"
         (
             'admission webhook "validate.kyverno.svc" denied the request: no owner',
             "a policy of the cluster refuses this",
+        ),
+        (
+            'pods "run-0-abc" is forbidden: violates PodSecurity "restricted:latest": allowPrivilege…',
+            "Give restricted=True",
         ),
         (
             "jobs.batch \"run\" is forbidden: ValidatingAdmissionPolicy 'p' denied request: no",

@@ -9,7 +9,7 @@ from typing import Any, Protocol, TypeVar
 from diloco_protocol import BackendError, Finding, ForbiddenError
 
 from ._cluster import Cluster
-from ._errors import MissingRightError
+from ._errors import MissingRightError, restricted_hint
 from ._launch import check_queue, check_service_account
 from ._names import QUEUE
 from ._quantities import parse_quantity
@@ -21,6 +21,12 @@ _RIGHTS = (
     ("batch", "jobs", ("create", "get", "list", "patch", "delete")),
     ("", "pods", ("list",)),
     ("", "pods/log", ("get",)),
+)
+# What is done without where it is not allowed, and what is lost then.
+_SPARE_RIGHTS = (
+    ("", "configmaps", ("create", "get"), "arguments of more than 64 KiB cannot be sent"),
+    ("", "serviceaccounts", ("get",), "a service account that does not exist is not noticed"),
+    ("", "events", ("list",), "messages do not say why pods do not start"),
 )
 _KUEUE_RIGHTS = (
     ("kueue.x-k8s.io", "workloads", ("list", "patch")),
@@ -68,16 +74,16 @@ def check_cluster(
 
 
 def _rights(cluster: Cluster, space: str, *, queued: bool) -> Iterator[Finding]:
-    for group, resource, verbs in (*_RIGHTS, *(_KUEUE_RIGHTS if queued else ())):
-        missing = [verb for verb in verbs if not cluster.may(space, verb, resource, group)[0]]
-        if missing:
-            yield Finding(
-                "rights",
-                False,
-                f"{', '.join(missing)} of {resource} in {space} is not allowed: {_FIX}",
-            )
+    needed = [(*right, "") for right in (*_RIGHTS, *(_KUEUE_RIGHTS if queued else ()))]
+    for group, resource, verbs, without in (*needed, *_SPARE_RIGHTS):
+        missing = [verb for verb in verbs if not cluster.may(space, verb, resource, group)]
+        what = f"{', '.join(missing or verbs)} of {resource} in {space}"
+        if not missing:
+            yield Finding("rights", True, f"{what} is allowed")
+        elif without:
+            yield Finding("rights", None, f"{what} is not allowed, so {without}: {_FIX}")
         else:
-            yield Finding("rights", True, f"{', '.join(verbs)} of {resource} in {space} is allowed")
+            yield Finding("rights", False, f"{what} is not allowed: {_FIX}")
 
 
 def _service_account(cluster: Cluster, space: str, name: str, patiently: Patiently) -> Finding:
@@ -116,7 +122,7 @@ def _manifest(
         return
     yield Finding("manifest", True, "the cluster would accept the Job")
     for warning in dict.fromkeys(warned):
-        yield Finding("manifest", None, f"the cluster warns: {warning}")
+        yield Finding("manifest", None, f"the cluster warns: {warning}{restricted_hint(warning)}")
     # Policies, limits and classes are asked of pods only: a Job whose pods are refused is accepted, and waits for ever.
     try:
         patiently(lambda: cluster.try_pod(manifest))

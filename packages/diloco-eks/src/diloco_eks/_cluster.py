@@ -233,8 +233,8 @@ class Cluster:
             ),
         )
 
-    def may(self, space: str, verb: str, resource: str, group: str) -> tuple[bool, str]:
-        """Whether we are allowed something, and the server's reason."""
+    def may(self, space: str, verb: str, resource: str, group: str) -> bool:
+        """Return whether we are allowed something."""
         plural, _, subresource = resource.partition("/")
         attributes = {
             "namespace": space,
@@ -256,8 +256,7 @@ class Cluster:
                 body=body, **options
             ),
         )
-        status = answer.get("status") or {}
-        return status.get("allowed") is True, str(status.get("reason") or "")
+        return (answer.get("status") or {}).get("allowed") is True
 
     def _json(
         self, what: str, make: Callable[[Apis, Json], Any], warned: list[str] | None = None

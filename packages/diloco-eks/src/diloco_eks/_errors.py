@@ -123,6 +123,8 @@ def to_error(answer: Answer, what: str) -> BackendError:
             return ForbiddenError(
                 f"{text}. The namespace is being deleted: wait until it is gone and create it anew, or give another namespace="
             )
+        if hint := restricted_hint(text):
+            return ForbiddenError(f"{text}{hint}")
         return ForbiddenError(
             f"{text}. No right is missing: a policy of the cluster refuses this. Change what it names, by an argument or by "
             "pod_overlay=, or ask whoever runs the cluster"
@@ -140,6 +142,13 @@ def to_error(answer: Answer, what: str) -> BackendError:
     if status in {413, 415, 422}:
         return InvalidRequestError(text)
     return BackendError(text)
+
+
+def restricted_hint(text: str) -> str:
+    """Return what helps where a namespace asks for the Pod Security Standard "restricted"; empty for other words."""
+    if 'PodSecurity "restricted:' not in text:
+        return ""
+    return ". Give restricted=True, with which pods comply with that standard"
 
 
 def _seconds(value: object) -> float | None:

@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 
 from diloco_protocol import Reason, ReplicaState, ReplicaStatus
 
+from ._arguments import map_name
 from ._departure import clock, why_going, why_gone
 from ._facts import JobFacts, PodFacts, pods_by_index
 from ._indexes import compress_ranks
@@ -330,6 +331,11 @@ class _View:
             state = PENDING
             if not stopping:
                 reason, message = _why_pending(pod)
+                if f'configmap "{map_name(job.name)}' in message:
+                    message += (
+                        f"; the launch was interrupted before it had sent its arguments: launch again with run_id={job.name!r} "
+                        f"and the same arguments, or cancel_run({job.name!r})"
+                    )
         return ReplicaStatus(
             state,
             attempt=attempt,

@@ -60,14 +60,16 @@ def _tried(
 ) -> Finding:
     try:
         (result,) = executor.collect(handles, timeout=patience)
+        waits = result["status"] in {"pending", "running"}
+        why = executor.describe(handles[0]).message if waits else ""
     except BackendError as error:
         message = f"what became of the {replica} that tried {shown} is not known: {error}"
         return Finding("rendezvous", None, message)
-    if result["status"] in {"pending", "running"}:
+    if waits:
         state = f"{result['status']} after {patience:g} s ({result['reason']})"
-        return Finding(
-            "rendezvous", None, f"the {replica} that was to try {shown} was still {state}"
-        )
+        words = f": {why}" if why else ""
+        message = f"the {replica} that was to try {shown} was still {state}{words}"
+        return Finding("rendezvous", None, message)
     if result["status"] != "succeeded":
         return Finding("rendezvous", False, f"a {replica} cannot use {shown}: {result['error']}")
     told = f"a {replica} wrote and read {shown} in {result['result']['seconds']} s"
