@@ -5,7 +5,7 @@ import time
 import pytest
 
 from diloco_localcloud import ModalStandIn
-from diloco_modal import _logs
+from diloco_modal import _entries, _logs
 from diloco_protocol import (
     Backoff,
     ForbiddenError,
@@ -147,3 +147,19 @@ def test_a_log_is_followed_until_a_time_to_come(lab):
     lines = lab.executor().log_iter(handle, follow=True, until=lab.world.now() + 20)
     assert list(lines) == ["in time"]
     assert lab.executor().poll(handle) == "running"
+
+
+def test_of_a_dense_stretch_no_more_is_read_than_may_be_held(lab, monkeypatch):
+    """Modal's client would read all of it at once; it is read in parts, whose number the requests show."""
+    (handle,) = lab.launch(1)
+    lab.begin(handle)
+    for number in range(200):
+        lab.call(handle).log(f"{number}\n")
+        lab.world.advance(1)
+    monkeypatch.setattr(_entries, "MOST_BYTES", 5000)
+    lines = lab.executor().log_iter(handle)
+    assert next(lines) == "0"
+    before = len(lab.stand_in.calls.requests())
+    assert list(lines) == [str(number) for number in range(1, 200)]
+    verbs = [call.verb for call in lab.stand_in.calls.requests()[before:]]
+    assert verbs.count("AppFetchLogs") > 5

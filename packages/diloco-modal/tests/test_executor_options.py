@@ -28,7 +28,9 @@ def test_what_is_not_deployed_is_named_with_the_command(lab, options, command):
 
 def test_a_secret_without_the_key_is_named(lab):
     lab.world.add_secret("tokens", {"OTHER": "1"})
-    again = r"HF_TOKEN\. Make it again with all its keys: modal secret create --force tokens NAME=VALUE"
+    again = (
+        r"HF_TOKEN\. Make it again with all its keys: modal secret create --force tokens NAME=VALUE"
+    )
     with pytest.raises(InvalidRequestError, match=again):
         lab.launch(1, secrets={"HF_TOKEN": "tokens"})
     lab.world.add_secret("huggingface", {"HF_TOKEN": "1"})

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from diloco_modal import _logs
+from diloco_modal import _entries, _logs
 from diloco_modal._entries import Entries
 from diloco_modal._errors import DenseLogError
 from diloco_modal._logs import Lines, read_log
@@ -229,3 +229,38 @@ def test_modals_own_words_have_no_container_and_end_no_line():
         *lines.feed([entry(START, "un\n")]),
     ]
     assert given_ == ["Runner preempted", "begun"]
+
+
+def test_a_long_log_is_not_held_as_a_whole(monkeypatch):
+    """And its first line is there when a small part of it was read."""
+    count = 20_000
+    log = Log((START + n / 10, entry(START + n / 10, f"{n} {'x' * 90}\n")) for n in range(count))
+    log.now = START + count
+    monkeypatch.setattr(_entries, "MOST_BYTES", 50_000)
+    lines = log.lines()
+    first = next(lines)
+    assert first.startswith("0 ")
+    assert log.held <= 500
+    assert [first.split()[0], *(line.split()[0] for line in lines)] == [
+        str(n) for n in range(count)
+    ]
+    assert log.held <= 500
+    assert [line.split()[0] for line in log.lines(n_lines=600)] == [
+        str(n) for n in range(count - 600, count)
+    ]
+
+
+def test_too_much_in_a_few_seconds_is_an_error_and_not_a_full_memory(monkeypatch):
+    log = Log((START, entry(START, "x" * 100)) for _ in range(100))
+    monkeypatch.setattr(_entries, "MOST_BYTES", 2000)
+    with pytest.raises(DenseLogError):
+        list(log.lines())
+    assert not log.held
+
+
+def test_a_line_without_an_end_is_cut():
+    log = Log((START + n, entry(START + n, "x" * 100_000)) for n in range(100))
+    log.now = START + 100
+    (line,) = log.lines()
+    assert len(line) < 1.1 * 2**20
+    assert line.endswith("the line was cut here, after 1 MiB ...]")

@@ -48,9 +48,9 @@ def test_the_examples(lab, tmp_path, monkeypatch, capsys):
     app = runpy.run_path(str(tmp_path / "my_app.py"))["app"]
     app.deploy(client=lab.client)
 
-    answer = Client.answer
+    end = Client.end
 
-    async def answered(self, call_id):
+    async def ended(self, call_id, **options):
         call = lab.world.call(call_id)
         if call.status == "pending":
             ((payload,), _) = call.arguments
@@ -58,9 +58,9 @@ def test_the_examples(lab, tmp_path, monkeypatch, capsys):
             call.log(f"rank {payload['rank']}\n")
             exclusive = {"exclusive": True, "seconds": 0.5}
             call.end(lab.outcome(exclusive if "probe" in payload["spec"] else {"loss": 0.5}))
-        return await answer(self, call_id)
+        return await end(self, call_id, **options)
 
-    monkeypatch.setattr(Client, "answer", answered)
+    monkeypatch.setattr(Client, "end", ended)
     monkeypatch.setattr(modal.Client, "from_env", lambda: lab.client)
     runpy.run_path(str(tmp_path / "launch.py"))
     out = capsys.readouterr().out

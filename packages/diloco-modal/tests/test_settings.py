@@ -92,15 +92,27 @@ def test_profiles_and_variables(tmp_path, variables, environment):
     assert environments == [environment]
 
 
+SLOW = {"marks": pytest.mark.slow}
+
+
 @pytest.mark.processes
 @pytest.mark.parametrize(
     ("text", "variables", "words"),
     [
         ("[a\n", {}, "Error when reading the modal configuration"),
-        pytest.param("a = 1\n", {}, "must contain table sections", marks=pytest.mark.slow),
-        pytest.param("[a]\nactive = true\n[b]\nactive = true\n", {}, "More than one Modal profile is active", marks=pytest.mark.slow),
-        pytest.param("[a]\n", {"MODAL_PROFILE": "c"}, "Token missing|profile 'c' was not found", marks=pytest.mark.slow),
-        pytest.param("", {"MODAL_TOKEN_ID": "1", "MODAL_OAUTH_CLIENT_ID": "2"}, "cannot both be configured", marks=pytest.mark.slow),
+        pytest.param("a = 1\n", {}, "must contain table sections", **SLOW),
+        pytest.param(
+            "[a]\nactive = true\n[b]\nactive = true\n", {}, "More than one Modal profile", **SLOW
+        ),
+        pytest.param(
+            "[a]\n", {"MODAL_PROFILE": "c"}, "Token missing|profile 'c' was not found", **SLOW
+        ),
+        pytest.param(
+            "",
+            {"MODAL_TOKEN_ID": "1", "MODAL_OAUTH_CLIENT_ID": "2"},
+            "cannot both be configured",
+            **SLOW,
+        ),
     ],
 )
 def test_settings_that_are_wrong_are_a_finding(tmp_path, text, variables, words):

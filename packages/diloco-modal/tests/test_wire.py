@@ -393,3 +393,35 @@ def test_what_modals_client_keeps_to_itself_is_where_it_was(lab):
     assert _wire.get_end(lab.client, call).status == "TERMINATED"
     assert _wire.get_status(lab.client, call) == "TERMINATED"
     assert _wire._word(99) == "STATUS_99"
+
+
+def test_a_record_that_names_the_call_of_another_app(lab):
+    """Whoever writes into a Dict has no calls ended that they could not end themselves, nor are these told as ours."""
+    lab.world.deploy("other", ["function"])
+    theirs = modal.Function.from_name("other", "function", client=lab.client).spawn().object_id
+    handles = lab.launch(2)
+    lab.record().put("call-0", {"call": theirs})
+    words = f"names the call {theirs}, which is none of the app 'diloco'"
+    with pytest.raises(DamagedRecordError, match=words):
+        lab.launch(2)
+    forged, own = lab.executor().attach("run")
+    assert own == handles[1]
+    with pytest.raises(DamagedRecordError, match=words):
+        lab.executor().cancel(forged)
+    with pytest.raises(BackendError, match=words):
+        lab.executor().cancel_run("run")
+    assert [lab.world.call(theirs).status, lab.call(own).status] == ["pending", "terminated"]
+    launch = lab.record().get("launch")
+    lab.record().put("launch", {**launch, "grace": "long"})
+    with pytest.raises(DamagedRecordError, match=f"but for these, which may cost money: {theirs}"):
+        lab.executor().cancel_run("run")
+    assert lab.world.call(theirs).status == "pending"
+
+
+def test_a_record_of_an_app_that_is_not_deployed(lab):
+    (handle,) = lab.launch(1)
+    lab.record().put("launch", {**lab.record().get("launch"), "app": "none"})
+    (forged,) = lab.executor().attach("run")
+    with pytest.raises(BackendError, match="looking for the app 'none'"):
+        lab.executor().cancel(forged)
+    assert lab.call(handle).status == "pending"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -14,7 +15,7 @@ from ._errors import MissingError
 from ._handles import link
 from ._looks import Looks
 from ._options import ModalOptions
-from ._record import DamagedRecordError, Numbers, calls_of, held_calls, numbers_of
+from ._record import DamagedRecordError, Numbers, calls_of, held_calls, launch_of, numbers_of
 
 
 class Cancels:
@@ -57,9 +58,8 @@ class Cancels:
         if trace is None or trace.damage or trace.ended_at is not None:
             return False
         if self._looks.ended(handle) is None:
-            call = handle.metadata["function_call_id"]
-            ending = self._ending(handle.rank, call)
-            self._patiently(lambda: self._end(call, record, ending))
+            ending = self._ending(handle.rank, handle.metadata["function_call_id"])
+            self._patiently(lambda: self._end(handle, record, ending))
         return True
 
     def close(self, run_id: str) -> bool:
@@ -79,11 +79,19 @@ class Cancels:
             DamagedRecordError: Says what it was, and what may be left.
         """
         record, entries = self._patiently(lambda: self._looks.read(run_id))
-        left = []
+        left, place = [], (self._options.app, self._options.function)
+        with contextlib.suppress(DamagedRecordError):
+            launch = launch_of(entries)
+            place = launch["app"], launch["function"]
+
+        def end(rank: int, call: str) -> None:
+            ending = self._ending(rank, call)
+            self._patiently(lambda: self._check_app(call, *place))
+            self._patiently(lambda: ending.attempt(record))
+
         for rank, call in held_calls(entries):
             try:
-                ending = self._ending(rank, call)
-                self._patiently(lambda ending=ending: ending.attempt(record))  # type: ignore[misc]
+                end(rank, call)
             except BackendError:
                 left.append(call)
         text = f"{damage}. The calls that its record knows were told to end"
@@ -126,7 +134,7 @@ class Cancels:
         word = self._word(call) if ours else "ANOTHER"
         # What was terminated at an earlier try, whose answer was lost, still needs its mark.
         if word is None or (word == "TERMINATED" and ending.tried):
-            self._end(call, record, ending)
+            self._end(handle, record, ending)
 
     def _check_over(self, call: str, why: str) -> None:
         """Refuse to say that nothing is left to end, if the record is gone or damaged and the call is not over.
@@ -138,6 +146,9 @@ class Cancels:
                 f"{why}, but the call of this handle has not ended, and may "
                 f"cost money: modal.FunctionCall.from_id({call!r}).cancel(terminate_containers=True) ends it ({link(call)})"
             )
+
+    def _check_app(self, call: str, app: str, function: str) -> None:
+        many.at_once(lambda each: self._client.check_app(each, app, function), [call])
 
     def _word(self, call: str) -> str | None:
         """Modal's word for how a call has ended, without what it returned; None if it has not."""
@@ -154,7 +165,9 @@ class Cancels:
     def _ending(self, rank: int, call: str) -> Ending:
         return Ending(self._client, self._options.clock, rank, call)
 
-    def _end(self, call: str, record: Any, ending: Ending) -> None:
+    def _end(self, handle: ReplicaHandle, record: Any, ending: Ending) -> None:
+        call = handle.metadata["function_call_id"]
+        self._check_app(call, handle.metadata["app"], handle.metadata["function"])
         try:
             ending.attempt(record)
         except BackendError as error:

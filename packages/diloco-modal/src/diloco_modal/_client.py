@@ -11,7 +11,9 @@ from diloco_protocol import InvalidRequestError
 from . import _many as many
 from ._errors import DenseLogError, MissingError
 from ._handles import link
+from ._options import ModalOptions
 from ._payload import deploy_command
+from ._record import damaged
 from ._records import Records
 from ._secrets import secrets_of
 
@@ -22,8 +24,16 @@ _LOG_ENTRY_BYTES = 200
 """What an entry of a log costs besides its text."""
 
 
+_KEPT_CALLS = 4096
+
+
 class Client(Records):
     """Safe to share between threads. Modal's client is made at the first call."""
+
+    def __init__(self, options: ModalOptions) -> None:
+        super().__init__(options)
+        self._own: set[str] = set()
+        self._apps: dict[tuple[str, str], str] = {}
 
     def function(self, bound: Mapping[str, Any], secrets: Mapping[str, str]) -> Any:
         """The deployed function, with the options of a launch.
@@ -65,7 +75,38 @@ class Client(Records):
             self._options.request_timeout,
             f"starting rank {payload['rank']}",
         )
+        if len(self._own) >= _KEPT_CALLS:
+            self._own.clear()
+        self._own.add(str(call.object_id))
         return str(call.object_id)
+
+    async def check_app(self, call_id: str, app: str, function: str) -> None:
+        """Refuse a call that is none of an app: a record names what somebody has written into it.
+
+        Args:
+            call_id: The call; one that was started here is not asked for.
+            app: Name of the app that it has to be of.
+            function: Name of a function of that app.
+
+        Raises:
+            DamagedRecordError: It is of another app.
+            MissingError: There is no such app, so that nobody can tell.
+        """
+        if call_id in self._own:
+            return
+        from . import _wire
+
+        client, seconds, place = self.client(), self._options.request_timeout, (app, function)
+        if place not in self._apps:
+            find = _wire.find_app.aio(client, app, function, self.environment())
+            self._apps[place] = await many.asked(find, seconds, f"looking for the app {app!r}")
+        theirs = _wire.get_app.aio(client, call_id)
+        with contextlib.suppress(MissingError):  # the call is gone
+            found = await many.asked(theirs, seconds, f"looking for the app of the call {call_id}")
+            if found != self._apps[place]:
+                raise damaged(
+                    f"the run's record on Modal names the call {call_id}, which is none of the app {app!r} ({link(call_id)})"
+                )
 
     async def end(self, call_id: str, *, value: bool = True) -> End | None:
         """How a call has ended, and the text that it returned if that is wanted; None if it has not ended.

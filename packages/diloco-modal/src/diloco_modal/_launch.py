@@ -152,6 +152,8 @@ class Launcher:
                 raise RunConflictError(
                     f"the run {request.run_id!r} was cancelled before rank {voided[0]} was started: {how}"
                 )
+            theirs = [str(call) for rank, call in held.items() if made.get(rank) != call]
+            many.at_once(self._check_app, theirs)
             # The first look need not read what was written here.
             known = {f"call-{rank}": written({"call": call}) for rank, call in held.items()}
             self._client.keep_entries(record, {**entries, **known}, began)
@@ -198,6 +200,10 @@ class Launcher:
         """End a call that would train nothing, since another holds its rank, or nobody may."""
         with contextlib.suppress(BackendError):
             await asyncio.to_thread(self._client.cancel, call)
+
+    async def _check_app(self, call: str) -> None:
+        options = self._options
+        await self._soon(lambda: self._client.check_app(call, options.app, options.function))
 
     def _patiently(self, call: Any) -> Any:
         return retry(call, self._backoff, timeout=self._options.retry_timeout)

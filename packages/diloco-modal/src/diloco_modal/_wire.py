@@ -130,6 +130,22 @@ def _word(status: int) -> str:
     return values[status].name.removeprefix("GENERIC_STATUS_") if status else "PENDING"
 
 
+async def _get_app(client: Any, call_id: str) -> str:
+    """Return the id of the app of a call."""
+    request = api_pb2.FunctionCallFromIdRequest(function_call_id=call_id)
+    reply = await client._stub.FunctionCallFromId(request)
+    return str(reply.metadata.app_id)
+
+
+async def _find_app(client: Any, app: str, function: str, environment: str) -> str:
+    """Return the id of the app that has a function, by their names."""
+    request = api_pb2.FunctionGetRequest(
+        app_name=app, object_tag=function, environment_name=environment
+    )
+    reply = await client._stub.FunctionGet(request)
+    return str(reply.handle_metadata.app_id)
+
+
 async def _get_entry(record: Any, key: str) -> str | None:
     """Return the text of an entry of a Dict; empty if it is no text, None if there is no entry."""
     await record.hydrate()
@@ -179,6 +195,8 @@ def _text(value: bytes) -> str:
 
 get_end = synchronize_api(_get_end)
 get_status = synchronize_api(_get_status)
+get_app = synchronize_api(_get_app)
+find_app = synchronize_api(_find_app)
 get_entry = synchronize_api(_get_entry)
 get_entries = synchronize_api(_get_entries)
 remove_entry = synchronize_api(_remove_entry)
