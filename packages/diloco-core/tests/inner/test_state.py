@@ -1,5 +1,6 @@
 """A rank that comes back gets its inner optimizer, its random numbers and its place in the data back."""
 
+import itertools
 import random
 import shutil
 
@@ -16,6 +17,7 @@ from diloco_core import (
     Elastic,
     ElasticExchange,
     FencedError,
+    connect,
 )
 from diloco_core._elastic._records._keys import claim_key, inner_key
 from diloco_core._elastic._sync._sync import ElasticSync
@@ -67,12 +69,12 @@ def test_a_run_in_two_parts_is_the_run_in_one(tmp_path):
 def test_what_was_counted_since_the_last_saving_is_to_be_passed_over(tmp_path):
     with pytest.raises(KeyboardInterrupt):
         _train(
-            str(tmp_path), 0, 9, Loader(), every=2, stop=7
-        )  # killed after sync 3, saved at sync 2
+            str(tmp_path), 0, 9, Loader(), every=2, stop=9
+        )  # killed after sync 4, saved at syncs 1 and 3
     loader = Loader()
     _, _, _, outer = _train(str(tmp_path), 0, 6, loader, every=2)
     assert outer.batches_to_skip == 2
-    # Steps 5 and 6 are counted already; the 7th was never done.
+    # Steps 7 and 8 are counted already; the 9th was never done.
     assert loader.seen == list(range(1, 13))
 
 
@@ -93,7 +95,7 @@ def test_what_is_counted_while_a_life_begins_is_passed_over_and_its_state_is_sav
             _train(str(tmp_path), 0, 9, Loader())
     loader, reports = Loader(), []
     _, _, _, outer = _train(str(tmp_path), 0, 6, loader, reports=reports)
-    assert outer.batches_to_skip == 8
+    assert outer.batches_to_skip == 6  # one sync was saved
     # Not (4, ...): the caller has no loop yet when that sync is adopted, and the loader does not stand where it stood.
     assert reports == [(5, 5, 10), (6, 6, 12)]
     assert loader.seen == list(range(1, 13))
@@ -160,8 +162,8 @@ def test_where_none_is_there_it_is_said(tmp_path, caplog, gone):
     else:
         with pytest.raises(KeyboardInterrupt):
             _train(
-                str(tmp_path), 0, 9, Loader(), every=10, stop=7
-            )  # killed before the first saving
+                str(tmp_path), 0, 9, Loader(), every=0, stop=7
+            )  # killed without ever having saved
     assert "fresh inner state" not in caplog.text
     _train(str(tmp_path), 0, 6, Loader())
     assert (
@@ -307,3 +309,48 @@ class TestALoaderThatIsNotSaved:
         skip, warnings = self._life(tmp_path, caplog, **options)
         assert skip == (0 if "stateful" in options else 6)
         assert not warnings
+
+
+@pytest.mark.parametrize("options", [{"min_replicas": 1}, {}], ids=["elastic", "strict"])
+class TestTheFirstSave:
+    def life(self, tmp_path, stop, given=None, **options):
+        """Trains until a sync, and is killed there, without a chance to save; returns the saves after each sync."""
+        exchange = connect(str(tmp_path), rank=0, world_size=1, **options)
+        model = torch.nn.Linear(3, 1)
+        inner = torch.optim.AdamW(model.parameters(), lr=0.01)
+        if given is not None:
+            inner.load_state_dict(given)
+        saves = []
+
+        def on_sync(report):
+            saves.append({path.name for path in tmp_path.glob("inner/*/*")})
+            if report.sync == stop:
+                raise KeyboardInterrupt
+
+        def train():
+            with DiLoCo(model, inner, exchange, sync_every=2, save_inner_every=3, on_sync=on_sync):
+                for _ in range(100):
+                    model(torch.ones(4, 3)).sum().backward()
+                    inner.step()
+
+        with pytest.raises(KeyboardInterrupt):
+            train()
+        return saves, inner.state_dict()
+
+    def test_comes_at_the_first_sync(self, tmp_path, options):
+        saves, _ = self.life(tmp_path, 9, **options)
+        changed = [bool(now - before) for before, now in itertools.pairwise(saves)]
+        assert changed == [True, False, False, True, False, False, True, False], "syncs 1, 4 and 7"
+
+    def test_an_optimizer_that_has_state_is_not_said_to_begin_anew(self, tmp_path, options, caplog):
+        _, state = self.life(tmp_path, 2, **options)
+        shutil.rmtree(tmp_path / "inner")
+        for given in (None, state):
+            caplog.clear()
+            self.life(tmp_path, 4 if given is None else 6, given, **{**options, "resume": True})
+            shutil.rmtree(tmp_path / "inner")
+            (said,) = [line for line in caplog.messages if "fresh inner state" in line]
+            assert ("The optimizers keep the state that they were given; the" in said) is bool(
+                given
+            )
+            assert ("The optimizers, the random generators" in said) is not bool(given)

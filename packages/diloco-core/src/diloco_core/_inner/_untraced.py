@@ -25,7 +25,7 @@ def untraced(function: Callable[..., None]) -> Callable[..., None]:
     """
     # Every optimizer has imported torch's compiler already, which takes a second.
     says_why = "reason" in inspect.signature(torch.compiler.disable).parameters  # not in torch 2.6
-    outside = torch.compiler.disable(function, **({"reason": _REASON} if says_why else {}))
+    outside = torch.compiler.disable(function, **({"reason": _REASON} if says_why else {}))  # type: ignore[no-untyped-call]
 
     def untraced_hook(*arguments: Any) -> None:
         if torch.compiler.is_compiling():

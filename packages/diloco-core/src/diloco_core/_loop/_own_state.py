@@ -33,7 +33,7 @@ class OwnState:
         exchange: The connection to the run, in whose store the state is saved.
         optimizers: The inner optimizers.
         stateful: Further objects to save, by name.
-        every: The number of syncs from one save to the next; 0 for never.
+        every: The number of syncs from one save to the next, the first of which comes at the first sync; 0 for never.
         names: The names of the model's parameters, by the ``id`` of the parameter.
         buffers: The model's buffers, if they belong to this replica alone.
         open_steps: In strict runs: what the replica has learned in fragments since their last sync.
@@ -75,11 +75,13 @@ class OwnState:
         self.residuals = residuals or Residuals()
         own = {"buffers": buffers, "open_steps": open_steps, "residuals": residuals}
         given = {name: holder for name, holder in own.items() if holder is not None}
+        self._optimizers = optimizers
         self._inner = InnerState(optimizers, stateful, names, given)
         self._every = every
         self._may_change_unseen = bool(stateful)
         self._saved_at = self._saved_steps = self._began_at = 0
         self._over = False
+        self._has_saved = False
 
     @property
     def saves(self) -> bool:
@@ -134,6 +136,7 @@ class OwnState:
             self.restored = True
             self.restored_steps = steps
             self.behind = max(0, inner_steps - steps)
+            self._has_saved = not self.behind
             self._untold = 0 if self._knows_data else steps
             if self._open_steps is not None and saved.sync == exchange.position.sync:
                 self._open_steps.apply(steps)
@@ -173,7 +176,12 @@ class OwnState:
                 why = ", because nothing is saved or restored with save_inner_every=0"
                 # The user has asked for that, but may not know that it concerns a part of the model too.
                 level = logging.WARNING if self._buffers else logging.INFO
-            notices.fresh_inner_state(exchange.rank, why, self._contents(), self.behind, level)
+            contents = self._contents()
+            if any(optimizer.state for optimizer in self._optimizers):
+                contents = contents.replace(
+                    "The optimizers, ", "The optimizers keep the state that they were given; "
+                )
+            notices.fresh_inner_state(exchange.rank, why, contents, self.behind, level)
 
     def _contents(self) -> str:
         """What is saved, as the beginning of a sentence."""
@@ -189,7 +197,8 @@ class OwnState:
         """
         position = self._exchange.position
         counted = position.inner_steps >= inner_steps - overlap
-        if position.sync - self._saved_at >= self._every and counted:
+        due = position.sync - self._saved_at >= self._every or not self._has_saved
+        if due and counted:
             self._save(inner_steps)
 
     def save_last(self, inner_steps: int) -> None:
@@ -220,3 +229,4 @@ class OwnState:
             lambda identity: self._inner.parts(inner_steps, identity, position.rollback)
         )
         self._saved_at, self._saved_steps = position.sync, inner_steps
+        self._has_saved = True

@@ -47,7 +47,8 @@ class Loads:
         for module in self._model.modules():
             if not isinstance(module, torch.jit.ScriptModule):
                 hook = _Hook(self)
-                self._handles.append(module.register_load_state_dict_pre_hook(hook))
+                handle = module.register_load_state_dict_pre_hook(hook)  # type: ignore[no-untyped-call]
+                self._handles.append(handle)
 
     def stop(self) -> None:
         """Stop watching; repeatable."""
