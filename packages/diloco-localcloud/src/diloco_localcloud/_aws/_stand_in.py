@@ -120,7 +120,7 @@ class SageMakerStandIn:
         load("sagemaker")
         self._api.s3.check()
         try:
-            self._server = Server(self._api.handle, self._port, None)
+            self._server = Server(self._api.handle, self._port, None, admit=self._api.admit)
         except OSError as wrong:
             message = f"port {self._port} of 127.0.0.1 cannot be used: {wrong.strerror}; choose another, or 0 for a free one"
             raise StandInError(message) from None

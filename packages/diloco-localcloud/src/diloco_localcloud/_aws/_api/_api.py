@@ -35,6 +35,8 @@ _TARGETS = {
     "AmazonEC2ContainerRegistry": "ecr",
 }
 _GLOBAL = "iam"  # its requests are signed for another region
+_MOST_BYTES = 5 << 30  # of an object that is put at once; S3's own limit
+_MOST_BYTES_OF_JSON = 1 << 20  # a CreateTrainingJob with all that it may have takes a third of it
 
 
 _SCOPE = re.compile(r"([^/]+)/\d+/([^/]+)/([^/]+)/aws4_request")
@@ -78,8 +80,24 @@ class Api:
         }
         self.s3 = _s3.S3()
 
+    def admit(self, head: Request) -> Response | None:
+        """Return the refusal of a request whose sender has no key or whose body is too large, before that is read; or None."""
+        call = _Asked()
+        try:
+            self._authenticate(head, call)
+            most = _MOST_BYTES if call.service == "s3" else _MOST_BYTES_OF_JSON
+            if int(head.headers.get("content-length", "0")) > most:
+                code, status = ("", 400) if call.service == "s3" else ("Request", 413)
+                words = f"Your proposed upload exceeds the maximum allowed size of {most} bytes"
+                raise RefusedError(f"{code}EntityTooLarge", words, status)
+        except RefusedError as refused:
+            answer = _refused(call, refused)
+            self.calls.note(Call("", call.service, "", answer.status))
+            return answer
+        return None
+
     def handle(self, request: Request) -> Response:
-        """The answer to a request.
+        """The answer to a request that was admitted.
 
         Raises:
             CutError: a fault has the connection dropped.
@@ -89,15 +107,15 @@ class Api:
             self._identify(request, call)
             answer = self._answer(request, call)
         except RefusedError as refused:
-            answer = _xml.refusal(call.service, refused) if call.xml else _refusal(refused)
+            answer = _refused(call, refused)
         except CutError:
             self.calls.note(Call(call.operation, call.service, call.name, 0))
             raise
         self.calls.note(Call(call.operation, call.service, call.name, answer.status))
         return answer
 
-    def _identify(self, request: Request, call: _Asked) -> None:
-        """Find out what is asked for, and whether by somebody with the key."""
+    def _authenticate(self, request: Request, call: _Asked) -> None:
+        """Find out which service is asked, and whether by somebody with the key."""
         access_key, region, call.service = self._credential(request)
         if access_key != self._access_key:
             raise RefusedError(
@@ -111,6 +129,10 @@ class Api:
                 f"The stand-in is in {self._region.name}, not in {region}: ask it there, or start it with "
                 f"region={region!r} (as a command, --region {region}).",
             )
+
+    def _identify(self, request: Request, call: _Asked) -> None:
+        """Find out what is asked for."""
+        self._authenticate(request, call)
         if call.service == "s3":
             call.operation, call.name = _s3.operation(request), request.path.lstrip("/")
         elif call.service in {"sts", "iam"}:
@@ -169,11 +191,15 @@ class Api:
 def _body(request: Request) -> Json:
     try:
         body = json.loads(request.body or b"{}")
-    except ValueError:
+    except (ValueError, RecursionError):
         body = None
     if not isinstance(body, dict):
         raise RefusedError("SerializationException", "the body is not a JSON object")
     return body
+
+
+def _refused(call: _Asked, refused: RefusedError) -> Response:
+    return _xml.refusal(call.service, refused) if call.xml else _refusal(refused)
 
 
 def _refusal(refused: RefusedError) -> Response:

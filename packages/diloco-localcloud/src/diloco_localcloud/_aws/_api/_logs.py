@@ -141,6 +141,6 @@ def _read(token: str) -> tuple[bool, int, str]:
     """Whether it goes forward, the place, and whether the empty page before it has been given."""
     way, _, rest = token.partition("/")
     place, waited, _ = rest.partition("-")
-    if way not in {"f", "b"} or not (place.isascii() and place.isdecimal()):
+    if way not in {"f", "b"} or not (place.isascii() and place.isdecimal() and len(place) < 16):
         raise wrong_parameter("The specified nextToken is invalid.")
     return way == "f", int(place), waited

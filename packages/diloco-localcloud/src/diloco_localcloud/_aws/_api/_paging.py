@@ -69,6 +69,6 @@ def _read(token: str, kind: type[T], refusal: Callable[[str], RefusedError]) -> 
         place = json.loads(base64.urlsafe_b64decode(token))["behind"]
         if isinstance(place, kind):
             return place
-    except (binascii.Error, UnicodeDecodeError, ValueError, KeyError, TypeError):
+    except (binascii.Error, UnicodeDecodeError, ValueError, KeyError, TypeError, RecursionError):
         pass
     raise refusal("Invalid pagination token.")

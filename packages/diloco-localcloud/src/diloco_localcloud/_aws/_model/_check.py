@@ -75,6 +75,8 @@ def _violations(service: Service, shape: str, value: Any, path: str) -> Iterator
 
 
 def _is_a(value: object, kind: str) -> bool:
+    if isinstance(value, int) and value.bit_length() > 63:
+        return False  # of no type of AWS's, and arithmetic would fail
     return isinstance(value, _TYPES[kind]) and (kind == "boolean" or not isinstance(value, bool))
 
 
