@@ -97,7 +97,13 @@ def test_a_launcher_may_make_every_call_of_every_verb():
             world.of(handle).succeed()
         world.settle()
         assert executor.stream_logs(handles[0]) == "works"
-        assert [each["result"] for each in executor.collect(handles, timeout=60)] == [None, 1, 1, 1, 1]
+        assert [each["result"] for each in executor.collect(handles, timeout=60)] == [
+            None,
+            1,
+            1,
+            1,
+            1,
+        ]
         other, also = recorded(world.stand_in, backoff=world.backoff())
         with other:
             assert other.describe(handles[0]).state.value == "cancelled"
@@ -136,7 +142,9 @@ def test_a_replica_may_make_every_call_of_a_rendezvous():
     assert {verb for verb, _ in mine} == {"GetObject", "PutObject"}
     assert "POST" in {call.verb for call in calls}  # several objects are deleted with one call
     mine |= {("DeleteObject", name) for _, name in mine}
-    assert [each for each in mine if not allows("role", f"s3:{each[0]}", f"arn:aws:s3:::{each[1]}")] == []
+    assert [
+        each for each in mine if not allows("role", f"s3:{each[0]}", f"arn:aws:s3:::{each[1]}")
+    ] == []
     assert [each for each in sorted(needed) if not allows("launcher", *each)] == []
 
 
@@ -160,7 +168,9 @@ def test_what_others_keep_is_out_of_reach(name, action, key):
     assert not allows(name, action, f"arn:aws:s3:::{BUCKET}/{key}")
 
 
-@pytest.mark.parametrize("key", ["diloco-run-1-00000/output/model/x", "checkpoints/diloco-a-00000/x"])
+@pytest.mark.parametrize(
+    "key", ["diloco-run-1-00000/output/model/x", "checkpoints/diloco-a-00000/x"]
+)
 def test_sagemaker_may_write_results_and_checkpoints_with_the_role(key):
     for action in ("s3:PutObject", "s3:GetObject"):
         assert allows("role", action, f"arn:aws:s3:::{BUCKET}/{PREFIX}/{key}")

@@ -184,7 +184,7 @@ def test_a_damaged_outcome_concerns_one_rank(world, content, restarts):
 
 def test_an_outcome_that_nobody_can_read_concerns_one_rank(world, monkeypatch):
     """Encrypted with a key of somebody's own, or moved to a class that must be restored first."""
-    executor, handles = launch(world, max_restarts=1)
+    _, handles = launch(world, max_restarts=1)
     for handle in handles:
         ends(world, handle, outcome())
     answer = type(world.stand_in._api.s3).answer
@@ -194,6 +194,7 @@ def test_an_outcome_that_nobody_can_read_concerns_one_rank(world, monkeypatch):
     }
 
     for status, code in refusals.values():
+
         def refuse(self, request, status=status, code=code):
             told = answer(self, request)
             if "-00001/" not in request.path or request.method != "GET":

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import threading
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import closing
 from typing import Any, TypeVar
 
@@ -85,17 +85,21 @@ class Client:
         return str(answer.get("Arn", ""))
 
     def not_obeyed(self) -> Iterator[str]:
-        """The settings of the user that boto3 or AWS's command line would obey and these clients do not, and what holds."""
+        """Name the user's settings that AWS's command line obeys and these clients do not."""
         if self._session is None:  # every client was handed in, and has its own settings
             return
-        profile = self._session._session.get_scoped_config()  # boto3 has no other name for it
+        profile = self._session._session.get_scoped_config()  # noqa: SLF001 - it has no other name
         for (variable, setting), instead in _NOT_OBEYED.items():
-            for name, value in ((variable, os.environ.get(variable)), (setting, profile.get(setting))):
-                if value is not None:
-                    yield f"{name}={value} is not obeyed: {instead}"
+            if variable in os.environ:
+                yield f"{variable}={os.environ[variable]} is not obeyed: {instead}"
+            if setting in profile:
+                yield f"{setting}={profile[setting]} in the profile is not obeyed: {instead}"
         wanted, used = os.environ.get("AWS_PROFILE"), self._session.profile_name
         if self._options.session is None and wanted not in {None, used}:
-            yield f"AWS_PROFILE={wanted} is not obeyed: boto3 prefers AWS_DEFAULT_PROFILE={used}; unset one of them"
+            yield (
+                f"AWS_PROFILE={wanted} is not obeyed: boto3 prefers AWS_DEFAULT_PROFILE={used}; "
+                "unset one of them"
+            )
 
     def close(self) -> None:
         """Close idle connections of the clients that were made here."""
@@ -195,7 +199,7 @@ class Client:
 
         return self._with("s3", f"read {name}", whole)
 
-    def object_keys(self, bucket: str, prefix: str) -> Iterator[list[str]]:
+    def object_keys(self, bucket: str, prefix: str) -> Iterator[Sequence[str]]:
         """The keys of the objects below a prefix, page by page; MissingError if there is no such bucket."""
         what = f"list s3://{bucket}/{prefix}"
         token: str | None = None

@@ -88,8 +88,9 @@ class JobFacts(Summary):
     def run_id(self) -> str:
         """The run that it belongs to; empty if diloco did not launch it.
 
-        A name says nothing: anybody may have given it to a job. A job of ours carries its launch's run, ranks and fingerprint, and
-        its rank is one of these, which is not so for a copy of such a job under another name.
+        A name says nothing, since anybody may have given it to a job. A job of ours carries the run,
+        the ranks and the fingerprint of its launch, and its rank is one of these: a copy of such a
+        job under another rank's name is not ours.
         """
         run_id, rank = names.parse_job_name(self.name) or ("", -1)
         if self.strings.get(names.RUN_ID) != run_id or not _FINGERPRINT.fullmatch(self.fingerprint):

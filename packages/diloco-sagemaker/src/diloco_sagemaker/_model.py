@@ -115,15 +115,19 @@ def _list(value: Any, model: Any, name: str, path: str) -> Iterator[str]:
         yield from problems(inner, model["member"]["shape"], f"{path}[{number}]")
 
 
-def _string(value: Any, model: Any, name: str, path: str) -> Iterator[str]:  # noqa: ARG001
+def _string(value: Any, model: Any, name: str, path: str) -> Iterator[str]:
     if not isinstance(value, str):
         yield f"{name} must be text, not {_show(value, name)}"
         return
     yield from _amount(len(value), model, name, "characters")
     if "enum" in model and value not in model["enum"]:
-        yield f"{name} is {_show(value, name)}, which this version of botocore does not know; it knows {some_of(model['enum'], value)}"
+        known = some_of(model["enum"], value)
+        yield (
+            f"{name} is {_show(value, name)}, which this version of botocore does not know; it knows "
+            f"{known}"
+        )
     if path.endswith(("Uri", "Path")) and _USERINFO.match(value):
-        yield f"{name} may hold no user and no password, and names a bucket alone before its path"
+        yield f"{name} may hold no user and no password: only a bucket stands before its path"
         return
     pattern = model.get("pattern")
     if pattern is not None and not _compiled(pattern).fullmatch(value):

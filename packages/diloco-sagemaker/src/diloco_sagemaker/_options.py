@@ -48,7 +48,9 @@ _CHANNEL = re.compile(r"[A-Za-z0-9._-]{1,64}", re.ASCII)
 def _shown(value: object) -> str:
     """Return a value as an error may show it: without a user and password before a host, wherever they are cut off."""
     if isinstance(value, str) and "@" in value:
-        return "what was given, which has an '@' and is not shown: it may hold no user and no password"
+        return (
+            "what was given, which has an '@' and is not shown: it may hold no user and no password"
+        )
     return repr(value)
 
 
