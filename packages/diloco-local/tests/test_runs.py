@@ -272,10 +272,10 @@ def test_any_process_can_use_a_handle(waiting, until, tmp_path):
 def test_a_result_may_be_larger_than_the_buffer_of_a_pipe(make):
     """Collect does not hang on it."""
     executor = make()
-    handles = executor.launch_replicas(1, "trainer:big", {"size": 20_000_000})
+    handles = executor.launch_replicas(1, "trainer:big", {"size": 15_000_000})
     (result,) = results_of(executor, handles)
     assert result["status"] == "succeeded"
-    assert len(result["result"]) == 20_000_000
+    assert len(result["result"]) == 15_000_000
 
 
 def test_a_result_that_is_not_json_is_a_failure(make):
