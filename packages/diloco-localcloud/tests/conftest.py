@@ -155,7 +155,18 @@ def connect():
 
 
 @pytest.fixture
-def clients(stand_in, connect):
-    settings = client.Configuration()
-    settings.retries = False  # urllib3 would answer a 429 by itself
-    return Clients(stand_in, connect(stand_in.kubeconfig_dict(), client_configuration=settings))
+def clients_of(connect):
+    """A function from a stand-in to its clients."""
+
+    def make(stand_in: KubernetesStandIn) -> Clients:
+        settings = client.Configuration()
+        settings.retries = False  # urllib3 would answer a 429 by itself
+        api = connect(stand_in.kubeconfig_dict(), client_configuration=settings)
+        return Clients(stand_in, api)
+
+    return make
+
+
+@pytest.fixture
+def clients(stand_in, clients_of):
+    return clients_of(stand_in)

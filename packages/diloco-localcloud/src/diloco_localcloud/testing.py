@@ -14,6 +14,7 @@ from . import (
     SageMakerProcesses,
     SageMakerStandIn,
 )
+from ._kubernetes._control import _delays
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -26,6 +27,23 @@ __all__ = [
     "sagemaker_processes",
     "sagemaker_stand_in",
 ]
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    """Add ``--strict-timing``."""
+    parser.addoption(
+        "--strict-timing",
+        type=int,
+        default=0,
+        metavar="SEED",
+        help="have all stand-ins of Kubernetes draw the delays of a real control plane from this seed",
+    )
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Set the mode for every stand-in that does not choose one; only a plugin that is loaded by -p has the option."""
+    seed = config.getoption("--strict-timing", default=0)
+    _delays.default_seed = seed or _delays.default_seed
 
 
 @pytest.fixture

@@ -49,6 +49,8 @@ class KubernetesProcesses(Service):
         backoff_seconds: the first wait of the Job controller before it replaces a failed pod; the real one has 10.
         nodes: those that pods are placed on, by their requests, node selectors, required node affinity and tolerations; None for
             the one node.
+        strict_timing: a seed from which the delays of a real control plane are drawn (1 to 3 s from an exit to the status of the
+            Job), and some answers arrive late; 0 for delays as short as possible.
 
     Attributes:
         pods: the pods, to be killed, evicted or lost on demand.
@@ -77,6 +79,7 @@ class KubernetesProcesses(Service):
         backoff_seconds: float = 10.0,
         pid_namespaces: bool = False,
         nodes: Sequence[Node] | None = None,
+        strict_timing: int = 0,
     ) -> None:
         if nodes is not None and (resources or labels):
             raise StandInError(
@@ -91,7 +94,12 @@ class KubernetesProcesses(Service):
         wrapper = _pid_namespaces.wrapper() if pid_namespaces else ()
         offset = time.time() - time.monotonic()  # the wall clock may jump, and this one may not
         clock = Timeline(0.0, clock=lambda: offset + time.monotonic())
-        cluster = Cluster(clock, seed=time.time_ns(), nodes=[each.manifest() for each in declared])
+        cluster = Cluster(
+            clock,
+            seed=time.time_ns(),
+            nodes=[each.manifest() for each in declared],
+            strict_timing=strict_timing,
+        )
         self._jobs = JobController(cluster, backoff_seconds=backoff_seconds)
         self._folder = Path(tempfile.gettempdir()) / f"stand-in-{secrets.token_hex(8)}"
         base = image_environment() if env is None else env

@@ -37,6 +37,8 @@ class KubernetesStandIn(Service):
             ``v1beta1`` (also for True) or ``v1beta2``.
         nodes: those that pods are placed on, by their requests, node selectors, required node affinity and tolerations; None for
             one node that takes every pod.
+        strict_timing: a seed from which every delay of the control plane is drawn anew, within what was observed, so that things
+            happen in orders that are rare otherwise, and some answers arrive late; 0 for the usual delays.
 
     Attributes:
         world: the pods and the clock, in the hands of the test.
@@ -62,9 +64,15 @@ class KubernetesStandIn(Service):
         seed: int = 0,
         kueue: bool | str = False,
         nodes: Sequence[Node] | None = None,
+        strict_timing: int = 0,
     ) -> None:
         declared = [Node("stand-in-0")] if nodes is None else nodes
-        cluster = Cluster(Timeline(start), seed=seed, nodes=[each.manifest() for each in declared])
+        cluster = Cluster(
+            Timeline(start),
+            seed=seed,
+            nodes=[each.manifest() for each in declared],
+            strict_timing=strict_timing,
+        )
         self._jobs = JobController(cluster)
         version = KUEUE_VERSIONS[0] if kueue is True else kueue or None
         if version not in (None, *KUEUE_VERSIONS):

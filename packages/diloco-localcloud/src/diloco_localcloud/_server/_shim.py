@@ -23,6 +23,7 @@ import time
 from typing import Any
 
 LOOK_SECONDS = 0.1  # between two looks at the memory
+ENTRY_BYTES = 16384  # of the log, at most, as in containerd
 DRAIN_SECONDS = 2.0  # for output that is on its way when the container ends
 
 
@@ -84,7 +85,7 @@ class Shim:
                     break
         tails = [tail for tail in self._tails.values() if tail]
         for tail in tails:
-            self._write(b"P" if tail is tails[-1] else b"F", tail)
+            self._write(tail, whole=tail is not tails[-1])
         status = self._ended or 0
         number = os.WTERMSIG(status) if os.WIFSIGNALED(status) else None
         code = 128 + number if number else os.WEXITSTATUS(status)
@@ -163,13 +164,21 @@ class Shim:
 
     def _pump(self, reader: int) -> bool:
         data = os.read(reader, 65536)
-        *lines, self._tails[reader] = (self._tails[reader] + data).split(b"\n")
+        *lines, rest = (self._tails[reader] + data).split(b"\n")
         for line in lines:
-            self._write(b"F", line)
+            self._write(line.removesuffix(b"\r"), whole=True)
+        parts = max(0, len(rest) - 1) // ENTRY_BYTES * ENTRY_BYTES
+        if parts:
+            self._write(rest[:parts], whole=False)
+        self._tails[reader] = rest[parts:]
         return bool(data)
 
-    def _write(self, kind: bytes, line: bytes) -> None:
-        self._log.write(b"%.6f %s %s\n" % (time.time(), kind, line))
+    def _write(self, text: bytes, *, whole: bool) -> None:
+        """Write a line, or parts of one, in entries as those of a container runtime: F ends a line, P does not."""
+        for start in range(0, len(text) or 1, ENTRY_BYTES):
+            end = start + ENTRY_BYTES
+            kind = b"F" if whole and end >= len(text) else b"P"
+            self._log.write(b"%.6f %s %s\n" % (time.time(), kind, text[start:end]))
 
 
 def descendants(root: int) -> list[int]:

@@ -94,3 +94,22 @@ def test_follow_ends_with_the_container(clients, pod):
     thread.join(PATIENCE)
     assert not thread.is_alive()
     assert b"".join(pieces) == b"one\ntwo\nthree\n"
+
+
+def test_a_long_line_is_several_entries(clients, pod):
+    """As observed: ``tailLines`` counts entries of at most 16 KiB, and a line of 100,000 characters is seven."""
+    pod.log("first\n" + "x" * 100_000 + "\nlast\n")
+    whole = clients.log(pod.name)
+    assert whole == b"first\n" + b"x" * 100_000 + b"\nlast\n"
+    assert clients.log(pod.name, tail_lines=2) == b"x" * (100_000 - 6 * 16384) + b"\nlast\n"
+    assert clients.log(pod.name, tail_lines=8) == whole.removeprefix(b"first\n")
+    stamped = clients.log(pod.name, timestamps=True)
+    assert [len(line.split(b" ", 1)[1]) for line in stamped.splitlines()] == [5, 100_000, 4]
+    cut = clients.log(pod.name, timestamps=True, tail_lines=3)
+    assert [len(line.split(b" ", 1)[1]) for line in cut.splitlines()] == [18_080, 4]
+
+
+def test_a_carriage_return_before_the_newline_is_dropped(clients, pod):
+    pod.log("one\r\ntwo\rthree\r")
+    pod.log("\n\r\n")
+    assert clients.log(pod.name) == b"one\ntwo\rthree\n\n"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import ssl
 import time
 import urllib.parse
@@ -120,6 +121,23 @@ def test_stdin_of_any_size_comes_back(clients, stand_in, run, execute):
     assert ended(execute("cat"))[0] == ""
 
 
+def test_what_a_command_does_not_read_is_not_taken_in(clients, stand_in, run):
+    run(SLEEP)
+    name = running(clients, stand_in).name
+    asked = [("command", "sleep"), ("command", "600"), ("stdin", "1")]
+    path = f"/api/v1/namespaces/ns/pods/{name}/exec?{urllib.parse.urlencode(asked)}"
+    connection = open_socket(stand_in, path, "v5.channel.k8s.io")
+    connection.settimeout(0.3)
+
+    def send_all():
+        for _ in range(64):
+            connection.send_binary(b"\0" + b"x" * (1 << 20))
+
+    with pytest.raises((TimeoutError, websocket.WebSocketTimeoutException)):
+        send_all()
+    connection.shutdown()
+
+
 def test_the_older_protocol_has_no_end_of_stdin(clients, stand_in, run):
     run(SLEEP)
     name = running(clients, stand_in).name
@@ -148,8 +166,14 @@ def test_it_ends_with_its_container(clients, stand_in, run, execute):
     processes_lab.ended(
         stand_in
     )  # the kubelet sees the end of the container after that of its processes
-    _, _, status = ended(execute("true"))
-    assert 'container not found ("main")' in status["message"]
+    words = {ended(execute("true"))[2]["message"] for _ in range(3)}
+    assert all(each.startswith("Internal error occurred: ") for each in words)
+    observed = (
+        "container is in CONTAINER_EXITED state",
+        "cannot exec in a stopped state",
+        r"error writing config to pipe.*broken pipe",
+    )
+    assert all(any(re.search(form, each) for each in words) for form in observed)
 
 
 def test_it_ends_with_the_client_and_with_the_stand_in(clients, stand_in, run, execute):

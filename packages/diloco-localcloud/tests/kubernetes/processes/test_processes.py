@@ -7,6 +7,7 @@ from processes_lab import SLEEP, finished, pod
 from standin_lab import PATIENCE
 
 from diloco_localcloud import KubernetesProcesses, StandInError
+from diloco_localcloud._kubernetes._objects._resources import EVENTS
 from diloco_localcloud._kubernetes._pods import _facts
 
 pytestmark = pytest.mark.processes
@@ -46,6 +47,20 @@ def test_logs_while_it_runs(clients, stand_in, run):
     assert clients.log(name, since_seconds=600, limit_bytes=4) == b"line"
     stamped = clients.log(name, timestamps=True).splitlines()[0]
     assert stamped.split(b" ", 1)[1] == b"line 0"
+
+
+def test_a_long_line_is_several_entries(clients, stand_in, run):
+    """As observed: ``tailLines`` counts entries of at most 16 KiB, and containerd drops a ``\\r`` before the newline."""
+    run("import os\nos.write(1, b'x' * 100_000 + b'\\r\\nlast\\n' + b'y' * 20_000)")
+    finished(stand_in)
+    name = stand_in.pods.newest("run", 0, "ns").name
+    whole = b"x" * 100_000 + b"\nlast\n" + b"y" * 20_000
+    assert clients.log(name) == whole
+    assert clients.log(name, tail_lines=2) == b"y" * 20_000
+    assert clients.log(name, tail_lines=4) == b"x" * (100_000 - 6 * 16384) + whole[100_000:]
+    assert clients.log(name, tail_lines=10) == whole
+    stamped = clients.log(name, timestamps=True)
+    assert [len(line.split(b" ", 1)[1]) for line in stamped.splitlines()] == [100_000, 4, 20_000]
 
 
 def test_restart_in_place_and_the_log_before(clients, stand_in, run):
@@ -134,3 +149,37 @@ def test_code_from_a_config_map(clients, stand_in, run):
 def test_options_that_are_none(options, message):
     with pytest.raises(StandInError, match=message):
         KubernetesProcesses(**options)
+
+
+@pytest.mark.parametrize("items", [None, [{"key": "absent", "path": "x"}]])
+def test_a_missing_map_of_a_volume_is_waited_for(clients, stand_in, run, items):
+    """ContainerCreating with FailedMount events, as observed; and nothing says Running before it is there."""
+    volume = {"name": "files", "configMap": {"name": "map", **({"items": items} if items else {})}}
+    if items:
+        clients.core.create_namespaced_config_map(
+            namespace="ns", body={"metadata": {"name": "map"}}
+        )
+    run(
+        "pass",
+        main={"volumeMounts": [{"name": "files", "mountPath": "/files"}]},
+        template={"volumes": [volume]},
+    )
+
+    def told():
+        with stand_in._cluster.changed:
+            events = stand_in._cluster.store.list(EVENTS, "ns")
+        return any(event["reason"] == "FailedMount" for event in events)
+
+    stand_in.pods.wait_for(told, PATIENCE)
+    status = pod(stand_in)["status"]
+    assert (status["phase"], status["containerStatuses"][0]["state"]) == (
+        "Pending",
+        {"waiting": {"reason": "ContainerCreating"}},
+    )
+    (event,) = [
+        each
+        for each in clients.core.list_namespaced_event(namespace="ns").items
+        if each.reason == "FailedMount"
+    ]
+    why = "references non-existent config key: absent" if items else 'configmap "map" not found'
+    assert event.message == f'MountVolume.SetUp failed for volume "files" : {why}'

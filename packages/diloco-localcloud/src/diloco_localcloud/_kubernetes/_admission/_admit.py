@@ -51,7 +51,9 @@ def admit(store: Store, pod: Json) -> Json:
 
 def warnings(store: Store, namespace: str, spec: Json) -> list[str]:
     """What the server warns of when it is given the template of a Job, which it does not refuse for that."""
-    level = _pod_security.level(_labels(store, namespace), "warn")
+    labels = _labels(store, namespace)
+    mode = "warn" if "pod-security.kubernetes.io/warn" in labels else "enforce"  # as observed
+    level = _pod_security.level(labels, mode)
     problems = _pod_security.problems(level, spec) if level is not None else ""
     return [f"would {problems}"] if problems else []
 

@@ -61,6 +61,8 @@ class Api:
         try:
             response = self._answer(request, route, verb, what)
             status = response.status
+            if verb in ("get", "list"):
+                self._cluster.delays.answer_late()
         except _refusals.ApiError as refusal:
             status = refusal.code
             return as_json(refusal.code, refusal.body, refusal.headers)

@@ -63,8 +63,7 @@ def _delete(cluster: Cluster, route: Route, obj: Json, options: Json) -> Json:
     if resource is _resources.PODS:
         return cluster.delete_pod(namespace, name, options.get("gracePeriodSeconds")) or obj
     if resource is _resources.NAMESPACES:
-        for each in cluster.store.list(_resources.JOBS, name):
-            cluster.delete_job(name, each["metadata"]["name"], "Background")
+        return cluster.delete_namespace(name)
     cluster.store.remove(resource, namespace, name)
     return removed
 

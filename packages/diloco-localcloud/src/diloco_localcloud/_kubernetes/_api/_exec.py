@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 import json
 import os
 import selectors
@@ -11,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 from ..._server._http import Response
 from ..._server._websocket import Talk
 from .._objects import _refusals, _resources
+from .._pods import _facts
 from ._logs import container_of
 
 if TYPE_CHECKING:
@@ -27,6 +29,16 @@ STDIN, STDOUT, STDERR, ERROR = range(4)  # the first byte of each message is its
 CLOSE = 255  # in v5: the second byte is a channel that ends
 V4, V5 = "v4.channel.k8s.io", "v5.channel.k8s.io"
 PIECE_BYTES = 65536
+# Of each, the words that were observed are whole; what is before them is by the sources of containerd and runc.
+_ENDED = itertools.cycle(
+    (
+        "container is in CONTAINER_EXITED state",
+        f'failed to create exec "{"0" * 64}": cannot exec in a stopped state: unknown',
+        "OCI runtime exec failed: exec failed: unable to start container process: error writing config to pipe: "
+        "write init-p: broken pipe: unknown",
+    )
+)
+MOST_INPUT_BYTES = 1 << 20  # that wait for the command to read them, before no more is read
 
 
 def serve(cluster: Cluster, request: Request, route: Route) -> Response:
@@ -56,9 +68,7 @@ def serve(cluster: Cluster, request: Request, route: Route) -> Response:
                     pod, container, command, session.streams, session.told
                 )
             if kill is None:
-                raise _refusals.internal_error(
-                    f'unable to upgrade connection: container not found ("{container}")'
-                )
+                raise _refusals.internal_error(_not_running(pod, container))
         except _refusals.ApiError as refusal:
             session.end_with(refusal.body)
         else:
@@ -67,6 +77,14 @@ def serve(cluster: Cluster, request: Request, route: Route) -> Response:
             session.close()
 
     return Response(101, b"", talk=Talk((V5, V4), run))
+
+
+def _not_running(pod: Json, container: str) -> str:
+    """Return why nothing can run in a container; for one that has ended, the words observed take turns."""
+    state = _facts.container_status(pod, container).get("state", {"waiting": {}})
+    if "waiting" in state:
+        return f'unable to upgrade connection: container not found ("{container}")'
+    return f"error executing command in container: failed to exec in container: {next(_ENDED)}"
 
 
 class _Session:
@@ -78,6 +96,7 @@ class _Session:
         self._event: Json = {}
         self._input = bytearray()
         self._input_ends = False
+        self._gone = False  # the client
         (theirs, self._stdin), *outputs = os.pipe(), os.pipe(), os.pipe()
         self.streams = [theirs, *(writer for _, writer in outputs)]
         self._outputs = dict(zip((reader for reader, _ in outputs), (STDOUT, STDERR), strict=True))
@@ -96,16 +115,16 @@ class _Session:
             self._shut(stream)
         self._input_ends = not stdin
         with selectors.DefaultSelector() as ready:
-            ready.register(self._web_socket, selectors.EVENT_READ)
             for source in (self._over, *self._outputs):
                 ready.register(source, selectors.EVENT_READ)
             self._feed(ready)
             while not self._event or self._outputs.keys() & self._open:
+                self._listen(ready)
                 for key, _ in ready.select():
                     if key.fileobj is self._web_socket:
                         messages = self._web_socket.receive()
                         if messages is None:
-                            ready.unregister(self._web_socket)
+                            self._gone = True
                             kill()
                         for message in messages or ():
                             self._take(message)
@@ -127,6 +146,15 @@ class _Session:
         """Give every descriptor back."""
         for descriptor in list(self._open):
             self._shut(descriptor)
+
+    def _listen(self, ready: selectors.BaseSelector) -> None:
+        """Read on from the client as long as the command reads what it has sent."""
+        listening = self._web_socket in ready.get_map()
+        wanted = not self._gone and len(self._input) < MOST_INPUT_BYTES
+        if wanted and not listening:
+            ready.register(self._web_socket, selectors.EVENT_READ)
+        elif listening and not wanted:
+            ready.unregister(self._web_socket)
 
     def _take(self, message: bytes) -> None:
         if message[:1] == bytes([STDIN]) and not self._input_ends:

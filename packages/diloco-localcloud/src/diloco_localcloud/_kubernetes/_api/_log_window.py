@@ -20,7 +20,7 @@ class Window:
     timestamps: bool = False
 
     def first(self, log: Log) -> int:
-        """The number of the first line to show."""
+        """Return the number of the first entry to show."""
         times = log.times()
         start = 0
         if self.since is not None:
@@ -32,11 +32,18 @@ class Window:
             start = max(start, len(times) - self.tail)
         return start
 
-    def show(self, entries: list[tuple[float, bytes]]) -> bytes:
-        """The bytes of these lines."""
-        if not self.timestamps:
-            return b"".join(line for _, line in entries)
-        return b"".join(_stamp(moment).encode() + b" " + line for moment, line in entries)
+    def show(self, entries: list[tuple[float, bytes]], *, begun: bool) -> bytes:
+        """Return the text of these entries; ``begun`` if the one before the first was a part of its line.
+
+        As in the source of the kubelet, a time is before what is the first entry of a line here.
+        """
+        text = []
+        for moment, entry in entries:
+            if self.timestamps and not begun:
+                text.append(_stamp(moment).encode() + b" ")
+            text.append(entry)
+            begun = not entry.endswith(b"\n")
+        return b"".join(text)
 
 
 def _stamp(moment: float) -> str:

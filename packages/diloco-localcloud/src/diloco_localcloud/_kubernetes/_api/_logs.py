@@ -22,11 +22,12 @@ if TYPE_CHECKING:
 Json = dict[str, Any]
 
 _LOOK_SECONDS = 0.2
+_PIECE_ENTRIES = 64  # of at most 16 KiB each
 _PULLING = ("ErrImagePull", "ImagePullBackOff", "InvalidImageName")
 
 
 def serve(cluster: Cluster, request: Request, route: Route) -> Response:
-    """Answer; ``follow`` streams until the container has ended.
+    """Answer in pieces; with ``follow`` until the container has ended.
 
     Raises:
         ApiError: 404, or 400 with the words of the kubelet.
@@ -37,13 +38,14 @@ def serve(cluster: Cluster, request: Request, route: Route) -> Response:
         life = _life(pod, container, previous=request.flag("previous"))
         if life is None:
             return Response(200, b"", "text/plain")
+        gone = _taken_away(pod, container)
+        if gone is not None:
+            return Response(200, gone, "text/plain")
         log = cluster.runtime.log_of(pod, container, life)
         window = _window(request, cluster.timeline.now())
         start = window.first(log)
-        if request.flag("follow"):
-            return Response(200, _follow(cluster, log, window, start), "text/plain")
-        text = window.show(log.lines(start))
-        return Response(200, text if window.limit is None else text[: window.limit], "text/plain")
+        end = None if request.flag("follow") else len(log.times())
+        return Response(200, _pieces(cluster, log, window, start, end), "text/plain")
 
 
 def container_of(pod: Json, name: str) -> str:
@@ -61,6 +63,16 @@ def container_of(pod: Json, name: str) -> str:
     if name and name not in known:
         raise _refusals.bad_request(f"container {name} is not valid for pod {where}")
     return name or known[0]
+
+
+def _taken_away(pod: Json, container: str) -> bytes | None:
+    """Return the kubelet's words, as observed, for a deleted pod that has ended and is only held by a finalizer."""
+    status = _facts.container_status(pod, container)
+    identity = status.get("containerID")
+    removed = pod["metadata"].get("deletionGracePeriodSeconds") == 0
+    if not (removed and identity and "terminated" in status["state"]):
+        return None
+    return f"unable to retrieve container logs for {identity}".encode()
 
 
 def _life(pod: Json, container: str, *, previous: bool) -> int | None:
@@ -98,20 +110,23 @@ def _window(request: Request, now: float) -> Window:
     return Window(tail, since, limit, timestamps=request.flag("timestamps"))
 
 
-def _follow(cluster: Cluster, log: Log, window: Window, start: int) -> Iterator[bytes]:
-    left = window.limit
-    while True:
+def _pieces(
+    cluster: Cluster, log: Log, window: Window, start: int, end: int | None
+) -> Iterator[bytes]:
+    """Give what there is up to ``end``, or all until the container has ended; never much at once."""
+    left, begun = window.limit, False
+    while (end is None or start < end) and (left is None or left > 0):
+        upto = start + _PIECE_ENTRIES
         with cluster.changed:
-            fresh = log.lines(start)
-            done = log.ended or cluster.stopped
-            if not fresh and not done:
+            fresh = log.entries(start, upto if end is None else min(upto, end))
+            if not fresh:
+                if end is not None or log.ended or cluster.stopped:
+                    return
                 cluster.changed.wait(_LOOK_SECONDS)
                 continue
         start += len(fresh)
-        text = window.show(fresh)
+        text = window.show(fresh, begun=begun)
+        begun = not fresh[-1][1].endswith(b"\n")
         if left is not None:
             text, left = text[:left], left - len(text)
-        if text:
-            yield text
-        if (done and not fresh) or (left is not None and left <= 0):
-            return
+        yield text

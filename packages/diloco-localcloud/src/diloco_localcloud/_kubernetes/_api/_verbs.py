@@ -112,8 +112,12 @@ class Verbs:
                 f"the namespace of the provided object does not match the namespace sent on the request "
                 f"({given} != {route.namespace})"
             )
-        if self._cluster.store.find(_resources.NAMESPACES, "", route.namespace) is None:
+        found = self._cluster.store.find(_resources.NAMESPACES, "", route.namespace)
+        if found is None:
             raise _refusals.not_found("namespaces", "", route.namespace)
+        if "deletionTimestamp" in found["metadata"]:
+            name, resource = body["metadata"].get("name", ""), route.resource
+            raise _refusals.being_terminated(resource.plural, resource.group, name, route.namespace)
         return route.namespace
 
     def _pod(self, new: Json) -> Json:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import threading
 from typing import TYPE_CHECKING, Any
 
@@ -9,6 +10,7 @@ from ..._server import _timeline
 from .._admission import _quota
 from .._jobs import _status
 from .._objects._resources import (
+    ALL,
     CONFIG_MAPS,
     JOBS,
     KUEUE,
@@ -21,6 +23,7 @@ from .._objects._resources import (
 )
 from .._objects._store import Store
 from .._pods import _facts, _states
+from ._delays import Delay, Delays
 from ._events import Recorder
 
 if TYPE_CHECKING:
@@ -31,8 +34,11 @@ if TYPE_CHECKING:
 
 Json = dict[str, Any]
 
-COLLECT_SECONDS = 0.1  # from the end of an owner to the delete of what it owned
-FOREGROUND_SECONDS = 0.3
+COLLECT = Delay(0.1, 0.05, 0.5)  # from the end of an owner to the delete of what it owned
+FOREGROUND = Delay(0.3, 0.1, 0.8)
+# A pod whose last delete is written is seen so for a moment: of 30, 4 were.
+LAST_DELETE = Delay(0.0, 0.0, 0.4)
+EMPTY_NAMESPACE = Delay(0.1, 0.05, 1.0)  # from the delete of a namespace to that of its contents
 UNSCHEDULED_SECONDS = 20.0  # until a deleted pod that never had a node is made Failed
 
 
@@ -43,8 +49,16 @@ class Cluster:
     what runs the pods makes itself its ``runtime``.
     """
 
-    def __init__(self, timeline: _timeline.Timeline, *, seed: int, nodes: Iterable[Json]) -> None:
+    def __init__(
+        self,
+        timeline: _timeline.Timeline,
+        *,
+        seed: int,
+        nodes: Iterable[Json],
+        strict_timing: int = 0,
+    ) -> None:
         self.timeline = timeline
+        self.delays = Delays(strict_timing)
         self.changed = threading.Condition(threading.RLock())
         self.store = Store(timeline.stamp, seed)
         self.events = Recorder(self.store, timeline)
@@ -81,6 +95,40 @@ class Cluster:
         account = {"metadata": {"name": "default", "namespace": name}}
         self.store.add(SERVICE_ACCOUNTS, self.store.prepare(SERVICE_ACCOUNTS, account))
         return made
+
+    def delete_namespace(self, name: str) -> Json:
+        """Delete a namespace with all that is in it; it is Terminating until the last pod is gone.
+
+        Returns:
+            The namespace as it is now.
+        """
+        old = self.store.get(NAMESPACES, "", name)
+        if "deletionTimestamp" in old["metadata"]:
+            return old
+        meta = {**old["metadata"], "deletionTimestamp": self.timeline.stamp()}
+        new = {**old, "metadata": meta, "status": {"phase": "Terminating"}}
+        self.store.replace(NAMESPACES, new, keep=True)
+        uid = meta["uid"]
+        self.timeline.after(self.delays.of(EMPTY_NAMESPACE), lambda: self._empty(name, uid))
+        return new
+
+    def _empty(self, name: str, uid: str) -> None:
+        """Take out what is in a namespace that is being deleted, tell its pods to go, and take it out itself once they have."""
+        namespace = self.store.find(NAMESPACES, "", name)
+        if namespace is None or namespace["metadata"]["uid"] != uid:
+            return
+        for job in self.store.list(JOBS, name):
+            self.delete_job(name, job["metadata"]["name"], "Background")
+        for pod in self.store.list(PODS, name):
+            self.release(pod)
+            if self.store.find(PODS, name, pod["metadata"]["name"]) is not None:
+                self.delete_pod(name, pod["metadata"]["name"])
+        others = [each for each in ALL if each.namespaced and each not in (JOBS, PODS)]
+        for resource in others:
+            for obj in self.store.list(resource, name):
+                self.store.remove(resource, name, obj["metadata"]["name"])
+        if not self.store.list(PODS, name) and not self.store.list(JOBS, name):
+            self.store.remove(NAMESPACES, "", name)
 
     def job(self, namespace: str, name: str) -> Json:
         """The Job as stored, which is not to be changed.
@@ -175,14 +223,31 @@ class Cluster:
             self.put_pod(_states.with_status(stored, phase="Failed"))
 
     def gone(self, pod: Json) -> None:
-        """The kubelet is done with a deleted pod: it goes as soon as nothing holds it."""
+        """The kubelet is done with a deleted pod: it goes as soon as nothing holds it.
+
+        As observed, the kubelet's last delete writes the time of the deletion anew, a second after the end, with no grace.
+        """
         meta = pod["metadata"]
         stored = self.pod(meta["namespace"], meta["name"], meta["uid"])
-        if stored is not None and _facts.deleting(stored):
-            self.store.replace(
-                PODS,
-                {**stored, "metadata": {**stored["metadata"], "deletionGracePeriodSeconds": 0}},
-            )
+        if stored is None or not _facts.deleting(stored):
+            return
+        ends = [end.get("finishedAt") for end in _facts.terminations(stored)]
+        moments = [_timeline.seconds(end) + 1.0 for end in ends if end]
+        last = {
+            "deletionTimestamp": _timeline.stamp(max([self.timeline.now(), *moments])),
+            "deletionGracePeriodSeconds": 0,
+        }
+        self.store.replace(PODS, {**stored, "metadata": {**stored["metadata"], **last}}, keep=True)
+        seconds = self.delays.of(LAST_DELETE)
+        if seconds:
+            self.timeline.after(seconds, lambda: self._take_out(meta))
+        else:
+            self._take_out(meta)
+
+    def _take_out(self, meta: Json) -> None:
+        stored = self.pod(meta["namespace"], meta["name"], meta["uid"])
+        if stored is not None:
+            self.store.replace(PODS, {**stored, "metadata": dict(stored["metadata"])})
 
     # -- jobs ----------------------------------------------------------------------------------------------------------
 
@@ -201,7 +266,7 @@ class Cluster:
         uid = job["metadata"]["uid"]
         if policy == "Background" and not job["metadata"].get("finalizers"):
             self.store.remove(JOBS, namespace, name)
-            self.timeline.after(COLLECT_SECONDS, lambda: self._end_pods(uid))
+            self.timeline.after(self.delays.of(COLLECT), lambda: self._end_pods(uid))
             return job
         if "deletionTimestamp" in job["metadata"]:
             return job
@@ -216,13 +281,12 @@ class Cluster:
             ],
         }
         self.store.replace(JOBS, {**job, "metadata": meta})
+        seconds = self.delays.of(FOREGROUND)
         if policy == "Orphan":
-            self.timeline.after(FOREGROUND_SECONDS, lambda: self._orphan(namespace, name, uid))
+            self.timeline.after(seconds, lambda: self._orphan(namespace, name, uid))
         else:
-            self.timeline.after(FOREGROUND_SECONDS, lambda: self._end_pods(uid))
-            self.timeline.after(
-                FOREGROUND_SECONDS, lambda: self._finish_delete(uid, namespace, name)
-            )
+            self.timeline.after(seconds, lambda: self._end_pods(uid))
+            self.timeline.after(seconds, lambda: self._finish_delete(uid, namespace, name))
         return self.store.get(JOBS, namespace, name)
 
     def _owned_pods(self, uid: str) -> list[Json]:
@@ -278,15 +342,24 @@ class Cluster:
                 self.runtime.removed(change.old)
         if change.resource in (PODS, QUOTAS):
             _quota.refresh(self.store, (change.new or change.old or {})["metadata"]["namespace"])
+        if change.resource in (PODS, JOBS) and change.new is None and change.old is not None:
+            self._look_at_namespace(change.old["metadata"]["namespace"])
         if change.resource is PODS and change.new is None and change.old is not None:
             for owner in change.old["metadata"].get("ownerReferences", []):
                 args = (owner["uid"], change.old["metadata"]["namespace"], owner["name"])
-                self.timeline.after(COLLECT_SECONDS, lambda args=args: self._finish_delete(*args))  # type: ignore[misc]
+                finish = functools.partial(self._finish_delete, *args)
+                self.timeline.after(self.delays.of(COLLECT), finish)
         if change.resource is JOBS and change.new is None and change.old is not None:
             uid = change.old["metadata"]["uid"]
-            self.timeline.after(COLLECT_SECONDS, lambda: self._collect_maps(uid))
+            self.timeline.after(self.delays.of(COLLECT), lambda: self._collect_maps(uid))
         if change.resource is JOBS and change.new is not None:
             self._watch_ttl(change.new)
+
+    def _look_at_namespace(self, name: str) -> None:
+        meta = (self.store.find(NAMESPACES, "", name) or {"metadata": {}})["metadata"]
+        if "deletionTimestamp" in meta:
+            seconds = self.delays.of(EMPTY_NAMESPACE)
+            self.timeline.after(seconds, lambda: self._empty(name, meta["uid"]))
 
     def _watch_ttl(self, job: Json) -> None:
         seconds = job["spec"].get("ttlSecondsAfterFinished")

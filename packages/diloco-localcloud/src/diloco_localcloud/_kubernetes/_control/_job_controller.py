@@ -9,6 +9,7 @@ from .._jobs import _new_pod, _plan, _status
 from .._jobs._backoff import FIRST_SECONDS, Backoff
 from .._objects._refusals import ApiError
 from .._objects._resources import JOBS, PODS
+from ._delays import Delay
 
 if TYPE_CHECKING:
     from .._objects._store import Change
@@ -17,9 +18,9 @@ if TYPE_CHECKING:
 Json = dict[str, Any]
 Key = tuple[str, str]
 
-NEW_JOB_SECONDS = 0.1  # from a create to the first look
+NEW_JOB = Delay(0.1, 0.02, 0.5)  # from a create to the first look
 POD_BATCH_SECONDS = 1.0  # pod changes are looked at together
-FLUSH_SECONDS = 0.02  # between the write of the uncounted pods and that of the counts
+FLUSH = Delay(0.02, 0.0, 0.3)  # between the write of the uncounted pods and that of the counts
 MAX_PER_LOOK = 500
 SOURCE = "job-controller"
 
@@ -55,6 +56,9 @@ class JobController:
 
         self._cluster.timeline.after(seconds, look)
 
+    def _delay(self, delay: Delay) -> float:
+        return self._cluster.delays.of(delay)
+
     def _heard(self, change: Change) -> None:
         obj = change.new or change.old
         if obj is None:
@@ -63,13 +67,14 @@ class JobController:
         if change.resource is JOBS and change.new is not None:
             old = change.old or {}
             if change.old is None:
-                self.poke((meta["namespace"], meta["name"]), NEW_JOB_SECONDS)
+                self.poke((meta["namespace"], meta["name"]), self._delay(NEW_JOB))
             elif old["spec"] != obj["spec"] or "deletionTimestamp" in meta:
                 self.poke((meta["namespace"], meta["name"]), 0.01)
         elif change.resource is PODS:
             for owner in meta.get("ownerReferences", []):
                 if owner["kind"] == "Job":
-                    self.poke((meta["namespace"], owner["name"]), self.batch_seconds)
+                    batch = Delay(self.batch_seconds, 0.5, 1.2)
+                    self.poke((meta["namespace"], owner["name"]), self._delay(batch))
 
     def _look(self, key: Key) -> None:
         store, now = self._cluster.store, self._cluster.timeline.now()
@@ -77,7 +82,7 @@ class JobController:
         if job is None or _status.finished(job):
             return
         if key in self._busy:
-            self.poke(key, FLUSH_SECONDS)
+            self.poke(key, FLUSH.usual)
             return
         uid = job["metadata"]["uid"]
         pods = [pod for kind, pod in store.owned(uid) if kind == "pods"]
@@ -107,13 +112,13 @@ class JobController:
         self._busy.add(key)
         # Pods are made before the status says so.
         self._cluster.timeline.after(
-            FLUSH_SECONDS if create else 0.0, lambda: self._told(key, uid, plan)
+            self._delay(FLUSH) if create else 0.0, lambda: self._told(key, uid, plan)
         )
 
     def _told(self, key: Key, uid: str, plan: _plan.Plan) -> None:
         self._write(key, uid, plan.status or {})
         if plan.release or plan.ending:
-            self._cluster.timeline.after(FLUSH_SECONDS, lambda: self._count(key, uid, plan))
+            self._cluster.timeline.after(self._delay(FLUSH), lambda: self._count(key, uid, plan))
         else:
             self._busy.discard(key)
 

@@ -9,17 +9,23 @@ if TYPE_CHECKING:
 
 Json = dict[str, Any]
 
+ENTRY_BYTES = 16384  # of a log, at most; the default of containerd, and seen
+
 
 class Log(Protocol):
-    """The output of one life of one container; read under the cluster's lock."""
+    """The output of one life of one container, in the entries of a container runtime; read under the cluster's lock.
+
+    An entry is a line with its newline, without a carriage return before it. Of a line longer than ``ENTRY_BYTES``, every
+    entry but the last is a part without a newline.
+    """
 
     ended: bool
 
     def times(self) -> list[float]:
-        """When each line came."""
+        """When each entry came."""
 
-    def lines(self, start: int) -> list[tuple[float, bytes]]:
-        """(time, line with its newline) from the ``start``-th on."""
+    def entries(self, start: int, end: int) -> list[tuple[float, bytes]]:
+        """Return (time, text) of those from ``start`` up to ``end``."""
 
 
 class Runtime(Protocol):

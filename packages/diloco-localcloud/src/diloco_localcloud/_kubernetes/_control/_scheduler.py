@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from .._objects._resources import NODES, PODS
+from .._objects._resources import CLAIMS, NODES, PODS
 from .._pods import _facts, _states
 from .._pods._scheduling import choose
+from ._delays import Delay
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -17,7 +18,7 @@ if TYPE_CHECKING:
 
 Json = dict[str, Any]
 
-BIND_SECONDS = 0.01  # from a pod, or from a change that may make room for one, to a node
+BIND = Delay(0.01, 0.0, 0.3)  # from a pod, or from a change that may make room for one, to a node
 SOURCE = "default-scheduler"
 
 
@@ -43,12 +44,12 @@ class Scheduler:
         self._bound = bound
         self._held = held
         self._looking = False
-        if filters:
-            cluster.store.listeners.append(self._heard)
+        cluster.store.listeners.append(self._heard)
 
     def add(self, pod: Json) -> None:
         """Find a node for a new pod, soon."""
-        self._cluster.timeline.after(BIND_SECONDS, lambda: self.bind(pod["metadata"]))
+        seconds = self._cluster.delays.of(BIND)
+        self._cluster.timeline.after(seconds, lambda: self.bind(pod["metadata"]))
 
     def bind(self, meta: Json, *, anyway: bool = False) -> None:
         """Give a pod a node now, if it has none; ``anyway`` on whichever there is."""
@@ -60,7 +61,8 @@ class Scheduler:
         node = None
         if why is None:
             pods = cluster.store.list(PODS) if self._filters else ()
-            node, why = choose(cluster.store.list(NODES), pods, pod, self._filters)
+            nodes = cluster.store.list(NODES)
+            node, why = choose(nodes, pods, pod, self._filters, self._missing_claim(pod))
         now = cluster.timeline.stamp()
         if node is None and not anyway:
             cluster.put_pod(_states.unschedulable(pod, why, now))
@@ -86,6 +88,15 @@ class Scheduler:
             )
         return self._first()
 
+    def _missing_claim(self, pod: Json) -> str:
+        """Return what is said of a volume whose claim is not there; empty if there is none such."""
+        for volume in pod["spec"].get("volumes") or []:
+            name = (volume.get("persistentVolumeClaim") or {}).get("claimName")
+            namespace = pod["metadata"]["namespace"]
+            if name and self._cluster.store.find(CLAIMS, namespace, name) is None:
+                return f'persistentvolumeclaim "{name}" not found'
+        return ""
+
     def _first(self) -> str:
         for node in self._cluster.store.list(NODES):
             return str(node["metadata"]["name"])
@@ -95,9 +106,10 @@ class Scheduler:
         leaves = change.resource is PODS and (
             change.new is None or (_facts.ended(change.new) and not _facts.ended(change.old or {}))
         )
-        if (leaves or change.resource is NODES) and not self._looking:
+        room = (leaves or change.resource is NODES) and self._filters
+        if (room or change.resource is CLAIMS) and not self._looking:
             self._looking = True
-            self._cluster.timeline.after(BIND_SECONDS, self._again)
+            self._cluster.timeline.after(self._cluster.delays.of(BIND), self._again)
 
     def _again(self) -> None:
         """There may be room now for pods that fitted nowhere."""

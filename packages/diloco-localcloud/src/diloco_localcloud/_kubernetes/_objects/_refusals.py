@@ -68,6 +68,22 @@ def being_deleted(resource: str, group: str, name: str) -> ApiError:
     return ApiError(409, "AlreadyExists", message, _details(resource, group, name))
 
 
+def being_terminated(resource: str, group: str, name: str, namespace: str) -> ApiError:
+    """403 of a create in a namespace that is being deleted."""
+    cause = {
+        "reason": "NamespaceTerminating",
+        "message": f"namespace {namespace} is being terminated",
+        "field": "metadata.namespace",
+    }
+    message = (
+        f'{qualified(resource, group)} "{name}" is forbidden: unable to create new content in namespace {namespace} '
+        "because it is being terminated"
+    )
+    return ApiError(
+        403, "Forbidden", message, {**_details(resource, group, name), "causes": [cause]}
+    )
+
+
 def conflict(resource: str, group: str, name: str, cause: str | None = None) -> ApiError:
     """409 of an update or a failed precondition."""
     cause = (

@@ -46,6 +46,7 @@ EVENTS = Resource("events", "Event", short=("ev",))
 NODES = Resource("nodes", "Node", namespaced=False, short=("no",))
 CONFIG_MAPS = Resource("configmaps", "ConfigMap", short=("cm",))
 SECRETS = Resource("secrets", "Secret")
+CLAIMS = Resource("persistentvolumeclaims", "PersistentVolumeClaim", short=("pvc",))
 QUOTAS = Resource("resourcequotas", "ResourceQuota", short=("quota",))
 LIMIT_RANGES = Resource("limitranges", "LimitRange", short=("limits",))
 RUNTIME_CLASSES = Resource("runtimeclasses", "RuntimeClass", "node.k8s.io", namespaced=False)
@@ -84,6 +85,7 @@ ALL = (
     NODES,
     CONFIG_MAPS,
     SECRETS,
+    CLAIMS,
     QUOTAS,
     LIMIT_RANGES,
     RUNTIME_CLASSES,

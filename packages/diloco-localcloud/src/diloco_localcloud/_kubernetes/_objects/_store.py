@@ -121,14 +121,14 @@ class Store:
             raise refuse(resource.plural, resource.group, meta["name"])
         return self._put(resource, None, new)
 
-    def replace(self, resource: Resource, new: Json) -> Json | None:
-        """Put a new version; the last one if it was being deleted and nothing holds it any more (then None)."""
+    def replace(self, resource: Resource, new: Json, *, keep: bool = False) -> Json | None:
+        """Put a new version; without ``keep`` the object goes (then None) if it is deleted and nothing holds it any more."""
         meta = new["metadata"]
         old = self.get(resource, meta.get("namespace", ""), meta["name"])
         if new.get("spec") != old.get("spec"):
             meta["generation"] = old["metadata"].get("generation", 0) + 1
         unheld = not meta.get("finalizers") and not meta.get("deletionGracePeriodSeconds")
-        if "deletionTimestamp" in meta and unheld:
+        if "deletionTimestamp" in meta and unheld and not keep:
             self.remove(resource, meta.get("namespace", ""), meta["name"])
             return None
         return old if _same(old, new) else self._put(resource, old, new)

@@ -32,7 +32,11 @@ Filter = Callable[[Json, Taken, Json], list[Lack]]  # (node, what is taken of it
 
 
 def choose(
-    nodes: Sequence[Json], pods: Iterable[Json], pod: Json, filters: Sequence[Filter]
+    nodes: Sequence[Json],
+    pods: Iterable[Json],
+    pod: Json,
+    filters: Sequence[Filter],
+    lacking: str = "",
 ) -> tuple[str | None, str]:
     """The node for a pod: the one with the fewest pods of those that pass all filters.
 
@@ -41,10 +45,13 @@ def choose(
         pods: all pods, ended ones too.
         pod: the one that has no node.
         filters: asked in this order; the first one that finds a lack speaks for its node.
+        lacking: why it fits on no node at all; empty for no such reason.
 
     Returns:
         (name, ""), or (None, the message of the scheduler).
     """
+    if lacking:
+        return None, _message(len(nodes), lacking, len(nodes))
     taken = _taken(pods)
     lacks: list[Lack] = []
     fitting: list[str] = []
@@ -60,7 +67,8 @@ def choose(
             fitting.append(name)
     if fitting:
         return min(fitting, key=lambda name: taken.get(name, {}).get("pods", 0.0)), ""
-    return None, _message(len(nodes), lacks, hopeless)
+    reasons = _listed(Counter(lack.reason for lack in lacks))
+    return None, _message(len(nodes), reasons, hopeless)
 
 
 def tainted(node: Json, _: Taken, pod: Json) -> list[Lack]:
@@ -183,7 +191,7 @@ def _requests(pod: Json) -> dict[str, float]:
     return total
 
 
-def _message(nodes: int, lacks: list[Lack], hopeless: int) -> str:
+def _message(nodes: int, reasons: str, hopeless: int) -> str:
     if not nodes:
         return "no nodes available to schedule pods"
     helpless = Counter(
@@ -193,7 +201,6 @@ def _message(nodes: int, lacks: list[Lack], hopeless: int) -> str:
         }
     )
     available = f"0/{nodes} nodes are available"
-    reasons = _listed(Counter(lack.reason for lack in lacks))
     return (
         f"{available}: {reasons}. no new claims to deallocate, preemption: "
         f"{available}: {_listed(helpless)}."

@@ -22,6 +22,10 @@ class ConfigError(Exception):
     """A container whose configuration refers to something that is not there (CreateContainerConfigError)."""
 
 
+class MountError(ConfigError):
+    """A volume of which something is not there: the pod waits for it (ContainerCreating)."""
+
+
 def resolve(store: Store, pod: Json, container: Json, base: Mapping[str, str]) -> dict[str, str]:
     """All variables: the image's, then ``envFrom``, then ``env`` in its order, each seeing those before it.
 

@@ -6,10 +6,11 @@ import functools
 import signal
 from typing import TYPE_CHECKING, Any
 
+from .._control._delays import Delay
 from .._control._scheduler import Scheduler
 from .._objects._resources import PODS
 from .._pods import _facts, _states
-from ._environment import ConfigError
+from ._environment import ConfigError, MountError
 from ._file_log import FileLog
 from ._sandbox import Sandbox
 
@@ -24,7 +25,10 @@ if TYPE_CHECKING:
 
 Json = dict[str, Any]
 
-START_SECONDS = 0.01  # from a node to the first pull
+START = Delay(0.01, 0.0, 0.5)  # from a node to the first pull
+HEARD = Delay(0.0, 0.1, 0.9)  # from the end of a container to its state
+PHASE = Delay(0.0, 0.4, 1.0)  # from there to the phase
+REMOVE = Delay(0.0, 0.1, 1.0)  # from there to the last delete
 AGAIN_SECONDS = 1.0  # between tries to make a container whose configuration is missing
 RESTART_SECONDS = (
     10.0  # the second restart waits so long, the next ones twice as long each, up to five minutes
@@ -90,7 +94,8 @@ class ProcessKubelet:
         self._say(pod, "Killing", "Stopping containers")
         grace = float(meta["deletionGracePeriodSeconds"])
         if sandbox is None or not sandbox.containers:
-            self._finish(meta)
+            if sandbox is None or not sandbox.telling:  # otherwise its end is on the way
+                self._finish(meta)
             return
         for container in sandbox.containers.values():
             container.term()
@@ -181,7 +186,8 @@ class ProcessKubelet:
         now = self.cluster.timeline.stamp()
         self.cluster.put_pod(_states.waiting(pod, "ContainerCreating", "", now))
         self.cluster.timeline.after(
-            START_SECONDS, lambda: self._images.pull(meta, lambda: self._start(meta))
+            self.cluster.delays.of(START),
+            lambda: self._images.pull(meta, lambda: self._start(meta)),
         )
 
     def _start(self, meta: Json) -> None:
@@ -200,10 +206,13 @@ class ProcessKubelet:
                 raise ConfigError(
                     "the stand-in runs no init containers; do their work in the main container"
                 )
-            self.cluster.put_pod(_states.running(pod, self.cluster.timeline.stamp(), ADDRESS))
             for container in pod["spec"]["containers"]:
                 if container["name"] not in sandbox.containers:
                     self._run(meta, container, 0)
+            self.cluster.put_pod(_states.running(pod, self.cluster.timeline.stamp(), ADDRESS))
+        except MountError as wrong:
+            self._say(pod, "FailedMount", str(wrong), warning=True)
+            self.cluster.timeline.after(AGAIN_SECONDS, lambda: self._start(meta))
         except ConfigError as wrong:
             now = self.cluster.timeline.stamp()
             self.cluster.put_pod(
@@ -223,14 +232,14 @@ class ProcessKubelet:
                 self._heard(meta, container, life, event)
                 self.cluster.changed.notify_all()
 
-        sandbox.start(pod, container, life, told)
+        if not sandbox.start(pod, container, life, told):
+            refused = {"event": "refused", "message": "no command specified"}
+            self.cluster.timeline.after(0.0, lambda: told(refused))
 
     def _heard(self, meta: Json, container: Json, life: int, event: Json) -> None:
         """From a container's thread: it was started, refused, or has ended."""
         pod, sandbox, name = self._pod(meta), self._pods.get(meta["uid"]), container["name"]
-        if sandbox is not None and sandbox.node in self.cluster.lost and not self._closed:
-            tell = functools.partial(self._heard, meta, container, life, event)
-            self._unheard.append((sandbox.node, tell))
+        if self._unheard_of(sandbox, self._heard, meta, container, life, event):
             return
         if event["event"] == "started":
             if pod is not None:
@@ -242,12 +251,22 @@ class ProcessKubelet:
         for command in sandbox.beside.pop(name, ()):
             command.kill()
         sandbox.logs[name, life].ended = True
+        sandbox.telling += 1
+        event = {**event, "at": self.cluster.timeline.stamp()}
+        self._later(HEARD, self._tell, meta, container, life, event)
+
+    def _tell(self, meta: Json, container: Json, life: int, event: Json) -> None:
+        """Write how a container has ended."""
+        pod, sandbox, name = self._pod(meta), self._pods.get(meta["uid"]), container["name"]
+        if sandbox is None or self._unheard_of(sandbox, self._tell, meta, container, life, event):
+            return
+        sandbox.telling -= 1
         if pod is None or _facts.ended(pod):
-            if pod is None and not sandbox.containers:
+            if pod is None and not sandbox.containers and not sandbox.telling:
                 del self._pods[meta["uid"]]
                 sandbox.remove()
             return
-        now = self.cluster.timeline.stamp()
+        now = event["at"]
         if event["event"] == "refused":
             words = "failed to create containerd task: failed to create shim task: OCI runtime create failed: "
             pod = _states.terminated(
@@ -279,8 +298,8 @@ class ProcessKubelet:
                     warning=True,
                 )
             self.cluster.timeline.after(wait, lambda: self._restart(meta, container, life + 1))
-        elif not sandbox.containers:
-            self._finish(meta)
+        elif not sandbox.containers and not sandbox.telling:
+            self._later(PHASE, self._finish, meta)
 
     def _restart(self, meta: Json, container: Json, life: int) -> None:
         pod = self._pod(meta)
@@ -293,7 +312,7 @@ class ProcessKubelet:
 
     def _finish(self, meta: Json) -> None:
         pod = self._pod(meta)
-        if pod is None:
+        if pod is None or self.cluster.out_of_reach(pod):
             return
         now = self.cluster.timeline.stamp()
         for container in pod["spec"]["containers"]:
@@ -301,7 +320,29 @@ class ProcessKubelet:
                 pod = _states.never_made(pod, container["name"], now)
         if not _facts.ended(pod):
             self.cluster.put_pod(_states.ended(pod, now))
-        self.cluster.gone(pod)
+        if _facts.deleting(pod):
+            self._later(REMOVE, self._gone, pod)
+
+    def _gone(self, pod: Json) -> None:
+        if not self.cluster.out_of_reach(pod):
+            self.cluster.gone(pod)
+
+    def _later(self, delay: Delay, action: Callable[..., None], *given: Any) -> None:
+        """Do something after a delay, which may be none."""
+        seconds = self.cluster.delays.of(delay)
+        if seconds:
+            self.cluster.timeline.after(seconds, functools.partial(action, *given))
+        else:
+            action(*given)
+
+    def _unheard_of(
+        self, sandbox: Sandbox | None, action: Callable[..., None], *given: Any
+    ) -> bool:
+        """Whether it happened on a lost node; then it is done when the node is found."""
+        if sandbox is None or sandbox.node not in self.cluster.lost or self._closed:
+            return False
+        self._unheard.append((sandbox.node, functools.partial(action, *given)))
+        return True
 
     def send(self, meta: Json, number: signal.Signals) -> None:
         """Send a signal to the first process of a pod's containers."""

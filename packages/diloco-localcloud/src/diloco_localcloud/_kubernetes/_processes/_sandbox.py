@@ -40,6 +40,7 @@ class Sandbox:
         containers: those that run, by their names.
         beside: what ``exec`` has started in them.
         logs: by container and life.
+        telling: how many have ended, which the API server is still to be told.
         stuck: as if its node were lost, and no other pod with it.
     """
 
@@ -55,6 +56,7 @@ class Sandbox:
         self.containers: dict[str, Container] = {}
         self.beside: dict[str, set[Container]] = {}
         self.logs: dict[tuple[str, int], FileLog] = {}
+        self.telling = 0
         self.stuck = False
         self._inside: dict[str, Inside] = {}
         self._store = store
@@ -62,8 +64,8 @@ class Sandbox:
         self._base = base
         self._wrapper = wrapper
 
-    def start(self, pod: Json, container: Json, life: int, told: Callable[[Json], None]) -> None:
-        """Start one life of a container.
+    def start(self, pod: Json, container: Json, life: int, told: Callable[[Json], None]) -> bool:
+        """Start one life of a container; False if it has no command, and nothing is told.
 
         Raises:
             ConfigError: its configuration refers to something that is not there.
@@ -95,10 +97,10 @@ class Sandbox:
         log = home / f"{life}.log"
         self.logs[name, life] = FileLog(log)
         if not argv:
-            told({"event": "refused", "message": "no command specified"})
-            return
+            return False
         memory = int(quantity(limit)) if limit else None
         self.containers[name] = Container(Command(argv, env, cwd, log, memory, self._wrapper), told)
+        return True
 
     def execute(
         self, name: str, words: Sequence[str], streams: Sequence[int], told: Callable[[Json], None]
@@ -125,8 +127,9 @@ class Sandbox:
             and container.get("terminationMessagePolicy") == "FallbackToLogsOnError"
         ):
             log = self.logs.get((container["name"], life))
-            lines = log.lines(max(0, len(log.times()) - 80)) if log else []
-            text = b"".join(line for _, line in lines)[-2048:]
+            count = len(log.times()) if log else 0
+            entries = log.entries(max(0, count - 80), count) if log else []
+            text = b"".join(entry for _, entry in entries)[-2048:]
         return str(text, errors="replace")
 
     def remove(self) -> None:

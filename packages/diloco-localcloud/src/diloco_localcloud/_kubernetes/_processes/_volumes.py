@@ -21,7 +21,7 @@ def make(store: Store, pod: Json, folder: Path) -> dict[str, Path]:
     """The folder of each volume, by its name; ConfigMaps and Secrets as files in it.
 
     Raises:
-        ConfigError: a ConfigMap or Secret is missing.
+        MountError: a ConfigMap, a Secret or a key of one is missing.
     """
     folders: dict[str, Path] = {}
     for volume in pod["spec"].get("volumes") or []:
@@ -32,7 +32,7 @@ def make(store: Store, pod: Json, folder: Path) -> dict[str, Path]:
             ("secret", _resources.SECRETS),
         ):
             if kind in volume:
-                data = _environment.content(store, resource, pod, volume[kind])
+                data = _content(store, resource, pod, volume, kind)
                 items = volume[kind].get("items") or [{"key": key, "path": key} for key in data]
                 for item in items:
                     target = path / item["path"]
@@ -41,6 +41,22 @@ def make(store: Store, pod: Json, folder: Path) -> dict[str, Path]:
                     target.write_bytes(data.get(item["key"], b""))
         folders[volume["name"]] = path
     return folders
+
+
+def _content(
+    store: Store, resource: _resources.Resource, pod: Json, volume: Json, kind: str
+) -> dict[str, bytes]:
+    try:
+        data = _environment.content(store, resource, pod, volume[kind])
+        for item in volume[kind].get("items") or []:
+            if item["key"] not in data and not volume[kind].get("optional"):
+                key = item["key"]
+                raise _environment.ConfigError(f"references non-existent config key: {key}")
+    except _environment.ConfigError as wrong:
+        raise _environment.MountError(
+            f'MountVolume.SetUp failed for volume "{volume["name"]}" : {wrong}'
+        ) from None
+    return data
 
 
 def paths(

@@ -6,6 +6,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
+from .._control._delays import Delay
 from .._control._images import PULL_REASONS
 from .._control._scheduler import Scheduler
 from .._objects import _refusals
@@ -22,9 +23,9 @@ if TYPE_CHECKING:
 
 Json = dict[str, Any]
 
-PULL_SECONDS = 0.05  # from a node to the kubelet's first word
-PHASE_SECONDS = 1.1  # from the end of the last container to the phase
-REMOVE_SECONDS = 0.3  # from the end of a deleted pod's containers to its removal
+PULL = Delay(0.05, 0.0, 0.5)  # from a node to the kubelet's first word
+PHASE = Delay(1.1, 0.3, 1.9)  # from the end of the last container to the phase
+REMOVE = Delay(0.3, 0.1, 1.5)  # from the end of a deleted pod's containers to its removal
 
 
 class Habits:
@@ -105,7 +106,7 @@ class ScriptedKubelet:
             self.log_of(pod, container["name"], _life(pod, container["name"])).ended = True
         self.cluster.put_pod(pod)
         meta = pod["metadata"]
-        self.cluster.timeline.after(PHASE_SECONDS, lambda: self._ended(meta))
+        self.cluster.timeline.after(self.cluster.delays.of(PHASE), lambda: self._ended(meta))
 
     def _ended(self, meta: Json) -> None:
         pod = self.cluster.pod(meta["namespace"], meta["name"], meta["uid"])
@@ -144,7 +145,8 @@ class ScriptedKubelet:
     def _bound(self, pod: Json) -> None:
         meta = pod["metadata"]
         self.cluster.timeline.after(
-            PULL_SECONDS, lambda: self.images.pull(meta, lambda: self._prepare(meta))
+            self.cluster.delays.of(PULL),
+            lambda: self.images.pull(meta, lambda: self._prepare(meta)),
         )
 
     def _prepare(self, meta: Json) -> None:
@@ -195,7 +197,7 @@ class ScriptedKubelet:
                     pod = _states.never_made(pod, container["name"], now)
                 self.log_of(pod, container["name"], _life(pod, container["name"])).ended = True
             self.cluster.put_pod(pod)
-        self.cluster.timeline.after(REMOVE_SECONDS, lambda: self._remove(meta))
+        self.cluster.timeline.after(self.cluster.delays.of(REMOVE), lambda: self._remove(meta))
 
     def _remove(self, meta: Json) -> None:
         pod = self.cluster.pod(meta["namespace"], meta["name"], meta["uid"])

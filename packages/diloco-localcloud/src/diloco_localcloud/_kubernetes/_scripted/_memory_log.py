@@ -2,32 +2,37 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from .._control._runtime import ENTRY_BYTES
 
 
-@dataclass
 class MemoryLog:
-    """Kept in memory, line by line."""
+    """Kept in memory, entry by entry."""
 
-    entries: list[tuple[float, bytes]] = field(default_factory=list)
-    ended: bool = False
+    def __init__(self) -> None:
+        self.ended = False
+        self._entries: list[tuple[float, bytes]] = []
 
     def write(self, moment: float, text: str | bytes) -> None:
-        """Add text; one line is one entry, and text without a newline stays open."""
+        """Add text; what was begun of a line is shown at once, and grows."""
         data = text.encode() if isinstance(text, str) else text
         # At newlines only, as the container runtime does: a carriage return does not end a line.
-        *whole, rest = data.split(b"\n")
-        for line in [*(part + b"\n" for part in whole), *([rest] if rest else [])]:
-            if self.entries and not self.entries[-1][1].endswith(b"\n"):
-                old, head = self.entries.pop()
-                self.entries.append((old, head + line))
-            else:
-                self.entries.append((moment, line))
+        *whole, begin = data.split(b"\n")
+        for line in [*(part + b"\n" for part in whole), *([begin] if begin else [])]:
+            since, begun = moment, b""
+            if self._entries and not self._entries[-1][1].endswith(b"\n"):
+                since, begun = self._entries.pop()
+            rest = begun + line
+            if rest.endswith(b"\r\n"):
+                rest = rest[:-2] + b"\n"
+            while len(rest.removesuffix(b"\n")) > ENTRY_BYTES:
+                self._entries.append((since, rest[:ENTRY_BYTES]))
+                since, rest = moment, rest[ENTRY_BYTES:]
+            self._entries.append((since, rest))
 
     def times(self) -> list[float]:
         """See ``Log``."""
-        return [moment for moment, _ in self.entries]
+        return [moment for moment, _ in self._entries]
 
-    def lines(self, start: int) -> list[tuple[float, bytes]]:
+    def entries(self, start: int, end: int) -> list[tuple[float, bytes]]:
         """See ``Log``."""
-        return self.entries[start:]
+        return self._entries[start:end]

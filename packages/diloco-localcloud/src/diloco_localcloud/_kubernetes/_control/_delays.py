@@ -1,0 +1,37 @@
+"""How long a control plane and its kubelets take."""
+
+from __future__ import annotations
+
+import random
+import time
+from typing import NamedTuple
+
+# What stand-ins that do not say otherwise take; pytest's --strict-timing sets it.
+default_seed = 0
+
+
+class Delay(NamedTuple):
+    """In seconds: the usual one, and the bounds of those that are drawn."""
+
+    usual: float
+    least: float
+    most: float
+
+
+class Delays:
+    """The usual ones, or, with a seed other than 0, ones that are drawn each time."""
+
+    def __init__(self, seed: int) -> None:
+        seed = seed or default_seed
+        self._random = random.Random(seed) if seed else None
+
+    def of(self, delay: Delay) -> float:
+        """Return how long it takes this time."""
+        if self._random is None:
+            return delay.usual
+        return self._random.uniform(delay.least, delay.most)
+
+    def answer_late(self) -> None:
+        """Let some answers arrive after newer ones, on the clock of the wall."""
+        if self._random is not None and self._random.random() < 0.1:
+            time.sleep(self._random.uniform(0.0, 0.05))
