@@ -211,6 +211,31 @@ def test_a_deleted_pod_and_a_watch(launched):
 
 
 @needs_kubectl
+@pytest.mark.parametrize(
+    ("words", "shown", "value"),
+    [
+        ("namespace made", "namespace/made", ".status.phase=Active"),
+        ("configmap made --from-literal=a=b", "configmap/made", ".data.a=b"),
+        ("secret generic made --from-literal=p=q", "secret/made", ".data.p=cQ=="),
+        ("serviceaccount made", "serviceaccount/made", ".metadata.name=made"),
+        ("quota made --hard=pods=50,cpu=500m", "resourcequota/made", ".spec.hard.cpu=500m"),
+        (
+            "job made --image=any -- echo hi",
+            "job.batch/made",
+            '.spec.template.spec.containers[0].command=["echo","hi"]',
+        ),
+    ],
+)
+def test_what_kubectl_creates(launched, words, shown, value):
+    """It sends these as protobuf, whatever the server prefers."""
+    assert launched.kubectl("create", *words.split()).stdout == f"{shown} created\n"
+    path, _, wanted = value.partition("=")
+    found = launched.kubectl("get", shown, "-o", f"jsonpath={{{path}}}").stdout
+    assert found == wanted
+    launched.kubectl("delete", shown)
+
+
+@needs_kubectl
 def test_what_kubectl_is_refused(launched):
     assert launched.kubectl("auth", "can-i", "create", "jobs").stdout == "yes\n"
     wrong = JOB.format(name="wrong", command='["x"]').replace("image:", "imagee:")

@@ -5,6 +5,7 @@ The envelope and the field numbers are those of the ``generated.proto`` files of
 
 from __future__ import annotations
 
+import base64
 from typing import Any
 
 from .._objects import _refusals
@@ -14,14 +15,22 @@ Json = dict[str, Any]
 MEDIA_TYPE = "application/vnd.kubernetes.protobuf"
 _MAGIC = b"k8s\x00"
 
-# Field number -> (name, kind); a dict as kind is a message, and a "*" before a kind makes a list.
-_ENVELOPE = {1: ("typeMeta", {1: ("apiVersion", "text"), 2: ("kind", "text")}), 2: ("raw", "bytes")}
-_META = {
+# Field number -> (name, kind); a dict as kind is a message, a list of one kind a repeated field, ("map", kind) a map.
+Fields = dict[int, tuple[str, Any]]
+
+_ENVELOPE: Fields = {
+    1: ("typeMeta", {1: ("apiVersion", "text"), 2: ("kind", "text")}),
+    2: ("raw", "bytes"),
+}
+_META: Fields = {
     1: ("name", "text"),
     2: ("generateName", "text"),
     3: ("namespace", "text"),
+    11: ("labels", ("map", "text")),
+    12: ("annotations", ("map", "text")),
 }
-_ATTRIBUTES = {
+_OBJECT: Fields = {1: ("metadata", _META)}
+_ATTRIBUTES: Fields = {
     1: ("namespace", "text"),
     2: ("verb", "text"),
     3: ("group", "text"),
@@ -30,18 +39,30 @@ _ATTRIBUTES = {
     6: ("subresource", "text"),
     7: ("name", "text"),
 }
-_DELETE_OPTIONS = {
+_DELETE_OPTIONS: Fields = {
     1: ("gracePeriodSeconds", "number"),
     2: ("preconditions", {1: ("uid", "text"), 2: ("resourceVersion", "text")}),
     3: ("orphanDependents", "flag"),
     4: ("propagationPolicy", "text"),
-    5: ("dryRun", "*text"),
+    5: ("dryRun", ["text"]),
 }
-_KINDS: dict[str, Any] = {
+_CONTAINER: Fields = {
+    1: ("name", "text"),
+    2: ("image", "text"),
+    3: ("command", ["text"]),
+    4: ("args", ["text"]),
+}
+_TEMPLATE: Fields = {
+    **_OBJECT,
+    2: ("spec", {2: ("containers", [_CONTAINER]), 3: ("restartPolicy", "text")}),
+}
+_STATUS: Fields = {3: ("status", "ignored")}
+# What `kubectl create KIND` and other commands of kubectl send.
+_KINDS: dict[str, Fields] = {
     "DeleteOptions": _DELETE_OPTIONS,
-    "Eviction": {1: ("metadata", _META), 2: ("deleteOptions", _DELETE_OPTIONS)},
+    "Eviction": {**_OBJECT, 2: ("deleteOptions", _DELETE_OPTIONS)},
     "SelfSubjectAccessReview": {
-        1: ("metadata", _META),
+        **_OBJECT,
         2: (
             "spec",
             {
@@ -49,7 +70,18 @@ _KINDS: dict[str, Any] = {
                 2: ("nonResourceAttributes", {1: ("path", "text"), 2: ("verb", "text")}),
             },
         ),
+        **_STATUS,
     },
+    "Namespace": {**_OBJECT, **_STATUS},
+    "ServiceAccount": _OBJECT,
+    "ConfigMap": {**_OBJECT, 2: ("data", ("map", "text")), 3: ("binaryData", ("map", "base64"))},
+    "Secret": {**_OBJECT, 2: ("data", ("map", "base64")), 3: ("type", "text")},
+    "ResourceQuota": {
+        **_OBJECT,
+        2: ("spec", {1: ("hard", ("map", {1: ("string", "text")})), 2: ("scopes", ["text"])}),
+        **_STATUS,
+    },
+    "Job": {**_OBJECT, 2: ("spec", {6: ("template", _TEMPLATE)}), **_STATUS},
 }
 
 
@@ -57,21 +89,21 @@ def decode(body: bytes) -> Json:
     """The object in a body.
 
     Raises:
-        ApiError: 400 if it is not such a message, 415 for a kind that is understood as JSON only.
+        ApiError: 400 if it is not such a message, 415 for a kind or a field that is understood as JSON only.
     """
     if not body.startswith(_MAGIC):
         raise _refusals.bad_request("the body has not the prefix of a protobuf object")
     try:
         envelope = _message(body[len(_MAGIC) :], _ENVELOPE)
-        kind = envelope.get("typeMeta", {}).get("kind", "")
-        if kind not in _KINDS:
+        named = envelope.get("typeMeta", {})
+        if named.get("kind") not in _KINDS:
             raise _refusals.unsupported_media_type(MEDIA_TYPE, ["application/json"])
-        return {**envelope["typeMeta"], **_message(envelope.get("raw", b""), _KINDS[kind])}
+        return {**named, **_message(envelope.get("raw", b""), _KINDS[named["kind"]])}
     except (IndexError, UnicodeDecodeError) as wrong:
         raise _refusals.bad_request(f"the protobuf object cannot be decoded: {wrong}") from None
 
 
-def _message(data: bytes, fields: dict[int, tuple[str, Any]]) -> Json:
+def _message(data: bytes, fields: Fields) -> Json:
     document: Json = {}
     place = 0
     while place < len(data):
@@ -86,14 +118,25 @@ def _message(data: bytes, fields: dict[int, tuple[str, Any]]) -> Json:
                 raise IndexError("it ends too early")
             value, place = data[place : place + length], place + length
         else:
-            value, place = b"", place + {1: 8, 5: 4}.get(wire, len(data))
+            raise IndexError(f"no field has the wire type {wire}")
         if number in fields:
-            name, kind = fields[number]
-            if kind == "*text":
-                document.setdefault(name, []).append(_value(value, "text"))
-            else:
-                document[name] = _value(value, kind)
+            _put(document, *fields[number], value)
+        elif value:  # Go also sends what is empty
+            raise _refusals.unsupported_media_type(MEDIA_TYPE, ["application/json"])
     return document
+
+
+def _put(document: Json, name: str, kind: Any, value: Any) -> None:
+    if isinstance(kind, list):
+        document.setdefault(name, []).append(_value(value, kind[0]))
+    elif isinstance(kind, tuple):
+        entry = _message(_value(value, "bytes"), {1: ("key", "text"), 2: ("value", kind[1])})
+        read = entry.get("value", "")
+        # A quantity is a message around its text.
+        read = read.get("string", "") if isinstance(read, dict) else read
+        document.setdefault(name, {})[entry.get("key", "")] = read
+    elif kind != "ignored" and (kind != "text" or value):
+        document[name] = _value(value, kind)
 
 
 def _value(value: Any, kind: Any) -> Any:
@@ -103,6 +146,8 @@ def _value(value: Any, kind: Any) -> Any:
         return _message(value, kind)
     if kind == "text":
         return value.decode()
+    if kind == "base64":
+        return base64.b64encode(value).decode()
     if kind == "flag":
         return bool(value)
     if kind == "number":  # int64, in two's complement
@@ -112,10 +157,11 @@ def _value(value: Any, kind: Any) -> Any:
 
 def _varint(data: bytes, place: int) -> tuple[int, int]:
     value = shift = 0
-    while True:
+    while shift < 70:
         byte = data[place]
         place += 1
         value |= (byte & 0x7F) << shift
         if byte < 0x80:
             return value, place
         shift += 7
+    raise IndexError("a number has more than 64 bits")
