@@ -7,11 +7,13 @@ from memory_lab import DONE, Memory, lost, unavailable
 
 from diloco_protocol import (
     FolderJournal,
+    InvalidRequestError,
     LaunchError,
     ReplicaHandle,
     ReplicaNotFoundError,
     ReplicaState,
     ReplicaStatus,
+    SpecVersionError,
 )
 
 
@@ -82,6 +84,29 @@ class TestJournal:
         del executor._result
         assert executor.poll(handle) is ReplicaState.SUCCEEDED
         assert executor._journal.end(handle) == (DONE, {"rank": 0})
+
+    @pytest.mark.parametrize("text", ["{", "[]", '{"version": 99}', "", "\0"])
+    def test_a_damaged_end_concerns_its_rank_alone(self, tmp_path, caplog, text):
+        """The backend is asked about that one; and if it has forgotten it, nobody says how it ended."""
+        executor = Memory({}, journal=FolderJournal(tmp_path))
+        handles = executor.launch_replicas(3, "m:f", run_id="mine")
+        executor.world.update(dict.fromkeys(handles, DONE))
+        first = executor.collect(handles)
+        (file,) = tmp_path.rglob("memory-00001.*.ended.json")
+        file.write_text(text)
+        assert executor.collect(handles) == first
+        assert caplog.text.count(str(file)) == 1
+        executor.world.clear()
+        results = executor.collect(handles)
+        assert [result["status"] for result in results] == ["succeeded", "failed", "succeeded"]
+        assert results[0] == first[0]
+        assert results[1]["reason"] == "lost"
+        assert str(file) in results[1]["error"]
+        with pytest.raises((InvalidRequestError, SpecVersionError), match=str(file)):
+            executor.describe(handles[1])
+        assert executor.attach("mine") == handles
+        (alone,) = executor.collect(handles[1:2])
+        assert alone == results[1]
 
     def test_a_lost_result_stays_lost(self, tmp_path):
         executor = Memory({}, journal=FolderJournal(tmp_path))

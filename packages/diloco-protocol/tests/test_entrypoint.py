@@ -34,6 +34,10 @@ class TestEntrypoint:
             ("package.module:function", "package.module:function"),
             ("package.module:Class.function", "package.module:Class.function"),
             ("package.module.function", "package.module:function"),
+            ("package.py.function", "package.py:function"),
+            ("py:main", "py:main"),
+            ("py.main", "py:main"),
+            ("module:py", "module:py"),
             (json_dumps := __import__("json").dumps, f"{json_dumps.__module__}:dumps"),
         ],
     )
@@ -54,7 +58,16 @@ class TestEntrypoint:
             ("function", "not of the form"),
             ("a:b:c", "not of the form"),
             ("a b:c", "not of the form"),
-            ("/path/to/file.py:main", "not of the form"),
+            ("my-module:main", "not of the form"),
+            ("train.py", "names a file.*write 'train:main', or 'train:py' if that is what Python"),
+            ("package.train.py", "write 'package.train:main', or 'package.train:py'"),
+            ("train.py:fn", "write 'train:fn', or 'train.py.fn' if that is what Python calls it"),
+            ("train.py::fn", "names a file.*write 'train:fn'"),
+            ("./package/train.py:fn", "write 'package.train:fn'$"),
+            ("package/train", "write 'package.train:main'$"),
+            ("package\\train.py", "write 'package.train:main'$"),
+            ("/path/to/file.py:main", "write 'file:main'$"),
+            ("my-train.py", "write 'package.module:function'"),
             ("1a:b", "not of the form"),
             ("__main__:train", "__main__"),
             (lambda: None, "lambda"),
@@ -78,6 +91,10 @@ class TestEntrypoint:
             entrypoint_name(a_function)
         module.a_function = a_function
         assert entrypoint_name(a_function) == "trainer_of_today:a_function"
+
+    def test_a_function_of_a_module_that_is_called_py(self, monkeypatch):
+        monkeypatch.setattr(a_function, "__module__", "package.py")
+        assert entrypoint_name(a_function) == "package.py:a_function"
 
     def test_a_nested_function_is_refused(self):
         def nested():

@@ -1,11 +1,16 @@
 """The journal in a folder: what was written stays, also for other processes."""
 
+import contextlib
 import json
+import os
 import threading
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from json_lab import json_values, odd_values, statuses
 
 from diloco_protocol import (
     FolderJournal,
@@ -17,6 +22,7 @@ from diloco_protocol import (
     state_folder,
 )
 from diloco_protocol._errors import InvalidRequestError, SpecVersionError, UnavailableError
+from diloco_protocol.backend import OUTCOME_BYTES, RECORD_BYTES
 
 DONE = ReplicaStatus(
     ReplicaState.SUCCEEDED, attempt=2, reason=Reason.COMPLETED, exit_code=0, finished_at=3.5
@@ -187,13 +193,127 @@ def test_an_end_that_lacks_something_is_named(tmp_path, change):
         journal.end(handles()[0])
 
 
-@pytest.mark.parametrize("ranks", [3, ["0"], [[0]]])
-def test_a_damaged_launch_is_named(tmp_path, ranks):
+def twice(record):
+    record["handles"] *= 2
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda record: record.update(handles=3),
+        lambda record: record.update(handles=[3]),
+        lambda record: record.update(handles=[{"version": 9}]),
+        lambda record: record["handles"][0].update(rank=10**4000),
+        lambda record: record.update(more=1),
+        twice,
+    ],
+    ids=range(6),
+)
+def test_a_damaged_launch_is_named_and_concerns_its_run_alone(tmp_path, change):
     journal = FolderJournal(tmp_path)
     journal.record_launch(handles(count=1))
-    damaged(journal, lambda record: record.update(ranks=ranks))
+    damaged(journal, change)
+    journal.record_launch(handles("b"))
     with pytest.raises(InvalidRequestError, match=r"launched\.json is damaged"):
         journal.handles("a")
+    assert journal.runs() == ["a", "b"]
+    assert journal.handles("b") == handles("b")
+
+
+def test_a_launch_is_one_small_file(tmp_path):
+    """Of 2,000 ranks, too: each is named once."""
+    journal = FolderJournal(tmp_path)
+    many = [
+        ReplicaHandle(
+            rank, "sagemaker", {"job_name": f"run-{rank:05}", "region": "eu-west-1", "account": "123456789012"},
+            run_id="a", world_size=2000,
+        )
+        for rank in range(2000)
+    ]  # fmt: skip
+    for _ in range(3):
+        journal.record_launch(many)
+    (file,) = tmp_path.rglob("*.json")
+    assert file.stat().st_size < 500_000
+    assert journal.handles("a") == many
+
+
+def test_names_that_were_used_again_and_again(tmp_path):
+    """Only what no later launch has taken a rank of is left, and each launch is kept once."""
+    journal = FolderJournal(tmp_path)
+    zero, one, two = handles("a", 3)
+    launches = [[zero, one], [one, two], [two], [zero, one], [one, two], [two]]
+    for number, launch in enumerate(launches):
+        journal.record_launch(launch)
+        assert len(list(tmp_path.rglob("*.json"))) == min(number + 1, 3)
+    assert journal.handles("a") == [two]
+
+
+@pytest.mark.parametrize("name", ["a%zz", "%110000%", "A", "%41", "%61%", "%%"])
+def test_a_folder_that_no_run_has_made_is_passed_over(tmp_path, name):
+    journal = FolderJournal(tmp_path)
+    journal.record_launch(handles("a"))
+    (tmp_path / name).mkdir()
+    assert journal.runs() == ["a"]
+
+
+def test_names_that_are_too_long_for_a_file_are_refused_by_name(tmp_path):
+    journal = FolderJournal(tmp_path)
+    assert journal.handles("x" * 5000) == []
+    (handle,) = [ReplicaHandle(0, "b" * 5000, run_id="a")]
+    journal.record_end(handle, DONE, 1)
+    assert journal.end(handle) == (DONE, 1)
+    handle = replace(handle, run_id="x" * 5000)
+    for call in (lambda: journal.end(handle), lambda: journal.record_launch([handle])):
+        with pytest.raises(InvalidRequestError, match="no run of so long a name"):
+            call()
+
+
+@pytest.mark.parametrize(
+    ("pattern", "most", "verb"),
+    [
+        ("*.launched.json", RECORD_BYTES, lambda journal: journal.handles("a")),
+        ("*.ended.json", OUTCOME_BYTES, lambda journal: journal.end(handles()[0])),
+    ],
+    ids=["launch", "end"],
+)
+def test_a_record_is_not_read_beyond_what_any_can_be(tmp_path, pattern, most, verb):
+    journal = FolderJournal(tmp_path)
+    journal.record_launch(handles())
+    journal.record_end(handles()[0], DONE, 1)
+    (file,) = tmp_path.rglob(pattern)
+    os.truncate(file, 10 * most)
+    with pytest.raises(InvalidRequestError, match=f"larger than {most} bytes"):
+        verb(journal)
+
+
+@given(statuses.filter(lambda status: status.state.terminal), json_values)
+def test_every_end_that_is_written_can_be_read(tmp_path_factory, status, result):
+    journal = FolderJournal(tmp_path_factory.mktemp("journal"))
+    journal.record_end(handles()[0], status, result)
+    assert journal.end(handles()[0]) == (status, result)
+
+
+changes = st.tuples(
+    st.sampled_from(["handle", "status", "result", "version"]), st.text(max_size=3), odd_values
+)
+
+
+@given(changes)
+def test_a_changed_record_is_refused_or_read(tmp_path_factory, change):
+    place, name, value = change
+    journal = FolderJournal(tmp_path_factory.mktemp("journal"))
+    journal.record_end(handles()[0], DONE, 1)
+
+    def put(record):
+        inside = record[place]
+        if name and isinstance(inside, dict):
+            inside[sorted(inside)[len(name) % len(inside)]] = value
+        else:
+            record[place] = value
+
+    damaged(journal, put)
+    with contextlib.suppress(InvalidRequestError, SpecVersionError):
+        journal.end(handles()[0])
 
 
 @pytest.mark.parametrize("text", ["[]", "3", "null"])

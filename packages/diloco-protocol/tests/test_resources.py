@@ -53,7 +53,8 @@ def test_what_is_understood(text, name, count):
 def test_what_is_refused(text):
     with pytest.raises(InvalidRequestError) as caught:
         parse_gpu(text)
-    assert f"gpu={text!r} is not a request for GPUs: give a model ('H100')" in str(caught.value)
+    assert str(caught.value).startswith(f"gpu={text!r}"[:150])
+    assert "is not a request for GPUs: give a model ('H100')" in str(caught.value)
 
 
 @given(st.from_regex(r"[A-Za-z][A-Za-z0-9.-]{0,8}", fullmatch=True), st.integers(1, 10**6))

@@ -7,26 +7,12 @@ from dataclasses import asdict
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from json_lab import odd_values, text
+from json_lab import odd_values, statuses
 
 from diloco_protocol import InvalidRequestError, Reason, ReplicaState, ReplicaStatus
-from diloco_protocol._fields import LARGEST, LATEST, TEXT_CHARACTERS
+from diloco_protocol._fields import TEXT_CHARACTERS
 from diloco_protocol.backend import status_from_data, status_to_data
 
-statuses = st.builds(
-    ReplicaStatus,
-    state=st.sampled_from(ReplicaState),
-    attempt=st.integers(1, LARGEST),
-    reason=st.none() | st.sampled_from(Reason),
-    stopping=st.booleans(),
-    exit_code=st.none() | st.integers(0, 255),
-    signal=st.none() | st.sampled_from(["SIGKILL", "signal 64"]),
-    message=text,
-    started_at=st.none() | st.floats(0, LATEST),
-    finished_at=st.none() | st.floats(0, LATEST),
-    url=st.none() | text,
-    native=text,
-)
 names = st.sampled_from(sorted(asdict(ReplicaStatus(ReplicaState.RUNNING))))
 
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Self, Unpack
 
 from ._backoff import Backoff
 from ._cancel import cancel_all
-from ._checks import check_seconds, check_text, check_whole
+from ._checks import check_seconds, check_text, check_whole, is_number, shown
 from ._collect import Progress, collect
 from ._errors import (
     BackendError,
@@ -78,6 +78,7 @@ class BaseExecutor(Journaled):
         self._max_restarts = check_restarts("max_restarts", max_restarts)
         self._run_prefix = run_id
         self._journal = journal
+        self._warned_of = set()
         self._backoff = backoff or Backoff(first=0.2, factor=1.5, cap=5.0)
 
     # --- launching ---
@@ -183,6 +184,7 @@ class BaseExecutor(Journaled):
 
         Raises:
             ReplicaNotFoundError: There is no record of it, here or in the journal.
+            InvalidRequestError: The backend has no record of it, and that of the journal is damaged.
             BackendError: The backend could not be asked.
         """
         self._check(handle)
@@ -192,6 +194,8 @@ class BaseExecutor(Journaled):
         except ReplicaNotFoundError as error:
             status, gone = None, error
         if status is None:
+            if (damage := self._damage(handle)) is not None:
+                raise damage
             raise ReplicaNotFoundError(self._missing(handle, gone)) from gone
         return status
 
@@ -232,21 +236,19 @@ class BaseExecutor(Journaled):
         self._check(handle)
         if streams not in self.capabilities.log_streams:
             raise InvalidRequestError(
-                f"{self.backend_name} has no log stream {streams!r}; it has {', '.join(self.capabilities.log_streams)}"
+                f"{self.backend_name} has no log stream {shown(streams)}; it has {', '.join(self.capabilities.log_streams)}"
             )
         for name, value in (("since", since), ("until", until)):
-            if value is not None and (
-                isinstance(value, bool) or not isinstance(value, (int, float))
-            ):
+            if value is not None and not is_number(value):
                 raise InvalidRequestError(
-                    f"{name} must be a Unix time in seconds or None, not {value!r}"
+                    f"{name} must be a Unix time in seconds or None, not {shown(value)}"
                 )
         if regex is not None:
             try:
                 re.compile(regex)
-            except (re.error, TypeError) as error:
+            except (re.error, TypeError, OverflowError, RecursionError) as error:
                 raise InvalidRequestError(
-                    f"regex={regex!r} is not a regular expression: {error}"
+                    f"regex={shown(regex)} is not a regular expression: {error}"
                 ) from None
         return self._logs(
             handle, LogQuery(follow=follow, since=since, until=until, regex=regex, streams=streams)
@@ -274,7 +276,7 @@ class BaseExecutor(Journaled):
             InvalidRequestError: Something among the handles is none, or belongs elsewhere; nothing was waited for.
         """
         if not isinstance(handles, Iterable):
-            raise InvalidRequestError(f"collect takes a list of handles, not {handles!r}")
+            raise InvalidRequestError(f"collect takes a list of handles, not {shown(handles)}")
         handles = list(handles)  # a generator can be read only once
         for handle in handles:
             self._check(handle)
@@ -282,7 +284,7 @@ class BaseExecutor(Journaled):
         limit = None if timeout == math.inf else check_seconds("timeout", timeout, none=True)
         return collect(
             handles,
-            self._observe,
+            self._observe_or_lost,
             self._result_of,
             timeout=limit,
             backoff=self._backoff,
@@ -418,7 +420,7 @@ class BaseExecutor(Journaled):
         longest = self.capabilities.max_timeout
         if longest is not None and (request.timeout is None or request.timeout > longest):
             raise InvalidRequestError(
-                f"{self.backend_name} ends replicas after at most {longest:.0f} s, so timeout={request.timeout!r} cannot be "
+                f"{self.backend_name} ends replicas after at most {longest:.0f} s, so timeout={shown(request.timeout)} cannot be "
                 "honoured: give a number of seconds up to that"
             )
         self._check_request(request)
@@ -428,24 +430,24 @@ class BaseExecutor(Journaled):
         # Some platforms answer something else for a name that no object of theirs can have.
         if not is_run_id(check_text("run_id", run_id)):
             raise ReplicaNotFoundError(
-                f"there is no run {run_id!r}: a launch would refuse this name"
+                f"there is no run {shown(run_id)}: a launch would refuse this name"
             )
         return self._attach(run_id)
 
     def _check(self, handle: ReplicaHandle) -> None:
         if not isinstance(handle, ReplicaHandle):
             raise InvalidRequestError(
-                f"this is not a ReplicaHandle: {handle!r:.200}. ReplicaHandle.from_dict and from_json make one of what to_dict "
+                f"this is not a ReplicaHandle: {shown(handle)}. ReplicaHandle.from_dict and from_json make one of what to_dict "
                 "and to_json gave"
             )
         if handle.backend_name != self.backend_name:
             raise InvalidRequestError(
-                f"this handle belongs to the backend {handle.backend_name!r}, and this executor is for {self.backend_name!r}"
+                f"this handle belongs to the backend {shown(handle.backend_name)}, and this executor is for {self.backend_name!r}"
             )
         # A run_id becomes part of paths and names of objects, and a handle may have been written by anybody.
         if not is_run_id(handle.run_id):
             raise InvalidRequestError(
-                f"this handle of rank {handle.rank} names the run {handle.run_id[:100]!r}, and no launch gives a run such a name"
+                f"this handle of rank {handle.rank} names the run {shown(handle.run_id)}, and no launch gives a run such a name"
             )
         self._check_handle(handle)
 

@@ -110,7 +110,7 @@ def check_seconds(
     """
     if none and value is None:
         return None
-    if not _is_number(value) or not 0 <= value <= most or (positive and value == 0):
+    if not is_number(value) or not 0 <= value <= most or (positive and value == 0):
         allowed = "a positive number of seconds" if positive else "a number of seconds from 0"
         allowed += (
             "" if most == math.inf else f" to {most:g}" if not positive else f" up to {most:g}"
@@ -149,7 +149,7 @@ def check_amount(name: str, value: object) -> str | None:
     """
     if value is None or isinstance(value, str):
         return check_text(name, value, none=True)
-    if not _is_number(value) or value <= 0:
+    if not is_number(value) or value <= 0:
         raise _refused(name, "a positive number, text", value, none=True)
     return f"{value:g}"
 
@@ -171,7 +171,7 @@ def check_texts(name: str, values: object) -> dict[str, str]:
         if not isinstance(key, str) or not isinstance(value, str):
             # The value is not shown: it may be a secret.
             raise InvalidRequestError(
-                f"{name} must map text to text; {key!r} maps to a value of type {type(value).__name__}"
+                f"{name} must map text to text; {shown(key)} maps to a value of type {type(value).__name__}"
             )
     return dict(sorted(values.items()))
 
@@ -227,14 +227,15 @@ def check_callable(name: str, value: object) -> object:
 def _items(name: str, values: object, what: str) -> Iterable[object]:
     if isinstance(values, (str, os.PathLike)):
         raise InvalidRequestError(
-            f"{name} must be a list of {what}, not a single one: write [{values!r}]"
+            f"{name} must be a list of {what}, not a single one: write [{shown(values)}]"
         )
     if not isinstance(values, Iterable) or isinstance(values, (bytes, Mapping)):
         raise _refused(name, f"a list of {what}", values, none=False)
     return values
 
 
-def _is_number(value: object) -> TypeGuard[int | float]:
+def is_number(value: object) -> TypeGuard[int | float]:
+    """Whether a value is a number that can be calculated with: not ``True``, NaN or infinity, and no integer beyond all floats."""
     # No comparison overflows, as a conversion of the largest integers does.
     return (
         isinstance(value, (int, float))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from ._checks import shown
 from ._errors import InvalidRequestError
 
 GROUP = "diloco.executors"
@@ -29,7 +30,7 @@ def get_executor(name: str) -> type[Any]:
     backend = loaded.get(name)
     if backend is None:
         known = ", ".join(sorted(loaded)) or "none"
-        raise InvalidRequestError(f"no backend {name!r} is installed; installed are: {known}")
+        raise InvalidRequestError(f"no backend {shown(name)} is installed; installed are: {known}")
     if isinstance(backend, Exception):
         raise InvalidRequestError(
             f"the backend {name!r} is installed but cannot be loaded: {backend}"

@@ -9,6 +9,7 @@ import sys
 from collections.abc import Callable
 from typing import Any
 
+from ._checks import shown
 from ._errors import InvalidRequestError
 
 _NAME = r"[^\W\d]\w*"
@@ -24,24 +25,45 @@ def entrypoint_name(entrypoint: str | Callable[..., Any]) -> str:
             package has a function of that name: the replica finds out), or a function that an import can find again.
 
     Raises:
-        InvalidRequestError: It is none of these, or a callable that cannot be named (lambda, nested, bound, of ``__main__``).
+        InvalidRequestError: It is none of these, or names a file (``train.py``), or is a callable that cannot be named (lambda, nested, bound, of ``__main__``).
     """
-    if isinstance(entrypoint, str):
-        if _COLON.fullmatch(entrypoint):
-            name = entrypoint
-        elif _DOTTED.fullmatch(entrypoint):
-            name = ":".join(entrypoint.rsplit(".", 1))
-        else:
-            raise InvalidRequestError(
-                f"the entrypoint {entrypoint!r} is not of the form 'package.module:function' (or "
-                "'package.module.function', or 'package.module', whose function main is called)"
-            )
-        if name.partition(":")[0] == "__main__":
-            raise InvalidRequestError(
-                f"{entrypoint!r} is in __main__, which is another program in the replica. {_ADVICE}"
-            )
-        return name
-    return _name_of(entrypoint)
+    if not isinstance(entrypoint, str):
+        return _importable(_name_of(entrypoint))
+    _refuse_file(entrypoint)
+    dotted = _DOTTED.fullmatch(entrypoint) is not None
+    return _importable(":".join(entrypoint.rsplit(".", 1)) if dotted else entrypoint)
+
+
+def _importable(name: str) -> str:
+    if not _COLON.fullmatch(name):
+        raise InvalidRequestError(
+            f"the entrypoint {shown(name)} is not of the form 'package.module:function' (or 'package.module.function', or "
+            "'package.module', whose function main is called)"
+        )
+    if name.partition(":")[0] == "__main__":
+        raise InvalidRequestError(
+            f"{shown(name)} is in __main__, which is another program in the replica. {_ADVICE}"
+        )
+    return name
+
+
+def _refuse_file(entrypoint: str) -> None:
+    """Refuse what names a file: ``train.py`` would be taken for ``py`` in the module ``train``, in the replica only."""
+    path, _, name = entrypoint.partition(":")
+    folders = re.split(r"[/\\]", path.removesuffix(".py"))
+    if len(folders) == 1 and not path.endswith(".py"):
+        return
+    parts = [part for part in folders if part not in {"", ".", ".."}]
+    module = ".".join(parts if folders[0] else parts[-1:])
+    name = name.lstrip(":")
+    meant = f"{module}:{name or 'main'}"
+    if not _COLON.fullmatch(meant):
+        meant = "package.module:function"
+    python = f"{path}.{name}" if name else f"{module}:py"
+    also = f", or {python!r} if that is what Python calls it" if len(folders) == 1 else ""
+    raise InvalidRequestError(
+        f"the entrypoint {shown(entrypoint)} names a file, and a replica imports modules: write {shown(meant)}{also}"
+    )
 
 
 _ADVICE = (
@@ -51,19 +73,19 @@ _ADVICE = (
 
 def _name_of(function: Callable[..., Any]) -> str:
     if not callable(function):
-        raise InvalidRequestError(f"the entrypoint must be text or a function, not {function!r}")
+        raise InvalidRequestError(f"the entrypoint must be text or a function, not {shown(function)}")
     if isinstance(function, functools.partial):
         raise InvalidRequestError(
             f"a functools.partial cannot be named: pass its arguments as kwargs. {_ADVICE}"
         )
     if inspect.ismethod(function) and not inspect.isclass(function.__self__):
         raise InvalidRequestError(
-            f"{function!r} is bound to an object, which another process does not have. {_ADVICE}"
+            f"{shown(function)} is bound to an object, which another process does not have. {_ADVICE}"
         )
     module, name = getattr(function, "__module__", None), getattr(function, "__qualname__", None)
     if not module or not name:
         raise InvalidRequestError(
-            f"{function!r} has no name that another process could import. {_ADVICE}"
+            f"{shown(function)} has no name that another process could import. {_ADVICE}"
         )
     if "<lambda>" in name:
         raise InvalidRequestError(
@@ -75,9 +97,9 @@ def _name_of(function: Callable[..., Any]) -> str:
         )
     if module in sys.modules and _look_up(module, name) != function:
         raise InvalidRequestError(
-            f"{module}:{name} is not {function!r}: an import would find something else. {_ADVICE}"
+            f"{module}:{name} is not {shown(function)}: an import would find something else. {_ADVICE}"
         )
-    return entrypoint_name(f"{module}:{name}")
+    return f"{module}:{name}"
 
 
 def _look_up(module: str, name: str) -> Any:

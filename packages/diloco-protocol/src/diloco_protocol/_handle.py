@@ -6,8 +6,10 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from ._checks import check_whole
+from ._bounds import RECORD_BYTES, check_size
+from ._checks import check_whole, shown
 from ._errors import InvalidRequestError, SpecVersionError
+from ._fields import LARGEST
 from ._json import canonical, loads
 
 HANDLE_VERSION = 1
@@ -21,12 +23,12 @@ class Metadata(Mapping[str, str]):
     def __init__(self, items: Mapping[str, str] = {}) -> None:
         if not isinstance(items, Mapping):
             raise InvalidRequestError(
-                f"a handle's metadata must be a mapping of text to text, not {items!r}"
+                f"a handle's metadata must be a mapping of text to text, not {shown(items)}"
             )
         for key, value in items.items():
             if type(key) is not str or type(value) is not str:
                 raise InvalidRequestError(
-                    f"a handle's metadata must map text to text, not {key!r} to {value!r}"
+                    f"a handle's metadata must map text to text, not {shown(key)} to {shown(value)}"
                 )
         self._items = dict(sorted(items.items()))
 
@@ -70,14 +72,14 @@ class ReplicaHandle:
     world_size: int = field(default=1, kw_only=True)
 
     def __post_init__(self) -> None:
-        check_whole("a handle's rank", self.rank, 0)
-        check_whole("a handle's world_size", self.world_size, 1)
+        check_whole("a handle's rank", self.rank, 0, LARGEST)
+        check_whole("a handle's world_size", self.world_size, 1, LARGEST)
         if not self.backend_name or type(self.backend_name) is not str:
             raise InvalidRequestError(
-                f"a handle's backend_name must be text that is not empty, not {self.backend_name!r}"
+                f"a handle's backend_name must be text that is not empty, not {shown(self.backend_name)}"
             )
         if type(self.run_id) is not str:
-            raise InvalidRequestError(f"a handle's run_id must be text, not {self.run_id!r}")
+            raise InvalidRequestError(f"a handle's run_id must be text, not {shown(self.run_id)}")
         if not isinstance(self.metadata, Metadata):
             object.__setattr__(self, "metadata", Metadata(self.metadata))
 
@@ -105,10 +107,10 @@ class ReplicaHandle:
             InvalidRequestError: It is not a handle.
         """
         if not isinstance(data, Mapping) or "version" not in data:
-            raise InvalidRequestError(f"this is not a handle: {data!r}")
-        if data["version"] != HANDLE_VERSION:
+            raise InvalidRequestError(f"this is not a handle: {shown(data)}")
+        if type(data["version"]) is not int or data["version"] != HANDLE_VERSION:
             raise SpecVersionError(
-                f"this handle has version {data['version']!r}, and this diloco-protocol reads version {HANDLE_VERSION}"
+                f"this handle has version {shown(data['version'])}, and this diloco-protocol reads version {HANDLE_VERSION}"
             )
         try:
             return cls(
@@ -119,9 +121,10 @@ class ReplicaHandle:
                 world_size=data["world_size"],
             )
         except KeyError as error:
-            raise InvalidRequestError(f"this handle lacks {error}: {dict(data)!r}") from None
+            raise InvalidRequestError(f"this handle lacks {error}: {shown(dict(data))}") from None
 
     @classmethod
     def from_json(cls, text: str) -> ReplicaHandle:
         """The inverse of :meth:`to_json`; raises as :meth:`from_dict` does."""
+        check_size("this handle", len(text), RECORD_BYTES)
         return cls.from_dict(loads(text, "this handle"))

@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
+import re
 import sys
 import zlib
 from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
-from ._errors import InvalidRequestError, SpecVersionError, UnavailableError
+from ._bounds import OUTCOME_BYTES, RECORD_BYTES, check_size
+from ._checks import shown
+from ._errors import DilocoError, InvalidRequestError, UnavailableError
+from ._fields import check_version
 from ._handle import ReplicaHandle
 from ._json import check_json, dumps, loads
 from ._private import check_private_folder, make_private_folder, read_private, write_private
@@ -18,7 +23,14 @@ if TYPE_CHECKING:
 
     from ._types import ReplicaStatus
 
-_VERSION = 2
+_VERSION = 3
+_LAUNCHED, _ENDED = ".launched.json", ".ended.json"
+_SPELLED = re.compile("%([0-9a-f]{1,6})%")
+_LONGEST_NAME = 200  # file systems take 255 bytes
+
+
+class DamagedRecordError(InvalidRequestError):
+    """Raised when a record of a journal cannot be read: it concerns one replica or one launch, and no others."""
 
 
 @runtime_checkable
@@ -38,16 +50,24 @@ class RunJournal(Protocol):
         ...
 
     def handles(self, run_id: str) -> list[ReplicaHandle]:
-        """The handles of a run in rank order; empty if it is unknown."""
+        """The handles of a run in rank order; empty if it is unknown.
+
+        Raises:
+            InvalidRequestError: A record of a launch of this run is damaged.
+        """
         ...
 
     def end(self, handle: ReplicaHandle) -> tuple[ReplicaStatus, Any] | None:
-        """The terminal status and the result of a replica, if its end has been recorded."""
+        """The terminal status and the result of a replica, if its end has been recorded.
+
+        Raises:
+            InvalidRequestError: The record of this replica is damaged.
+        """
         ...
 
 
 class FolderJournal:
-    """A journal in a folder: one folder per run, one file per launch record and per end, each written in one step.
+    """A journal in a folder: one folder per run, one file per launch and per end, each written in one step.
 
     Names of runs and backends are spelled so that each is one file name, and no two are the same. The folder is this user's
     alone (0700, its files 0600), since whoever can write there says how replicas have ended.
@@ -72,11 +92,22 @@ class FolderJournal:
 
     def record_launch(self, handles: list[ReplicaHandle]) -> None:
         """Remember the handles of a run; see :class:`RunJournal`."""
-        ranks = sorted(handle.rank for handle in handles)
-        launch = f"{zlib.crc32(''.join(sorted(h.to_json() for h in handles)).encode()):08x}"
-        for handle in handles:
-            record = {"handle": handle.to_dict(), "launch": launch, "ranks": ranks}
-            self._write(self._file(handle, "launched"), record, replace=True)
+        if not handles:
+            return
+        import hashlib  # slow to import
+
+        record = {"handles": [handle.to_dict() for handle in sorted(handles, key=_rank)]}
+        digest = hashlib.sha256(dumps(record).encode()).hexdigest()[:16]
+        folder = self._folder(handles[0].run_id)
+        earlier = self._launches(folder)
+        if earlier and earlier[-1].name.endswith(f".{digest}{_LAUNCHED}"):
+            return  # it is the latest launch of this run anyway
+        number = 1 + max((_number(path) for path in earlier), default=0)
+        self._write(folder / f"{number:06}.{digest}{_LAUNCHED}", record, RECORD_BYTES, replace=True)
+        for path in earlier:  # what has been launched again is not kept twice
+            if path.name.endswith(f".{digest}{_LAUNCHED}"):
+                with contextlib.suppress(OSError):
+                    path.unlink()
 
     def record_end(self, handle: ReplicaHandle, status: ReplicaStatus, result: Any) -> None:
         """Remember a terminal status; see :class:`RunJournal`."""
@@ -90,63 +121,77 @@ class FolderJournal:
             "status": status_to_data(status),
             "result": result,
         }
-        self._write(self._end_file(handle), record, replace=False)
+        self._write(self._end_file(handle), record, OUTCOME_BYTES, replace=False)
 
     def runs(self) -> list[str]:
         """The known run_ids; see :class:`RunJournal`."""
         check_private_folder(self.folder)
         if not self.folder.exists():
             return []
-        return sorted(_unspell(path.name) for path in self.folder.iterdir() if path.is_dir())
+        names = (_unspell(path.name) for path in self.folder.iterdir() if path.is_dir())
+        return sorted(name for name in names if name is not None)
 
     def handles(self, run_id: str) -> list[ReplicaHandle]:
         """The handles of a run; see :class:`RunJournal`."""
-        self._check(run_id)
-        files = sorted((self.folder / _spell(run_id)).glob("*.launched.json"))
-        launches: dict[str, list[dict[str, Any]]] = {}
-        for record in map(_read_launch, files):
-            launches.setdefault(record["launch"], []).append(record)
-        # Of a launch whose name was used again, only the ranks are left that the later one does not have.
-        whole = [
-            records for records in launches.values() if len(records) == len(records[0]["ranks"])
-        ]
-        return sorted(
-            (ReplicaHandle.from_dict(record["handle"]) for records in whole for record in records),
-            key=lambda handle: handle.rank,
-        )
+        if len(_spell(run_id)) > _LONGEST_NAME:
+            return []
+        folder = self._folder(run_id)
+        found: list[ReplicaHandle] = []
+        taken: set[tuple[str, int]] = set()
+        for path in reversed(self._launches(folder)):
+            launch = _read_launch(path)
+            places = set(map(_place, launch))
+            # A launch is not that of its name any more once a later one has taken a rank of it.
+            if taken.isdisjoint(places):
+                found += launch
+            taken |= places
+        return sorted(found, key=_rank)
 
     def end(self, handle: ReplicaHandle) -> tuple[ReplicaStatus, Any] | None:
         """The recorded end of a replica; see :class:`RunJournal`."""
         file = self._end_file(handle)
         if not file.exists():
             return None
-        self._check(handle.run_id)
-        record = _read(file, {"version", "handle", "status", "result"})
-        if ReplicaHandle.from_dict(record["handle"]) != handle:
-            return None  # a namesake: another run that was given the same run_id elsewhere
-        return _status(record["status"], file), record["result"]
-
-    def _check(self, run_id: str) -> None:
         check_private_folder(self.folder)
-        check_private_folder(self.folder / _spell(run_id))
+        check_private_folder(file.parent)
+        record = _read(file, OUTCOME_BYTES, {"version", "handle", "status", "result"})
+        try:
+            found = ReplicaHandle.from_dict(record["handle"])
+            status = status_from_data(record["status"])
+        except DilocoError as error:
+            raise _damaged(file, str(error)) from None
+        if found != handle:
+            return None  # a namesake: another run that was given the same run_id elsewhere
+        if not status.state.terminal:
+            raise _damaged(file, f"the state {status.state.value!r} is not an end")
+        return status, record["result"]
 
-    def _file(self, handle: ReplicaHandle, what: str) -> Path:
-        return (
-            self.folder
-            / _spell(handle.run_id)
-            / f"{_spell(handle.backend_name)}-{handle.rank:05}.{what}.json"
-        )
+    def _folder(self, run_id: str) -> Path:
+        name = _spell(run_id)
+        if len(name) > _LONGEST_NAME:
+            raise InvalidRequestError(f"a journal has no run of so long a name as {shown(run_id)}")
+        return self.folder / name
+
+    def _launches(self, folder: Path) -> list[Path]:
+        """The records of the launches of a run, the latest at the end."""
+        check_private_folder(self.folder)
+        check_private_folder(folder)
+        return sorted(folder.glob(f"*{_LAUNCHED}"), key=lambda path: (_number(path), path.name))
 
     def _end_file(self, handle: ReplicaHandle) -> Path:
         # Namesakes (the same run_id elsewhere) have ends of their own.
-        return self._file(handle, f"{zlib.crc32(handle.to_json().encode()):08x}.ended")
+        checksum = zlib.crc32(handle.to_json().encode())
+        backend = _spell(handle.backend_name)[:_LONGEST_NAME]
+        return self._folder(handle.run_id) / f"{backend}-{handle.rank:05}.{checksum:08x}{_ENDED}"
 
-    def _write(self, path: Path, record: dict[str, Any], *, replace: bool) -> None:
+    def _write(self, path: Path, record: dict[str, Any], most: int, *, replace: bool) -> None:
+        text = dumps({"version": _VERSION, **record})
+        check_size(f"the journal's record {path}", len(text), most)
         partial = path.with_name(f".{path.name}.{os.getpid()}.{os.urandom(4).hex()}")
         try:
             make_private_folder(self.folder)
             make_private_folder(path.parent)
-            write_private(partial, dumps({"version": _VERSION, **record}))
+            write_private(partial, text)
             if replace:
                 partial.replace(path)
             else:
@@ -176,13 +221,27 @@ def _spell(name: str) -> str:
     return "".join(c if c in plain else f"%{ord(c):x}%" for c in name) or "%"
 
 
-def _unspell(name: str) -> str:
-    parts = name.split("%")
-    return (
-        ""
-        if name == "%"
-        else "".join(chr(int(p, 16)) if number % 2 else p for number, p in enumerate(parts))
-    )
+def _unspell(name: str) -> str | None:
+    """The name that is spelled so; None for a folder that no run has made."""
+    try:
+        text = "" if name == "%" else _SPELLED.sub(lambda match: chr(int(match[1], 16)), name)
+    except (ValueError, OverflowError):
+        return None
+    return text if _spell(text) == name else None
+
+
+def _number(path: Path) -> int:
+    """The number of a launch, by which the latest of a run is known."""
+    number = path.name.partition(".")[0]
+    return int(number) if number.isascii() and number.isdecimal() and len(number) <= 9 else 0
+
+
+def _rank(handle: ReplicaHandle) -> int:
+    return handle.rank
+
+
+def _place(handle: ReplicaHandle) -> tuple[str, int]:
+    return handle.backend_name, handle.rank
 
 
 def state_folder() -> Path:
@@ -197,43 +256,36 @@ def state_folder() -> Path:
     return Path.home() / ".local" / "state" / "diloco"
 
 
-def _read(path: Path, names: set[str]) -> dict[str, Any]:
+def _read(path: Path, most: int, names: set[str]) -> dict[str, Any]:
     try:
-        record = loads(read_private(path), str(path))
+        record = check_version(str(path), loads(read_private(path, most), str(path)), _VERSION)
     except UnicodeDecodeError as error:
         raise _damaged(path, str(error)) from error
+    except InvalidRequestError as error:
+        raise DamagedRecordError(str(error)) from None
     except OSError as error:
         raise UnavailableError(f"the journal's record {path} cannot be read: {error}") from error
-    version = record.get("version") if isinstance(record, dict) else None
-    if version != _VERSION:
-        raise SpecVersionError(
-            f"{path} has version {version!r}, and this diloco-protocol reads version {_VERSION}"
-        )
     if record.keys() != names:
-        raise _damaged(path, f"it has the fields {sorted(record)} instead of {sorted(names)}")
-    return dict(record)
-
-
-def _read_launch(path: Path) -> dict[str, Any]:
-    record = _read(path, {"version", "handle", "launch", "ranks"})
-    if type(record["launch"]) is not str or not (
-        type(record["ranks"]) is list and all(type(rank) is int for rank in record["ranks"])
-    ):
-        raise _damaged(path, "launch is not text, or ranks are not numbers")
+        raise _damaged(
+            path, f"it has the fields {shown(sorted(record))} instead of {sorted(names)}"
+        )
     return record
 
 
-def _status(data: Any, path: Path) -> ReplicaStatus:
+def _read_launch(path: Path) -> list[ReplicaHandle]:
+    record = _read(path, RECORD_BYTES, {"version", "handles"})
+    if type(record["handles"]) is not list:
+        raise _damaged(path, "handles is not a list")
     try:
-        status = status_from_data(data)
-    except InvalidRequestError as error:
+        handles = [ReplicaHandle.from_dict(handle) for handle in record["handles"]]
+    except DilocoError as error:
         raise _damaged(path, str(error)) from None
-    if not status.state.terminal:
-        raise _damaged(path, f"the state {status.state.value!r} is not an end")
-    return status
+    if len(set(map(_place, handles))) != len(handles):
+        raise _damaged(path, "it has a rank twice")
+    return handles
 
 
-def _damaged(path: Path, why: str) -> InvalidRequestError:
-    return InvalidRequestError(
+def _damaged(path: Path, why: str) -> DamagedRecordError:
+    return DamagedRecordError(
         f"the journal's record {path} is damaged: {why}. Without the file, the backend is asked again"
     )

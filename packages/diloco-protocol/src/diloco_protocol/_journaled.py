@@ -5,29 +5,39 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
+from ._checks import shown
 from ._collect import RESULT_LOST
-from ._errors import BackendError, ReplicaNotFoundError, ResultLostError
+from ._errors import (
+    BackendError,
+    DilocoError,
+    ReplicaNotFoundError,
+    ResultLostError,
+    SpecVersionError,
+)
 from ._hooks import Hooks
+from ._journal import DamagedRecordError
 from ._texts import readable_status
+from ._types import Reason, ReplicaState, ReplicaStatus
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from ._handle import ReplicaHandle
     from ._journal import RunJournal
-    from ._types import ReplicaStatus
 
 
 class Journaled(Hooks):
     """The part of :class:`BaseExecutor` that asks a journal before the backend, if there is one."""
 
     _journal: RunJournal | None
+    _warned_of: set[ReplicaHandle]
+    """Whose damaged records have been logged, each of which is logged once."""
 
     def _observe(self, handles: Sequence[ReplicaHandle]) -> Mapping[ReplicaHandle, ReplicaStatus]:
         """What the journal knows to have ended, and what the backend says of the rest; writes down what has ended."""
         if self._journal is None:
             return self._readable(handles)
-        ends = {handle: self._journal.end(handle) for handle in handles}
+        ends = {handle: self._recorded(handle) for handle in handles}
         seen = {handle: readable_status(end[0]) for handle, end in ends.items() if end is not None}
         asked = [handle for handle in handles if handle not in seen]
         if asked:
@@ -40,6 +50,45 @@ class Journaled(Hooks):
             if handle in seen and seen[handle].state.terminal:
                 self._record_end(self._journal, handle, seen[handle])
         return seen
+
+    def _observe_or_lost(
+        self, handles: Sequence[ReplicaHandle]
+    ) -> Mapping[ReplicaHandle, ReplicaStatus]:
+        """As :meth:`_observe`, for ``collect``: one that is gone, and whose record is damaged, is lost."""
+        try:
+            seen = dict(self._observe(handles))
+        except ReplicaNotFoundError:
+            if self._journal is None:
+                raise
+            seen = {}
+        for handle in handles:
+            if handle not in seen and (damage := self._damage(handle)) is not None:
+                text = (
+                    f"how rank {handle.rank} of run {handle.run_id!r} ended is not known: {damage}"
+                )
+                seen[handle] = ReplicaStatus(ReplicaState.FAILED, reason=Reason.LOST, message=text)
+        return seen
+
+    def _recorded(self, handle: ReplicaHandle) -> tuple[ReplicaStatus, Any] | None:
+        """The end that the journal has of a replica; a record that is damaged is as good as none, and a warning is logged."""
+        if self._journal is None:
+            return None
+        try:
+            return self._journal.end(handle)
+        except (DamagedRecordError, SpecVersionError) as error:
+            if handle not in self._warned_of:
+                self._warned_of.add(handle)
+                _log(str(error))
+            return None
+
+    def _damage(self, handle: ReplicaHandle) -> DilocoError | None:
+        """What is wrong with the record that the journal has of a replica's end, if anything is."""
+        try:
+            if self._journal is not None:
+                self._journal.end(handle)
+        except (DamagedRecordError, SpecVersionError) as error:
+            return error
+        return None
 
     def _readable(self, handles: Sequence[ReplicaHandle]) -> Mapping[ReplicaHandle, ReplicaStatus]:
         seen = self._observe_run(handles)
@@ -56,17 +105,11 @@ class Journaled(Hooks):
             journal.record_end(handle, status, result)
         except BackendError as error:
             # The state is known and true; who looks next tries again to write it down.
-            import logging  # slow to import
-
-            logging.getLogger("diloco_protocol").warning(
-                "the end of rank %s of run %r is not in the journal yet: %s",
-                handle.rank,
-                handle.run_id,
-                error,
-            )
+            of = f"the end of rank {handle.rank} of run {handle.run_id!r}"
+            _log(f"{of} is not in the journal yet: {error}")
 
     def _result_of(self, handle: ReplicaHandle) -> Any:
-        recorded = None if self._journal is None else self._journal.end(handle)
+        recorded = self._recorded(handle)
         if recorded is None:
             return self._result(handle)
         status, result = recorded
@@ -76,7 +119,7 @@ class Journaled(Hooks):
 
     def _missing(self, handle: ReplicaHandle, error: ReplicaNotFoundError | None) -> str:
         """What was asked for and where, when neither the backend nor a journal knows a replica, and what to do."""
-        where = ", ".join(f"{name}={value!r}" for name, value in handle.metadata.items())
+        where = ", ".join(f"{name[:100]}={shown(value)}" for name, value in handle.metadata.items())
         kept, journal = self.capabilities.retention, self._journal
         return (
             f"{self.backend_name} has no record of rank {handle.rank} of run {handle.run_id!r} ({where or 'no metadata'})"
@@ -91,6 +134,12 @@ class Journaled(Hooks):
                 else "; a journal would remember how it ended: give one to the constructor"
             )
         )
+
+
+def _log(warning: str) -> None:
+    import logging  # slow to import
+
+    logging.getLogger("diloco_protocol").warning("%s", warning)
 
 
 def _in_words(seconds: float) -> str:

@@ -6,6 +6,7 @@ import json
 import math
 from typing import Any, NoReturn
 
+from ._checks import shown
 from ._errors import InvalidRequestError
 
 # Python's own parser refuses integers of more than 4300 digits, which are 14,284 bits.
@@ -94,7 +95,7 @@ def _check(value: Any, path: str, above: tuple[int, ...]) -> None:
         for key, item in value.items():
             if type(key) is not str:
                 raise InvalidRequestError(
-                    f"{path} has the key {key!r} of type {type(key).__name__}; JSON keys are strings"
+                    f"{path} has the key {shown(key)} of type {type(key).__name__}; JSON keys are strings"
                 )
             if not key.isascii():
                 _check(key, f"a key of {path}", inside)

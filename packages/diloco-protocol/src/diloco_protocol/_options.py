@@ -37,6 +37,7 @@ from functools import wraps
 from typing import Any, Concatenate, ParamSpec, TypeVar
 
 from ._backoff import Backoff
+from ._checks import shown
 from ._errors import InvalidRequestError
 from ._hooks import Option
 from ._journal import RunJournal
@@ -119,7 +120,7 @@ def check_journal(name: str, value: object) -> object:
     lacks = [method for method in methods if not callable(getattr(value, method, None))]
     if value is not None and (lacks or isinstance(value, type)):
         raise InvalidRequestError(
-            f"{name} must be a RunJournal or None, not {value!r}: a journal has the methods {', '.join(methods)}"
+            f"{name} must be a RunJournal or None, not {shown(value)}: a journal has the methods {', '.join(methods)}"
         )
     return value
 
@@ -131,7 +132,7 @@ def check_backoff(name: str, value: object) -> Backoff | None:
         InvalidRequestError: The value is something else.
     """
     if value is not None and not isinstance(value, Backoff):
-        raise InvalidRequestError(f"{name} must be a Backoff or None, not {value!r}")
+        raise InvalidRequestError(f"{name} must be a Backoff or None, not {shown(value)}")
     return value
 
 

@@ -7,6 +7,7 @@ import os
 import stat
 from typing import TYPE_CHECKING
 
+from ._bounds import read_bounded
 from ._errors import InvalidRequestError
 
 if TYPE_CHECKING:
@@ -59,11 +60,15 @@ def write_private(path: Path, text: str) -> None:
         file.write(text)
 
 
-def read_private(path: Path) -> str:
+def read_private(path: Path, most: int) -> str:
     """What a file of this user's holds.
 
+    Args:
+        path: The file.
+        most: The largest size allowed, in bytes.
+
     Raises:
-        InvalidRequestError: It is a link, no file, or another user's.
+        InvalidRequestError: It is a link, no file, another user's, or larger.
         OSError: It is missing or cannot be read.
         UnicodeDecodeError: It is not UTF-8.
     """
@@ -74,10 +79,10 @@ def read_private(path: Path) -> str:
         if error.errno not in {errno.ELOOP, errno.EMLINK}:
             raise
         raise InvalidRequestError(f"{path} is a link, and is not followed: remove it") from error
-    with os.fdopen(descriptor, encoding="utf-8") as file:
+    with os.fdopen(descriptor, "rb") as file:
         found = os.fstat(file.fileno())
         if not stat.S_ISREG(found.st_mode) or found.st_uid != os.geteuid():
             raise InvalidRequestError(
                 f"{path} is not a file of the user with the id {os.geteuid()}, and is not read: remove it"
             )
-        return file.read()
+        return read_bounded(file, most, str(path)).decode()

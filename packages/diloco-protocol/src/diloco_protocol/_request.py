@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, fields
 from typing import Any, TypedDict
 
-from ._checks import check_amount, check_seconds, check_text, check_texts, check_whole
+from ._checks import check_amount, check_seconds, check_text, check_texts, check_whole, shown
 from ._entrypoint import entrypoint_name
 from ._errors import InvalidRequestError
 from ._json import canonical, check_json
@@ -180,7 +180,7 @@ def make_request(
         )
     if entrypoint_args is not None and not isinstance(entrypoint_args, Mapping):
         raise InvalidRequestError(
-            f"entrypoint_args must be a mapping of keyword arguments, not {entrypoint_args!r}"
+            f"entrypoint_args must be a mapping of keyword arguments, not {shown(entrypoint_args)}"
         )
     kwargs = dict(entrypoint_args or {})
     named = {
@@ -191,14 +191,14 @@ def make_request(
     for name in kwargs:
         if not name.isidentifier():
             raise InvalidRequestError(
-                f"entrypoint_args has the key {name!r}, which cannot be the name of a keyword argument"
+                f"entrypoint_args has the key {shown(name)}, which cannot be the name of a keyword argument"
             )
     rendezvous = kwargs.get("rendezvous_uri")
     if rendezvous is not None and (
         not isinstance(rendezvous, str) or not rendezvous or "\0" in rendezvous
     ):
         raise InvalidRequestError(
-            f"rendezvous_uri must be text that is a path or URI, not {rendezvous!r}"
+            f"rendezvous_uri must be text that is a path or URI, not {shown(rendezvous)}"
         )
     variables, references = check_variables("env", env), check_variables("secrets", secrets)
     if twice := variables.keys() & references.keys():
@@ -217,14 +217,14 @@ def make_request(
                 f"{variable} may not be set by env or secrets: {argument} says that the launch sets it"
             )
     if spot is not None and not isinstance(spot, bool):
-        raise InvalidRequestError(f"spot must be True, False or None, not {spot!r}")
+        raise InvalidRequestError(f"spot must be True, False or None, not {shown(spot)}")
     if gpu is not None:
         parse_gpu(check_text("gpu", gpu))
     name = _run_id(run_id, run_prefix, token or _token)
     if cohort is not None and not (isinstance(cohort, str) and is_run_id(cohort)):
         raise InvalidRequestError(
             f"cohort must be a name such as a run_id (1 to 48 lower-case letters, digits and dashes, with a letter or digit at "
-            f"both ends) or None, not {cohort!r}"
+            f"both ends) or None, not {shown(cohort)}"
         )
     return RunRequest(
         run_id=name,
@@ -272,16 +272,20 @@ def _run_id(run_id: str | None, prefix: str | None, token: Callable[[], str]) ->
     if (
         run_id is None
         and prefix
-        and (len(str(prefix)) > _PREFIX_LENGTH or not _RUN_ID.fullmatch(str(prefix)))
+        and not (
+            isinstance(prefix, str)
+            and len(prefix) <= _PREFIX_LENGTH
+            and _RUN_ID.fullmatch(prefix)
+        )
     ):
         raise InvalidRequestError(
-            f"the executor's run_id {prefix!r} cannot begin the names of runs: 1 to {_PREFIX_LENGTH} lower-case letters, "
+            f"the executor's run_id {shown(prefix)} cannot begin the names of runs: 1 to {_PREFIX_LENGTH} lower-case letters, "
             "digits and dashes are allowed, with a letter or digit at both ends"
         )
     name = run_id if run_id is not None else f"{prefix or 'run'}-{token()}"
     if not isinstance(name, str) or not is_run_id(name):
         raise InvalidRequestError(
-            f"the run_id {name!r} is not allowed: 1 to 48 lower-case letters, digits and dashes, with a letter or digit at "
+            f"the run_id {shown(name)} is not allowed: 1 to 48 lower-case letters, digits and dashes, with a letter or digit at "
             "both ends (every backend uses it in names)"
         )
     return name
@@ -295,6 +299,6 @@ def _variable(argument: str, name: object, own: str) -> str:
         or (name != own and is_reserved(name))
     ):
         raise InvalidRequestError(
-            f"{argument} must be the name of an environment variable that the launch does not set itself, not {name!r}"
+            f"{argument} must be the name of an environment variable that the launch does not set itself, not {shown(name)}"
         )
     return name

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 
+from ._checks import shown
 from ._errors import InvalidRequestError
 
 ANY = "any"
@@ -40,7 +41,7 @@ def parse_gpu(text: str) -> GpuRequest:
     count = 0 if match is None else int(match["bare"] or match["count"] or 1)
     if match is None or count == 0:
         raise InvalidRequestError(
-            f"gpu={text!r} is not a request for GPUs: give a model ('H100'), a model and a number of GPUs "
+            f"gpu={shown(text)} is not a request for GPUs: give a model ('H100'), a model and a number of GPUs "
             "for each replica ('H100:8'), or a number of any model ('2', 'any:2'); leave gpu out for none"
         )
     name = match["name"] or ANY

@@ -92,7 +92,7 @@ _FORMS = (
 def forms() -> list[re.Pattern[str]]:
     """Return the forms; they are compiled when they are first used, since replicas rarely need them.
 
-    Of what a form matches, the group "kept" is shown, and the rest is not. If it has a group "name" or "parameter", that holds only
-    if it is the name of a secret; the marks of its group "quote" stay.
+    Of what a form matches, the group "kept" is shown, and the rest is not. If it has a group "name" or "parameter", that holds
+    only if it is the name of a secret; the marks of its group "quote" stay.
     """
     return [re.compile(form, re.IGNORECASE | re.MULTILINE | re.DOTALL) for form in _FORMS]

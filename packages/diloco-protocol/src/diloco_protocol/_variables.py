@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 
-from ._checks import check_texts
+from ._checks import check_texts, shown
 from ._errors import InvalidRequestError
 
 RANK_VARIABLE = "REPLICA_RANK"
@@ -53,7 +53,7 @@ def check_variables(name: str, values: object) -> dict[str, str]:
     for key, value in variables.items():
         if not is_variable_name(key):
             raise InvalidRequestError(
-                f"{name} has the name {key!r}: letters, digits and _ are allowed, and no digit at the beginning"
+                f"{name} has the name {shown(key)}: letters, digits and _ are allowed, and no digit at the beginning"
             )
         if is_reserved(key):
             raise InvalidRequestError(
@@ -61,6 +61,6 @@ def check_variables(name: str, values: object) -> dict[str, str]:
             )
         if "\0" in value:
             raise InvalidRequestError(
-                f"{name}[{key!r}] contains a NUL character, which no environment can carry"
+                f"{name}[{shown(key)}] contains a NUL character, which no environment can carry"
             )
     return variables
