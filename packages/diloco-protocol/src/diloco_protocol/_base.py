@@ -226,7 +226,9 @@ class BaseExecutor(Journaled):
             follow: Go on until the replica has ended and its log is exhausted.
             since: Only lines from this time on, in Unix seconds.
             until: Only lines before this time, in Unix seconds.
-            regex: Only lines in which this regular expression is found.
+            regex: Only lines in which this regular expression is found. It is Python's ``re``, which nothing can interrupt: an
+                expression with nested repetitions, such as ``(a+)+$``, may take for ever on one line of up to 1 MiB. Use none
+                that somebody else has written.
             streams: ``"stdout"``, ``"stderr"`` or ``"combined"``.
 
         Raises:

@@ -235,7 +235,7 @@ def _items(name: str, values: object, what: str) -> Iterable[object]:
 
 
 def is_number(value: object) -> TypeGuard[int | float]:
-    """Whether a value is a number that can be calculated with: not ``True``, NaN or infinity, and no integer beyond all floats."""
+    """Whether a value is a number to calculate with: not ``True``, NaN or infinity, and no integer beyond all floats."""
     # No comparison overflows, as a conversion of the largest integers does.
     return (
         isinstance(value, (int, float))

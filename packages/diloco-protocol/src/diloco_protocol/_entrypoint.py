@@ -25,7 +25,8 @@ def entrypoint_name(entrypoint: str | Callable[..., Any]) -> str:
             package has a function of that name: the replica finds out), or a function that an import can find again.
 
     Raises:
-        InvalidRequestError: It is none of these, or names a file (``train.py``), or is a callable that cannot be named (lambda, nested, bound, of ``__main__``).
+        InvalidRequestError: It is none of these, or names a file (``train.py``), or is a callable that cannot be named (lambda,
+            nested, bound, of ``__main__``).
     """
     if not isinstance(entrypoint, str):
         return _importable(_name_of(entrypoint))

@@ -110,6 +110,11 @@ class ReplicaStatus:
 class ReplicaResult(TypedDict, total=False):
     """One entry of what ``collect`` returns, made by it from the status and the result: a dict with all of these keys.
 
+    It also has the metadata of its handle, text to text, by which a backend finds the replica again: of diloco-local ``host``,
+    ``root`` and ``uid``; of diloco-eks ``job_name``, ``namespace``, ``server``, ``job_uid``, ``first_rank`` and perhaps
+    ``fingerprint``; of diloco-sagemaker ``job_name``, ``account``, ``region`` and ``created``; of diloco-modal
+    ``function_call_id``, ``app``, ``function``, ``environment``, ``launch`` and ``launched_at``.
+
     Attributes:
         rank: The replica's rank.
         status: One of the five states; not terminal if the deadline came first.
