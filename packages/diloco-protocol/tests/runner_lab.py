@@ -35,7 +35,7 @@ def raises():
     raise ValueError("no such data")
 
 def raises_half_a_pair():
-    raise ValueError(os.fsdecode(b"no file caf\\xe9"))
+    raise ValueError(os.fsdecode(b"no file data-\\xe9"))
 
 def forges_its_report(text):
     open(sys.orig_argv[-1], "w").write(text)

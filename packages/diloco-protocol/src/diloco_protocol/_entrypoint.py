@@ -74,7 +74,9 @@ _ADVICE = (
 
 def _name_of(function: Callable[..., Any]) -> str:
     if not callable(function):
-        raise InvalidRequestError(f"the entrypoint must be text or a function, not {shown(function)}")
+        raise InvalidRequestError(
+            f"the entrypoint must be text or a function, not {shown(function)}"
+        )
     if isinstance(function, functools.partial):
         raise InvalidRequestError(
             f"a functools.partial cannot be named: pass its arguments as kwargs. {_ADVICE}"

@@ -273,9 +273,7 @@ def _run_id(run_id: str | None, prefix: str | None, token: Callable[[], str]) ->
         run_id is None
         and prefix
         and not (
-            isinstance(prefix, str)
-            and len(prefix) <= _PREFIX_LENGTH
-            and _RUN_ID.fullmatch(prefix)
+            isinstance(prefix, str) and len(prefix) <= _PREFIX_LENGTH and _RUN_ID.fullmatch(prefix)
         )
     ):
         raise InvalidRequestError(
