@@ -275,3 +275,4 @@ def test_a_link_in_place_of_a_run_is_not_taken_for_a_launch(tmp_path):
     executor = LocalProcessExecutor(root=tmp_path / "state")
     with pytest.raises(InvalidRequestError, match="is a link"):
         executor.launch_replicas(1, "a_module_nobody_has:main", {}, run_id="mine")
+    assert executor.list_runs() == []

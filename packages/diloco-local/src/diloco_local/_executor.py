@@ -227,10 +227,13 @@ class LocalProcessExecutor(BaseExecutor):
             run = self._root.run(name)
             try:
                 record = read_record(run)
-                if record is not None and run.started.exists():
-                    known.append((record.created_at, name))
-            except BackendError:  # when it was launched is not known; who asks for it is told why
-                known.append((0.0, name))
+                launched_at = None if record is None else record.created_at
+            except InvalidRequestError:  # a link, or another user's
+                continue
+            except BackendError:
+                launched_at = 0.0  # that is not known, and who asks for the run is told why
+            if launched_at is not None and run.started.exists():
+                known.append((launched_at, name))
         return [name for _, name in sorted(known)]
 
     def _attach(self, run_id: str) -> list[ReplicaHandle]:

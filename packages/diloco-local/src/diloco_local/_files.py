@@ -94,12 +94,13 @@ def read_bytes(path: Path, most: int = RECORD_BYTES) -> bytes | None:
     """What is in ``path``, or None if there is no such file.
 
     Raises:
-        InvalidRequestError: It is larger than ``most`` bytes, or is a link, another user's, closed to its owner, or no file.
+        DamagedFileError: It is larger than ``most`` bytes.
+        InvalidRequestError: It is a link, another user's, closed to its owner, or no file.
         BackendError: It cannot be read.
     """
     try:
-        with open_own_stream(path, "rb") as stream:
-            return read_bounded(stream, most, str(path))
+        with open_own_stream(path, "rb") as stream, reading(path):
+            return read_bounded(stream, most, "it")
     except (FileNotFoundError, NotADirectoryError):
         return None
     except OSError as error:

@@ -106,7 +106,7 @@ def _checked(record: RunRecord) -> RunRecord:
         value = getattr(record, each.name)
         if type(value) not in _KINDS[each.name]:
             raise ValueError(f"{each.name} is {value!r:.100}")
-    if not record.ranks or any(type(rank) is not int or rank < 0 for rank in record.ranks):
+    if set(map(type, record.ranks)) != {int} or min(record.ranks) < 0:
         raise ValueError(f"ranks is {record.ranks!r:.100}")
     if not max(record.ranks) < record.world_size < 1 << 31:
         raise ValueError(f"world_size is {record.world_size!r:.100}")
