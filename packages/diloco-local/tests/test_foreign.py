@@ -1,6 +1,7 @@
 """Handles of other roots, folders that others can fill, and links: no verb reads, changes or ends anything there."""
 
 import json
+import os
 import shutil
 import subprocess
 import sys
@@ -251,6 +252,23 @@ def test_a_purge_that_removes_nothing_says_so(tmp_path, monkeypatch):
     with pytest.raises(BackendError, match=r"run 'ended' could not be removed.*not on a Monday"):
         executor.purge(handle)
     assert run_of(handle).path.exists()
+
+
+def test_a_purge_that_meets_too_many_folders_in_folders_says_so(tmp_path):
+    handle = ended_run(tmp_path / "state")
+    folders = [os.open(run_of(handle).replica(0).path, os.O_RDONLY)]
+    for _ in range(sys.getrecursionlimit()):
+        os.mkdir("a", dir_fd=folders[-1])
+        folders.append(os.open("a", os.O_RDONLY, dir_fd=folders[-1]))
+        os.close(folders.pop(0))
+    os.close(folders.pop())
+    executor = LocalProcessExecutor(root=tmp_path / "state")
+    try:
+        executor.purge(handle)
+    except BackendError as error:
+        assert "or not all of it" in str(error)
+    assert executor.list_runs() == []
+    subprocess.run(["rm", "-rf", tmp_path / "state"], check=True)  # which pytest could not
 
 
 def test_a_purge_whose_trash_vanishes_at_that_moment_says_so(tmp_path, monkeypatch):

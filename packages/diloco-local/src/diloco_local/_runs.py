@@ -344,7 +344,7 @@ def purge(root: Root, run: RunDir, record: RunRecord) -> None:
             )
         try:
             root.discard(run)
-        except OSError as error:
+        except (OSError, RecursionError) as error:  # a replica may have put folders into folders
             raise BackendError(
                 f"run {record.run_id!r} could not be removed, or not all of it: {error}"
             ) from error
