@@ -12,8 +12,8 @@ class TestMine:
     pass
 
 
-@pytest.mark.parametrize("wrong", [None, "living() is missing"])
-def test_the_first_worker_looks_and_the_others_hear_of_it(tmp_path, wrong):
+@pytest.mark.parametrize(("wrong", "times"), [(None, 1), ("living() is missing", 2)])
+def test_the_first_worker_looks_and_the_others_hear_of_it(tmp_path, wrong, times):
     looks = []
 
     def look():
@@ -24,7 +24,20 @@ def test_the_first_worker_looks_and_the_others_hear_of_it(tmp_path, wrong):
     with ThreadPoolExecutor(4) as workers:
         told = list(workers.map(lambda _: once(TestMine, tmp_path, look), range(8)))
     assert told == [wrong] * 8
-    assert len(looks) == 1
+    assert len(looks) == times
+
+
+@pytest.mark.parametrize("together", [False, True])
+def test_a_world_that_fails_once_is_looked_at_again(tmp_path, together):
+    looks = []
+
+    def look():
+        looks.append(1)
+        if len(looks) == 1:
+            raise HarnessFault("a container ended meanwhile")
+
+    assert once(TestMine, tmp_path if together else None, look) is None
+    assert len(looks) == 2
 
 
 def test_a_look_that_was_broken_off_is_done_by_the_next(tmp_path):

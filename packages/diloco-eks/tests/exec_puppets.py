@@ -22,6 +22,13 @@ FOLDER = "/puppets"  # an empty volume in every pod, and its working directory
 ABSENT = 44  # exit code of a command that looks for a file that is not there
 PIECE = 32_768
 STDIN, STDOUT, STDERR, ERROR = range(4)
+#: What a cluster says when a container ends under an exec, or has ended: it goes on in whichever way the runtime noticed.
+ENDED = ("container not found", "Internal error occurred: ")
+
+
+def has_ended(message):
+    """Whether the words of a failed exec mean that the container has ended, or is about to."""
+    return any(words in message for words in ENDED)
 
 
 def raw(answer):
@@ -127,10 +134,8 @@ class ExecPuppets(Puppets):
             return stdout
         causes = (status.get("details") or {}).get("causes") or [{}]
         code = causes[0].get("message", "")
-        if code == str(ABSENT) or "container not found" in status["message"]:
+        if code in {str(ABSENT), "137", "143"} or has_ended(status["message"]):
             return None
-        if code in {"137", "143"}:
-            return None  # the container has ended meanwhile
         raise HarnessFault(f"{command!r} in {handle}: {status['message']} {stderr}")
 
     def execute(self, pod, command, text):
@@ -154,7 +159,7 @@ class ExecPuppets(Puppets):
             said = str(error.__context__ or error)
             if any(f"Handshake status {number}" in said for number in (400, 401, 403)):
                 raise HarnessFault(f"exec in {pod} is refused: {said}") from None
-            return "", "", {"status": "Failure", "message": f"container not found: {said}"}
+            return "", "", {"status": "Failure", "message": f"{ENDED[0]}: {said}"}
         try:
             for start in range(0, len(text), PIECE):
                 connection.write_stdin(text[start : start + PIECE])

@@ -10,11 +10,13 @@ from eks_lab import PATIENCE
 from exec_puppets import JOB, ExecPuppets, newest, raw
 from kubernetes import client, config
 
-from diloco_conformance import Ability, Fault, Harness, Operation, Puppets, Step
+from diloco_conformance import Ability, Fault, Harness, HarnessFault, Operation, Puppets, Step
 from diloco_eks import EKSExecutor
 from diloco_protocol import spec_from_environment
 
 REAL = "the cluster is real"
+#: How many pods the suite may have at a time; two nodes of two CPUs have room for them.
+MOST_PODS = 12
 
 
 class RealClusterHarness(Harness):
@@ -35,6 +37,7 @@ class RealClusterHarness(Harness):
     many_ranks = 11
     many_runs = 1
     gpus = ("L40S", "h100:8", "2")
+    keeps_carriage_returns = False
     overrun = 0.5
     slack = 10.0
     patience = PATIENCE
@@ -97,7 +100,16 @@ class RealClusterHarness(Harness):
             **options,
             "env": {**self.options.get("env", {}), **(env or {})},
         }
-        return EKSExecutor(self.image, backoff=self.backoff(), **chosen)
+        harness = self
+
+        class Executor(EKSExecutor):
+            def _submit(self, request):
+                pods = harness.living() + len(request.ranks)
+                if pods > MOST_PODS:
+                    raise HarnessFault(f"there would be {pods} pods, and {MOST_PODS} are allowed")
+                return super()._submit(request)
+
+        return Executor(self.image, backoff=self.backoff(), **chosen)
 
     def clock(self):
         return time.monotonic()

@@ -43,6 +43,7 @@ class ClusterHarness(Harness):
 
     entrypoint = "trainer:train"
     gpus = ("L40S", "h100:8", "2")
+    keeps_carriage_returns = False
     cannot = {
         Fault.REFUSED: "the stand-in would have to be stopped; a cut connection is what it has",
         Fault.CONFLICT: "the executor patches without a resource version, so nothing can conflict",

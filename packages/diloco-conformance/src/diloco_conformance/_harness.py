@@ -43,6 +43,7 @@ class Harness(WorldHooks, ABC):
         many_ranks: How many replicas a large run of the suite has; more than ten, unless that is too much for this world.
         many_runs: How many runs are more than one page of the backend's lists, or as many as this world can bear.
         long_log: How many bytes are more than the platform gives of a log in one page, or as many as this world can bear.
+        keeps_carriage_returns: Whether a carriage return right before a newline is kept in logs; containerd drops it.
         gpus: Some values of ``gpu=`` that this backend takes, such as ``"H100:2"``; none if it has no GPUs.
         run_prefix: Begin of the run_ids that the suite gives; where runs outlive a world, it must be new each time.
         time: The clock of the world, if it is virtual.
@@ -61,6 +62,7 @@ class Harness(WorldHooks, ABC):
     many_ranks: int = 12
     many_runs: int = 12
     long_log: int = 1_300_000
+    keeps_carriage_returns: bool = True
     gpus: Sequence[str] = ()
     run_prefix: str = "conf"
 

@@ -57,7 +57,7 @@ class Meanwhile:
         }
         if lab.can(Step.PRINT):
             logs = lab.executor.stream_logs
-            verbs["logs"] = logs, lambda one: ["\n".join(lines) for lines in allowed(one)]
+            verbs["logs"] = logs, lambda one: ["\n".join(lines) for lines in allowed(lab, one)]
         for name, (verb, right) in verbs.items():
             for pair in ((lives, ended), (ended, other)):
                 lab.note(f"{name} of {pair[0]} and {pair[1]} at once")
