@@ -12,6 +12,7 @@ from diloco_localcloud import KubernetesProcesses, KubernetesStandIn
 
 
 def test_delays(kubernetes_stand_in):
+    assert KubernetesStandIn(strict_timing=0)._cluster.delays._random is None
     for each in (KubernetesStandIn(), KubernetesProcesses(), kubernetes_stand_in):
         assert (each._cluster.delays._random is not None) is {strict}
 """

@@ -50,6 +50,7 @@ def _kubernetes(options: argparse.Namespace, folder: Path, over: threading.Event
         resources=dict(options.resource),
         backoff_seconds=options.backoff_seconds,
         pid_namespaces=options.pid_namespaces,
+        strict_timing=options.strict_timing,
     ) as stand_in:
         path = stand_in.kubeconfig(options.kubeconfig or folder / "kubeconfig")
         sys.stdout.write(
@@ -169,6 +170,12 @@ def _parser() -> argparse.ArgumentParser:
         type=float,
         default=10.0,
         help="first wait before a failed pod is replaced (default: 10)",
+    )
+    kube.add_argument(
+        "--strict-timing",
+        type=int,
+        metavar="SEED",
+        help="take as long as a real control plane does, drawn from this seed",
     )
     aws = kinds.add_parser(
         "aws",

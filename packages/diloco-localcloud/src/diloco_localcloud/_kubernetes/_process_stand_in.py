@@ -50,7 +50,8 @@ class KubernetesProcesses(Service):
         nodes: those that pods are placed on, by their requests, node selectors, required node affinity and tolerations; None for
             the one node.
         strict_timing: a seed from which the delays of a real control plane are drawn (1 to 3 s from an exit to the status of the
-            Job), and some answers arrive late; 0 for delays as short as possible.
+            Job), and some answers arrive late. 0 has delays as short as possible; so has None, unless pytest runs with
+            ``--strict-timing``.
 
     Attributes:
         pods: the pods, to be killed, evicted or lost on demand.
@@ -79,7 +80,7 @@ class KubernetesProcesses(Service):
         backoff_seconds: float = 10.0,
         pid_namespaces: bool = False,
         nodes: Sequence[Node] | None = None,
-        strict_timing: int = 0,
+        strict_timing: int | None = None,
     ) -> None:
         if nodes is not None and (resources or labels):
             raise StandInError(

@@ -38,7 +38,8 @@ class KubernetesStandIn(Service):
         nodes: those that pods are placed on, by their requests, node selectors, required node affinity and tolerations; None for
             one node that takes every pod.
         strict_timing: a seed from which every delay of the control plane is drawn anew, within what was observed, so that things
-            happen in orders that are rare otherwise, and some answers arrive late; 0 for the usual delays.
+            happen in orders that are rare otherwise, and some answers arrive late. 0 has the usual delays; so has None, unless
+            pytest runs with ``--strict-timing``.
 
     Attributes:
         world: the pods and the clock, in the hands of the test.
@@ -64,7 +65,7 @@ class KubernetesStandIn(Service):
         seed: int = 0,
         kueue: bool | str = False,
         nodes: Sequence[Node] | None = None,
-        strict_timing: int = 0,
+        strict_timing: int | None = None,
     ) -> None:
         declared = [Node("stand-in-0")] if nodes is None else nodes
         cluster = Cluster(

@@ -55,7 +55,7 @@ class Cluster:
         *,
         seed: int,
         nodes: Iterable[Json],
-        strict_timing: int = 0,
+        strict_timing: int | None = None,
     ) -> None:
         self.timeline = timeline
         self.delays = Delays(strict_timing)

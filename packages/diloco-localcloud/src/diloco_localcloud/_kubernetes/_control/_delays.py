@@ -6,7 +6,7 @@ import random
 import time
 from typing import NamedTuple
 
-# What stand-ins that do not say otherwise take; pytest's --strict-timing sets it.
+# Of stand-ins that are given none; pytest's --strict-timing sets it.
 default_seed = 0
 
 
@@ -19,10 +19,10 @@ class Delay(NamedTuple):
 
 
 class Delays:
-    """The usual ones, or, with a seed other than 0, ones that are drawn each time."""
+    """The usual ones (seed 0), or ones that are drawn each time."""
 
-    def __init__(self, seed: int) -> None:
-        seed = seed or default_seed
+    def __init__(self, seed: int | None) -> None:
+        seed = default_seed if seed is None else seed
         self._random = random.Random(seed) if seed else None
 
     def of(self, delay: Delay) -> float:
