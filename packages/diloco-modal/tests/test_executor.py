@@ -103,7 +103,7 @@ def test_what_has_ended_stays_as_it_is(lab):
         ("exit", Reason.START_FAILED),
         ("fail", Reason.START_FAILED),
         ("barrier", Reason.START_FAILED),
-        ("other", Reason.START_FAILED),
+        ("other", Reason.ERROR),
     ],
 )
 def test_other_ends(lab, end, reason):
@@ -153,7 +153,7 @@ def test_a_large_result_that_could_not_be_fetched_is_no_failure(lab):
 
 def test_what_is_not_text_is_not_what_a_replica_returns(lab):
     (handle,) = lab.launch(1)
-    lab.begin(handle)
+    lab.call(handle).start()
     lab.call(handle).end({"not": "text"})
     status = lab.executor().describe(handle)
     assert told(status)[:2] == ("failed", Reason.START_FAILED)

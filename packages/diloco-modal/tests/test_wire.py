@@ -1,6 +1,7 @@
 """What strangers have put where we read: nothing of it is executed, everything is said or named."""
 
 import base64
+import json
 import os
 import pickle
 import pickletools
@@ -100,7 +101,9 @@ def test_a_hostile_end_of_a_call(lab, bomb, end):
     lab.begin(handle)
     end_with(lab, handle, data=bomb, **ENDS[end])
     status = lab.executor().describe(handle)
-    assert (status.state, status.reason) == ("failed", Reason.START_FAILED)
+    raised = ENDS[end]["status"] != "SUCCESS"
+    reason = Reason.START_FAILED if raised else Reason.ERROR
+    assert (status.state, status.reason) == ("failed", reason)
     assert not any(try_all(lab, handle).values())
 
 
@@ -149,7 +152,7 @@ def test_a_result_that_is_too_large_is_not_read(lab, monkeypatch, where):
     first, second = lab.executor().collect(handles, timeout=10)
     words = "what it returned is larger than 1064 bytes, and is not read"
     assert (first["status"], first["result"]) == ("succeeded", None)
-    assert (second["status"], second["reason"]) == ("failed", "start_failed")
+    assert (second["status"], second["reason"]) == ("failed", "error")
     assert words in first["error"]
     assert words in second["error"]
 
@@ -425,3 +428,32 @@ def test_a_record_of_an_app_that_is_not_deployed(lab):
     with pytest.raises(BackendError, match="looking for the app 'none'"):
         lab.executor().cancel(forged)
     assert lab.call(handle).status == "pending"
+
+
+ODD = {
+    "exit_code": [-1, 4242, 2**40, None, "0"],
+    "attempt": [2**40, 0, -1],
+    "started_at": [-1, 1e15, "now"],
+    "finished_at": [-1, 1e15],
+    "signal": [5, "SIGNOTHING"],
+    "reason": ["preempted", "lost", "stopped_externally", "nothing"],
+    "version": [1, 10**30],
+}
+
+
+def test_outcomes_that_cannot_be(lab):
+    """Each is a failure of its own rank, which says what is wrong; the others are collected."""
+    odd = [(name, value) for name, values in ODD.items() for value in values]
+    handles = lab.launch(len(odd) + 1)
+    for handle, (name, value) in zip(handles, odd, strict=False):
+        lab.begin(handle)
+        text = json.dumps({**json.loads(lab.outcome(7)), name: value})
+        lab.call(handle).end(text)
+    lab.begin(handles[-1])
+    lab.finish(handles[-1], "whole")
+    *damaged, whole = lab.executor().collect(handles, timeout=10)
+    assert (whole["status"], whole["result"]) == ("succeeded", "whole")
+    for result, (name, _) in zip(damaged, odd, strict=True):
+        assert (result["status"], result["result"]) == ("failed", None)
+        assert "what the call returned is not a replica's outcome" in result["error"]
+        assert name in result["error"]

@@ -14,17 +14,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 from wrapper_lab import PATIENCE, Held, outcome, payload, texts
 
-from diloco_modal import _wrapper, run_replica
+from diloco_modal import _lives, _wrapper, run_replica
+from diloco_modal._lives import Life, Record, new_life
 from diloco_modal._states import living, trace_of
 from diloco_modal._wrapper import (
-    Life,
-    Record,
     _end,
     _last_word,
     _report,
     _watch,
     kept,
-    new_life,
 )
 from diloco_protocol import Outcome, Reason
 
@@ -147,7 +145,7 @@ def test_modal_never_answers_about_the_record(record, monkeypatch, key):
     for name in plain:
         monkeypatch.setattr(record, name, hanging(name))
     seconds = 3.0 if key == "end-0-1" else 0.2  # where all else has to be in time
-    monkeypatch.setattr(_wrapper, "_RECORD_SECONDS", seconds)
+    monkeypatch.setattr(_lives, "_RECORD_SECONDS", seconds)
     done = outcome(payload(pending_timeout=50, start_in=-50))
     over.set()
     said = "pending_timeout" if key == "end-0-1" else r"did not answer within 0\.2 s"
@@ -253,7 +251,7 @@ def test_who_looks_never_sees_attempts_go_back(record, monkeypatch):
         raise KeyboardInterrupt
 
     monkeypatch.setattr(subprocess, "Popen", interrupted)
-    monkeypatch.setattr(_wrapper, "_comes_again", lambda: True)
+    monkeypatch.setattr(_wrapper, "comes_again", lambda: True)
     seen = []
     for life in range(1, 4):
         with pytest.raises(KeyboardInterrupt):

@@ -11,13 +11,8 @@ import pytest
 from wrapper_lab import outcome, payload, say_status, texts
 
 from diloco_modal import run_replica
+from diloco_modal._lives import Life, Record, new_life, was_cancelled
 from diloco_modal._states import trace_of
-from diloco_modal._wrapper import (
-    Life,
-    Record,
-    _cancelled,
-    new_life,
-)
 from diloco_protocol import Outcome, UnavailableError
 
 
@@ -155,4 +150,4 @@ def test_whether_a_call_was_cancelled_is_no_reason_to_wait_or_to_fail(record, mo
     }
     assert outcome(payload()).result == 7
     monkeypatch.setattr(record, "get", get)
-    assert not _cancelled(Record(record), 0)
+    assert not was_cancelled(Record(record), 0)

@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from diloco_protocol import BackendError, ReplicaHandle, ReplicaNotFoundError
+from diloco_protocol.backend import cancel_all
 
 from . import _many as many
 from ._client import Client
@@ -61,6 +62,44 @@ class Cancels:
             ending = self._ending(handle.rank, handle.metadata["function_call_id"])
             self._patiently(lambda: self._end(handle, record, ending))
         return True
+
+    def cancel_run(
+        self,
+        run_id: str,
+        attach: Callable[[str], list[ReplicaHandle]],
+        cancel: Callable[[ReplicaHandle], None],
+    ) -> None:
+        """End all replicas of a run, as the executor's verb says.
+
+        Args:
+            run_id: Name of the run.
+            attach: Finds its handles, in a journal, too.
+            cancel: Ends one replica.
+        """
+        freed = False
+        try:
+            with contextlib.suppress(ReplicaNotFoundError):
+                freed = self.close(run_id)
+            handles = attach(run_id)
+        except ReplicaNotFoundError:
+            if freed:
+                return
+            raise
+        except DamagedRecordError as damage:
+            self.end_known(run_id, damage)
+            return
+        try:
+            record, entries = self._patiently(lambda: self._looks.read(run_id))
+        except ReplicaNotFoundError:  # only the journal knows it
+            cancel_all(handles, cancel)
+            return
+        numbers = numbers_of(entries)
+
+        def stop(handle: ReplicaHandle) -> None:
+            if not self.end_if_alive(handle, record, entries, numbers):
+                cancel(handle)
+
+        cancel_all(handles, stop)
 
     def close(self, run_id: str) -> bool:
         """Have no call claim a rank any more; whether the record was removed, since no call ever held one."""

@@ -24,15 +24,12 @@ from diloco_protocol import (
     retry,
 )
 from diloco_protocol.backend import (
-    cancel_all,
     check_text,
-    is_run_id,
     options_of,
     takes,
     try_rendezvous,
 )
 
-from . import _many as many
 from . import _states as states
 from ._cancels import Cancels
 from ._check import check_launch, seen_by_a_call
@@ -45,13 +42,10 @@ from ._looks import Looks, is_of
 from ._options import DAY, ModalOptions
 from ._payload import LONGEST_CALL, MARGIN, MAX_RESULT_BYTES, call_timeout, payloads
 from ._record import (
-    DamagedRecordError,
     calls_of,
     check_time,
     launch_of,
-    numbers_of,
 )
-from ._records import PREFIX
 
 T = TypeVar("T")
 
@@ -245,30 +239,7 @@ class ModalSpawnExecutor(BaseExecutor):
 
         Ranks without a call are not started any more. If none has one, the record is removed, and the name is free again.
         """
-        freed = False
-        try:
-            with contextlib.suppress(ReplicaNotFoundError):
-                freed = self._cancels.close(run_id)
-            handles = self.attach(run_id)
-        except ReplicaNotFoundError:
-            if freed:
-                return
-            raise
-        except DamagedRecordError as damage:
-            self._cancels.end_known(run_id, damage)
-            return
-        try:
-            record, entries = self._patiently(lambda: self._looks.read(run_id))
-        except ReplicaNotFoundError:  # only the journal knows it
-            cancel_all(handles, self.cancel)
-            return
-        numbers = numbers_of(entries)
-
-        def stop(handle: ReplicaHandle) -> None:
-            if not self._cancels.end_if_alive(handle, record, entries, numbers):
-                self.cancel(handle)
-
-        cancel_all(handles, stop)
+        self._cancels.cancel_run(run_id, self.attach, self.cancel)
 
     def _purge(self, handle: ReplicaHandle) -> None:
         self._patiently(lambda: self._looks.check_place([handle]))
@@ -293,16 +264,7 @@ class ModalSpawnExecutor(BaseExecutor):
         self._looks.forget(handles)
 
     def _list_runs(self) -> list[str]:
-        names = self._patiently(self._client.record_names)
-        runs = [run_id for name in names if is_run_id(run_id := name.removeprefix(PREFIX))]
-        # A Dict of that name may be somebody else's, or its entries have faded.
-        ours = many.at_once(
-            lambda run_id: many.patiently(
-                lambda: self._client.is_record(run_id), self._backoff, self._options.retry_timeout
-            ),
-            runs,
-        )
-        return [run_id for run_id, is_run in zip(runs, ours, strict=True) if is_run]
+        return self._looks.runs(self._backoff)
 
     def _attach(self, run_id: str) -> list[ReplicaHandle]:
         _, entries = self._patiently(lambda: self._looks.read(run_id))

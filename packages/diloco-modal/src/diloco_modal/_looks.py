@@ -11,9 +11,11 @@ from dataclasses import replace
 from typing import Any
 
 from diloco_protocol import (
+    Backoff,
     ReplicaHandle,
     ReplicaNotFoundError,
     ReplicaStatus,
+    retry,
 )
 from diloco_protocol.backend import is_run_id
 
@@ -34,6 +36,7 @@ from ._record import (
     numbers_of,
     stray,
 )
+from ._records import PREFIX
 
 
 class Looks:
@@ -136,6 +139,21 @@ class Looks:
         if "launch" not in entries:
             raise ReplicaNotFoundError(f"the record of the run {run_id!r} is empty")
         return record, entries
+
+    def runs(self, backoff: Backoff) -> list[str]:
+        """Names of all runs that have a record, oldest first.
+
+        Args:
+            backoff: Pauses between tries.
+        """
+        patience = backoff, self._options.retry_timeout
+        names = retry(self._client.record_names, backoff, timeout=self._options.retry_timeout)
+        runs = [run_id for name in names if is_run_id(run_id := name.removeprefix(PREFIX))]
+        # A Dict of that name may be somebody else's, or its entries have faded.
+        ours = many.at_once(
+            lambda run_id: many.patiently(lambda: self._client.is_record(run_id), *patience), runs
+        )
+        return [run_id for run_id, is_run in zip(runs, ours, strict=True) if is_run]
 
     async def _look(self, *told: Any) -> ReplicaStatus | None:
         try:

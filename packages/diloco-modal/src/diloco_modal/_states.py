@@ -151,6 +151,8 @@ def ended(end: End, trace: Trace, url: str) -> tuple[ReplicaStatus, Any]:
     if trace.outcome:
         status, result = reported(trace.outcome, trace, url)
         return status, Lost(why) if status.state is ReplicaState.SUCCEEDED else result
+    if trace.lives:  # its wrapper was ours
+        return failed(Reason.ERROR, why, trace, url), None
     message = f"{why}; deploy the app with diloco_modal.build_app"
     return failed(Reason.START_FAILED, message, trace, url), None
 

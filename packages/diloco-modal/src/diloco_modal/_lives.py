@@ -1,0 +1,135 @@
+"""The lives of a replica, which are its containers, as the record of its run has them; for the wrapper in the container."""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from diloco_protocol import DilocoError, Outcome
+
+from ._errors import bounded
+from ._record import checked, parsed, written
+
+_ASK_SECONDS = 2.0
+_RECORD_SECONDS = 20.0
+
+
+class Record:
+    """The Dict of a run, as long as Modal answers: a container costs money while it waits, and has a result to report.
+
+    Args:
+        held: A ``modal.Dict``.
+
+    Raises:
+        UnavailableError: By its methods: there was no answer for some time.
+    """
+
+    def __init__(self, held: Any) -> None:
+        self._held = held
+
+    def get(self, key: str) -> str | None:
+        """The text of an entry; None if there is none."""
+        from . import _wire
+
+        def get() -> str | None:
+            text: str | None = _wire.get_entry(self._held, key)
+            return text
+
+        return bounded(get, _RECORD_SECONDS, f"reading {key}")
+
+    def put(self, key: str, value: Mapping[str, Any], *, skip_if_exists: bool) -> bool:
+        """Create an entry; whether it was this call that did."""
+
+        def put() -> bool:
+            return bool(self._held.put(key, written(value), skip_if_exists=skip_if_exists))
+
+        return bounded(put, _RECORD_SECONDS, f"writing {key}")
+
+
+@dataclass(frozen=True)
+class Life:
+    """One container of a replica.
+
+    Attributes:
+        number: From 1.
+        before: How many attempts were started before it, and how many of them have failed.
+        outcome: What it returns at once instead of running the replica, which has ended in an earlier life: Modal took its
+            container away before it had returned that.
+    """
+
+    number: int
+    before: Mapping[str, int]
+    outcome: str | None = None
+
+
+def new_life(record: Any, rank: int, now: float) -> Life:
+    """Begin a life: a container may be taken away, and the same call run again."""
+    life, before, own = 1, {"started": 0, "failed": 0}, uuid.uuid4().hex
+    while True:
+        key, value = f"life-{rank}-{life}", {"attempt": before["started"] + 1, "at": now, "id": own}
+        if record.put(key, value, skip_if_exists=True):
+            return Life(life, before)
+        if (entry_of(record, key) or {}).get("id") == own:
+            # The answer to the first try was lost, and the client has tried again.
+            return Life(life, before)
+        end = record.get(f"end-{rank}-{life}")
+        if end is not None:
+            value = parsed(end)
+            outcome = value.get("outcome") if isinstance(value, Mapping) else None
+            if isinstance(value, Mapping) and not _is_outcome(outcome):  # then it is run again
+                end = written({**value, "outcome": ""})
+            known = checked(f"end-{rank}-{life}", end)
+            before = {name: known[name] for name in before}
+            if outcome is not None and _is_outcome(outcome):
+                return Life(life, before, str(outcome))
+        else:
+            # A life that was killed has written no end; it had one attempt at least, and one more after each failure.
+            before["started"] += 1
+            while record.get(f"attempt-{rank}-{before['started'] + 1}") is not None:
+                before = {"started": before["started"] + 1, "failed": before["failed"] + 1}
+        life += 1
+
+
+def was_cancelled(record: Any, rank: int) -> bool:
+    """Whether the call was ended while its container was being made.
+
+    Who did that may have seen no life of it, and said that nothing is left.
+    """
+    try:
+        return record.get(f"cancel-{rank}") is not None and comes_again() is False
+    except Exception:  # noqa: BLE001 - then Modal ends the container in any case
+        return False
+
+
+def entry_of(record: Any, key: str) -> Mapping[str, Any] | None:
+    """An entry of the record; None if there is none.
+
+    Raises:
+        DamagedRecordError: It is not what this version writes.
+    """
+    value = record.get(key)
+    return None if value is None else checked(key, value)
+
+
+def _is_outcome(text: Any) -> bool:
+    try:
+        return isinstance(text, str) and bool(Outcome.from_json(text))
+    except DilocoError:
+        return False
+
+
+def comes_again() -> bool | None:
+    """Whether Modal will run this call again, since it was not stopped but its container is taken away; None if not known."""
+    import modal
+
+    own = str(modal.current_function_call_id())
+    try:
+        from . import _wire
+
+        # There is little time left: Modal kills the container soon.
+        look = lambda: _wire.get_status(modal.Client.from_env(), own)  # noqa: E731
+        return bool(bounded(look, _ASK_SECONDS, "looking at this call") == "PENDING")
+    except Exception:  # noqa: BLE001 - the end has to be written down in any case
+        return None
