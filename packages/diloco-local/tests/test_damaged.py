@@ -247,8 +247,11 @@ IMPOSSIBLE = [
     *((name, value) for name in ("started_at", "finished_at") for value in (-1, 1e15, "now")),
     ("signal", 5),
     ("reason", "no_such_reason"),
+    ("reason", "preempted"),
     ("version", 99),
 ]
+#: And what only an outcome has, or cannot say.
+OF_OUTCOMES = [("version", 99), ("reason", "preempted")]
 
 
 @pytest.mark.parametrize(("field", "value"), IMPOSSIBLE)
@@ -265,7 +268,8 @@ def test_a_damaged_outcome_concerns_one_rank(ranks, field, value):
 
 
 @pytest.mark.parametrize(
-    ("field", "value"), [case for case in IMPOSSIBLE if case[0] != "version"] + [("state", "lost")]
+    ("field", "value"),
+    [case for case in IMPOSSIBLE if case not in OF_OUTCOMES] + [("state", "lost")],
 )
 def test_a_damaged_end_concerns_one_rank(ranks, field, value):
     final = ranks.files.final
