@@ -10,6 +10,7 @@ import modal
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from modal import _serialization
 from modal_proto import api_pb2
 
 from diloco_localcloud._modal._workspace._call import Payload, Result, Status
@@ -213,7 +214,16 @@ def test_a_hostile_dict_of_a_name_that_no_run_has(lab, bomb, where):
 ENTRIES = ["call-0", "life-0-1", "end-0-1", "attempt-0-2", "cancel-0", "over-0", "weights"]
 
 
-@pytest.mark.parametrize("entry", [*ENTRIES, "launch", "a key"])
+@pytest.mark.parametrize(
+    "entry",
+    [
+        "call-0",
+        "cancel-0",
+        "launch",
+        "a key",
+        *(pytest.param(each, marks=pytest.mark.slow) for each in ENTRIES if each[0] not in "c"),
+    ],
+)
 def test_a_hostile_entry_in_the_record_of_a_run(lab, bomb, entry):
     handles = lab.launch(2)
     for handle in handles:
@@ -457,3 +467,31 @@ def test_outcomes_that_cannot_be(lab):
         assert (result["status"], result["result"]) == ("failed", None)
         assert "what the call returned is not a replica's outcome" in result["error"]
         assert name in result["error"]
+
+
+def test_the_unpickler_of_modals_client_is_not_used(lab, monkeypatch):
+    """By no verb, whatever a call returns and however a rank has ended."""
+    used = []
+
+    def refuse(*told):
+        used.append(told)
+        raise AssertionError("something is unpickled")
+
+    monkeypatch.setattr(_serialization.Unpickler, "__init__", refuse)
+    monkeypatch.setattr(_serialization.cbor2, "loads", refuse)
+    handles = lab.launch(3)
+    for handle in handles:
+        lab.begin(handle)
+        lab.call(handle).log("a line\n")
+    lab.finish(handles[0], 7)
+    lab.finish(handles[1], "a" * 3_000_000)
+    lab.launch(3)
+    lab.executor().cancel(handles[2])
+    lab.executor().collect(handles, timeout=1)
+    try_all(lab, handles[0])
+    record = modal.Dict.from_name("another", create_if_missing=True, client=lab.client)
+    record.put("a", 1)
+    assert not used
+    with pytest.raises(modal.exception.DeserializationError):
+        record.get("a")
+    assert used

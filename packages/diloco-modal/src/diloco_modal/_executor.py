@@ -92,8 +92,8 @@ class ModalSpawnExecutor(BaseExecutor):
         self.capabilities = replace(type(self).capabilities, max_timeout=max(1.0, longest))
         self._client = Client(chosen)
         self._launcher = Launcher(self._client, chosen, self._backoff)
-        self._looks = Looks(self._client, chosen)
-        self._cancels = Cancels(self._client, chosen, self._looks, self._patiently)
+        self._call_looks = Looks(self._client, chosen)
+        self._cancels = Cancels(self._client, chosen, self._call_looks, self._patiently)
 
     def options(self) -> list[Option]:
         """What the constructor takes."""
@@ -188,12 +188,12 @@ class ModalSpawnExecutor(BaseExecutor):
     def _observe_run(
         self, handles: Sequence[ReplicaHandle]
     ) -> Mapping[ReplicaHandle, ReplicaStatus]:
-        return self._looks.at(handles)[1]
+        return self._call_looks.at(handles)[1]
 
     def _result(self, handle: ReplicaHandle) -> Any:
-        if self._looks.ended(handle) is None:
+        if self._call_looks.ended(handle) is None:
             self._observe_run([handle])
-        ended = self._looks.ended(handle)
+        ended = self._call_looks.ended(handle)
         if ended is None:
             raise ResultLostError(
                 f"rank {handle.rank} of run {handle.run_id!r} succeeded, and Modal has kept its result for 7 days only: "
@@ -205,8 +205,8 @@ class ModalSpawnExecutor(BaseExecutor):
         return copy.deepcopy(result)  # callers may change it
 
     def _logs(self, handle: ReplicaHandle, query: LogQuery) -> Iterator[str]:
-        self._patiently(lambda: self._looks.check_place([handle]))
-        _, entries = self._patiently(lambda: self._looks.read(handle.run_id))
+        self._patiently(lambda: self._call_looks.check_place([handle]))
+        _, entries = self._patiently(lambda: self._call_looks.read(handle.run_id))
         launch = launch_of(entries)
         if not is_of(handle, launch, entries):
             raise ReplicaNotFoundError(
@@ -242,10 +242,10 @@ class ModalSpawnExecutor(BaseExecutor):
         self._cancels.cancel_run(run_id, self.attach, self.cancel)
 
     def _purge(self, handle: ReplicaHandle) -> None:
-        self._patiently(lambda: self._looks.check_place([handle]))
+        self._patiently(lambda: self._call_looks.check_place([handle]))
         while True:
             try:
-                record, entries = self._patiently(lambda: self._looks.read(handle.run_id))
+                record, entries = self._patiently(lambda: self._call_looks.read(handle.run_id))
             except ReplicaNotFoundError:
                 return
             if not is_of(handle, launch_of(entries), entries):
@@ -261,13 +261,13 @@ class ModalSpawnExecutor(BaseExecutor):
             if not self._cancels.void(record, entries):
                 break
         self._patiently(lambda: self._client.delete_record(handle.run_id, record))
-        self._looks.forget(handles)
+        self._call_looks.forget(handles)
 
     def _list_runs(self) -> list[str]:
-        return self._looks.runs(self._backoff)
+        return self._call_looks.runs(self._backoff)
 
     def _attach(self, run_id: str) -> list[ReplicaHandle]:
-        _, entries = self._patiently(lambda: self._looks.read(run_id))
+        _, entries = self._patiently(lambda: self._call_looks.read(run_id))
         handles = self._handles(run_id, entries)
         if not handles:
             raise ReplicaNotFoundError(
@@ -280,7 +280,7 @@ class ModalSpawnExecutor(BaseExecutor):
         """Whether there is a record of a run; also if its launch has started nothing yet, but has its name."""
         check_text("run_id", run_id)
         with contextlib.suppress(ReplicaNotFoundError):
-            self._patiently(lambda: self._looks.read(run_id))
+            self._patiently(lambda: self._call_looks.read(run_id))
             return True
         return False
 
