@@ -495,3 +495,15 @@ def test_the_unpickler_of_modals_client_is_not_used(lab, monkeypatch):
     with pytest.raises(modal.exception.DeserializationError):
         record.get("a")
     assert used
+
+
+def test_a_record_with_the_digest_of_a_launch_and_other_words(lab):
+    """Whoever knows all arguments of a launch knows its digest, too."""
+    (handle,) = lab.launch(1)
+    launch = lab.record().get("launch")
+    for more in ({"app": "other"}, {"world_size": 2}, {"environment": "dev"}, {"grace": 3000.0}):
+        lab.record().put("launch", {**launch, **more})
+        with pytest.raises(RunConflictError, match="is not the record of a run"):
+            lab.launch(1)
+    lab.record().put("launch", launch)
+    assert lab.launch(1) == [handle]

@@ -33,6 +33,7 @@ from ._withdraw import Withdrawal
 # Launches with the same options share the containers that are counted here. With fewer, the replicas of one would wait for those
 # of another to end, and an app may have declared fewer.
 _CONTAINERS = 1000
+_AGREED = ("ranks", "world_size", "app", "function", "environment", "grace")
 _FADING = 6.0 * DAY
 """Modal removes entries of a record, each on its own, 7 days after their last use."""
 
@@ -116,6 +117,8 @@ class Launcher:
             raise RunConflictError(f"{not_ours}. {damage}") from damage
         if launch["fingerprint"] != wanted["fingerprint"]:
             raise RunConflictError(_other(request.run_id, started=any(calls_of(entries).values())))
+        if any(launch[key] != wanted[key] for key in _AGREED):  # then its digest is not its own
+            raise RunConflictError(not_ours)
         made: dict[int, str] = {}
         held = {rank: call_of(entries, rank) for rank in request.ranks}
         missing = [rank for rank in request.ranks if held[rank] is None]
