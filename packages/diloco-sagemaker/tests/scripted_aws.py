@@ -199,8 +199,6 @@ class AWSHarness(Harness):
         self.world.settle(within=130.0 if step is Step.STOP else 2.0)
 
     def succeed(self, handle, job, value):
-        attempt = attempt_of(job.json)
-        content = Outcome(0, result=value, reason=Reason.COMPLETED, attempt=attempt).to_json()
         size, most = len(json.dumps(value)), SageMakerExecutor.capabilities.max_result_bytes
         if size > most:
             # As the runner does.
@@ -213,6 +211,8 @@ class AWSHarness(Harness):
                 ),
             )
             return
+        attempt = attempt_of(job.json)
+        content = Outcome(0, result=value, reason=Reason.COMPLETED, attempt=attempt).to_json()
         self.s3.put_object(Bucket=BUCKET, Key=self.result_key(handle), Body=content.encode())
         job.succeed()
 

@@ -140,7 +140,8 @@ class SageMakerExecutor(BaseExecutor):
         Returns:
             What was found, good and bad; each says what to do, and ``ok`` is None where it could not be found out. The
             subjects are ``"credentials"``, ``"training jobs"``, ``"pass role"``, ``"quota"``, ``"image"``, ``"bucket"`` and
-            ``"rendezvous"``; and ``"cleanup"`` if the job that tried it could not be removed.
+            ``"rendezvous"``; ``"settings"`` for each setting of AWS's that is not obeyed; and ``"cleanup"`` if the job that
+            tried the rendezvous could not be removed.
 
         Raises:
             InvalidRequestError: The launch itself would be refused.
@@ -246,10 +247,8 @@ class SageMakerExecutor(BaseExecutor):
         except ReplicaNotFoundError:
             super().cancel_run(run_id)  # a journal may know it
             return
-        seen = self._patiently(lambda: self._runs.confirmed(handles))
         cancel_all(
-            handles,
-            lambda handle: self._patiently(lambda: self._runs.cancel(handle, seen=handle in seen)),
+            handles, lambda handle: self._patiently(lambda: self._runs.cancel(handle, seen=True))
         )
 
     def _list_runs(self) -> list[str]:

@@ -76,17 +76,6 @@ class Runs:
         statuses = at_once(self._status, list(known.values()))
         return dict(zip(known, statuses, strict=True))
 
-    def confirmed(self, handles: Sequence[ReplicaHandle]) -> set[ReplicaHandle]:
-        """Those handles of one run whose jobs are there now, and not others of the same names."""
-        run_id = handles[0].run_id
-        listed = list(self._jobs.of_run(run_id).values())
-        found = self._jobs.details(listed, names.job_prefix(run_id))
-        return {
-            handle
-            for handle in handles
-            if (job := found.get(handle.metadata["job_name"])) is not None and is_of(handle, job)
-        }
-
     def _listed(self, handles: Sequence[ReplicaHandle]) -> dict[str, JobFacts]:
         run_id = handles[0].run_id
         times = [created_of(handle) for handle in handles]
@@ -141,7 +130,7 @@ class Runs:
 
         Args:
             handle: The replica.
-            seen: Whether its job has just been seen in a list, so that nobody has to look again.
+            seen: Whether its job has just been seen to be there, so that nobody has to look again.
         """
         name = handle.metadata["job_name"]
         created, arn = created_of(handle), ""

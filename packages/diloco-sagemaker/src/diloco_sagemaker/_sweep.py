@@ -11,9 +11,6 @@ from ._errors import MissingError
 from ._facts import JobFacts, Summary, same_life
 from ._many import at_once
 
-_FEW = 3
-"""So many are described one by one; more are searched for, a hundred at a time."""
-
 
 class Jobs:
     """What is known of jobs: details are kept until a list shows that they have changed. Thread-safe.
@@ -51,7 +48,7 @@ class Jobs:
         """
         found = {each.name: fact for each in summaries if (fact := self._fresh(each)) is not None}
         changed = [each for each in summaries if each.name not in found]
-        if len(changed) > _FEW:
+        if len(changed) > 1:  # one is described; more are searched for, a hundred at a time
             wanted = {each.name: each for each in changed}
             for job in self._client.search(contains):
                 listed = wanted.get(job.name)
