@@ -84,6 +84,10 @@ FORMS = [
     *(f'{{\\"password\\": \\"{SECRET}\\"}}', f'{{"name": "DB_PASS", "value": "{SECRET}"}}', f"[('password', '{SECRET}')]"),
     *(f'{{"headers": {{"Authorization": "Bearer {SECRET}"}}}}',),
     f"https://hooks.slack.com/services/T0/B0/{SECRET}",
+    # within what is no secret
+    *(f"cpu='host=db password={SECRET} user=me'", f"{{'cpu': 'x --token {SECRET}'}}", f"--x 'a password={SECRET} b'"),
+    *(f"x='password=\"{SECRET}\"'", f"args=['--password={SECRET}']", f"('x', 'password={SECRET}')", f"x: password={SECRET}"),
+    *(f'{{"password": "{SECRET} x', f"password='{SECRET} x"),
 ]  # fmt: skip
 
 

@@ -20,6 +20,7 @@ from ._errors import (
 from ._handle import ReplicaHandle
 from ._hooks import Finding, LogQuery, Option
 from ._journaled import Journaled
+from ._look_order import LookOrder
 from ._redact import redact_json
 from ._request import LaunchOptions, Plan, RunRequest, check_restarts, is_run_id, make_request
 from ._variables import check_variables
@@ -79,6 +80,7 @@ class BaseExecutor(Journaled):
         self._run_prefix = run_id
         self._journal = journal
         self._warned_of = set()
+        self._looks = LookOrder()
         self._backoff = backoff or Backoff(first=0.2, factor=1.5, cap=5.0)
 
     # --- launching ---

@@ -16,6 +16,7 @@ from ._errors import (
 )
 from ._hooks import Hooks
 from ._journal import DamagedRecordError
+from ._look_order import LookOrder
 from ._texts import readable_status
 from ._types import Reason, ReplicaState, ReplicaStatus
 
@@ -30,6 +31,7 @@ class Journaled(Hooks):
     """The part of :class:`BaseExecutor` that asks a journal before the backend, if there is one."""
 
     _journal: RunJournal | None
+    _looks: LookOrder
     _warned_of: set[ReplicaHandle]
     """Whose damaged records have been logged, each of which is logged once."""
 
@@ -91,8 +93,12 @@ class Journaled(Hooks):
         return None
 
     def _readable(self, handles: Sequence[ReplicaHandle]) -> Mapping[ReplicaHandle, ReplicaStatus]:
-        seen = self._observe_run(handles)
-        return {handle: readable_status(status) for handle, status in seen.items()}
+        with self._looks.look() as number:
+            seen = self._observe_run(handles)
+            return {
+                handle: self._looks.newest(number, handle, readable_status(status))
+                for handle, status in seen.items()
+            }
 
     def _record_end(
         self, journal: RunJournal, handle: ReplicaHandle, status: ReplicaStatus

@@ -51,8 +51,8 @@ def redact_text(text: str) -> str:
     'from s3://<redacted>@bucket/run with --password=<redacted>'
     """
     text = TOKEN.sub(REDACTED, without_userinfo(text))
-    for form in forms():
-        text = form.sub(_shown, text)
+    for before, secret in forms():
+        text = _without(before, secret, text)
     return text
 
 
@@ -119,16 +119,30 @@ def _redact_encoded(value: str) -> str:
     return value if shown == data else json.dumps(shown)
 
 
-def _shown(match: re.Match[str]) -> str:
+def _without(before: re.Pattern[str], secret: re.Pattern[str], text: str) -> str:
+    """A text without what has one form."""
+    pieces: list[str] = []
+    done = place = 0
+    while (named := before.search(text, place)) is not None:
+        place = named.end()
+        # A value is only read if it is secret: it may hold other names, and would be read again for each.
+        if not _names_a_secret(named) or (found := secret.match(text, place)) is None:
+            continue
+        groups = found.groupdict()
+        value = groups.get("quoted") or groups.get("bare")
+        if value is not None and _is_nothing(value):
+            continue
+        quote = groups.get("quote") or ""
+        pieces += [text[done:place], quote, REDACTED, quote]
+        done = place = found.end()
+    return "".join([*pieces, text[done:]])
+
+
+def _names_a_secret(match: re.Match[str]) -> bool:
     groups = match.groupdict()
-    if "name" in groups and not is_secret_name(match["name"]):
-        return match[0]
-    if "parameter" in groups and not is_secret_parameter(match["parameter"]):
-        return match[0]
-    quote, value = groups.get("quote") or "", groups.get("quoted") or groups.get("bare")
-    if value is not None and _is_nothing(value):
-        return match[0]
-    return f"{match['kept']}{quote}{REDACTED}{quote}"
+    if "parameter" in groups:
+        return is_secret_parameter(groups["parameter"])
+    return "name" not in groups or is_secret_name(groups["name"])
 
 
 def _is_nothing(value: str) -> bool:

@@ -44,55 +44,67 @@ _HEADER = (
 )
 # A key in JSON, or in what Python makes of a dict; also if that has been quoted once more.
 _KEY = r"(?P<around>\\{0,3}[\"'])(?P<name>[\w.\-]{1,64})(?P=around)"
-_INSIDE = r"(?:\\.|(?!(?P=around)).)++(?=(?P=around))"  # up to the quote that ends it
-_QUOTED = r"(?P<quote>[\"'])(?P<quoted>(?:\\.|(?!(?P=quote)).)*+)(?P=quote)"
+# What has been cut off may lack its second quote.
+_QUOTED = r"(?P<quote>[\"'])(?P<quoted>(?:\\.|(?!(?P=quote)).)*+)(?:(?P=quote)|\Z)"
 # A value ends at a blank; at a quote that ends something; and at a separator before another name, or before nothing.
 _BARE = (
     _NEW + r"(?P<bare>(?:[^\s,;&\"'\\]|[,;&](?!\s|\Z|[\w.\-%\[\]]{1,64}=)"
     r"|[\"'](?![\s,;:)\]}]|\Z)|\\(?![\"'nrt]))++)"
 )
 _LINE_END = r"(?=[ \t]*+$)"
+_INSIDE = {quote: _NEW + rf"(?:\\.|[^{quote}\\])++(?={quote})" for quote in "\"'"}
 
-_FORMS = (
+# What stands before a secret, and the secret.
+_FORMS: tuple[tuple[str, str], ...] = (
     # Authorization: Bearer x
-    rf"(?P<kept>(?P<around>[\"']){_HEADER}){_NEW}{_INSIDE}",
-    rf"(?P<kept>{_HEADER}){_NEW}[^\s\"'][^\r\n]*+",
+    *((f"{quote}{_HEADER}", inside) for quote, inside in _INSIDE.items()),
+    (_HEADER, rf"{_NEW}[^\s\"'][^\r\n]*+"),
     # ?sig=x
-    rf"(?P<kept>(?<=[?&;#])(?P<parameter>[^=&;#?\s]++)=){_NEW}[^&;#\s\"'<>\\]+",
+    (r"(?<=[?&;#])(?P<parameter>[^=&;#?\s]++)=", rf"{_NEW}[^&;#\s\"'<>\\]+"),
     # '--password=x y'
-    rf"(?P<kept>(?P<around>[\"']){_OPTION}=){_INSIDE}",
+    *((f"{quote}{_OPTION}=", inside) for quote, inside in _INSIDE.items()),
     # password=x
-    rf"(?P<kept>{_NAME}(?:=| = ))(?:{_QUOTED}|{_BARE})",
+    (rf"{_NAME}(?:=| = )", rf"(?:{_QUOTED}|{_BARE})"),
     # --password x
-    rf"(?P<kept>(?<![\w.\-]){_OPTION}[ \t]{{1,8}}+)(?:{_QUOTED}|(?!-){_BARE})",
+    (rf"(?<![\w.\-]){_OPTION}[ \t]{{1,8}}+", rf"(?:{_QUOTED}|(?!-){_BARE})"),
     # '--password', 'x'
-    rf"(?P<kept>(?P<around>[\"']){_OPTION}(?P=around)\s{{0,4}}+,\s{{0,8}}+){_QUOTED}",
+    (rf"(?P<around>[\"']){_OPTION}(?P=around)\s{{0,4}}+,\s{{0,8}}+", _QUOTED),
     # password: x, as a whole line; and in a line what is no word, unlike "token: not found"
-    rf"(?P<kept>^[ \t]{{0,40}}(?:-[ ])?{_NAME}:[ \t]{{1,8}}+){_QUOTED}{_LINE_END}",
-    rf"(?P<kept>^[ \t]{{0,40}}(?:-[ ])?{_NAME}:[ \t]{{1,8}}+){_NEW}"
-    rf"(?P<bare>[^\s\"'|>{{\[]\S*+){_LINE_END}",
-    rf"(?P<kept>{_NAME}:[ \t]{{0,8}}+)(?=[^\s]{{6}})(?=[^\s]{{0,40}}[0-9]){_BARE}",
+    (
+        rf"^[ \t]{{0,40}}(?:-[ ])?{_NAME}:[ \t]{{1,8}}+",
+        rf"(?:{_QUOTED}|{_NEW}(?P<bare>[^\s\"'|>{{\[]\S*+)){_LINE_END}",
+    ),
+    (rf"{_NAME}:[ \t]{{0,8}}+", rf"(?=[^\s]{{6}})(?=[^\s]{{0,40}}[0-9]){_BARE}"),
     # ('password', 'x')
-    rf"(?P<kept>[(\[]{_KEY},\s{{0,8}}+){_QUOTED}(?=[)\]])",
-    # "password": "x"
-    rf"(?P<kept>{_KEY}\s{{0,8}}+:\s{{0,8}}+)"
-    r"(?P<quote>\\{0,3}[\"'])(?P<quoted>(?:(?!(?P=quote))(?:\\.|.))*+)(?P=quote)",
-    # "password": 1234
-    rf"(?P<kept>{_KEY}\s{{0,8}}+:\s{{0,8}}+)(?P<bare>-?[0-9][0-9.eE+\-]*+)",
+    (rf"[(\[]{_KEY},\s{{0,8}}+", rf"{_QUOTED}(?=[)\]])"),
+    # "password": "x", "password": 1234
+    (
+        rf"{_KEY}\s{{0,8}}+:\s{{0,8}}+",
+        r"(?:(?P<quote>\\{0,3}[\"'])(?P<quoted>(?:(?!(?P=quote))(?:\\.|.))*+)(?:(?P=quote)|\Z)"
+        r"|(?P<bare>-?[0-9][0-9.eE+\-]*+))",
+    ),
     # "name": "DB_PASS", "value": "x"
-    r"(?P<kept>(?P<around>[\"'])(?:name|key)(?P=around):\s{0,8}+(?P=around)(?P<name>[\w.\-]{1,64})(?P=around)"
-    rf",\s{{0,8}}+(?P=around)value(?P=around):\s{{0,8}}+){_QUOTED}",
+    (
+        r"(?P<around>[\"'])(?:name|key)(?P=around):\s{0,8}+(?P=around)(?P<name>[\w.\-]{1,64})"
+        r"(?P=around),\s{0,8}+(?P=around)value(?P=around):\s{0,8}+",
+        _QUOTED,
+    ),
     # Bearer x; what follows has a digit, or it is a word of a sentence
-    r"(?P<kept>(?<![A-Za-z0-9])(?:Bearer|Basic) +)(?=[A-Za-z._~+/\-]{0,200}[0-9=])"
-    r"[A-Za-z0-9._~+/=\-]{6,}",
+    (
+        r"(?<![A-Za-z0-9])(?:Bearer|Basic) +",
+        r"(?=[A-Za-z._~+/\-]{0,200}[0-9=])[A-Za-z0-9._~+/=\-]{6,}",
+    ),
 )
 
 
 @cache
-def forms() -> list[re.Pattern[str]]:
-    """Return the forms; they are compiled when they are first used, since replicas rarely need them.
+def forms() -> list[tuple[re.Pattern[str], re.Pattern[str]]]:
+    """Return the forms: what stands before a secret, and what the secret is, to be looked for right behind that.
 
-    Of what a form matches, the group "kept" is shown, and the rest is not. If it has a group "name" or "parameter", that holds
-    only if it is the name of a secret; the marks of its group "quote" stay.
+    If the first has a group "name" or "parameter", something is secret only if that is the name of a secret. The second may have
+    the groups "quote", whose marks are no part of the secret, and "quoted" or "bare", what is within them.
+
+    They are compiled when they are first used, since replicas rarely need them.
     """
-    return [re.compile(form, re.IGNORECASE | re.MULTILINE | re.DOTALL) for form in _FORMS]
+    flags = re.IGNORECASE | re.MULTILINE | re.DOTALL
+    return [(re.compile(before, flags), re.compile(secret, flags)) for before, secret in _FORMS]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from functools import lru_cache
 
 _WORD = re.compile(r"[A-Z]+(?![a-z])|[A-Z]?[a-z]+")
 _LONGEST = 200  # the end of a name says what it is
@@ -62,6 +63,7 @@ _NOT_SECRET = frozenset({"PWD", "OLDPWD", "imagePullSecrets", "serviceAccountTok
 _OF_PARAMETERS = frozenset({"key", "sig", "signature", "sas"})
 
 
+@lru_cache(maxsize=1024)
 def is_secret_name(name: str) -> bool:
     """Whether a value is secret because of its name.
 

@@ -1,0 +1,50 @@
+"""The order of looks at replicas: of two at once, the one that began later is the newer, whichever comes back first."""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from ._handle import ReplicaHandle
+    from ._types import ReplicaStatus
+
+
+class LookOrder:
+    """Remembers what looks have told for as long as older ones are under way. Thread-safe."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._begun = 0
+        self._under_way: set[int] = set()
+        self._told: dict[ReplicaHandle, tuple[int, ReplicaStatus]] = {}
+
+    @contextlib.contextmanager
+    def look(self) -> Iterator[int]:
+        """Begin a look; gives its number, which is larger than those of all that began before."""
+        with self._lock:
+            self._begun += 1
+            number = self._begun
+            self._under_way.add(number)
+        try:
+            yield number
+        finally:
+            with self._lock:
+                self._under_way.remove(number)
+                oldest = min(self._under_way, default=self._begun)
+                if self._told:
+                    self._told = {
+                        handle: told for handle, told in self._told.items() if told[0] > oldest
+                    }
+
+    def newest(self, number: int, handle: ReplicaHandle, status: ReplicaStatus) -> ReplicaStatus:
+        """Return what a look has seen; or, if one that began later has come back before it, what that one saw."""
+        with self._lock:
+            told = self._told.get(handle)
+            if told is not None and told[0] > number:
+                return told[1]
+            if min(self._under_way) < number:
+                self._told[handle] = number, status
+            return status
