@@ -1,9 +1,12 @@
 """Executors whose threads write where the others read: T1."""
 
+from dataclasses import replace
+
 from toy_executor import ToyExecutor
 from wrong import mutant
 
 ANSWERS = "t1_what_another_thread_asks_meanwhile_changes_no_answer"
+OLDER = "t1_an_older_look_undoes_nothing_that_a_newer_one_has_told"
 ENDS = "t1_what_another_thread_ends_meanwhile_is_all_that_it_ends"
 
 
@@ -50,3 +53,42 @@ class CancelsWhatWasNamedLast(ToyExecutor):
     def _stop(self, handle):
         self.named = handle
         super()._stop(self.named)
+
+
+class CountsWhatItSaw(ToyExecutor):
+    """Base of those that make an attempt of what they told before, in whichever order the answers came."""
+
+    def __init__(self, *args, **options):
+        super().__init__(*args, **options)
+        self.told = {}
+
+    def _observe_run(self, handles):
+        seen = super()._observe_run(handles)
+        return {handle: self.counted(handle, status) for handle, status in seen.items()}
+
+    def counted(self, handle, status):
+        raise NotImplementedError
+
+
+@mutant(OLDER, "T1")
+class PendingAgainIsTheNextAttempt(CountsWhatItSaw):
+    def counted(self, handle, status):
+        before = self.told.get(handle, status)
+        more = before.state == "running" and status.state == "pending"
+        least = before.attempt + more
+        self.told[handle] = replace(status, attempt=max(status.attempt, least))
+        return self.told[handle]
+
+
+@mutant(OLDER, "T1")
+class WhatWasToldLastIsTrueForAWhile(CountsWhatItSaw):
+    """A cache that the older of two looks fills last."""
+
+    def counted(self, handle, status):
+        kept, left = self.told.get(handle, (None, 0))
+        if kept is not None and kept.state == "pending" and left:
+            self.told[handle] = kept, left - 1
+            return kept
+        again = kept is not None and kept.state == "running" and status.state == "pending"
+        self.told[handle] = status, int(again)
+        return status

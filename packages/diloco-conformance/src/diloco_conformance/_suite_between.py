@@ -68,6 +68,37 @@ class Meanwhile:
                             lab.broken("T1", f"{gave!r} of {replica}", f"it is {true[0]!r}")
                 lab.observe_all()
 
+    def test_t1_an_older_look_undoes_nothing_that_a_newer_one_has_told(self, lab: Lab) -> None:
+        """A replica starts, and is seen to run, while another thread is in the middle of looking at it."""
+        if lab.harness.starts_by_itself:
+            pytest.skip("here replicas are real, and start when they please")
+        replicas: list[Replica] = []
+
+        def make() -> Pair:
+            if replicas:
+                lab.drive(replicas[-1], Step.SUCCEED, "old")
+            replica = lab.launch(1).replicas[0]
+            replicas.append(replica)
+            lab.harness.settle()
+            poll = partial(lab.executor.poll, replica.handle)
+
+            def start_and_poll() -> Any:
+                lab.drive(replica, Step.START)
+                return poll()
+
+            return poll, start_and_poll
+
+        with lab.part_of("T1"):
+            for older, newer in in_between(lab, make):
+                if older not in ("pending", "running") or newer != "running":
+                    lab.broken(
+                        "T1", f"poll gave {older!r} and {newer!r}", "it was pending, and runs"
+                    )
+                lab.observe(replicas[-1])
+                now = lab.verb("T1", partial(lab.executor.describe, replicas[-1].handle))
+                if now.attempt != 1:
+                    lab.broken("T1", f"it is attempt {now.attempt}", "it has been started once")
+
     def test_t1_what_another_thread_ends_meanwhile_is_all_that_it_ends(self, lab: Lab) -> None:
         """By cancel, and by purge; each does what it was asked for, and no more."""
         if lab.harness.starts_by_itself:

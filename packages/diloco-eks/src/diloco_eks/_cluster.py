@@ -133,8 +133,22 @@ class Cluster:
             ),
         )
 
-    def list_pods(self, space: str, job_uid: str, index: int | None = None) -> list[Json]:
-        """Return the pods that a Job owns, or those of one index. Anybody's pods may carry the labels that it selects by."""
+    def list_pods(
+        self,
+        space: str,
+        job_uid: str,
+        index: int | None = None,
+        *,
+        versions: list[str] | None = None,
+    ) -> list[Json]:
+        """Return the pods that a Job owns, or those of one index. Anybody's pods may carry the labels that it selects by.
+
+        Args:
+            space: The namespace.
+            job_uid: The Job.
+            index: The only index that is wanted.
+            versions: Takes the resourceVersion of the list.
+        """
         selector = f"{CONTROLLER_UID}={job_uid}" + ("" if index is None else f",{INDEX}={index}")
         return self._pages(
             f"list pods in {space}",
@@ -145,6 +159,7 @@ class Cluster:
                 owner.get("uid") == job_uid and owner.get("controller") is True
                 for owner in pod["metadata"].get("ownerReferences") or []
             ),
+            versions,
         )
 
     def open_log(self, space: str, pod: str, **query: Any) -> Any:
@@ -269,18 +284,23 @@ class Cluster:
         what: str,
         make: Callable[[Apis, Json], Any],
         wanted: Callable[[Json], bool] = lambda _: True,
+        versions: list[str] | None = None,
     ) -> list[Json]:
         for last in (False, False, True):
             try:
-                return self._all_pages(what, make, wanted)
+                items, version = self._all_pages(what, make, wanted)
             except ExpiredError:
                 if last:
                     raise
+                continue
+            if versions is not None:
+                versions.append(version)
+            return items
         raise AssertionError("the last try returns or raises")
 
     def _all_pages(
         self, what: str, make: Callable[[Apis, Json], Any], wanted: Callable[[Json], bool]
-    ) -> list[Json]:
+    ) -> tuple[list[Json], str]:
         items: list[Json] = []
         token: str | None = None
         while True:
@@ -290,6 +310,7 @@ class Cluster:
                 lambda apis, options, place=place: make(apis, {**options, **place}),  # type: ignore[misc]
             )
             items += filter(wanted, page.get("items") or [])
-            token = (page.get("metadata") or {}).get("continue")
+            metadata = page.get("metadata") or {}
+            token = metadata.get("continue")
             if not token:
-                return items
+                return items, str(metadata.get("resourceVersion"))

@@ -20,7 +20,7 @@ class Memory:
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._seen: dict[ReplicaHandle, Seen] = {}
+        self._seen: dict[ReplicaHandle, tuple[Seen, ReplicaStatus, int]] = {}
         self._ends: dict[ReplicaHandle, ReplicaStatus] = {}
         self._succeeded: dict[ReplicaHandle, PodFacts] = {}
         self._forgotten: dict[ReplicaHandle, bool] = {}
@@ -29,26 +29,42 @@ class Memory:
         """What was last seen of some replicas, by index."""
         with self._lock:
             return {
-                index: self._seen[handle]
+                index: self._seen[handle][0]
                 for index, handle in handles.items()
                 if handle in self._seen
             }
 
     def keep(
-        self, handle: ReplicaHandle, status: ReplicaStatus, seen: Seen, succeeded: PodFacts | None
+        self,
+        handle: ReplicaHandle,
+        status: ReplicaStatus,
+        seen: Seen,
+        succeeded: PodFacts | None,
+        version: int,
     ) -> ReplicaStatus:
-        """Remember a status; returns the one to report: an end stays as it was first reported, even when its pod is gone."""
+        """Remember a status; returns the one to report.
+
+        An end stays as it was first reported, even when its pod is gone; and what a newer look has told stays true when an
+        older one is told after it.
+
+        Args:
+            handle: The replica.
+            status: Its status.
+            seen: What to remember of it.
+            succeeded: Its pod, if that has succeeded.
+            version: Larger for newer looks.
+        """
         with self._lock:
             if handle in self._forgotten:
                 return status
+            known = self._seen.pop(handle, None)
+            if known is not None and known[2] > version:
+                self._seen[handle] = known
+                return known[1]
             status = self._ends.get(handle, status)
             if status.state.terminal:
                 self._ends[handle] = status
-            before = self._seen.pop(handle, None)
-            # Of two looks at once the later one may be told first: never remember less.
-            self._seen[handle] = (
-                before if before is not None and before.attempt > seen.attempt else seen
-            )
+            self._seen[handle] = seen, status, version
             if succeeded is not None:
                 self._succeeded.setdefault(handle, succeeded)
             for kept in (self._seen, self._ends, self._succeeded, self._forgotten):

@@ -14,6 +14,7 @@ from diloco_protocol import (
     ReplicaStatus,
     UnavailableError,
 )
+from diloco_protocol.backend import read_whole
 
 from ._cancel import cancel_job, purge_job
 from ._client import Client
@@ -134,7 +135,9 @@ class Runs:
         """One read of the Job, then one list of its pods: so the pods are never older than the Job."""
         facts = self.job(handles[0])
         space = handles[0].metadata["namespace"]
-        pods = [read_pod(pod) for pod in self._cluster.list_pods(space, facts.uid)]
+        versions: list[str] = []
+        listed = self._cluster.list_pods(space, facts.uid, versions=versions)
+        pods, version = [read_pod(pod) for pod in listed], _order(versions[-1])
         by_index = {index_of(handle, facts): handle for handle in handles}
         mapped = map_states(facts, pods, by_index, self._memory.seen(by_index))
         succeeded = {pod.index: pod for pod in pods if pod.phase == "Succeeded"}
@@ -148,7 +151,7 @@ class Runs:
                 about = facts.uid if last is None else last.uid
                 status = self._warnings.explain(status, space, about)
             pod = succeeded.get(index) if status.state is ReplicaState.SUCCEEDED else None
-            told[index] = self._memory.keep(by_index[index], status, seen, pod)
+            told[index] = self._memory.keep(by_index[index], status, seen, pod, version)
         return {handle: told[index_of(handle, facts)] for handle in handles}
 
     def _not_here(self, handle: ReplicaHandle) -> BackendError:
@@ -163,3 +166,14 @@ class Runs:
             f"there is no {job} of run {handle.run_id!r} any more: it was purged, deleted, or its TTL is over. How it ended is "
             "known only to a journal"
         )
+
+
+def _order(version: str) -> int:
+    """A resourceVersion as a number, by which lists of one kind are in order; 0, as if all were equal, where it is none.
+
+    https://kubernetes.io/docs/reference/using-api/api-concepts/#resource-versions
+    """
+    try:
+        return read_whole("a resourceVersion", version, 0, 2**64)
+    except InvalidRequestError:
+        return 0
