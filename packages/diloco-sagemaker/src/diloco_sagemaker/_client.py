@@ -217,28 +217,27 @@ class Client:
         self._call("s3", "delete_object", f"delete s3://{bucket}/{key}", Bucket=bucket, Key=key)
 
     def log_streams(self, name: str) -> Iterator[tuple[str, int]]:
-        """The job's log streams in order of name, with when each was created, in milliseconds; none if nothing was written."""
+        """The job's log streams in order of name, with when each was created, in milliseconds.
+
+        None, if it has written nothing, or nobody has ever logged anything.
+        """
         what = f"list the log streams of {name}"
         token: str | None = None
         while True:
             more = {} if token is None else {"nextToken": token}
-            page = self._call(
-                "logs", "describe_log_streams", what, logGroupName=names.LOG_GROUP,
-                logStreamNamePrefix=f"{name}/", orderBy="LogStreamName", **more,
-            )  # fmt: skip
+            try:
+                page = self._call(
+                    "logs", "describe_log_streams", what, logGroupName=names.LOG_GROUP,
+                    logStreamNamePrefix=f"{name}/", orderBy="LogStreamName", **more,
+                )  # fmt: skip
+            except MissingError:
+                return
             for stream in page.get("logStreams") or []:
                 yield stream["logStreamName"], stream["creationTime"]
             following = page.get("nextToken")
             if not following or following == token:
                 return
             token = following
-
-    def log_streams_or_none(self, name: str) -> Iterator[tuple[str, int]]:
-        """As :meth:`log_streams`, and none where nobody has ever logged anything."""
-        try:
-            yield from self.log_streams(name)
-        except MissingError:
-            return
 
     def log_events(self, stream: str, **query: Any) -> dict[str, Any]:
         """A page of a log stream."""

@@ -76,10 +76,7 @@ class JobLog:
 
     def _streams(self) -> list[str]:
         """Those of this job, in order of name; those of an earlier job of this name are left out."""
-        try:
-            found = self._patiently(lambda: list(self._client.log_streams(self._name)))
-        except MissingError:
-            return []  # nobody has ever logged anything here
+        found = self._patiently(lambda: list(self._client.log_streams(self._name)))
         return [name for name, created in found if created >= self._created - _SLACK]
 
     def _tail(self, keep: Callable[[dict[str, Any], str], bool], count: int) -> Iterator[str]:

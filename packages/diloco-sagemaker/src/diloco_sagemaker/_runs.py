@@ -197,7 +197,7 @@ class Runs:
         self._wait_until_gone([*others, own])
 
     def _remove(self, job: JobFacts) -> None:
-        for stream, _ in list(self._client.log_streams_or_none(job.name)):
+        for stream, _ in list(self._client.log_streams(job.name)):
             try:
                 self._client.delete_log_stream(stream)
             except MissingError:
