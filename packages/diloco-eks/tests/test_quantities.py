@@ -67,3 +67,15 @@ def test_common_slips_are_explained():
         check_bytes("memory", "16")
     with pytest.raises(InvalidRequestError, match=r"0\.4 bytes"):
         check_bytes("memory", "400m")
+
+
+@pytest.mark.parametrize(
+    "text", ["9" * 5000, "1." + "9" * 5000, "." + "9" * 5000, "9" * 5000 + "Gi"]
+)
+def test_a_number_of_any_length_is_none(text):
+    assert parse_quantity(text) is None
+    for check in (check_cpu, check_bytes):
+        for value in (text, 1 << 20_000):
+            with pytest.raises(InvalidRequestError, match="must be a quantity") as caught:
+                check("memory", value)
+            assert len(str(caught.value)) < 400

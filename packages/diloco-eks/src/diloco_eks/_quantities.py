@@ -6,9 +6,11 @@ import re
 from fractions import Fraction
 
 from diloco_protocol import InvalidRequestError
+from diloco_protocol.backend import shown
 
 _QUANTITY = re.compile(
-    r"(\d+(?:\.\d*)?|\.\d+)(n|u|m|k|M|G|T|P|E|Ki|Mi|Gi|Ti|Pi|Ei|[eE][+-]?\d{1,2})?", re.ASCII
+    r"(\d{1,40}(?:\.\d{0,40})?|\.\d{1,40})(n|u|m|k|M|G|T|P|E|Ki|Mi|Gi|Ti|Pi|Ei|[eE][+-]?\d{1,2})?",
+    re.ASCII,
 )
 _SUFFIXES = {
     "": Fraction(1),
@@ -43,7 +45,7 @@ def check_cpu(what: str, value: object) -> str:
     amount = parse_quantity(text)
     if amount is None or amount < Fraction(1, 1000):
         raise InvalidRequestError(
-            f"{what} must be a quantity of CPUs such as '4' or '500m', not {value!r}"
+            f"{what} must be a quantity of CPUs such as '4' or '500m', not {shown(value)}"
         )
     return text
 
@@ -61,17 +63,19 @@ def check_bytes(what: str, value: object) -> str:
         if isinstance(value, str) and re.fullmatch(r"[\d.]+ ?[kKMGT]i?[bB]", value):
             hint = f"; say {value.replace(' ', '')[:-1]!r}"
         raise InvalidRequestError(
-            f"{what} must be a quantity of bytes such as '16Gi' or '500M', not {value!r}{hint}"
+            f"{what} must be a quantity of bytes such as '16Gi' or '500M', not {shown(value)}{hint}"
         )
     if amount < _LEAST_BYTES:
         raise InvalidRequestError(
-            f"{what}={value!r} is {float(amount):g} bytes; no container starts in less than 6Mi"
+            f"{what}={shown(value)} is {float(amount):g} bytes; no container starts in less than 6Mi"
         )
     return text
 
 
 def _text(value: object) -> str:
     if isinstance(value, bool) or not isinstance(value, (str, int, float)):
+        return ""
+    if isinstance(value, int) and value.bit_length() > 128:  # Python writes no number of any length
         return ""
     return (
         value

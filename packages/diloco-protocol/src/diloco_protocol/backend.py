@@ -16,6 +16,7 @@ from ._checks import (
     check_texts,
     check_whole,
     read_whole,
+    shown,
 )
 from ._lines import LINE_BYTES, LineSplitter, split_lines
 from ._options import (
@@ -88,6 +89,7 @@ __all__ = [
     "redact_json",
     "redact_spec",
     "redact_text",
+    "shown",
     "signal_name",
     "spec_sha256",
     "split_lines",
