@@ -60,7 +60,7 @@ class JournalByName(ToyExecutor):
         if self._journal is not None:
             first = {}
             for handle in handles:
-                path = self._journal._file(handle, "first.ended")
+                path = self._first(handle)
                 if not path.exists():
                     continue
                 first[handle] = super()._observe([handle]).get(handle) or self._status_of(path)
@@ -70,10 +70,13 @@ class JournalByName(ToyExecutor):
         seen = super()._observe(handles)
         for handle, status in seen.items():
             if self._journal is not None and status.state.terminal:
-                path = self._journal._file(handle, "first.ended")
+                path = self._first(handle)
                 path.parent.mkdir(parents=True, exist_ok=True)
                 path.write_text(str(status.state))
         return seen
+
+    def _first(self, handle):
+        return self._journal.folder / handle.run_id / f"{handle.rank}.first.ended"
 
     def _status_of(self, path):
         from diloco_protocol import ReplicaState, ReplicaStatus

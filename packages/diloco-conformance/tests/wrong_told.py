@@ -223,14 +223,22 @@ class MissingSecretsMayComeLater(ToyExecutor):
             raise
 
 
+class Plain(ToyExecutor):
+    """Base of those whose plans are not redacted by what all backends share."""
+
+    def plan(self, *args, **options):
+        request = self._request(*args, **options)
+        return Plan(request.run_id, tuple(self._plan(request)))
+
+
 @mutant(NOWHERE, "E4")
-class PlansShowEverything(ToyExecutor):
+class PlansShowEverything(Plain):
     def _plan(self, request):
         return self._bodies(request)
 
 
 @mutant(IN_ARGUMENTS, "E4")
-class PlansShowArguments(ToyExecutor):
+class PlansShowArguments(Plain):
     def _plan(self, request):
         shown = super()._plan(request)
         return [
@@ -247,7 +255,7 @@ class PlansShowEncodedArguments(ToyExecutor):
 
 
 @mutant(IN_ARGUMENTS, "E4")
-class PlansShowTheRendezvous(ToyExecutor):
+class PlansShowTheRendezvous(Plain):
     def _plan(self, request):
         return [
             {**body, "meet": request.specs()[0].rendezvous_uri} for body in super()._plan(request)
@@ -284,7 +292,9 @@ class ConflictsShowTheDifference(ToyExecutor):
         try:
             return super()._same(request)
         except RunConflictError as error:
-            raise RunConflictError(f"{error}: env={request.env}") from error
+            shown = RunConflictError("")
+            shown.args = (f"{error}: env={request.env}",)  # the error itself would leave it out
+            raise shown from error
 
 
 @mutant(NOWHERE, "E4")

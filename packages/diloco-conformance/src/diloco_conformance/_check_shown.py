@@ -6,7 +6,7 @@ import base64
 import re
 from typing import Any
 
-from diloco_protocol import BackendError
+from diloco_protocol import BackendError, Plan
 
 from ._lab import Lab
 
@@ -31,7 +31,9 @@ class Shown:
 
     def check(self, what: str, *shown: Any) -> None:
         """Nothing of it is in this."""
-        text = " ".join([*map(repr, shown), *map(str, shown)])
+        # What a plan is printed as is redacted; what is in it must be, too.
+        inside = [plan.requests for plan in shown if isinstance(plan, Plan)]
+        text = " ".join([*map(repr, shown), *map(str, shown), *map(repr, inside)])
         for value in self._hidden:
             if is_in(value, text):
                 self._lab.broken("E4", f"{what} shows {text[:500]}", f"{value!r} is secret")

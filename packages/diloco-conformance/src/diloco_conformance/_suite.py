@@ -42,6 +42,7 @@ from ._suite_resources import Asking
 from ._suite_restarts import Restarting
 from ._suite_results import Results
 from ._suite_runs import Runs
+from ._suite_secrets import Hiding
 from ._suite_states import States
 from ._suite_strangers import Strangers
 from ._suite_threads import Threads
@@ -69,6 +70,7 @@ class ExecutorConformance(
     Answers,
     Asking,
     Telling,
+    Hiding,
     Finding,
     Names,
     Strangers,
