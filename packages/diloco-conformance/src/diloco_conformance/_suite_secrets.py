@@ -49,7 +49,12 @@ class Hiding:
         executor, entrypoint = lab.executor, lab.harness.entrypoint
         for name, options in planted():
             lab.note(f"plan with a secret in {name}", "plan")
-            given = {"n_replicas": 1, "entrypoint": entrypoint, "run_id": "p", **options}
+            given: dict[str, Any] = {
+                "n_replicas": 1,
+                "entrypoint": entrypoint,
+                "run_id": "p",
+                **options,
+            }
             kwargs = {**lab.harness.entrypoint_args, **given.pop("entrypoint_args", {})}
             look(lab, shown, f"plan, with {name},", partial(executor.plan, entrypoint_args=kwargs, **given))  # fmt: skip
         for name in NAMES:
@@ -71,7 +76,8 @@ class Hiding:
             for verb in ("attach", "exists", "cancel_run"):
                 look(lab, shown, verb, partial(getattr(executor, verb), form))
             for name, value in (("regex", f"{form}("), ("streams", form), ("since", form)):
-                look(lab, shown, "log_iter", partial(executor.log_iter, handle, **{name: value}))
+                choice: dict[str, Any] = {name: value}
+                look(lab, shown, "log_iter", partial(executor.log_iter, handle, **choice))
         lab.observe_all()
 
     def test_s16_errors_show_control_characters_as_text(self, lab: Lab) -> None:
@@ -83,7 +89,7 @@ class Hiding:
         for verb in ("attach", "exists", "cancel_run"):
             check_error(lab, verb, partial(getattr(lab.executor, verb), ODD))
         for argument in ("gpu", "memory", "run_id", "cohort"):
-            options = {"run_id": "p", argument: ODD}
+            options: dict[str, Any] = {"run_id": "p", argument: ODD}
             call = partial(lab.executor.plan, 1, lab.harness.entrypoint, {}, **options)
             check_error(lab, f"plan({argument}=...)", call)
         lab.observe_all()
