@@ -241,7 +241,7 @@ class EKSOptions(Options):
     kubeconfig: str | os.PathLike[str] | None = option(
         None,
         check=or_none(check_path),
-        shown="the pod's own account in a cluster, else `$KUBECONFIG`, else `~/.kube/config`",
+        shown="`$KUBECONFIG`, else the pod's own account in a cluster, else `~/.kube/config`",
     )
     env: Mapping[str, str] | None = option(None, check=check_variables)
     labels: Mapping[str, str] | None = option(None, check=_check_labels)
