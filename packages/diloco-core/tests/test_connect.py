@@ -142,5 +142,5 @@ def test_no_password_is_shown(environ, caplog):
         exchange.join(Schema({}, {}))
     texts.append(str(caught.value))
     texts.append(exchange.store.get("notes/00001.json").decode())
-    assert "cannot read memory://***@" in texts[-1]
+    assert "cannot read memory://<redacted>@" in texts[-1]
     assert "SECRET" not in " ".join(texts) + caplog.text

@@ -14,30 +14,30 @@ from diloco_core._redact import redact, redact_uri
 @pytest.mark.parametrize(
     ("uri", "shown"),
     [
-        ("s3://key:secret@bucket/run", "s3://***@bucket/run"),
-        ("s3://token@bucket/run", "s3://***@bucket/run"),
-        ("s3://key:sec/ret+x==@bucket/run", "s3://***@bucket/run"),
-        ("s3://key:s@e/c@bucket/run", "s3://***@bucket/run"),
-        ("s3://key:a?b#c@bucket/run", "s3://***@bucket/run"),
-        ("fsspec+s3://key:secret@bucket", "fsspec+s3://***@bucket"),
-        ("az://box/run?sv=2022&sig=abc%2Fdef&se=1", "az://box/run?sv=2022&sig=***&se=1"),
+        ("s3://key:secret@bucket/run", "s3://<redacted>@bucket/run"),
+        ("s3://token@bucket/run", "s3://<redacted>@bucket/run"),
+        ("s3://key:sec/ret+x==@bucket/run", "s3://<redacted>@bucket/run"),
+        ("s3://key:s@e/c@bucket/run", "s3://<redacted>@bucket/run"),
+        ("s3://key:a?b#c@bucket/run", "s3://<redacted>@bucket/run"),
+        ("fsspec+s3://key:secret@bucket", "fsspec+s3://<redacted>@bucket"),
+        ("az://box/run?sv=2022&sig=abc%2Fdef&se=1", "az://box/run?sv=2022&sig=<redacted>&se=1"),
         (
             "s3://bucket/run?aws_secret_access_key=x&region=eu",
-            "s3://bucket/run?aws_secret_access_key=***&region=eu",
+            "s3://bucket/run?aws_secret_access_key=<redacted>&region=eu",
         ),
-        ("s3://bucket/run?X-Amz-Security-Token=x", "s3://bucket/run?X-Amz-Security-Token=***"),
-        ("s3://bucket/run#secret", "s3://bucket/run#***"),
-        ("memory://key:secret@x/y#z", "memory://***@x/y#***"),
-        ("s3:///key:sec/ret@x/y", "s3://***@x/y"),
-        ("s3:/key:secret@bucket/x", "s3:/***@bucket/x"),
-        ("fsspec+s3:/key:sec/r@t@bucket/x", "fsspec+s3:/***@bucket/x"),
-        ("s3:\\key:secret@bucket", "s3:\\***@bucket"),
-        ("s3:key:secret@bucket/x", "s3:***@bucket/x"),
-        ("s3//key:secret@bucket/x", "s3//***@bucket/x"),
-        ("//key:secret@host/x", "//***@host/x"),
-        ("key:secret@bucket/x", "key:***@bucket/x"),
-        ("s3:/token@bucket/x", "s3:/***@bucket/x"),
-        ("a/b:c@d", "***@d"),
+        ("s3://bucket/run?X-Amz-Security-Token=x", "s3://bucket/run?X-Amz-Security-Token=<redacted>"),
+        ("s3://bucket/run#secret", "s3://bucket/run#<redacted>"),
+        ("memory://key:secret@x/y#z", "memory://<redacted>@x/y#<redacted>"),
+        ("s3:///key:sec/ret@x/y", "s3://<redacted>@x/y"),
+        ("s3:/key:secret@bucket/x", "s3:/<redacted>@bucket/x"),
+        ("fsspec+s3:/key:sec/r@t@bucket/x", "fsspec+s3:/<redacted>@bucket/x"),
+        ("s3:\\key:secret@bucket", "s3:\\<redacted>@bucket"),
+        ("s3:key:secret@bucket/x", "s3:<redacted>@bucket/x"),
+        ("s3//key:secret@bucket/x", "s3//<redacted>@bucket/x"),
+        ("//key:secret@host/x", "//<redacted>@host/x"),
+        ("key:secret@bucket/x", "key:<redacted>@bucket/x"),
+        ("s3:/token@bucket/x", "s3:/<redacted>@bucket/x"),
+        ("a/b:c@d", "<redacted>@d"),
         ("https://host/page#section", "https://host/page#section"),
         ("./a:b@c", "./a:b@c"),
         ("../a:b@c", "../a:b@c"),
@@ -76,18 +76,18 @@ def test_nor_is_a_piece_of_one(sign: str) -> None:
     """What takes a URI for another one takes the password apart."""
     uri = f"ftp://u:hun{sign}ter2@host/x"
     shown = redact("Port could not be cast to integer value as 'hun': host ter2@host", uri)
-    assert shown == "Port could not be cast to integer value as '***': host ***@host"
+    assert shown == "Port could not be cast to integer value as '<redacted>': host <redacted>@host"
 
 
 def test_a_message_loses_the_secrets_of_uris_it_was_not_told_of() -> None:
-    assert redact("cannot reach 'https://u:p@host/x'") == "cannot reach 'https://***@host/x'"
-    assert redact("GET https://a.b/c?sig=1234&x=2 failed") == "GET https://a.b/c?sig=***&x=2 failed"
+    assert redact("cannot reach 'https://u:p@host/x'") == "cannot reach 'https://<redacted>@host/x'"
+    assert redact("GET https://a.b/c?sig=1234&x=2 failed") == "GET https://a.b/c?sig=<redacted>&x=2 failed"
 
 
 def test_short_secrets_do_not_tear_words_apart() -> None:
     assert (
         redact("access denied for a (password: ss)", "s3://a:ss@b/c")
-        == "access denied for a (password: ***)"
+        == "access denied for a (password: <redacted>)"
     )
 
 

@@ -63,11 +63,13 @@ class StoreUnavailableError(StoreError):
 
     Attributes:
         lasting: Whether the fault stays until somebody fixes it, so waiting is of no use.
+        anew: Whether an object may be written if it is sent again from its beginning, which only the caller can do.
     """
 
-    def __init__(self, message: str, *, lasting: bool = False) -> None:
+    def __init__(self, message: str, *, lasting: bool = False, anew: bool = False) -> None:
         super().__init__(message)
         self.lasting = lasting
+        self.anew = anew
 
 
 class ObjectNotFoundError(StoreError, LookupError):

@@ -6,14 +6,11 @@ import re
 from typing import TYPE_CHECKING
 from urllib.parse import quote, unquote
 
+from diloco_protocol.backend import REDACTED, redact_text
+
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
 
-MASK = "***"
-"""What stands in place of a secret."""
-
-# The length of a scheme is bounded, or a long text without one would take quadratic time.
-_URI = re.compile(r"[A-Za-z][A-Za-z0-9+.\-]{0,30}://[^\s'\"<>]+")
 _PARAMETER = re.compile(r"(?<=[?&;])([^=&;#?\s]+)=([^&;#\s]*)")
 _SECRET_NAME = re.compile(r"key|secret|token|pass|pwd|sig|credential|auth|sas", re.IGNORECASE)
 # What people write who mean a URI, and who leave out a part of it.
@@ -31,7 +28,7 @@ def redact_uri(uri: str) -> str:
     """A URI as it may be shown: without user name and password, and without the values of secret query parameters.
 
     >>> redact_uri("s3://key:secret@bucket/run")
-    's3://***@bucket/run'
+    's3://<redacted>@bucket/run'
 
     Where it is not certain what is a password (AWS secrets contain ``/``, and people forget to quote it), too much is
     hidden rather than too little. That goes for what is nearly a URI, too, such as ``s3:/key:secret@bucket``.
@@ -43,10 +40,10 @@ def redact_uri(uri: str) -> str:
     if not end and rest.startswith("/") and scheme != "file":
         end = _userinfo_end(rest.lstrip("/")) and rest.rfind("@") + 1  # a slash too many
     if end:
-        rest = f"{MASK}@{rest[end:]}"
+        rest = f"{REDACTED}@{rest[end:]}"
     rest, number_sign, fragment = rest.partition("#")
     if fragment and scheme not in _WITH_FRAGMENTS:
-        fragment = MASK
+        fragment = REDACTED
     return f"{scheme}://{_PARAMETER.sub(_mask_parameter, rest)}{number_sign}{fragment}"
 
 
@@ -57,12 +54,12 @@ def _redact_nearly(text: str) -> str:
         return text
     scheme = _NEARLY.match(text)
     if scheme is not None and scheme.end() < end:
-        return f"{scheme[0]}{MASK}@{text[end:]}"
-    return f"{MASK}@{text[end:]}" if ":" in text[:end] else text
+        return f"{scheme[0]}{REDACTED}@{text[end:]}"
+    return f"{REDACTED}@{text[end:]}" if ":" in text[:end] else text
 
 
 def redact(text: str, *uris: str) -> str:
-    """A message as it may be shown: every URI in it as by :func:`redact_uri`, and no secret of ``uris`` anywhere.
+    """A message as it may be shown: without what has the form of a secret, and without the secrets of ``uris`` anywhere.
 
     Args:
         text: For instance what a driver says about an error. Drivers take URIs apart, and name the parts.
@@ -70,8 +67,8 @@ def redact(text: str, *uris: str) -> str:
     """
     for secret in sorted(_secrets(uris), key=len, reverse=True):
         pattern = re.escape(secret)
-        text = re.sub(pattern if len(secret) >= _SHORT else rf"(?<!\w){pattern}(?!\w)", MASK, text)
-    return _URI.sub(lambda match: redact_uri(match[0]), text)
+        text = re.sub(pattern if len(secret) >= _SHORT else rf"(?<!\w){pattern}(?!\w)", REDACTED, text)
+    return redact_text(text)
 
 
 def userinfo_of(rest: str) -> str:
@@ -88,7 +85,7 @@ def _userinfo_end(rest: str) -> int:
 
 
 def _mask_parameter(match: re.Match[str]) -> str:
-    return f"{match[1]}={MASK}" if _SECRET_NAME.search(match[1]) else match[0]
+    return f"{match[1]}={REDACTED}" if _SECRET_NAME.search(match[1]) else match[0]
 
 
 def _secrets(uris: Iterable[str]) -> set[str]:
@@ -100,7 +97,7 @@ def _secrets(uris: Iterable[str]) -> set[str]:
     }
     # A text that was shown with repr() has some characters escaped.
     forms |= {repr(form)[1:-1] for form in forms}
-    return {form for form in forms if form and form != MASK}
+    return {form for form in forms if form and form != REDACTED}
 
 
 def _secrets_of(uri: str) -> Iterator[str]:

@@ -2,12 +2,16 @@
 
 import json
 import logging
+import os
+import subprocess
+import sys
 
 import pytest
 import torch
 from export_lab import WRAPPERS, Adapted, Distributed, Everything, Wrapped, loads_exactly, trained
 from safetensors.torch import load_file
 from torch import nn
+from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import checkpoint_wrapper
 
 from diloco_core import (
     ConfigurationError,
@@ -172,7 +176,8 @@ def test_what_no_file_of_tensors_can_hold_is_left_out_and_named(lab, tmp_path, c
     trained(lab, tmp_path / "run", "strict", Odd, buffers="none")
     with caplog.at_level(logging.WARNING):
         export(str(tmp_path / "run"), tmp_path / "model")
-    assert "are not tensors of the model: spectrum, _extra_state" in caplog.text
+    assert "which get_extra_state() or hooks of the model add: _extra_state\n" in caplog.text
+    assert "cannot hold: spectrum (Tensor, torch.complex128). Take them from" in caplog.text
     assert load_file(tmp_path / "model").keys() == {"weight", "bias", "phase"}
 
 
@@ -249,3 +254,65 @@ def test_padding_is_covered_too(lab, tmp_path, no_pause):
     path.write_bytes(data)
     export(tmp_path / "run", tmp_path / "model")
     assert load_file(tmp_path / "model")["mask"].tolist() == [True, False, True]
+
+
+@pytest.mark.parametrize("name", ["model.pt", "model.bin", "model.safetensors.gz"])
+def test_a_file_of_another_kind_is_refused(lab, tmp_path, name):
+    trained(lab, tmp_path / "run", "strict", Adapted)
+    with pytest.raises(ConfigurationError, match=r"must end in \.safetensors, not in '\.\w+'"):
+        export(tmp_path / "run", tmp_path / name)
+    assert not (tmp_path / name).exists()
+
+
+def test_the_same_state_gives_the_same_bytes(lab, tmp_path):
+    trained(lab, tmp_path / "run", "sharded", Everything)
+    script = (
+        "import sys; from diloco_core import export; "
+        f"export({str(tmp_path / 'run')!r}, sys.argv[1])"
+    )
+    files = [tmp_path / f"{number}.safetensors" for number in range(3)]
+    for file in files[:2]:
+        export(tmp_path / "run", file)
+    environment = {**os.environ, "PYTHONHASHSEED": "7"}
+    subprocess.run([sys.executable, "-c", script, files[2]], check=True, env=environment)
+    assert len({file.read_bytes() for file in files}) == 1
+
+
+class Checkpointed(nn.Module):
+    """Its activations are made again where they are needed; torch names such a layer's parameters in two ways."""
+
+    def __init__(self, wrap=checkpoint_wrapper):
+        super().__init__()
+        self.first = wrap(nn.Linear(3, 3))
+        self.second = nn.Linear(3, 3)
+
+
+def test_layers_that_are_checkpointed_keep_their_names(lab, tmp_path):
+    plain = lambda: Checkpointed(lambda layer: layer)  # noqa: E731
+    values = trained(lab, tmp_path / "run", "strict", Checkpointed)
+    export(tmp_path / "run", tmp_path / "model.safetensors")
+    loads_exactly(tmp_path / "model.safetensors", plain, values)
+
+
+class Quantised(torch.Tensor):
+    """Stands for the tensors of quantised layers: a class of its own."""
+
+    @staticmethod
+    def __new__(cls, values):
+        return torch.Tensor._make_subclass(cls, values, False)
+
+
+def test_quantised_layers_are_left_out_for_the_right_reason(lab, tmp_path, caplog):
+    class Base(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.weight = nn.Parameter(Quantised(torch.ones(3)), requires_grad=False)
+            self.adapter = nn.Linear(3, 3)
+
+    trained(lab, tmp_path / "run", "strict", Base)
+    with caplog.at_level(logging.WARNING):
+        export(tmp_path / "run", tmp_path / "model.safetensors")
+    assert (
+        "classes (quantised ones, for instance) or dtypes that a safetensors file cannot hold: weight (" in caplog.text
+    )
+    assert sorted(load_file(tmp_path / "model.safetensors")) == ["adapter.bias", "adapter.weight"]

@@ -9,6 +9,7 @@ method and a part of the path, those requests instead.
 import hashlib
 import threading
 import xml.etree.ElementTree as ET
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from email.utils import formatdate
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -19,7 +20,9 @@ from xml.sax.saxutils import escape
 @dataclass
 class Fault:
     """What goes wrong: an HTTP status, or ``drop`` (nothing happens, no answer), ``lose`` (it happens, no answer),
-    ``cut`` (the connection ends in the middle of the body) or ``flip`` (the first byte of the body is another)."""
+    ``cut`` (the connection ends in the middle of the body), ``flip`` (the first byte of the body is another), ``late``
+    (it happens, and the answer is an error with status 200), ``never`` (the same, and it does not happen) or ``kept``
+    (nothing is deleted, which only the body of the answer says)."""
 
     what: int | str
     method: str
@@ -44,6 +47,10 @@ class SmallS3:
     served: int = 0
     gate: threading.Barrier | None = None
     gated: tuple[str, str] | None = None
+    allowed: Callable[[Mapping[str, str]], tuple[int, str] | None] = lambda headers: None
+    """Given the headers of a request, returns the status and the code with which it is refused; None if it is not."""
+    pages: dict[str, Callable[[], bytes]] = field(default_factory=dict)
+    """What else is served: a path without its query, and its content."""
 
     def __enter__(self):
         self.lock = threading.Lock()
@@ -62,6 +69,7 @@ class SmallS3:
 
     def reset(self):
         with self.lock:
+            self.allowed = lambda headers: None
             self.says_which = True
             self.conditions, self.page, self.every, self.disturbed, self.served = (
                 True,
@@ -71,7 +79,13 @@ class SmallS3:
                 0,
             )
             self.gate = self.gated = None
-            for collection in (self.objects, self.faults, self.log, self.uploads):
+            for collection in (
+                self.objects,
+                self.faults,
+                self.log,
+                self.uploads,
+                self.pages,
+            ):
                 collection.clear()
 
     def fail(self, what, method, times=1, part="", code="Injected"):
@@ -125,6 +139,8 @@ class _Handler(BaseHTTPRequestHandler):
         if self.fault_is("lose"):
             self.close_connection = True
             return
+        if self.fault_is("late"):
+            status, body = 200, _error(self.current.code)
         self.send_response(status)
         for name, value in headers.items():
             self.send_header(name.replace("_", "-"), str(value))
@@ -143,9 +159,7 @@ class _Handler(BaseHTTPRequestHandler):
         # AWS and moto say which condition failed; other servers do not.
         which = code == "PreconditionFailed" and self.s3.says_which
         condition = "<Condition>If-None-Match</Condition>" if which else ""
-        self.answer(
-            status, f"<Error><Code>{code}</Code><Message>no</Message>{condition}</Error>".encode()
-        )
+        self.answer(status, _error(code, condition))
 
     def fault_is(self, *kinds):
         return self.current is not None and self.current.what in kinds
@@ -157,9 +171,18 @@ class _Handler(BaseHTTPRequestHandler):
         }
         bucket, _, self.key = unquote(split.path).lstrip("/").partition("/")
         self.body = self.rfile.read(int(self.headers.get("Content-Length") or 0))
+        self.current = None
+        if split.path in self.s3.pages:
+            self.answer(200, self.s3.pages[split.path](), Content_Type="application/json")
+            return
         self.current = self.s3.fault(self.command, self.path)
-        if self.fault_is("drop"):
+        refusal = self.s3.allowed(self.headers)
+        if refusal is not None:
+            self.refuse(*refusal)
+        elif self.fault_is("drop"):
             self.close_connection = True
+        elif self.fault_is("never"):
+            self.answer(200, _error(self.current.code))
         elif self.current is not None and isinstance(self.current.what, int):
             self.refuse(self.current.what, self.current.code)
         elif bucket != "bucket":
@@ -235,19 +258,27 @@ class _Handler(BaseHTTPRequestHandler):
                 for element in ET.fromstring(self.body).iter()
                 if element.tag.endswith("Key")
             ]
+            if self.fault_is("kept"):
+                said = "".join(
+                    f"<Error><Key>{escape(key)}</Key><Code>{self.current.code}</Code>"
+                    "<Message>no, said the store</Message></Error>"
+                    for key in keys
+                )
+                return self.answer(200, _xml("DeleteResult", said))
             with self.s3.lock:
                 for key in keys:
                     self.s3.objects.pop(key, None)
             deleted = "".join(f"<Deleted><Key>{escape(key)}</Key></Deleted>" for key in keys)
             return self.answer(200, _xml("DeleteResult", deleted))
         with self.s3.lock:
-            parts = self.s3.uploads.pop(self.query["uploadId"])
+            parts = self.s3.uploads.pop(self.query["uploadId"], None)
+        if parts is None:
+            return self.refuse(404, "NoSuchUpload")
         data = b"".join(parts[number] for number in sorted(parts))
         if not self.s3.store(self.key, data, self.headers.get("If-None-Match")):
             return self.refuse(412, "PreconditionFailed")
-        return self.answer(
-            200, _xml("CompleteMultipartUploadResult", f"<ETag>{escape(_etag(data))}</ETag>")
-        )
+        said = f"<Key>{escape(self.key)}</Key><ETag>{escape(_etag(data))}</ETag>"
+        return self.answer(200, _xml("CompleteMultipartUploadResult", said))
 
     def list(self):
         prefix, after = self.query.get("prefix", ""), self.query.get("continuation-token", "")
@@ -265,6 +296,10 @@ class _Handler(BaseHTTPRequestHandler):
         )
         counts = f"<KeyCount>{len(page)}</KeyCount><IsTruncated>{str(more).lower()}</IsTruncated>"
         self.answer(200, _xml("ListBucketResult", counts + token + contents))
+
+
+def _error(code, more=""):
+    return f"<Error><Code>{code}</Code><Message>no, said the store</Message>{more}</Error>".encode()
 
 
 def _etag(data):

@@ -207,7 +207,7 @@ class TestSecrets:
         driver = Says(Verdict.FORBIDDEN, f"signed with {SECRET}")
         driver.fails = True
         with pytest.raises(
-            StoreUnavailableError, match=r"signed with \*\*\*.*endpoint: http://\*\*\*@127"
+            StoreUnavailableError, match=r"signed with <redacted>.*endpoint: http://<redacted>@127"
         ) as caught:
             RemoteStore("s3://bucket/run", driver)
         assert SECRET not in shown(caught.value)

@@ -76,7 +76,7 @@ def test_a_folders_uri_has_no_query_string(uri):
     [
         (
             f"s3:/key:{SECRET}@bucket/run",
-            r"'s3:/\*\*\*@bucket/run' looks like .* slash is missing: write s3://\*\*\*@bucket/run",
+            r"'s3:/<redacted>@bucket/run' looks like .* slash is missing: write s3://<redacted>@bucket/run",
         ),
         (f"s3:key:{SECRET}@bucket/run", "a slash is missing: write s3://"),
         (f"fsspec+s3:/key:{SECRET}@bucket/run", r"a slash is missing: write fsspec\+s3://"),

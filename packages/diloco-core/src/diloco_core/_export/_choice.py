@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from itertools import islice, takewhile
 from typing import TYPE_CHECKING, NamedTuple
 
 from .._elastic._records._keys import commit_key
@@ -19,6 +20,8 @@ if TYPE_CHECKING:
     from ._source import Source
 
 _TRIES = 8
+# How many numbers of the log are looked at, from the newest one on, for a state that is not complete.
+_MOST_EXPECTED = 1000
 
 
 class Choice(NamedTuple):
@@ -118,10 +121,11 @@ def _choose(
     if wanted and at is not None:
         return Choice(wanted[0], at, [], [], [])
     newest = max(whole, default=-1)
-    incomplete = [number for number in source.expected() if number > newest and number not in steps]
+    newer = takewhile(lambda number: number > newest, source.expected())
+    incomplete = [number for number in islice(newer, _MOST_EXPECTED) if number not in steps]
     if wanted:
-        newer = [steps[number] for number in numbers if number > newest]
-        return Choice(newest, steps[newest], newer, list(damaged.values()), incomplete)
+        harmed = [steps[number] for number in numbers if number > newest]
+        return Choice(newest, steps[newest], harmed, list(damaged.values()), incomplete)
     complete_states = (
         f"Complete states in {store.uri}: {_listed([steps[number] for number in whole])}."
     )

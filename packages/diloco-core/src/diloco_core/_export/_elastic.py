@@ -12,10 +12,10 @@ from .._elastic._records._records import Commit, Done, Rollback, of_run, read_re
 from .._elastic._records._rules import done_states, is_whole, made_of
 from .._elastic._records._rules import states as published_states
 from .._errors import CorruptedObjectError, ObjectNotFoundError, RunExistsError
-from ._source import PublishedFile, outer_steps, state, state_codec
+from ._source import PublishedFile, outer_steps, state, state_codec, written
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterable, Iterator, Sequence
 
     from .._elastic._records._manifest import Manifest
     from .._store._api import Store
@@ -37,7 +37,8 @@ class ElasticSource:
 
     def __init__(self, store: Store, manifest: Manifest) -> None:
         self.rollbacks: Sequence[Rollback] = []
-        self.unknown = 0
+        self.unknown = self.newest = 0
+        self.seldom = manifest.topology == "gather"
         self.run_id = manifest.run_id
         self.fragments = manifest.fragments
         self.unsynced = manifest.unsynced
@@ -125,12 +126,13 @@ class ElasticSource:
             for number in shards
         ]
 
-    def expected(self) -> list[int]:
+    def expected(self) -> Iterator[int]:
         """Numbers of the log whose states must have been published once, or are being published now; the newest first."""
-        listing = self._store.list("state/")
+        listing = written(self._store.list("state/"))
         traces = {sync for sync, _ in published_states(listing)}
-        committed = {sync for sync in map(commit_sync, self._store.list("commits/")) if sync}
-        deltas = self._store.list("deltas/")
+        commits = written(self._store.list("commits/"))
+        committed = {sync for sync in map(commit_sync, commits) if sync}
+        deltas = written(self._store.list("deltas/"))
         # A replica that contributes to a sync, or joins in it, has the state before it.
         committed |= {delta.sync - 1 for delta in map(Delta.parse, deltas) if delta}
         hints = [hint for hint in map(Hint.parse, deltas) if hint]
@@ -141,25 +143,26 @@ class ElasticSource:
                 # A life that fails names two syncs; it has the state before the first of them.
                 life = hint.rank, hint.epoch
                 left[life] = min(hint.sync - 1, left.get(life, hint.sync))
-        newest = max({0}.union(traces, committed, left.values()))
+        newest = self.newest = max({0}.union(traces, committed, left.values()))
         has_ended = newest in left.values()
-        numbers = set(range(newest + 1))
-        if self._manifest.topology == "gather":
+        # Not a list of them: the newest number may be in the name of an object that the run has not written.
+        numbers: Iterable[int] = range(newest, -1, -1)
+        if self.seldom:
             # Most syncs are not published, and a state that is published has its record of completion two rounds later. Only a
             # replica that leaves publishes the last state at once.
             begun = {0, *traces}
             settled = newest if has_ended else newest - 2 * len(self.fragments) - 1
-            numbers = {
+            settled_numbers = {
                 number
                 for number in begun
                 if number <= settled and begun.issuperset(state(self, number))
             }
-            numbers |= {newest} if has_ended else set()
+            numbers = sorted(settled_numbers | ({newest} if has_ended else set()), reverse=True)
         obsolete = {
             sync for rollback in self.rollbacks for sync in (rollback.sync, *rollback.given_up)
         }
-        return sorted(
-            (number for number in numbers - obsolete if number > self.unknown), reverse=True
+        return (
+            number for number in numbers if number > self.unknown and number not in obsolete
         )
 
     def missing(self, index: int, sync: int) -> list[str]:

@@ -7,22 +7,25 @@ import logging
 import os
 import secrets
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
-from safetensors import SafetensorError
-from safetensors.torch import save_file
 
 from .._checks import is_whole
 from .._errors import ConfigurationError, CorruptedObjectError, ObjectNotFoundError
 from .._store._drivers._folder import FolderStore
 from .._store._open import open_store
+from .._wire._safetensors import entry, header_bytes
+from .._wire._sections import view
 from ._choice import newer_unfinished, newest_whole, the_states
 from ._sources import find_source, sentence, unsynced_files, without_unsynced
 from ._tensors import as_damage, read_tensors
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Mapping
+
+    from ._choice import Choice
+    from ._source import Source
 
 _log = logging.getLogger("diloco_core")
 
@@ -40,20 +43,24 @@ def export(
     The file has an entry for every entry of the model's ``state_dict()``: tied tensors under all of their names, and without
     the names of wrappers (``torch.compile``, ``DistributedDataParallel``, ``DataParallel``). Tensors that were not synced
     (frozen parameters, and buffers under ``buffers="none"``) are as they were when the run began, at the replica that began
-    it. Entries that a file of tensors cannot hold (the extra state of modules, what hooks add) are left out, and a warning
-    names them.
+    it. Entries that a file of tensors cannot hold (the extra state of modules, what hooks add, quantised tensors) are left out,
+    and a warning names them.
 
     Without ``at``, the file holds the newest state whose values are whole. A run that is going on is not disturbed. If the
     values of a newer state are damaged, or some of its objects are missing, a warning in the log says which, and so do
     ``damaged`` and ``incomplete`` in the file's metadata. Only what the file needs is read and verified, so damage in the
     headers of shards and in the outer optimizer's state is not noticed. A run that is resumed finds and repairs it.
 
+    The log says how many outer steps older than the run the file is, and so does ``behind`` in its metadata: a gather run
+    publishes its state only every few syncs. If it holds the values with which the run began, a warning says so.
+
     Syncs that were committed but not published when an elastic run stopped are not in the file. The first replica that resumes
     the run completes them.
 
     Args:
         uri: The run's prefix; for a folder also a path.
-        path: The file to write; replaced in one step.
+        path: The file to write; replaced in one step. Its name ends in ``.safetensors``, or has no ending. The same state of
+            the same run gives the same bytes.
         dtype: Dtype of floating-point tensors; that of the model if left out (the store holds at least float32).
         synced_only: Leave out the tensors that were not synced, and do not read them: for a store that has lost them when no
             replica is left to write them again. Load the file with ``strict=False`` into a model that has them from elsewhere.
@@ -90,6 +97,12 @@ def export(
         if isinstance(store, FolderStore) and target.resolve().is_relative_to(store.root.resolve()):
             raise _unwritable(
                 target, "it is in the run's own folder, where only the run's objects belong"
+            )
+        if target.suffix not in {"", ".safetensors"}:
+            raise ConfigurationError(
+                f"path must end in .safetensors, not in {target.suffix!r} as {str(target)!r} does: the file is a safetensors "
+                "file, whatever its name. Read it with safetensors.torch.load_file; torch.save(load_file(path), 'model.pt') makes "
+                "one that torch.load reads."
             )
         try:
             source = find_source(store)
@@ -130,18 +143,76 @@ def export(
                 unfinished.reason,
                 step,
             )
-        if omitted := source.unsynced.get("omitted"):
-            _log.warning(
-                "%s does not hold these entries of the model's state_dict(), which are not tensors of the model: %s",
-                target,
-                ", ".join(omitted),
-            )
+        if age := _age(source, choice, at):
+            metadata["behind"] = str(age)
+        if not choice.damaged and unfinished is None:
+            _tell_age(target, step, age, source.seldom)
+        _tell_omitted(target, source.unsynced)
         try:
-            save_file(tensors, temporary, metadata)
+            _save(tensors, temporary, metadata)
             temporary.replace(target)
-        except (SafetensorError, OSError) as error:
+        except OSError as error:
             raise _unwritable(target, str(error)) from error
     return step
+
+
+def _age(source: Source, choice: Choice, at: int | None) -> int:
+    """How many outer steps the run has taken since the state that is exported, as far as the store shows."""
+    if at is not None or source.unknown:
+        return 0
+    return max(0, source.outer_steps(source.newest) - choice.step)
+
+
+def _tell_age(target: Path, step: int, age: int, seldom: bool) -> None:
+    if step == 0:
+        since = f": {age} outer steps were taken since" if age else ""
+        _log.warning(
+            "%s holds the model as it was when the run began (outer step 0), and nothing that was trained%s. The run has not "
+            "published a newer state of the whole model yet.",
+            target,
+            since,
+        )
+    elif age:
+        when = "only every publish_every= syncs, and when it ends" if seldom else "in a moment"
+        _log.log(
+            logging.WARNING if seldom else logging.INFO,
+            "%s holds the state after outer step %d, and the run has taken %d more since. It publishes its state %s.",
+            target,
+            step,
+            age,
+            when,
+        )
+
+
+def _tell_omitted(target: Path, unsynced: Mapping[str, Any]) -> None:
+    if omitted := unsynced.get("omitted"):
+        _log.warning(
+            "%s does not hold these entries of the model's state_dict(), which get_extra_state() or hooks of the model add: %s",
+            target,
+            ", ".join(omitted),
+        )
+    if special := unsynced.get("special"):
+        _log.warning(
+            "%s does not hold these tensors of the model, since they are of classes (quantised ones, for instance) or dtypes "
+            "that a safetensors file cannot hold: %s. Take them from the model that the run began with.",
+            target,
+            ", ".join(f"{name} ({what})" for name, what in special.items()),
+        )
+
+
+def _save(tensors: Mapping[str, torch.Tensor], path: Path, metadata: Mapping[str, str]) -> None:
+    """Write tensors to a safetensors file. The same tensors give the same bytes: the safetensors library shuffles metadata."""
+    # The widest dtypes first, so that each tensor begins at a multiple of its item size.
+    names = sorted(tensors, key=lambda name: (-tensors[name].dtype.itemsize, name))
+    entries: dict[str, object] = {}
+    end = 0
+    for name in names:
+        start, end = end, end + tensors[name].nbytes
+        entries[name] = entry(tensors[name].dtype, tensors[name].shape, start, end)
+    with path.open("wb") as file:
+        file.write(header_bytes(entries, metadata))
+        for name in names:
+            file.write(view(tensors[name].contiguous()))
 
 
 @contextlib.contextmanager

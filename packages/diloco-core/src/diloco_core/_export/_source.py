@@ -9,7 +9,7 @@ from .._codecs._named import CODECS
 from .._errors import FormatError
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Iterator, Mapping, Sequence
 
     from .._codecs._codec import Codec
     from .._elastic._records._records import Rollback
@@ -45,6 +45,8 @@ class Source(Protocol):
         initial_steps: Number of outer steps that had been taken when the run began.
         rollbacks: The records that say from which older states the run went on, the oldest first; as of the last call of
             :meth:`complete`.
+        seldom: Whether the run publishes its state only after some of its syncs.
+        newest: The newest number of the log that the store shows, as of the last call of :meth:`expected`.
         unknown: Number of the newest rollback whose record cannot be read, as of that call; 0 if all can. States before it
             are then left out.
     """
@@ -55,6 +57,8 @@ class Source(Protocol):
     initial_steps: int
     rollbacks: Sequence[Rollback]
     unknown: int
+    newest: int
+    seldom: bool
 
     def complete(self) -> list[set[int]]:
         """For each fragment, the syncs after which its state is completely published, and was not given up."""
@@ -68,7 +72,7 @@ class Source(Protocol):
         """The files that hold a fragment's state after a sync, in the order in which they are to be read."""
         ...
 
-    def expected(self) -> list[int]:
+    def expected(self) -> Iterator[int]:
         """Numbers of the log whose states must have been published once, or are being published now; the newest first.
 
         Any object that shows that a sync took place counts, not only its records. Old states may have been deleted since, by
@@ -79,6 +83,11 @@ class Source(Protocol):
     def missing(self, index: int, sync: int) -> list[str]:
         """Keys of the objects that are missing from a fragment's state after a sync."""
         ...
+
+
+def written(listing: Mapping[str, int]) -> dict[str, int]:
+    """What of a listing a run may have written: it writes nothing that is empty."""
+    return {key: size for key, size in listing.items() if size}
 
 
 def state_codec(settings: Mapping[str, str], uri: str) -> Codec | None:

@@ -17,7 +17,7 @@ from .._strict._states import (
     published_syncs,
 )
 from .._wire._sections import fingerprint, seed
-from ._source import PublishedFile, state_codec
+from ._source import PublishedFile, state_codec, written
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -36,7 +36,8 @@ class StrictSource:
 
     def __init__(self, store: Store, manifest: Manifest) -> None:
         self.rollbacks: Sequence[Rollback] = []
-        self.unknown = 0
+        self.unknown = self.newest = 0
+        self.seldom = False
         self.run_id = manifest.run_id
         self.fragments = manifest.fragments
         self.unsynced = manifest.unsynced
@@ -79,15 +80,17 @@ class StrictSource:
             update = (codec, seed(identity, stored_sync, "update", number)) if codec else None
             yield PublishedFile(key, values_seed, shard=number, update=update)
 
-    def expected(self) -> list[int]:
+    def expected(self) -> Iterator[int]:
         """Numbers of the log whose states must have been published once, or are being published now; the newest first."""
         manifest, store = self._manifest, self._store
-        syncs = published_syncs(manifest, store.list("state/"))
-        syncs |= committed_syncs(manifest, store.list("commits/"))
+        syncs = published_syncs(manifest, written(store.list("state/")))
+        syncs |= committed_syncs(manifest, written(store.list("commits/")))
         finished = finished_syncs(manifest, store.uri, self._read)
         syncs |= {number - 1 for number in finished if number}
         steps = manifest.outer_steps(max(syncs)) if syncs else self.initial_steps
-        return list(range(steps, self.initial_steps, -1)) if syncs else []
+        self.newest = steps
+        # Not a list of them: the newest number may be in the name of an object that the run has not written.
+        return iter(range(steps, self.initial_steps, -1))
 
     def missing(self, index: int, sync: int) -> list[str]:
         """Keys of the objects that are missing from a fragment's state after a sync."""

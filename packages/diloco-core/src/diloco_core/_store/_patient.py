@@ -120,20 +120,17 @@ class Patient:
         self.attempt(lambda: self.store.delete(keys, unread=unread))
 
     def attempt(self, act: Callable[[], T]) -> T:
-        """Call ``act``, and call it again while the store is unavailable."""
-        if self.store.retries:
-            return act()
-
+        """Call ``act``, and call it again while the store is unavailable, or has to be sent an object anew."""
         tries = 0
         notices = Notices(_log.warning, self._retries.clock)
 
         def again(error: Exception) -> bool:
             nonlocal tries
             tries += 1
+            if not isinstance(error, StoreUnavailableError):
+                return False
             # A lasting fault may still be over soon, for example if the permissions of a folder are being corrected now.
-            if not isinstance(error, StoreUnavailableError) or (
-                error.lasting and tries > len(PAUSES)
-            ):
+            if not error.anew if self.store.retries else error.lasting and tries > len(PAUSES):
                 return False
             notices.failed(str(error))
             return True

@@ -27,6 +27,10 @@ class Fields:
             raise CorruptedObjectError(f"{origin} must be a JSON object, not {_shown(fields)}")
         self._fields: Mapping[str, Any] = fields
 
+    def names(self) -> set[str]:
+        """The names of the fields."""
+        return set(self._fields)
+
     def whole(self, name: str, least: int = 0, most: int = LARGEST) -> int:
         """A whole number from ``least`` to ``most``."""
         return self._whole(self._take(name), f"field {name!r}", least, most)

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 from ..._errors import RunExistsError
 from ..._wire._fields import Fields
 from ..._wire._sealed import seal, unseal
+from ..._wire._tables import check_fragments
 from ._keys import MANIFEST
 from ._records import DIGEST, Done, digest, hexadecimal
 
@@ -89,8 +90,10 @@ class Manifest:
             ]
             for name in ("sums", "rests")
         )
-        if not tables or not len(tables) == len(sums) == len(rests):
-            raise fields.wrong("it does not have one row of checksums for every fragment")
+        check_fragments(fields)
+        shards = [table["shards"] for table in tables]
+        if not tables or not shards == list(map(len, sums)) == list(map(len, rests)):
+            raise fields.wrong("it does not have one checksum for every shard of every fragment")
         return cls(
             run_id=fields.text("run_id"),
             writer=fields.whole("writer", 0, world_size - 1),

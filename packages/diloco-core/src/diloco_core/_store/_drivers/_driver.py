@@ -22,10 +22,29 @@ class Verdict(Enum):
     """The bucket does not exist."""
     FORBIDDEN = auto()
     """The credentials are missing, wrong, or do not allow this request."""
+    EXPIRED = auto()
+    """The credentials have ended, or there are none at the moment: the source may have new ones."""
+    CLOCK = auto()
+    """The service finds that the time of the request is wrong."""
+    WRONG_PLACE = auto()
+    """The bucket is in another region, or behind another endpoint."""
     TRANSIENT = auto()
     """The request may succeed the next time. Whether this one has taken effect is not known."""
+    THROTTLED = auto()
+    """The same, and there are too many requests."""
+    REFUSED = auto()
+    """The service does not have this kind of request, or refuses a header of it."""
     PERMANENT = auto()
     """The request will not succeed the next time either."""
+
+    @property
+    def passes(self) -> bool:
+        """Whether the same request may succeed the next time, if nobody does anything."""
+        return self in {Verdict.TRANSIENT, Verdict.THROTTLED}
+
+
+ANEW = {Verdict.TRANSIENT, Verdict.THROTTLED, Verdict.EXPIRED, Verdict.CLOCK}
+"""After such an error in an upload in parts, the object may be written if it is sent from its beginning."""
 
 
 class Driver(Protocol):
@@ -87,6 +106,10 @@ class Driver(Protocol):
 
     def judge(self, error: Exception) -> tuple[Verdict, str]:
         """What an error means, and its text without details that only a developer of the driver wants to read."""
+        ...
+
+    def renew(self) -> None:
+        """Ask the source of the credentials for new ones; called when the service says that they have ended."""
         ...
 
     def close(self) -> None:

@@ -19,6 +19,8 @@ from ..._errors import ConfigurationError, StoreUnavailableError
 from ..._redact import redact_uri
 from .._guard import ANSWER_SECONDS, CONNECT_SECONDS, without_secrets, without_secrets_in
 from .._transfer import CONNECTIONS, PART_BYTES
+from ._codes import is_known, verdict_of
+from ._credentials import once_at_a_time
 from ._driver import TooLargeError, Verdict
 from ._files import FULL
 from ._uploads import MOST_PARTS
@@ -50,6 +52,9 @@ _NO_CREDENTIALS = {
     "NoCredentialsError",
     "PartialCredentialsError",
     "CredentialRetrievalError",
+    "SSOTokenLoadError",
+    "TokenRetrievalError",
+    "UnauthorizedSSOTokenError",
     "DefaultCredentialsError",
     "ClientAuthenticationError",
 }
@@ -78,6 +83,7 @@ class FsspecDriver:
         self.deletes_many = False
         self.copies = 2  # s3fs holds a part that it has read from the file, and the request that it makes from it
         self._in_parts = scheme in _S3
+        self._renewing = threading.Lock()
 
     def put(self, key: str, data: Buffer, *, exclusive: bool) -> None:
         """Write a small object."""
@@ -108,10 +114,10 @@ class FsspecDriver:
         try:
             first = self._fs.cat_file(path, start=0, end=_FIRST_BYTES)
         except Exception as error:
-            if _status(error)[0] != 416:
+            if _answer(error)[0] != 416:
                 raise
             first = b""  # an empty object has no first byte
-        size = len(first) if len(first) < _FIRST_BYTES else int(self._fs.info(path)["size"])
+        size = len(first) if len(first) < _FIRST_BYTES else int(self._info(path)["size"])
         if size > largest:
             raise TooLargeError(size)
         if size > len(first):
@@ -120,7 +126,7 @@ class FsspecDriver:
 
     def head(self, key: str) -> tuple[int, Buffer]:
         """Size of an object."""
-        return int(self._fs.info(self._path(key))["size"]), b""
+        return int(self._info(self._path(key))["size"]), b""
 
     def range(self, key: str, start: int, stop: int) -> Buffer:
         """Bytes ``start`` to ``stop`` of an object."""
@@ -141,9 +147,20 @@ class FsspecDriver:
 
     def _is_file(self, path: str) -> bool:
         try:
-            return bool(self._fs.info(path).get("type") == "file")
+            return bool(self._info(path).get("type") == "file")
         except FileNotFoundError:
             return False
+
+    def _info(self, path: str) -> Any:
+        """What is known of an object. If that is refused without a reason, one is asked for: HEAD has no room for it."""
+        try:
+            return self._fs.info(path)
+        except Exception as error:
+            status, code, _ = _answer(error)
+            if not self._in_parts or is_known(code) or status not in {400, 403}:
+                raise
+            self._fs.cat_file(path, start=0, end=1)
+            raise TimeoutError(f"{error}, although the object can be read") from error
 
     def delete(self, keys: Sequence[str]) -> None:
         """Delete objects, one by one."""
@@ -153,28 +170,37 @@ class FsspecDriver:
 
     def judge(self, error: Exception) -> tuple[Verdict, str]:
         """What an error means: drivers raise OSErrors, their own errors, and OSErrors that are caused by their own errors."""
-        status, code = _status(error)
-        message = f"{type(error).__name__}: {error}" + (f" ({code})" if code else "")
-        if code == "NoSuchBucket":
-            return Verdict.NO_BUCKET, message
-        if code == "PreconditionFailed" or (isinstance(error, FileExistsError) and status != 409):
+        status, code, sentence = _answer(error)
+        said = f"{error}" or sentence or ""
+        message = f"{type(error).__name__}: {said}" + (f" ({code})" if code else "")
+        if is_known(code):
+            return verdict_of(status, code) or Verdict.PERMANENT, message
+        if type(error).__name__ in _NO_CREDENTIALS:
+            return Verdict.EXPIRED, message
+        if isinstance(error, FileExistsError) and status != 409:
             return Verdict.EXISTS, message
         if isinstance(error, FileNotFoundError):
             return Verdict.MISSING, message
-        if (
-            isinstance(error, PermissionError)
-            or status in {401, 403}
-            or type(error).__name__ in _NO_CREDENTIALS
-        ):
+        verdict = verdict_of(status, code)
+        if verdict is not None:
+            return verdict, message
+        if isinstance(error, PermissionError):
             return Verdict.FORBIDDEN, message
-        if status is not None and 400 <= status < 500 and status not in {408, 409, 425, 429}:
-            return Verdict.PERMANENT, message
         if (
             isinstance(error, (TypeError, ValueError, NotImplementedError))
             or getattr(error, "errno", 0) in _HOPELESS
         ):
             return Verdict.PERMANENT, message
         return Verdict.TRANSIENT, message
+
+    def renew(self) -> None:
+        """Make s3fs begin a new session, which asks for credentials anew; other drivers do that by themselves."""
+        if not self._in_parts:
+            return
+        # If this fails, the next try of the request meets the same error.
+        with once_at_a_time(self._renewing) as first, contextlib.suppress(Exception):
+            if first:
+                self._fs.connect(refresh=True)
 
     def close(self) -> None:
         """Nothing to do: fsspec's drivers close their connections by themselves."""
@@ -338,18 +364,19 @@ def _mode(exclusive: bool) -> dict[str, str]:
     return {"mode": "create"} if exclusive else {}
 
 
-def _status(error: BaseException) -> tuple[int | None, str | None]:
-    """HTTP status and the store's own code, from the error or from its cause (botocore, google, azure, aiohttp)."""
+def _answer(error: BaseException) -> tuple[int | None, str | None, str | None]:
+    """HTTP status, the service's own code and its sentence, from an error or its cause (botocore, google, azure, aiohttp)."""
     for link in (error, error.__cause__):
         if type(link).__module__ == "aiohttp.http_exceptions":
             continue  # the answer was cut off, and this "code" was not sent by a server
         response = getattr(link, "response", None)
         if isinstance(response, dict):
-            return response.get("ResponseMetadata", {}).get("HTTPStatusCode"), response.get(
-                "Error", {}
-            ).get("Code")
+            said = response.get("Error", {})
+            status = response.get("ResponseMetadata", {}).get("HTTPStatusCode")
+            return status, said.get("Code"), said.get("Message")
+        code = getattr(link, "error_code", None)
         for name in ("status", "status_code", "code"):
             value = getattr(link, name, None)
             if isinstance(value, int) or (isinstance(value, str) and value.isdecimal()):
-                return int(value), None
-    return None, None
+                return int(value), None if code is None else str(getattr(code, "value", code)), None
+    return None, None, None

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
+import threading
 from datetime import timedelta
-from typing import TYPE_CHECKING, Any
+from html import unescape
+from typing import TYPE_CHECKING
 
 from diloco_protocol import MissingDependencyError
 
@@ -20,7 +23,10 @@ from .._guard import (
 )
 from .._transfer import PART_BYTES
 from ._blocks import HEAD_BYTES, new_buffer
+from ._codes import verdict_of
+from ._credentials import credentials_of_botocore, once_at_a_time
 from ._driver import TooLargeError, Verdict
+from ._uploads import Sent
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
@@ -40,16 +46,28 @@ _PART_OF_RANGE = 2**17
 # The process that used obstore first, in which its threads run.
 _process: int | None = None
 
-_STATUS = re.compile(r"status code: (\d{3})")
-_CODE = re.compile(r"<Code>(\w+)</Code>")
+# Only what comes after the URL is looked at: prefixes may have any name.
+_ANSWER_OF_SERVER = re.compile(
+    r"(?P<before>.* in [^ ]+s\b.* - Server returned (?:non-2xx status code|error response))"
+    r"(?:: (?P<status>\d{3}) [^:]*)?: (?P<body>.*)",
+    re.DOTALL,
+)
+_DELETION = re.compile(r"\(code: (\w+)\)$")
+_CODE = re.compile(r"<Code>\s*([\w.]+)\s*</Code>")
+_MESSAGE = re.compile(r"<Message>(.*?)</Message>", re.DOTALL)
+_URL = re.compile(r"Error performing [A-Z]+ (\S+)")
+_OF_CREDENTIALS = re.compile(
+    r"https?://([^/]+/latest/(api/token$|meta-data/iam/)|169\.254\.170\.\d+|sts\.[a-z0-9.-]*amazonaws\.)"
+)
+_LONGEST_BODY = 300
 
 
 class ObstoreDriver:
     """A prefix of an S3 bucket; see :class:`._driver.Driver`. Thread-safe.
 
-    Credentials, region and endpoint come from obstore's own chain: ``AWS_*`` variables, web identity, container and
-    instance roles. If the variables hold no key and boto3 is installed, they come from boto3's chain, which also knows
-    profiles. Source: https://developmentseed.org/obstore/latest/api/store/aws/.
+    Region and endpoint come from obstore's own chain. So do credentials if ``AWS_*`` variables hold them or botocore is not
+    installed (web identity, container and instance roles); otherwise from botocore's chain, which also knows profiles, SSO and
+    credential processes. Source: https://developmentseed.org/obstore/latest/api/store/aws/.
 
     An object that is created exclusively is sent in one request, whatever its size, since obstore has no conditional multipart
     upload. All of its blocks are in memory at once, and S3 accepts up to 5 GiB. obstore sends blocks without copying them.
@@ -65,7 +83,6 @@ class ObstoreDriver:
         try:
             import obstore
             from obstore import exceptions
-            from obstore.store import S3Store
         except ImportError as error:
             raise MissingDependencyError(
                 f"{redact_uri(uri)!r} needs obstore: pip install 'diloco-core[obstore]'"
@@ -80,7 +97,22 @@ class ObstoreDriver:
         self._obstore = obstore
         self._errors = exceptions
 
-        credentials = _boto3_chain()
+        self._uri, self._bucket, self._prefix = uri, bucket, prefix
+        self._renewing = threading.Lock()
+        self._open()
+
+    def _open(self) -> None:
+        from obstore.store import S3Store
+
+        uri, bucket, prefix, exceptions = self._uri, self._bucket, self._prefix, self._errors
+        try:
+            credentials = credentials_of_botocore()
+        except Exception as error:  # noqa: BLE001 - botocore need not be installed
+            raise StoreUnavailableError(
+                f"{redact_uri(uri)} cannot be opened: there are no credentials "
+                f"({type(error).__name__}: {without_secrets(str(error), uri)})",
+                lasting=True,
+            ) from without_secrets_in(error, uri)
 
         def connect(limits: ClientConfig, retries: RetryConfig | None = None) -> S3Store:
             try:
@@ -155,7 +187,30 @@ class ObstoreDriver:
         else:
             long_enough = [seconds for seconds in self._uploads if seconds >= patience]
             store = self._uploads[min(long_enough, default=max(self._uploads))]
-            self._obstore.put(store, key, blocks, chunk_size=PART_BYTES, max_concurrency=at_once)
+            sent = Sent(blocks)
+            try:
+                self._obstore.put(store, key, sent, chunk_size=PART_BYTES, max_concurrency=at_once)
+            except Exception:
+                # The last answer may have been lost, or have said that there is no such upload any more, after the object
+                # was written: only the object can tell.
+                if not sent.all or not self._holds(key, sent, attempt):
+                    raise
+
+    def _holds(self, key: str, sent: Sent, attempt: Callable[..., None]) -> bool:
+        """Whether the object is what was sent."""
+        answers: list[bool] = []
+
+        def look() -> None:
+            try:
+                size = self._obstore.head(self._little, key)["size"]
+                starts = range(0, size if size == sent.size else 0, PART_BYTES)
+                ranges = ((start, min(start + PART_BYTES, size)) for start in starts)
+                answers.append(sent.is_same(self.range(key, *bounds) for bounds in ranges))
+            except FileNotFoundError:
+                answers.append(False)
+
+        attempt(look)
+        return answers[-1]
 
     def get(self, key: str, largest: int) -> Buffer:
         """Read a whole object; its size is known before its bytes are read."""
@@ -169,7 +224,8 @@ class ObstoreDriver:
         try:
             answer = self._obstore.get(self._little, key, options={"range": (0, HEAD_BYTES)})
         except self._errors.GenericError as error:
-            if _status(error) != 416:
+            answer = _answer(error)
+            if answer is None or answer["status"] != "416":
                 raise
             # The object is empty, so that there is no first byte to ask for.
             return self._obstore.head(self._little, key)["size"], b""
@@ -210,39 +266,52 @@ class ObstoreDriver:
 
     def delete(self, keys: Sequence[str]) -> None:
         """Delete objects, a thousand with one request."""
-        self._obstore.delete(self._little, keys)
+        try:
+            self._obstore.delete(self._little, keys)
+        except self._errors.GenericError as error:
+            if not _is_success(error):
+                raise
 
     def judge(self, error: Exception) -> tuple[Verdict, str]:
         """What an error means."""
-        message = str(error).partition("\n\nDebug source")[0]
-        status, codes = _status(error), _CODE.findall(message)
-        if codes:
-            message = f"{message.partition('<?xml')[0].partition('<Error>')[0].strip()} {codes[0]}"
-        if "/latest/" in message:
-            message += " (obstore asks there for the machine's credentials, since the environment holds none)"
-        if "NoSuchBucket" in codes:
-            return Verdict.NO_BUCKET, message
-        if isinstance(error, FileNotFoundError):
-            return Verdict.MISSING, message
-        if isinstance(error, self._errors.AlreadyExistsError):
-            # obstore also raises this at a conflict of two writers, after which S3 asks for another try.
-            return (Verdict.TRANSIENT if status == 409 else Verdict.EXISTS), message
-        if isinstance(
-            error, (self._errors.PermissionDeniedError, self._errors.UnauthenticatedError)
-        ):
-            return Verdict.FORBIDDEN, message
+        message, answer = _message(error), _answer(error)
+        status, code = None, None
+        if answer is not None:
+            status = int(answer["status"] or 200)
+            code, shown = _sentence(answer["body"])
+            message = f"{answer['before']}{f' {status}' if answer['status'] else ''}: {shown}"
+        elif deletion := _DELETION.search(message):
+            code = deletion[1]
+        url = _URL.search(message)
+        if isinstance(error, self._errors.UnauthenticatedError) and status is None:
+            return Verdict.EXPIRED, message  # raised by the provider of the credentials
+        if url is not None and _OF_CREDENTIALS.match(url[1]):
+            return (
+                Verdict.EXPIRED,
+                f"{message} (obstore asks there for credentials, since the environment holds none; for a profile, SSO or a "
+                "credential process, install botocore, or use fsspec+s3://)",
+            )
+        if "Received redirect without LOCATION" in message:
+            return Verdict.WRONG_PLACE, message
         if isinstance(error, self._errors.InvalidPathError):
             return (
                 Verdict.PERMANENT,
                 f"{message}. Remove that object, which does not belong to the run, or use fsspec+s3://",
             )
-        if not isinstance(error, self._errors.GenericError):
-            return Verdict.PERMANENT, message
-        if status in {401, 403} or "Credential" in message:
-            return Verdict.FORBIDDEN, message
-        if status is not None and 400 <= status < 500 and status not in {408, 409, 425, 429}:
-            return Verdict.PERMANENT, message
-        return Verdict.TRANSIENT, message
+        verdict = verdict_of(status, code)
+        if verdict is not None:
+            return verdict, message
+        if isinstance(error, FileNotFoundError):
+            return Verdict.MISSING, message
+        passes = isinstance(error, self._errors.GenericError)
+        return (Verdict.TRANSIENT if passes else Verdict.PERMANENT), message
+
+    def renew(self) -> None:
+        """Make new connections, which ask for credentials anew."""
+        # If this fails, the next try of the request meets the same error.
+        with once_at_a_time(self._renewing) as first, contextlib.suppress(Exception):
+            if first:
+                self._open()
 
     def close(self) -> None:
         """Nothing to do: idle connections close by themselves."""
@@ -261,24 +330,40 @@ def _check_process(uri: str) -> None:
         )
 
 
-def _status(error: Exception) -> int | None:
-    status = _STATUS.search(str(error))
-    return int(status[1]) if status else None
+def _message(error: Exception) -> str:
+    return str(error).partition("\n\nDebug source")[0]
+
+
+def _answer(error: Exception) -> re.Match[str] | None:
+    """The answer that an error repeats: its status, unless it was 200, and its body."""
+    return _ANSWER_OF_SERVER.fullmatch(_message(error))
+
+
+def _sentence(body: str) -> tuple[str | None, str]:
+    """The service's code, and what it says, from the body of an answer."""
+    code, sentence = _CODE.search(body), _MESSAGE.search(body)
+    if code is None:
+        shown = " ".join(body.split())
+        return None, shown if len(shown) <= _LONGEST_BODY else f"{shown[:_LONGEST_BODY]}..."
+    said = f" ({unescape(' '.join(sentence[1].split()))})" if sentence and sentence[1] else ""
+    return code[1], f"{code[1]}{said}"
+
+
+def _is_success(error: Exception) -> bool:
+    """Whether an answer is only taken for an error since a key in it holds the name of one.
+
+    obstore looks for "SlowDown" and "InternalError" anywhere in some answers with status 200.
+    """
+    answer = _answer(error)
+    return (
+        answer is not None
+        and answer["status"] is None
+        and "<Error>" not in answer["body"]
+        and "<DeleteResult" in answer["body"]
+    )
 
 
 def _plain_http() -> bool:
     """Whether the environment names an endpoint without TLS, so that plain HTTP is intended."""
     names = ("AWS_ENDPOINT_URL_S3", "AWS_ENDPOINT_URL", "AWS_ENDPOINT")
     return any(os.environ.get(name, "").startswith("http://") for name in names)
-
-
-def _boto3_chain() -> Any:
-    if "AWS_ACCESS_KEY_ID" in os.environ:
-        return None
-    try:
-        from obstore.auth.boto3 import Boto3CredentialProvider
-
-        return Boto3CredentialProvider()
-    except (ImportError, ValueError):
-        # boto3 is not installed, or finds no credentials: obstore's own chain may find some.
-        return None

@@ -17,8 +17,9 @@ from .._api import RECORD_BYTES, is_key, too_large
 from .._guard import endpoint, without_secrets, without_secrets_in
 from .._parallel import in_parallel
 from .._transfer import PART_BYTES, Transfer
+from ._advice import advice
 from ._blocks import BlockReader, Transfers, threads
-from ._driver import TooLargeError, Verdict
+from ._driver import ANEW, TooLargeError, Verdict
 from ._uploads import MOST_PARTS, UploadBlocks, Uploads, blocks_of, creates_at_once
 
 if TYPE_CHECKING:
@@ -31,6 +32,10 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 _PROBE_SECONDS = 5.0
+# How long new credentials are waited for. Processes that write them, and their services, may be away for a while.
+_RENEWAL_SECONDS = 300.0
+# A request that a sleeping process had signed long ago is refused like one of a machine with a wrong clock.
+_CLOCK_TRIES = 3
 _PROBE_READS = 3
 _HICCUP_SECONDS = 10.0
 
@@ -175,7 +180,12 @@ class RemoteStore:
             if size < PART_BYTES:
                 self._send_small(key, b"".join(views), exclusive)
             else:
-                self._send_large(key, UploadBlocks(iter(views)), exclusive)
+                verb = "create" if exclusive else "write"
+                self._do(
+                    verb,
+                    key,
+                    lambda: self._send_large(key, UploadBlocks(iter(views)), exclusive),
+                )
             return size
         # An object that is created in one request is held in memory until that request has succeeded.
         held_whole = exclusive and not self.driver.copies
@@ -232,9 +242,21 @@ class RemoteStore:
                 failed = error
             else:
                 return
+        verdict, text = self._judge(failed)
+        named: Exception | None
         try:
-            raise self._named(failed, verb, key, None) from without_secrets_in(failed, self._secret)
+            if verdict not in ANEW:
+                named = self._named(failed, verb, key, None)
+            else:
+                if verdict is Verdict.EXPIRED:
+                    self.driver.renew()
+                named = StoreUnavailableError(
+                    f"cannot {verb} object {key!r} in {self.uri}: {text}", anew=True
+                )
+            raise named from without_secrets_in(failed, self._secret)
         finally:
+            # Otherwise the errors and this frame would hold each other, and with them the bytes that were sent.
+            named = None
             del failed, source
 
     def _delete(self, keys: Sequence[str]) -> None:
@@ -259,21 +281,39 @@ class RemoteStore:
         # Over a network, single failures are normal and not worth a message.
         notices = Notices(_log.warning, self._retries.clock, after=_HICCUP_SECONDS)
 
+        clock = self._retries.clock
+        renewing: float | None = None
+        skewed = 0
+
         def again(error: Exception) -> bool:
-            if isinstance(error, (TooLargeError, StoreError)):
+            nonlocal renewing, skewed
+            if isinstance(error, StoreUnavailableError) and error.anew:
+                notices.failed(str(error))
+                return True
+            if isinstance(error, (TooLargeError, StoreError, _Exists)):
                 return False
             verdict, text = self._judge(error)
-            if verdict is Verdict.TRANSIENT:
-                message = f"cannot {verb} {key!r} in {self.uri}: {text}"
-                _log.info("trying again: %s", message)
-                notices.failed(message)
-            return verdict is Verdict.TRANSIENT
+            if verdict is Verdict.EXPIRED:
+                renewing = clock() if renewing is None else renewing
+                if clock() - renewing > _RENEWAL_SECONDS:
+                    return False
+                self.driver.renew()
+            elif verdict is Verdict.CLOCK:
+                skewed += 1
+                if skewed > _CLOCK_TRIES:
+                    return False
+            elif not verdict.passes:
+                return False
+            message = f"cannot {verb} {key!r} in {self.uri}: {text}"
+            _log.info("trying again: %s", message)
+            notices.failed(message)
+            return True
 
         try:
             return self._retries.run(act, again, self.patience, self._downtime)
         except TooLargeError as error:
             raise too_large(f"{self.uri}/{key}", error.size, largest) from None
-        except StoreError:
+        except (StoreError, _Exists):
             raise
         except Exception as error:  # noqa: BLE001 - raised below as an error of ours, without the driver's as its context
             failed = error
@@ -293,17 +333,15 @@ class RemoteStore:
         verdict, text = self._judge(error)
         if verdict is Verdict.EXISTS and verb == "create":
             return _Exists(created)
-        if verdict is Verdict.MISSING and verb != "create":
+        if verdict is Verdict.MISSING and verb not in {"create", "write"}:
             return ObjectNotFoundError(f"there is no object {key!r} in {self.uri}")
-        advice = {
-            Verdict.NO_BUCKET: " The bucket does not exist: create it, or correct the URI.",
-            Verdict.FORBIDDEN: " Access was denied: check that this process's credentials (those that "
-            f"{self.driver.name} finds by itself) may put, get, list and delete below the prefix.",
-            Verdict.TRANSIENT: f" It was tried again for up to {self.patience:g} s.",
-        }.get(verdict, "")
+        tried = f"It was tried again for up to {self.patience:g} s." if verdict.passes else ""
+        hints = (tried, advice(verdict, verb, self.driver.name))
         return StoreUnavailableError(
-            f"cannot {verb} object {key!r} in {self.uri}: {text}.{advice}",
-            lasting=verdict is not Verdict.TRANSIENT,
+            " ".join(
+                filter(None, (f"cannot {verb} object {key!r} in {self.uri}: {text}.", *hints))
+            ),
+            lasting=not verdict.passes,
         )
 
     def _probe(self, reading: bool) -> None:

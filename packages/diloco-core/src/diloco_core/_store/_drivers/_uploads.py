@@ -6,6 +6,8 @@ import threading
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
+import xxhash
+
 from .._transfer import PART_BYTES, Transfer
 from ._blocks import Transfers, new_buffer
 
@@ -85,6 +87,42 @@ class UploadBlocks:
         except BaseException as error:
             self.error = error
             raise
+
+
+class Sent:
+    """The blocks of an upload, of which size and digest are kept, so that it can be known later whether they arrived.
+
+    Attributes:
+        size: Bytes so far.
+        all: Whether that was all.
+    """
+
+    def __init__(self, blocks: Iterator[Buffer]) -> None:
+        self.size = 0
+        self.all = False
+        self._blocks = blocks
+        self._digest = xxhash.xxh3_128()
+
+    def __iter__(self) -> Sent:
+        return self
+
+    def __next__(self) -> Buffer:
+        try:
+            block = next(self._blocks)
+        except StopIteration:
+            self.all = True
+            raise
+        self.size += len(block)
+        self._digest.update(block)
+        return block
+
+    def is_same(self, blocks: Iterable[Buffer]) -> bool:
+        """Whether these blocks have the same bytes."""
+        digest, size = xxhash.xxh3_128(), 0
+        for block in blocks:
+            size += len(block)
+            digest.update(block)
+        return size == self.size and digest.digest() == self._digest.digest()
 
 
 def blocks_of(parts: Iterable[Buffer], size: int) -> Iterator[memoryview]:

@@ -17,6 +17,7 @@ from ..._errors import CorruptedObjectError
 from ..._store._copies import copy_key
 from ..._wire._fields import Fields
 from ..._wire._sealed import seal, unseal
+from ..._wire._tables import check_fragments
 from ._version import VERSION, check_version
 
 if TYPE_CHECKING:
@@ -145,8 +146,9 @@ class Manifest:
         fields.text("membership", "strict")
         check_version(record, "manifest", origin)
         world_size = fields.whole("world_size", 1, MOST_RANKS)
-        fields.parts("fragments")
-        fields.part("unsynced")
+        check_fragments(fields)
+        if record["fragments"]:
+            fields.part("settings").text("committed")
         manifest = cls(
             fields.text("run_id"),
             fields.text("run", "[0-9a-f]{32}"),

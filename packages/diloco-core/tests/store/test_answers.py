@@ -1,0 +1,230 @@
+"""What services really answer: the code decides, not the status. Real HTTP, both drivers for S3."""
+
+import pytest
+
+from diloco_core import CorruptedObjectError, StoreUnavailableError
+from diloco_core._retry import Retries
+from diloco_core._store._api import creates_once
+from diloco_core._store._drivers._codes import _BY_CODE, _TABLE
+from diloco_core._store._drivers._obstore import ObstoreDriver
+from diloco_core._store._drivers._remote import RemoteStore
+from diloco_core._store._open import open_store
+from diloco_core._store._patient import Patient
+from diloco_core._store._transfer import PART_BYTES
+from diloco_core._timing import Timing
+
+ACTS = {
+    "write": ("PUT", lambda store: store.put("k", [b"x"])),
+    "create": ("PUT", lambda store: store.create("new", b"x")),
+    "read": ("GET", lambda store: store.get("k")),
+    "list": ("GET", lambda store: store.list("")),
+    "delete": ("POST", lambda store: store.delete(["k"])),
+}
+
+
+@pytest.fixture
+def clocked(small_s3, driver):
+    """A store on the small S3 whose pauses pass on a clock of its own, and the clock."""
+    now = [0.0]
+    retries = Retries(
+        patience=600, clock=lambda: now[0], sleep=lambda s: now.__setitem__(0, now[0] + s)
+    )
+    store = RemoteStore("s3://bucket/run", driver, retries)
+    store.put("k", [b"value"])
+    small_s3.log.clear()
+    yield store, now
+    store.close()
+
+
+@pytest.mark.parametrize("act", ACTS)
+@pytest.mark.parametrize(
+    ("status", "code"),
+    [
+        (400, "RequestTimeout"),
+        (400, "IncompleteBody"),
+        (400, "BadDigest"),
+        (403, "SlowDown"),
+        (400, "ThrottlingException"),
+        (403, "ServiceUnavailable"),
+        (409, "OperationAborted"),
+        (403, "RequestTimeTooSkewed"),
+        (400, "ExpiredToken"),
+        (400, "TokenRefreshRequired"),
+        (403, "RequestExpired"),
+    ],
+)
+def test_what_passes_is_tried_again_whatever_its_status(clocked, small_s3, act, status, code):
+    store, _ = clocked
+    method, run = ACTS[act]
+    if act == "delete" and not store.driver.deletes_many:
+        method = "DELETE"
+    small_s3.fail(status, method, times=2, code=code)
+    run(store)
+    assert [fault.times for fault in small_s3.faults] == [0]
+
+
+@pytest.mark.parametrize("code", ["RequestTimeout", "ExpiredToken", "AccessDenied", "SlowDown"])
+def test_an_answer_without_a_body_is_asked_for_its_reason(clocked, small_s3, code):
+    """The answer to HEAD has none, so its status says nothing: s3fs asks so for the size of an object."""
+    store, _ = clocked
+    status = 403 if code in {"AccessDenied", "SlowDown"} else 400
+    for method in ("HEAD", "GET"):
+        small_s3.fail(status, method, times=1, code=code)
+    if code == "AccessDenied":
+        with pytest.raises(StoreUnavailableError, match=r"AccessDenied"):
+            store.open("k")
+    else:
+        with store.open("k") as reader:
+            assert reader.size == 5
+
+
+@pytest.mark.parametrize("act", ACTS)
+@pytest.mark.parametrize(
+    ("status", "code", "way_out"),
+    [
+        (501, "NotImplemented", "refuses this kind of request"),
+        (405, "MethodNotAllowed", "refuses this kind of request"),
+        (400, "InvalidRequest", "refuses this kind of request"),
+        (400, "UnsupportedHeader", "refuses this kind of request"),
+        (501, "Injected", "refuses this kind of request"),
+        (403, "AccessDenied", "check that this process's credentials"),
+        (301, "PermanentRedirect", "set AWS_REGION"),
+    ],
+)
+def test_what_is_refused_for_good_is_not_tried_again(
+    clocked, small_s3, act, status, code, way_out
+):
+    store, now = clocked
+    method, run = ACTS[act]
+    if act == "delete" and not store.driver.deletes_many:
+        method = "DELETE"
+    small_s3.fail(status, method, times=99, code=code)
+    with pytest.raises(StoreUnavailableError, match=way_out) as caught:
+        run(store)
+    assert now == [0.0]
+    assert caught.value.lasting
+    if status != 301:  # obstore does not show what such an answer says
+        assert "no, said the store" in str(caught.value)
+        assert code in str(caught.value)
+
+
+def test_a_refused_conditional_write_names_itself_and_the_way_out(clocked, small_s3):
+    store, now = clocked
+    for status, code, said in (
+        (501, "NotImplemented", r"conditional write \(If-None-Match: \*\).*a folder that all"),
+        (403, "AccessDenied", r"a policy of the bucket refuses conditional writes"),
+    ):
+        small_s3.faults.clear()
+        small_s3.fail(status, "PUT", times=99, code=code)
+        with pytest.raises(StoreUnavailableError, match=said):
+            creates_once(store)
+    assert now == [0.0]
+
+
+def test_the_way_out_of_a_driver_is_the_other_one(clocked, small_s3):
+    store, _ = clocked
+    small_s3.fail(400, "PUT", times=99, code="InvalidArgument")
+    out = (
+        r"Try fsspec\+s3://"
+        if store.driver.name == "obstore"
+        else "AWS_REQUEST_CHECKSUM_CALCULATION=when_required .* or try obstore"
+    )
+    with pytest.raises(StoreUnavailableError, match=out):
+        store.put("k", [b"x"])
+
+
+def test_a_wrong_clock_is_named(clocked, small_s3):
+    store, now = clocked
+    small_s3.fail(403, "PUT", times=99, code="RequestTimeTooSkewed")
+    with pytest.raises(StoreUnavailableError, match="The clock of this machine is wrong") as caught:
+        store.put("k", [b"x"])
+    assert now[0] < 5
+    assert caught.value.lasting
+
+
+def test_a_store_that_takes_too_few_requests_is_named(small_s3, driver, patient):
+    retries, now = patient
+    store = RemoteStore("s3://bucket/run", driver, retries)
+    small_s3.fail(503, "PUT", times=9999, code="SlowDown")
+    with pytest.raises(StoreUnavailableError, match="for up to 20 s.* fewer connections="):
+        store.put("k", [b"x"])
+    assert now[0] > 10
+    store.close()
+
+
+@pytest.mark.parametrize("what", ["lose", "late", "never", 404])
+@pytest.mark.parametrize("code", ["InternalError", "NoSuchUpload", "RequestTimeout"])
+def test_a_large_write_whose_last_answer_is_lost_is_looked_for(store, small_s3, what, code):
+    """The second try is told that there is no such upload any more, since the first has ended it."""
+    data = bytes(range(256)) * (2 * PART_BYTES // 256) + b"end"
+    small_s3.objects["run/large"] = bytes(len(data))  # damaged, and of the same size
+    small_s3.fail(what, "POST", part="uploadId", code=code)
+    if what in {"lose", "late"}:  # what has arrived need not be sent again
+        assert store.put("large", iter([data])) == len(data)
+    else:
+        patient = Patient(store, Timing())
+        assert patient.put("large", lambda: iter([data])) == len(data)
+    assert small_s3.objects["run/large"] == data
+
+
+@pytest.mark.parametrize("code", ["RequestTimeout", "SlowDown", "ExpiredToken", "NoSuchUpload"])
+def test_an_upload_in_parts_outlives_what_passes(store, small_s3, code):
+    """obstore tries a part again by the status alone; so everything is sent anew."""
+    data = bytes(range(256)) * (3 * PART_BYTES // 256)
+    patient = Patient(store, Timing(sleep=lambda seconds: None))
+    for write in (
+        lambda: patient.put("large", lambda: iter([data])),
+        lambda: store.put("large", [data]),
+    ):
+        small_s3.fail(400, "PUT", times=2, part="partNumber=2", code=code)
+        write()
+        assert small_s3.objects.pop("run/large") == data
+        assert [fault.times for fault in small_s3.faults] == [0]
+        small_s3.faults.clear()
+    assert small_s3.uploads == {}
+
+
+@pytest.mark.parametrize("status", [404, 400])
+def test_a_write_is_never_told_that_there_is_no_object(store, small_s3, status):
+    small_s3.fail(status, "PUT", times=99, code="NoSuchKey" if status == 404 else "Injected")
+    for write in (
+        lambda: store.put("k", [b"x"]),
+        lambda: store.create("k", b"x"),
+        lambda: store.put("k", iter([bytes(2 * PART_BYTES)])),
+    ):
+        with pytest.raises(StoreUnavailableError, match=r"cannot (write|create) object 'k'"):
+            write()
+
+
+@pytest.mark.parametrize("scheme", ["obstore+s3", "fsspec+s3"])
+def test_a_prefix_may_have_the_name_of_an_error(small_s3, scheme):
+    for name in ("SlowDown", "InternalError", "NoSuchBucket", "Credential", "latest/api/token"):
+        store = open_store(f"{scheme}://bucket/{name}")
+        data = bytes(PART_BYTES + 1)
+        assert store.put("large", iter([data])) == len(data)
+        small_s3.fail(503, "GET", times=1)
+        assert store.list("") == {"large": len(data)}
+        store.delete(["large"])
+        assert store.list("") == {}
+        store.close()
+
+
+def test_what_cannot_be_deleted_is_an_error(small_s3, small_s3_drivers):
+    """Also if the answer has status 200, and the prefix has the name of an error."""
+    store = RemoteStore("s3://bucket/SlowDown", ObstoreDriver("s3://bucket/SlowDown"))
+    small_s3.fail("kept", "POST", part="delete", code="AccessDenied")
+    with pytest.raises(StoreUnavailableError, match=r"AccessDenied.*may put, get, list and delete"):
+        store.delete(["k"])
+    small_s3.fail("kept", "POST", part="delete", times=2, code="InternalError")
+    store.delete(["k"])
+    store.close()
+
+
+def test_every_code_is_in_the_table_once():
+    assert len(_BY_CODE) == sum(len(codes.split()) for codes in _TABLE.values())
+
+
+def test_damage_is_no_answer(store, small_s3):
+    small_s3.objects["run/k"] = bytes(10)
+    with store.open("k") as reader, pytest.raises(CorruptedObjectError):
+        reader.read_into(5, memoryview(bytearray(10)))
