@@ -64,6 +64,11 @@ def elastic_of(elastic: object, options: Mapping[str, Any]) -> Elastic | None:
         _check_once("elastic", "Elastic", options)
         return elastic
     if "min_replicas" in options:
+        if "publish_every" in options and options.get("topology") == "sharded":
+            raise ConfigurationError(
+                f"publish_every={options['publish_every']!r} cannot be used with topology='sharded', which publishes the state "
+                "in every sync. Leave it out, or pass topology='gather'"
+            )
         return Elastic(**options)
     for name, value in options.items():
         if name == "resume":
@@ -79,6 +84,16 @@ def elastic_of(elastic: object, options: Mapping[str, Any]) -> Elastic | None:
 def numbers_of(timing: Timing) -> dict[str, object]:
     """The limits in seconds by name, without the clock."""
     return {name: getattr(timing, name) for name in _LIMITS}
+
+
+def say_no_effect(rank: int, lost_after: float) -> None:
+    """Say that an elastic run does not ask for this limit."""
+    _log.warning(
+        "rank %d: lost_after=%s has no effect in an elastic run, where grace says how long a replica is waited for. Leave it "
+        "out.",
+        rank,
+        lost_after,
+    )
 
 
 def settings_of(elastic: Elastic) -> dict[str, object]:

@@ -229,9 +229,13 @@ def test_a_resumed_run_ends_as_one_that_was_not_interrupted(
 
 
 @pytest.mark.parametrize("elastic", [{}, {"min_replicas": 2}], ids=["strict", "elastic"])
-@pytest.mark.parametrize("save_every", [0, 3])
-def test_a_residual_that_was_not_saved_is_lost_and_said(elastic, save_every, tmp_path, caplog):
+@pytest.mark.parametrize("delay", [0, 1])
+@pytest.mark.parametrize("save_every", [0, 4])
+def test_a_residual_that_was_not_saved_is_lost_and_said(
+    elastic, save_every, delay, tmp_path, caplog
+):
     options = {
+        "delay": delay,
         "codec": CODEC,
         "error_feedback": True,
         "sync_every": 2,
@@ -267,6 +271,8 @@ def test_a_residual_that_was_not_saved_is_lost_and_said(elastic, save_every, tmp
             in record.getMessage()
         ]
         assert [record.levelno for record in said] == [logging.WARNING]
+        advised = ["save_inner_every=1 avoids this" in record.getMessage() for record in said]
+        assert advised == [not delay], "with a delay, that would be wrong"
 
 
 def test_what_is_not_finite_with_the_residual_is_refused_before_it_is_sent(tmp_path):

@@ -8,6 +8,7 @@ import pytest
 import torch
 
 from diloco_core import (
+    ConfigurationError,
     DiLoCo,
     Elastic,
     ElasticExchange,
@@ -118,6 +119,9 @@ def test_a_run_that_is_continued_with_another(kind, name):
         results = continued(kind, before, after)
         if kind == "strict" and name in MAY_CHANGE:
             assert set(results) == {4}, results
+        elif name == "init":
+            assert all(isinstance(result, ConfigurationError) for result in results), results
+            assert "init='check' cannot be used in an elastic run" in str(results[0])
         else:
             assert all(isinstance(result, MismatchError) for result in results), results
             told = f"{name}=", f"without {name},", f"with {name}["

@@ -15,8 +15,10 @@ from .._codecs._compiled import CompiledCodec
 from .._codecs._named import CODECS, find_codec
 from .._codecs._state import check_state_codec
 from .._errors import ConfigurationError
+from .._exchange._resumable import KeepingExchange, ResumableExchange
 from .._model._layers import PATTERNS, Pattern
 from .._seconds import Seconds
+from ._notices import no_effect
 from ._schedule import Schedule
 from ._windows import Windows
 
@@ -118,6 +120,21 @@ def feedback_of(given: object, codec: Codec) -> float:
             "out, or choose a codec that sends fewer bytes, such as codec='int8'"
         )
     return float(given)  # type: ignore[arg-type]
+
+
+def init_over(exchange: Exchange, given: object) -> str:
+    """With which values the replicas of an exchange begin.
+
+    Raises:
+        ConfigurationError: The value is not allowed, or does not fit the exchange.
+    """
+    init = one_of("init", given, ("rank0", "check"))
+    if init == "check" and isinstance(exchange, ResumableExchange):
+        raise ConfigurationError(
+            "init='check' cannot be used in an elastic run: every replica takes the run's state, and "
+            "nobody compares what it held before. Leave init out"
+        )
+    return init
 
 
 def weighting_over(exchange: Exchange, given: str) -> Weighting:
@@ -301,6 +318,9 @@ def state_coding_over(exchange: Exchange, given: object, full_every: object) -> 
             "only runs over a store and replicas in one process do. Leave it out, or use an exchange that connect() or "
             "in_process() returned"
         )
+    if full_every is not None and not isinstance(exchange, KeepingExchange):
+        given = f"full_state_every={every}"
+        no_effect(exchange.rank, given, f"a {type(exchange).__name__}, which keeps no state")
     return StateCoding(codec, every)
 
 

@@ -27,6 +27,7 @@ from ._arguments import (
     codec_over,
     feedback_of,
     fragments_of,
+    init_over,
     schedule_over,
     state_coding_over,
     stateful_of,
@@ -35,7 +36,7 @@ from ._arguments import (
     weighting_over,
 )
 from ._inner_loop import InnerLoop
-from ._membership import membership_of
+from ._membership import SAVE_INNER_EVERY, membership_of
 from ._outer_lr import OuterLr, check_changeable, check_schedules
 from ._outer_steps import OuterSteps
 from ._own_buffers import OwnBuffers
@@ -142,7 +143,8 @@ class DiLoCo:
         buffers: ``"mean"`` (floating-point buffers; counters from rank 0), ``"rank0"`` or ``"none"``. With several
             fragments, buffers are synced with the last one. With ``"none"`` each rank has its own; in runs over a store they
             are saved and restored with its inner optimizer.
-        init: ``"rank0"``: all adopt rank 0's initial parameters. ``"check"``: differing initial values are refused.
+        init: ``"rank0"``: all adopt rank 0's initial parameters. ``"check"``: differing initial values are refused; not in
+            elastic runs, where every replica takes the run's state.
         flush: What happens to a partial period when the block is left. ``"partial"``: it is synced. This is a full outer
             step, with the whole learning rate and momentum, however few inner steps it covers: after a single inner step,
             the outer step consists mostly of the momentum of earlier ones. ``"none"``: it is dropped, and the model ends in
@@ -234,7 +236,7 @@ class DiLoCo:
         state_codec: str | Codec = "plain",
         full_state_every: int | None = None,
         stateful: Mapping[str, Stateful] | None = None,
-        save_inner_every: int = 10,
+        save_inner_every: int = SAVE_INNER_EVERY,
         on_sync: Callable[[SyncReport], None] | None = None,
     ) -> None:
         check_parties(model, exchange, on_sync)
@@ -257,7 +259,7 @@ class DiLoCo:
         check_trimmed(trimmed, contribution_codec)
         feedback = feedback_of(error_feedback, contribution_codec)
         self._exchange = exchange
-        self._init = one_of("init", init, ("rank0", "check"))
+        self._init = init_over(exchange, init)
         self._flush = one_of("flush", flush, ("partial", "none"))
         names = {
             id(parameter): plain_name(model, name) for name, parameter in model.named_parameters()
@@ -270,6 +272,7 @@ class DiLoCo:
             names,
             OwnBuffers(model) if policy is Buffers.NONE else None,
             Residuals() if feedback else None,
+            delayed=bool(self._schedule.delay),
         )
         coding = state_coding_over(exchange, state_codec, full_state_every)
         self._model = SyncedModel(

@@ -26,6 +26,8 @@ if TYPE_CHECKING:
     from ._own_buffers import OwnBuffers
     from ._residuals import Residuals
 
+SAVE_INNER_EVERY = 10
+
 
 class Membership(Protocol):
     """What differs between runs in which all replicas stay to the end and runs that outlive their replicas.
@@ -59,6 +61,11 @@ class Membership(Protocol):
 
     def counted_in(self, fragment: int) -> int | None:
         """How many inner steps of this rank are counted in a fragment; None if every contribution is counted."""
+        ...
+
+    @property
+    def advice(self) -> str:
+        """What to set so that less is lost between two saves, as the end of a message."""
         ...
 
     @property
@@ -144,6 +151,8 @@ def membership_of(
     names: Mapping[int, str],
     buffers: OwnBuffers | None,
     residuals: Residuals | None = None,
+    *,
+    delayed: bool = False,
 ) -> Membership:
     """The membership of the run behind an exchange. No other function asks what kind of exchange it is.
 
@@ -155,19 +164,35 @@ def membership_of(
         names: The names of the model's parameters, by the ``id`` of the parameter.
         buffers: The model's buffers, if they are not synced.
         residuals: The residuals of error feedback, if there is any.
+        delayed: Whether replicas train while a sync is under way.
 
     Raises:
         ConfigurationError: Something cannot be saved; or ``stateful`` is given although a run of this kind saves nothing.
     """
     if isinstance(exchange, ResumableExchange):
         own_state = OwnState(
-            exchange, optimizers, stateful, save_inner_every, names, buffers, residuals=residuals
+            exchange,
+            optimizers,
+            stateful,
+            save_inner_every,
+            names,
+            buffers,
+            residuals=residuals,
+            delayed=delayed,
         )
         return ResumableMembership(exchange, own_state)
     if isinstance(exchange, RestartableExchange):
         open_steps = OpenSteps()
         own_state = OwnState(
-            exchange, optimizers, stateful, save_inner_every, names, buffers, open_steps, residuals
+            exchange,
+            optimizers,
+            stateful,
+            save_inner_every,
+            names,
+            buffers,
+            open_steps,
+            residuals,
+            delayed=delayed,
         )
         return RestartableMembership(exchange, own_state, open_steps)
     if stateful:
@@ -175,6 +200,12 @@ def membership_of(
             f"stateful was given (for {', '.join(map(repr, stateful))}), but this exchange ({type(exchange).__name__}) has no "
             "store that could keep their states. Use connect(), or leave stateful out and save and restore these objects "
             "yourself."
+        )
+    if save_inner_every not in {0, SAVE_INNER_EVERY}:
+        notices.no_effect(
+            exchange.rank,
+            f"save_inner_every={save_inner_every}",
+            f"a {type(exchange).__name__}, which has no store to save anything in",
         )
     return FixedMembership(exchange)
 
@@ -191,6 +222,11 @@ class FixedMembership:
         self._exchange = exchange
         self.begins_behind = getattr(exchange, "begins_behind", True)
         self.in_background = getattr(exchange, "in_background", in_thread)
+
+    @property
+    def advice(self) -> str:
+        """Empty: nothing is saved."""
+        return ""
 
     @property
     def batches_to_skip(self) -> int:
@@ -271,6 +307,11 @@ class _SavesOwnState:
         self._own_state = own_state
 
     @property
+    def advice(self) -> str:
+        """See :attr:`.OwnState.advice`."""
+        return self._own_state.advice
+
+    @property
     def batches_to_skip(self) -> int:
         """Inner steps that the run has counted after the restored inner state was saved."""
         return self._own_state.batches_to_skip()
@@ -331,7 +372,9 @@ class RestartableMembership(_SavesOwnState, FixedMembership):
         count.committed, count.inner_steps = taken.outer_steps, taken.inner_steps
         count.published, count.rate = list(taken.syncs), taken.rate
         self._own_state.restore(count.inner_steps)
-        self._own_state.residuals.check(exchange.rank, taken.counted, exchange.position.sync)
+        self._own_state.residuals.check(
+            exchange.rank, taken.counted, exchange.position.sync, self.advice
+        )
         own = self._own_state
         notices.resumed(exchange.rank, count.committed, count.inner_steps, own.behind, own.restored)
         if not self._open_steps.applied:
@@ -340,7 +383,7 @@ class RestartableMembership(_SavesOwnState, FixedMembership):
                 for fragment, counted in zip(fragments, taken.counted, strict=True)
                 if counted < taken.inner_steps
             ]
-            notices.open_steps_lost(exchange.rank, lost, own.saves)
+            notices.open_steps_lost(exchange.rank, lost, own.saves, self.advice)
 
     @property
     def saves_open_steps(self) -> bool:  # type: ignore[override]
@@ -400,7 +443,9 @@ class ResumableMembership(_SavesOwnState):
         count.inner_steps = self._exchange.counted
         self._own_state.restore(count.inner_steps)
         position = self._exchange.position
-        self._own_state.residuals.check(self._exchange.rank, position.counted, position.sync)
+        self._own_state.residuals.check(
+            self._exchange.rank, position.counted, position.sync, self.advice
+        )
         counted = zip(fragments, position.counted, strict=False)
         lost = [(f.name, count.inner_steps - steps) for f, steps in counted]
         # It may hold steps that were taken while a sync was under way, which no sync counts.

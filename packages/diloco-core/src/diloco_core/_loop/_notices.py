@@ -13,6 +13,11 @@ if TYPE_CHECKING:
 _log = logging.getLogger("diloco_core")
 
 
+def no_effect(rank: int, option: str, where: str) -> None:
+    """An option was given that means nothing over this exchange or in this kind of run."""
+    _log.warning("rank %d: %s has no effect in %s. Leave it out.", rank, option, where)
+
+
 def resumed(rank: int, committed: int, inner_steps: int, behind: int, restored: bool) -> None:
     """A strict run is continued. If inner state was ``restored``, ``behind`` steps were counted after it."""
     _log.info(
@@ -146,17 +151,18 @@ def reloaded(rank: int, committed: int, lost: Sequence[tuple[str, int]]) -> None
     )
 
 
-def open_steps_lost(rank: int, lost: Sequence[tuple[str, int]], saves: bool) -> None:
+def open_steps_lost(rank: int, lost: Sequence[tuple[str, int]], saves: bool, advice: str) -> None:
     """A strict run is resumed without the inner steps of some fragments since their last sync, if ``lost`` has any."""
     if lost:
         _log.warning(
             "rank %d: inner steps of this replica that are lost because neither a sync nor a saved inner state holds them: %s. "
-            "%s. save_inner_every=1 avoids this.",
+            "%s.%s",
             rank,
             _steps_of(lost),
             "The run was stopped between two saves, or the newest save is gone"
             if saves
             else "With save_inner_every=0, nothing is saved or restored",
+            advice,
         )
 
 
@@ -254,13 +260,13 @@ def not_saved_at_the_end(rank: int, error: Exception) -> None:
     _log.warning("rank %d: the inner state was not saved: %s", rank, error)
 
 
-def residual_lost(rank: int, fragment: str, sync: int) -> None:
+def residual_lost(rank: int, fragment: str, sync: int, advice: str) -> None:
     """Error feedback starts again from zero in a fragment, since what it held belongs to another state of the run."""
     _log.warning(
         "rank %d: error feedback of fragment %s starts again from zero after sync %d: what the codec had lost of this rank's "
-        "contributions was not saved at the point from which the run goes on, and is not sent any more. save_inner_every=1 "
-        "saves it after every sync.",
+        "contributions was not saved at the point from which the run goes on, and is not sent any more.%s",
         rank,
         fragment,
         sync,
+        advice,
     )

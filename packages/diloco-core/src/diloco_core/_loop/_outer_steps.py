@@ -287,11 +287,13 @@ class OuterSteps:
         start = self._clock()
         try:
             report = self._result(sent, hurried=sent.behind and last)
-            self._settle_residuals(sent.number, report)
             if sent.behind and last and undecided(report):
-                # Once more, with all the patience that a replica has that leaves.
-                self._forget_sent()
-                return self._next(last)
+                # Once more, with all the patience that a replica has that leaves; and with the same contribution, since the
+                # others may have counted it by now.
+                begin = partial(self._membership.begin_sync, fragment, sent.sent_at, last=last)
+                sent.flight = Flight.of(fragment, begin, self._clock, begun=False)
+                report = self._result(sent, hurried=False)
+            self._settle_residuals(sent.number, report)
             waited = self._clock() - start
             if sent.behind:
                 self._before()  # the model may have changed since it was sent
@@ -350,7 +352,9 @@ class OuterSteps:
                 continue
             fate = report.contribution if other == number else "none"
             if fragment.residual.settle(fate, self._membership.counted_in(other)):
-                notices.residual_lost(self._rank, fragment.name, report.sync)
+                notices.residual_lost(
+                    self._rank, fragment.name, report.sync, self._membership.advice
+                )
 
     def _forget_sent(self) -> None:
         self._sent = None

@@ -38,6 +38,7 @@ class OwnState:
         buffers: The model's buffers, if they belong to this replica alone.
         open_steps: In strict runs: what the replica has learned in fragments since their last sync.
         residuals: With error feedback: what codecs have lost of its contributions.
+        delayed: Whether this replica trains while a sync is under way.
 
     Attributes:
         residuals: The residuals of error feedback; they are of no fragment if there is no error feedback.
@@ -62,7 +63,10 @@ class OwnState:
         buffers: OwnBuffers | None = None,
         open_steps: OpenSteps | None = None,
         residuals: Residuals | None = None,
+        *,
+        delayed: bool = False,
     ) -> None:
+        self._delayed = delayed
         self._exchange = exchange
         self._open_steps = open_steps
         self._buffers = buffers
@@ -82,6 +86,18 @@ class OwnState:
         self._saved_at = self._saved_steps = self._began_at = 0
         self._over = False
         self._has_saved = False
+
+    @property
+    def advice(self) -> str:
+        """What to set so that less is lost between two saves, as the end of a message; empty if it is set."""
+        if self._every == 1:
+            return ""
+        if self._delayed:
+            return (
+                " save_inner_every=1 makes this rarer. With a delay it does not rule it out, since a sync "
+                "is counted before this rank has adopted it and saved."
+            )
+        return " save_inner_every=1 avoids this."
 
     @property
     def saves(self) -> bool:
@@ -162,11 +178,12 @@ class OwnState:
                     logging.INFO if self._open_steps is None else logging.WARNING,
                     "rank %d: the newest inner state of this rank was saved after sync %d, %d inner steps before the state that "
                     "the run continues from. %s do not hold these steps; a data loader among them has to skip their batches "
-                    "(batches_to_skip). save_inner_every=1 avoids this.",
+                    "(batches_to_skip).%s",
                     exchange.rank,
                     saved.sync,
                     self.behind,
                     self._contents(),
+                    self.advice,
                 )
             return
         if passed_over or self.behind:

@@ -41,14 +41,15 @@ class Residuals:
                 saved = state[fragment.name]
                 fragment.residual.load(saved["values"], int(saved["tag"]))
 
-    def check(self, rank: int, positions: Sequence[int], sync: int) -> None:
+    def check(self, rank: int, positions: Sequence[int], sync: int, advice: str) -> None:
         """Set residuals to zero that do not hold where this replica begins, and log which ones.
 
         Args:
             rank: The rank of this replica.
             positions: For every fragment, how many inner steps of this rank are counted in it.
             sync: The number of the newest sync.
+            advice: What to set so that less is lost.
         """
         for fragment, position in zip(self._fragments, positions, strict=bool(self._fragments)):
             if fragment.residual is not None and fragment.residual.move(position):
-                notices.residual_lost(rank, fragment.name, sync)
+                notices.residual_lost(rank, fragment.name, sync, advice)

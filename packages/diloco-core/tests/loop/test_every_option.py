@@ -1,0 +1,247 @@
+"""Every option of an outer loop and of connect() has an effect in every kind of run, or is refused by name: none does nothing.
+
+What an effect is, is seen from outside: in the models, the reports, the objects of the store, or what is raised. The lists are
+complete by the signatures, so that a new option without a row fails here.
+"""
+
+import datetime
+import inspect
+import json
+import logging
+from dataclasses import dataclass, field
+
+import pytest
+import torch
+from delay_lab import exchanges
+from training_lab import PATIENCE
+from warm_processes import WarmProcess
+
+from diloco_core import ConfigurationError, DiLoCo, ProcessGroupExchange, Seconds
+from diloco_core.testing import run_replicas
+
+
+@dataclass
+class Row:
+    """An option with a value, and the options beside which it is seen."""
+
+    value: object
+    beside: dict = field(default_factory=dict)
+    replicas: int = 3
+    first: dict = field(default_factory=dict)  # what only one side of the comparison has
+
+
+class Box:
+    """Something of the user's that can be saved."""
+
+    def state_dict(self):
+        return {"position": 3}
+
+    def load_state_dict(self, state):
+        pass
+
+
+def adam(parameters):
+    return torch.optim.Adam(parameters, lr=0.1)
+
+
+GROUPS = "a group of its own for a part of the model"
+LOOP = {
+    "sync_every": [Row(2), Row(Seconds(300))],
+    "fragments": [Row(2), Row(("sequential", 2))],
+    "outer_lr": [Row(0.3), Row(lambda sync: 0.5 / sync)],
+    "outer_momentum": [Row(0.4)],
+    "nesterov": [Row(False)],
+    "outer_optimizer": [Row(adam)],
+    "outer_groups": [Row(GROUPS)],
+    "buffers": [Row("rank0"), Row("none")],
+    "init": [Row("check")],
+    "flush": [Row("none")],
+    "delay": [Row(1)],
+    "alpha": [Row(0.5)],
+    "codec": [Row("int8")],
+    "error_feedback": [Row(True, {"codec": "int8"})],
+    "weight": [Row("steps"), Row("tokens")],
+    "aggregate": [Row("trimmed")],
+    "trim": [Row(2, {"aggregate": "trimmed"}, replicas=5)],
+    "clip": [Row("median")],
+    "state_codec": [Row("int8")],
+    "full_state_every": [Row(1, {"state_codec": "int8"})],
+    "stateful": [Row({"box": Box()})],
+    "save_inner_every": [Row(1)],
+    "on_sync": [Row(print)],
+}
+KINDS = ["threads", "store", "sharded", "gather", "manager"]
+
+
+class Net(torch.nn.Module):
+    def __init__(self, rank):
+        super().__init__()
+        generator = torch.Generator().manual_seed(rank)  # every rank begins elsewhere
+        self.layers = torch.nn.ModuleList(
+            torch.nn.Linear(4, 4, dtype=torch.float64) for _ in range(2)
+        )
+        with torch.no_grad():
+            for parameter in self.parameters():
+                parameter.copy_(torch.randn(parameter.shape, generator=generator))
+        self.register_buffer("seen", torch.zeros(2, dtype=torch.float64))
+
+
+def trained(exchange, options):
+    """What one replica holds and was told in the end; or what was raised."""
+    model, said = Net(exchange.rank), []
+    inner = torch.optim.SGD(model.parameters(), lr=0.1)
+    options = dict(options)
+    if options.get("outer_groups") == GROUPS:
+        layers = model.layers
+        options["outer_groups"] = [{"params": layers[0]}, {"params": layers[1], "lr": 0.1}]
+    asked = options.get("on_sync")
+
+    def on_sync(report):
+        values = [report.outer_lr, report.weights, report.bytes_sent, report.bytes_received]
+        said.append([report.sync, report.inner_steps, *map(str, values)])
+        if hasattr(exchange, "store"):
+            said.append(sorted(exchange.store.list(f"inner/{exchange.rank:05}/")))
+        if asked is not None:
+            said.append("asked")
+
+    try:
+        with DiLoCo(
+            model, inner, exchange, **{"sync_every": 4, **options, "on_sync": on_sync}
+        ) as outer:
+            for step in range(
+                9 + (exchange.rank == 1)
+            ):  # the flush covers one step more at one of them
+                generator = torch.Generator().manual_seed(1000 * exchange.rank + step)
+                for parameter in model.parameters():
+                    gradient = torch.randn(parameter.shape, generator=generator).double()
+                    parameter.grad = gradient.mul(1 + 5 * exchange.rank)
+                model.seen += exchange.rank
+                if options.get("weight") == "tokens":
+                    outer.count_tokens(1 + 3 * exchange.rank)
+                inner.step()
+    except Exception as error:  # what is raised is compared
+        return error
+    tensors = {name: tensor.flatten().tolist() for name, tensor in model.state_dict().items()}
+    return tensors, said
+
+
+def objects(exchange):
+    """Where the objects lie that a run has left in its store, and their sizes. Their names would show every setting."""
+    store = getattr(exchange, "store", None)
+    if store is None:
+        return []
+    found = {
+        key: size for folder in ("inner", "state", "deltas", "unsynced")
+        for key, size in store.list(f"{folder}/").items()
+    }  # fmt: skip
+    return sorted((key.partition("/")[0], size) for key, size in found.items())
+
+
+def over(kind, replicas):
+    return lambda options: run(exchanges(kind, replicas), options)
+
+
+def run(each, options):
+    results = run_replicas(lambda exchange: trained(exchange, options), each)
+    errors = [result for result in results if isinstance(result, BaseException)]
+    refused = [error for error in errors if isinstance(error, ConfigurationError)]
+    if refused:
+        raise refused[0]
+    if errors:
+        return sorted(type(error).__name__ for error in errors)
+    return results, [objects(exchange) for exchange in each]
+
+
+class Heard(logging.Handler):
+    """What the log says."""
+
+    def __init__(self):
+        super().__init__()
+        self.messages = []
+
+    def __enter__(self):
+        logging.getLogger("diloco_core").addHandler(self)
+        return self.messages
+
+    def __exit__(self, *_):
+        logging.getLogger("diloco_core").removeHandler(self)
+
+    def emit(self, record):
+        self.messages.append(record.getMessage())
+
+
+def acts_or_is_refused(outcome, name, row, said):
+    """Whether the option changes what comes out, or is refused, or at least said to have no effect."""
+    try:
+        without = outcome(row.beside)
+    except ConfigurationError as error:
+        assert any(option in str(error) for option in row.beside), error  # noqa: PT017
+        return "cannot be combined here"
+    said.clear()
+    try:
+        found = outcome({**row.beside, name: row.value})
+    except ConfigurationError as error:
+        assert name in str(error), error  # noqa: PT017
+        return "refused"
+    if found == without:
+        assert any(f"{name}=" in line and "no effect" in line for line in said), (
+            f"{name}={row.value!r} does nothing here, and nobody says so"
+        )
+        return "told"
+    return "acts"
+
+
+def test_the_list_is_complete():
+    assert set(inspect.signature(DiLoCo).parameters) == {
+        *LOOP,
+        "model",
+        "inner_optimizer",
+        "exchange",
+    }
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("name", LOOP)
+def test_an_option_of_the_loop_does_something_or_is_refused(kind, name):
+    with Heard() as heard:
+        for row in LOOP[name]:
+            acts_or_is_refused(over(kind, row.replicas), name, row, heard)
+
+
+def of_a_group(meet, rank):
+    """What one of the processes of a group finds of every option."""
+    torch.set_num_threads(1)
+    heard = Heard().__enter__()
+    group = torch.distributed
+    group.init_process_group(
+        "gloo",
+        init_method=meet,
+        rank=rank,
+        world_size=3,
+        timeout=datetime.timedelta(seconds=PATIENCE),
+    )
+
+    def outcome(options):
+        result = trained(ProcessGroupExchange(chunk_bytes=64), options)
+        if isinstance(result, ConfigurationError):
+            raise result
+        everybody = [None] * 3
+        group.all_gather_object(everybody, repr(result))
+        return everybody
+
+    found = {
+        name: [acts_or_is_refused(outcome, name, row, heard) for row in rows]
+        for name, rows in LOOP.items()
+    }
+    print(json.dumps(found))  # noqa: T201 - the parent process reads it
+
+
+def test_over_a_process_group_too(tmp_path):
+    started = [
+        WarmProcess(tmp_path / f"{rank}", of_a_group, f"file://{tmp_path}/meet", rank)
+        for rank in range(3)
+    ]
+    for process in started:
+        status, out, err = process.communicate()
+        assert status == 0, err
+        assert json.loads(out).keys() == LOOP.keys()
