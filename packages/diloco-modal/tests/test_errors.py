@@ -5,13 +5,16 @@ import sys
 import pytest
 from grpclib.exceptions import ProtocolError, StreamTerminatedError
 from modal import exception as modal_errors
+from modal._utils import http_utils
 
-from diloco_modal._errors import DenseLogError, MissingError, bounded, meant
+import diloco_modal
+from diloco_modal._errors import DenseLogError, MissingError, bounded, import_modal, meant
 from diloco_protocol import (
     AuthError,
     BackendError,
     ForbiddenError,
     InvalidRequestError,
+    MissingDependencyError,
     QuotaExceededError,
     ThrottledError,
     UnavailableError,
@@ -67,3 +70,13 @@ def test_a_call_has_the_time_that_it_is_given():
     assert bounded(lambda: 3, 60.0, "looking") == 3
     with pytest.raises(SystemExit):
         bounded(lambda: sys.exit(3), 60.0, "looking")
+
+
+def test_a_client_in_which_something_has_moved_is_named(monkeypatch):
+    monkeypatch.delitem(sys.modules, "diloco_modal._wire")
+    monkeypatch.delattr(diloco_modal, "_wire")
+    monkeypatch.delattr(http_utils, "ClientSessionRegistry")
+    with pytest.raises(
+        MissingDependencyError, match=r"ClientSessionRegistry.*pip install 'modal>=1\.5\.5,<1\.7'"
+    ):
+        import_modal()

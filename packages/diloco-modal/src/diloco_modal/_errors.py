@@ -34,7 +34,7 @@ def import_modal() -> None:
         MissingDependencyError: It is not installed.
     """
     try:
-        import modal  # noqa: F401
+        from . import _wire  # noqa: F401 - it imports modal, and what of it may have moved
     except ImportError as error:
         raise MissingDependencyError(
             f"Modal's client cannot be imported ({error}): pip install 'modal>=1.5.5,<1.7'"
