@@ -10,7 +10,7 @@ from eks_lab import PATIENCE
 from exec_puppets import JOB, ExecPuppets, newest, raw
 from kubernetes import client, config
 
-from diloco_conformance import Ability, Fault, Harness, HarnessFault, Operation, Puppets, Step
+from diloco_conformance import Ability, Fault, Harness, Operation, Puppets, Step
 from diloco_eks import EKSExecutor
 from diloco_protocol import spec_from_environment
 
@@ -104,9 +104,9 @@ class RealClusterHarness(Harness):
 
         class Executor(EKSExecutor):
             def _submit(self, request):
-                pods = harness.living() + len(request.ranks)
-                if pods > MOST_PODS:
-                    raise HarnessFault(f"there would be {pods} pods, and {MOST_PODS} are allowed")
+                room = MOST_PODS - len(request.ranks)  # what was cancelled may still be ending
+                what = f"room for the pods of {request.run_id} beside others: {MOST_PODS} in all"
+                harness.puppets.wait(lambda: harness.living() <= room, what)
                 return super()._submit(request)
 
         return Executor(self.image, backoff=self.backoff(), **chosen)
