@@ -321,3 +321,9 @@ def test_long_texts_take_linear_time(text):
 @pytest.mark.parametrize("text", NASTY)
 def test_very_long_texts_take_linear_time(text):
     redact_text(text * (8_000_000 // len(text)))
+
+
+def test_where_a_secret_is_kept_is_shown_under_one_too():
+    volume = {"secret": {"secretName": "hub", "name": "x", "items": [{"key": "k"}]}}
+    assert redact_json(volume)["secret"]["secretName"] == "hub"
+    assert redact_json({"password": {"name": "hunter22"}})["password"]["name"] == REDACTED

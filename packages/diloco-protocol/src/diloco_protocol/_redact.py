@@ -9,7 +9,7 @@ from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
 from ._secret_forms import REDACTED, TOKEN, forms
-from ._secret_names import is_secret_name, is_secret_parameter
+from ._secret_names import is_secret_name, is_secret_parameter, is_secret_reference
 from ._userinfo import without_userinfo
 
 if TYPE_CHECKING:
@@ -97,7 +97,9 @@ def redacted_repr(value: Any) -> str:
 
 def _redact_members(members: dict[str, Any], secret: str) -> dict[str, Any]:
     shown = {
-        redact_text(key) if type(key) is str else key: redact_json(inside, secret or key)
+        redact_text(key) if type(key) is str else key: redact_json(
+            inside, key if is_secret_reference(key) else secret or key
+        )
         for key, inside in members.items()
     }
     for key, beside in (("name", "value"), ("Name", "Value"), ("key", "value"), ("Key", "Value")):

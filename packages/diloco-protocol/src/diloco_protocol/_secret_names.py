@@ -84,6 +84,12 @@ def is_secret_name(name: str) -> bool:
     )
 
 
+def is_secret_reference(name: str) -> bool:
+    """Whether a name says where a secret is kept: ``secretName``, ``token_file``."""
+    words = _words_of(name)
+    return len(words) > 1 and words[-1] in _REFERENCES and is_secret_name("_".join(words[:-1]))
+
+
 def is_secret_parameter(name: str) -> bool:
     """Whether the value of a parameter of a URI is secret because of its name."""
     words = _words_of(name)
