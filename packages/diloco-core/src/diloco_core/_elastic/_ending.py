@@ -5,7 +5,7 @@ from __future__ import annotations
 from contextlib import suppress
 from typing import TYPE_CHECKING
 
-from .._errors import RunExistsError
+from .._errors import FencedError, RunExistsError
 from ._records._farewell import farewell
 from ._records._keys import Hint
 from ._states._publish import finish
@@ -34,13 +34,15 @@ def tell_failure(life: Life, error: BaseException) -> None:
     """Tell the other replicas not to wait for this life, which has failed."""
     # If the store cannot be reached, waiting for it once more would only delay the error.
     life.store.patience = min(life.store.patience, _TELL_SECONDS)
+    # A life that was replaced has not failed: its rank goes on.
+    reason = None if isinstance(error, FencedError) else error
     # If the prefix belongs to another run by now, the replicas of that run must not be told.
     with suppress(RunExistsError):
         if isinstance(error, RunExistsError):
             watch_manifest(life)
-        _say_goodbye(life, error)
+        _say_goodbye(life, reason)
         # The sync in which it failed may be committed already, so the sync after it is told too.
-        _say_goodbye(life, error, 2)
+        _say_goodbye(life, reason, 2)
 
 
 def _say_goodbye(life: Life, error: BaseException | None, ahead: int = 1) -> None:

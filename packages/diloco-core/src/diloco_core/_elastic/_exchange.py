@@ -401,7 +401,8 @@ class ElasticExchange(ResumableExchange):
         self._syncs.give_up()
         if self._ended:
             return
-        self._ended = f"failed ({as_text(error)})"
+        kind = "was replaced" if isinstance(error, FencedError) else "failed"
+        self._ended = f"{kind} ({as_text(error)})"
         self.when_ended()
         try:
             try:

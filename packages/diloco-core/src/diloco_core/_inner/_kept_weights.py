@@ -27,8 +27,8 @@ class KeptWeights:
     If the tensor in the state equals the parameter again after the next step, and the parameter is back at the values to which
     this replica had trained it, the optimizer has undone the sync.
 
-    Copies in the model's own dtype are ignored, since it cannot be known whether the optimizer has written the copy to the
-    parameter, or the parameter to the copy.
+    Copies in the model's own dtype are ignored, since values do not tell whether the optimizer has written the copy to the
+    parameter, or the parameter to the copy; see :mod:`._own_weights`.
 
     Args:
         optimizers: The inner optimizers.

@@ -11,6 +11,7 @@ from .._arithmetic._weights import Weighting
 from .._checks import one_of, whole
 from .._errors import ConfigurationError, SyncError, UnequalSyncsError, UnseenStepsError
 from .._inner._kept_weights import KeptWeights
+from .._inner._own_weights import OwnWeights
 from .._inner._steps import optimizers_of
 from .._inner._unseen_changes import UnseenChanges
 from .._model._loads import Loads
@@ -299,6 +300,7 @@ class DiLoCo:
         self._inner_steps_before = 0
         self._unseen = UnseenChanges(self._model.trained, self._schedule.steps)
         self._kept = KeptWeights(optimizers, names)
+        self._own_weights = OwnWeights(optimizers, names)
         self._loads = Loads(model, self._model.trained)
         self._lr = OuterLr(self._model.outer.rates, schedules, exchange.rank)
         self._outer_steps = OuterSteps(
@@ -683,6 +685,7 @@ class DiLoCo:
         self._process.check()
         self._model.check()
         self._check_loads()
+        self._own_weights.check()
         self._kept.before_sync()
 
     def _check_loads(self) -> None:

@@ -1,0 +1,168 @@
+"""Noticing an inner optimizer that mixes weights of its own, in the model's own dtype, into the model: schedule-free, Lookahead.
+
+What such an optimizer has written cannot be told from a step, and what it keeps may be an average that it never uses. So a tiny
+twin of it takes a few steps without gradients: once as it is, and once with other values in what it keeps. If its parameters
+move with these, and by as much everywhere, it pulls the model towards them, and so away from the result of a sync.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict, defaultdict, deque
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from .._errors import ModelChangedError
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+_MOST_PARAMETERS = 4
+_MOST_VALUES = 3  # in every dimension of a tensor
+_STEPS = 32  # Lookahead returns to its slow weights after 5 to 10
+_EXACT = 1e-6
+
+
+class OwnWeights:
+    """Tries optimizers out that torch does not bring, once for every kind of state that they have. Not thread-safe.
+
+    Args:
+        optimizers: The inner optimizers.
+        names: The name of each parameter, by its ``id()``.
+    """
+
+    def __init__(
+        self, optimizers: Sequence[torch.optim.Optimizer], names: Mapping[int, str]
+    ) -> None:
+        self._optimizers = [o for o in optimizers if not type(o).__module__.startswith("torch.")]
+        self._names = names
+        self._tried: set[tuple[int, str]] = set()
+
+    def check(self) -> None:
+        """Refuse an optimizer that would undo the sync that is about to begin.
+
+        Raises:
+            ModelChangedError: It keeps weights of its own, and moves the model towards them.
+        """
+        for number, optimizer in enumerate(self._optimizers):
+            held = [
+                p for g in optimizer.param_groups for p in g["params"] if optimizer.state.get(p)
+            ]
+            for name in list(optimizer.state[held[0]]) if held else ():
+                kept = [p for p in held if _is_like(optimizer.state[p].get(name), p)]
+                if not kept or (number, name) in self._tried:
+                    continue
+                self._tried.add((number, name))
+                if _pulls(optimizer, kept[:_MOST_PARAMETERS], name):
+                    parameter = self._names.get(id(kept[0]), "?")
+                    raise ModelChangedError(
+                        f"the inner optimizer {type(optimizer).__name__} keeps weights of its own ({name!r} in its state of "
+                        f"parameter {parameter!r}) and moves the model towards them: every sync would be undone, and the "
+                        "replicas would end with different models. Use an optimizer that changes only the model's own weights. "
+                        "Slow weights are what the outer loop keeps already; average weights in a copy of the model "
+                        "(torch.optim.swa_utils.AveragedModel).",
+                        parameter,
+                    )
+
+
+def _is_like(kept: object, parameter: torch.Tensor) -> bool:
+    return (
+        isinstance(kept, torch.Tensor)
+        and type(kept) in {torch.Tensor, torch.nn.Parameter}
+        and kept.dtype is parameter.dtype
+        and kept.shape == parameter.shape
+    )
+
+
+def _pulls(optimizer: torch.optim.Optimizer, parameters: Sequence[torch.Tensor], name: str) -> bool:
+    """Whether an optimizer moves parameters towards what it keeps under a name."""
+    with torch.enable_grad():
+        try:
+            plain = _moved(optimizer, parameters, name, 0.0, 0.0)
+            towards = _moved(optimizer, parameters, name, 0.0, 1.0) - plain
+            both = _moved(optimizer, parameters, name, 1.0, 1.0) - plain
+        except Exception:  # noqa: BLE001 - it cannot be tried out: nothing is known
+            return False
+    if not towards.numel() or not 1e-12 < towards.min().item() <= 1 + _EXACT:
+        return False
+    # A momentum moves parameters too, but not with them: only a copy of the weights may be shifted together with them.
+    apart = (towards - towards.mean()).abs().max() + (both - 1).abs().max()
+    return bool(apart < _EXACT)
+
+
+def _moved(
+    optimizer: torch.optim.Optimizer,
+    parameters: Sequence[torch.Tensor],
+    name: str,
+    shift: float,
+    kept_shift: float,
+) -> torch.Tensor:
+    """Where a twin's parameters are after some steps, if they and what it keeps begin elsewhere by so much."""
+    small = _Twins(parameters)
+    twin = small.of(optimizer)
+    for parameter in small.parameters:
+        with torch.no_grad():
+            parameter.add_(shift)
+            twin.state[parameter][name].add_(kept_shift)
+    for _ in range(_STEPS):
+        for parameter in small.parameters:
+            parameter.grad = torch.zeros_like(parameter)
+        twin.step()
+    return torch.cat([parameter.detach().flatten() for parameter in small.parameters])
+
+
+class _Twins:
+    """Copies of an optimizer, and of those that it wraps, for a few values of a few parameters; in float64 on the CPU.
+
+    They share nothing with the original that a step could change. Anything but numbers, text, tensors and optimizers is refused.
+    """
+
+    def __init__(self, parameters: Sequence[torch.Tensor]) -> None:
+        self._made: dict[int, Any] = {id(p): torch.nn.Parameter(_few(p)) for p in parameters}
+        self.parameters = list(self._made.values())
+
+    def of(self, value: Any) -> Any:
+        if id(value) in self._made:
+            return self._made[id(value)]
+        if value is None or isinstance(value, (bool, int, float, str)):
+            return value
+        made = self._copy(value)
+        self._made[id(value)] = made
+        return made
+
+    def _copy(self, value: Any) -> Any:
+        if isinstance(value, torch.Tensor):
+            return _few(value)
+        if isinstance(value, torch.optim.Optimizer):
+            return self._optimizer(value)
+        if isinstance(value, (list, tuple, deque)):
+            parts = [self.of(each) for each in value if not self._is_left_out(each)]
+            return parts if isinstance(value, list) else type(value)(parts)
+        if isinstance(value, dict):
+            pairs = {
+                self.of(key): self.of(each)
+                for key, each in value.items()
+                if not self._is_left_out(key)
+            }
+            return defaultdict(dict, pairs) if isinstance(value, defaultdict) else pairs
+        raise TypeError(f"{type(value).__name__} cannot be copied")
+
+    def _is_left_out(self, value: object) -> bool:
+        return isinstance(value, torch.nn.Parameter) and id(value) not in self._made
+
+    def _optimizer(self, optimizer: torch.optim.Optimizer) -> torch.optim.Optimizer:
+        twin = type(optimizer).__new__(type(optimizer))
+        self._made[id(optimizer)] = twin
+        for name, value in vars(optimizer).items():
+            if isinstance(value, OrderedDict) and name.startswith("_optimizer_"):
+                vars(twin)[name] = OrderedDict()  # hooks
+            elif name != "step":  # a schedule's, around that of the original
+                vars(twin)[name] = self.of(value)
+        for group in twin.param_groups:
+            group.update({"weight_decay": 0.0} if "weight_decay" in group else {})
+        return twin
+
+
+def _few(tensor: torch.Tensor) -> torch.Tensor:
+    few = tensor.detach()[tuple(slice(0, _MOST_VALUES) for _ in tensor.shape)]
+    return few.to("cpu", torch.float64 if few.is_floating_point() else few.dtype, copy=True)

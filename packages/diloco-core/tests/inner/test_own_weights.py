@@ -1,0 +1,150 @@
+"""An inner optimizer that mixes weights of its own into the model, in the model's dtype, is named at the first sync."""
+
+import pytest
+import torch
+from optimizers_lab import SOUND, MasterSGD, together
+
+from diloco_core import ModelChangedError
+from diloco_core._inner._own_weights import OwnWeights
+
+
+class ScheduleFree(torch.optim.Optimizer):
+    """SGD without a schedule: gradients are taken between an average and the weights ``z`` that are trained."""
+
+    def __init__(self, parameters, lr=0.05, beta=0.9, weight_decay=0.01):
+        super().__init__(parameters, {"lr": lr, "beta": beta, "weight_decay": weight_decay, "k": 0})
+
+    @torch.no_grad()
+    def step(self, closure=None):
+        for group in self.param_groups:
+            group["k"] += 1
+            share = 1 / group["k"]
+            for y in group["params"]:
+                z = self.state[y].setdefault("z", y.detach().clone())
+                gradient = y.grad.add(y, alpha=group["weight_decay"])
+                y.lerp_(z, share)
+                y.sub_(gradient, alpha=group["lr"] * (1 - group["beta"] * (1 - share)))
+                z.sub_(gradient, alpha=group["lr"])
+
+
+class Lookahead(torch.optim.Optimizer):
+    """Returns half way to its slow weights after every k steps of the optimizer that it wraps."""
+
+    def __init__(self, inner, k=5):
+        self.inner, self.k = inner, k
+        super().__init__(
+            [p for g in inner.param_groups for p in g["params"]], {"count": 0, "lr": 1.0}
+        )
+        for group in self.param_groups:
+            for parameter in group["params"]:
+                self.state[parameter]["slow"] = parameter.detach().clone()
+
+    @torch.no_grad()
+    def step(self, closure=None):
+        self.inner.step()
+        for group in self.param_groups:
+            group["count"] += 1
+            if group["count"] % self.k == 0:
+                for parameter in group["params"]:
+                    slow = self.state[parameter]["slow"]
+                    slow.lerp_(parameter, 0.5)
+                    parameter.copy_(slow)
+
+
+class Velocity(torch.optim.Optimizer):
+    """A momentum that is added, as some write it."""
+
+    def __init__(self, parameters, sign):
+        super().__init__(parameters, {"lr": 0.01, "sign": sign, "maximize": sign < 0})
+
+    @torch.no_grad()
+    def step(self, closure=None):
+        for group in self.param_groups:
+            for parameter in group["params"]:
+                v = self.state[parameter].setdefault("v", torch.zeros_like(parameter))
+                v.mul_(0.9).add_(parameter.grad, alpha=-group["lr"] * group["sign"])
+                parameter.add_(v, alpha=group["sign"])
+
+
+class OwnAdam(torch.optim.AdamW):
+    """As somebody's own: torch's are not tried out."""
+
+
+OWN = {
+    "schedule-free": (ScheduleFree, "z"),
+    "Lookahead": (lambda p: Lookahead(torch.optim.SGD(p, lr=0.05, momentum=0.9)), "slow"),
+    "Lookahead around Adam": (lambda p: Lookahead(torch.optim.Adam(p, lr=0.01), k=10), "slow"),
+}
+
+
+@pytest.mark.parametrize("make", OWN)
+@pytest.mark.parametrize("options", [{}, {"delay": 3}, {"fragments": 2}])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+def test_it_is_named_at_the_first_sync(make, options, dtype):
+    made, name = OWN[make]
+    results = together(made, dtype=dtype, steps=21, sync_every=20, **options)
+    errors = [result for result in results if isinstance(result, ModelChangedError)]
+    assert errors, results
+    for error in errors:
+        assert error.tensor == "0.weight"
+        assert f"keeps weights of its own ({name!r} in its state of parameter '0.weight')" in str(
+            error
+        )
+        assert "AveragedModel" in str(error)
+
+
+@pytest.mark.parametrize("sign", [1, -1])
+@pytest.mark.parametrize("sync_every", [1, 20])
+def test_a_momentum_is_not_taken_for_weights(sign, sync_every):
+    for outer in together(lambda p: Velocity(p, sign), sync_every=sync_every, steps=20):
+        assert outer.committed == 20 // sync_every
+
+
+@pytest.mark.parametrize("options", [{}, {"amsgrad": True, "foreach": True}, {"fused": True}])
+def test_somebodys_own_adam_is_let_alone(options):
+    made = []
+
+    def make(parameters):
+        made.append(OwnAdam(parameters, lr=0.01, weight_decay=0.1, **options))
+        return made[-1]
+
+    for outer in together(make, steps=40):
+        assert outer.committed == 2
+
+
+@pytest.mark.parametrize("name", [*OWN, *SOUND])
+def test_trying_an_optimizer_out_changes_nothing(name):
+    """Also where a learning rate schedule has put its own function in place of ``step``."""
+    torch.manual_seed(3)
+    model = torch.nn.Linear(9, 5)
+    make = OWN[name][0] if name in OWN else SOUND[name]
+    optimizer = make(list(model.parameters()))
+    torch.optim.lr_scheduler.StepLR(optimizer, 1)
+    for _ in range(3):
+        optimizer.zero_grad()
+        model(torch.ones(2, 9)).sum().backward()
+        optimizer.step()
+    before = (
+        [p.detach().clone() for p in model.parameters()],
+        [p.grad.clone() for p in model.parameters()],
+    )
+    called = []
+    optimizer.register_step_post_hook(lambda *_: called.append(1))
+    try:
+        OwnWeights([optimizer], {}).check()
+    except ModelChangedError:
+        assert name in OWN
+    else:
+        assert name in SOUND
+    after = list(model.parameters()), [p.grad for p in model.parameters()]
+    for here, there in zip(before, after, strict=True):
+        assert all(torch.equal(a, b) for a, b in zip(here, there, strict=True))
+    assert not called
+
+
+def test_wider_weights_are_left_to_what_is_seen_after_the_sync():
+    model = torch.nn.Linear(3, 2).bfloat16()
+    optimizer = MasterSGD(model.parameters(), lr=0.1)
+    model(torch.ones(2, 3).bfloat16()).sum().backward()
+    optimizer.step()
+    OwnWeights([optimizer], {}).check()
