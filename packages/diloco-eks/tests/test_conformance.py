@@ -118,5 +118,5 @@ class TestLive(ByExec):
             image=cluster.image,
             namespace=cluster.namespace,
             options=executor_options(),
-            short_timeout=60.0,
+            short_timeout=30.0,
         )
