@@ -16,6 +16,7 @@ from .._server._timeline import Timeline
 from ._control._cluster import Cluster
 from ._control._images import Images
 from ._control._job_controller import JobController
+from ._control._namespaces import NamespaceController
 from ._control._node import Node
 from ._control._nodes import Nodes
 from ._pods import _scheduling
@@ -101,6 +102,7 @@ class KubernetesProcesses(Service):
             nodes=[each.manifest() for each in declared],
             strict_timing=strict_timing,
         )
+        self._namespaces = NamespaceController(cluster)
         self._jobs = JobController(cluster, backoff_seconds=backoff_seconds)
         self._folder = Path(tempfile.gettempdir()) / f"stand-in-{secrets.token_hex(8)}"
         base = image_environment() if env is None else env

@@ -9,6 +9,7 @@ from .._server._timeline import Timeline
 from ._control._cluster import Cluster
 from ._control._images import Images
 from ._control._job_controller import JobController
+from ._control._namespaces import NamespaceController
 from ._control._node import Node
 from ._control._nodes import Nodes
 from ._objects._resources import KUEUE_VERSIONS
@@ -74,6 +75,7 @@ class KubernetesStandIn(Service):
             nodes=[each.manifest() for each in declared],
             strict_timing=strict_timing,
         )
+        self._namespaces = NamespaceController(cluster)
         self._jobs = JobController(cluster)
         version = KUEUE_VERSIONS[0] if kueue is True else kueue or None
         if version not in (None, *KUEUE_VERSIONS):

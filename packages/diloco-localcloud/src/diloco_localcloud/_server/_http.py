@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
-import http.client
 import json
 import socket
 import ssl
@@ -12,17 +10,16 @@ import threading
 import urllib.parse
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from http.server import BaseHTTPRequestHandler
 from typing import Any
 
 from . import _websocket
+from ._connections import HEAD_BYTES, Connections, Head
 
 Json = dict[str, Any]
 
 # How much of a refused body is thrown away before the connection is closed.
 _PASSED_OVER = 4 << 20
-# Of a request line and its headers together; a server written in Go takes about as much.
-_HEAD_BYTES = 1 << 20
 _PIECE_BYTES = 1 << 16
 
 
@@ -101,7 +98,7 @@ class Server:
         idle_seconds: float = 600.0,
         most_connections: int = 1000,
     ) -> None:
-        self._inner = _Inner(("127.0.0.1", port), _handler(handle, admit, idle_seconds))
+        self._inner = Connections(("127.0.0.1", port), _handler(handle, admit, idle_seconds))
         self._inner.context = context
         self._inner.idle_seconds = idle_seconds
         self._inner.most_connections = most_connections
@@ -126,111 +123,6 @@ class Server:
         self._inner.cut_all()
 
 
-class _Inner(ThreadingHTTPServer):
-    daemon_threads = True
-    block_on_close = False
-    request_queue_size = 128
-    context: ssl.SSLContext | None = None
-    idle_seconds = 600.0
-    most_connections = 1000
-
-    def __init__(self, *args: Any) -> None:
-        self._accepted: set[int] = set()
-        self._open: set[socket.socket] = set()
-        self._waiting: dict[socket.socket, None] = {}  # without an admitted request, longest first
-        self._lock = threading.Lock()
-        super().__init__(*args)
-
-    def verify_request(self, request: Any, client_address: Any) -> bool:  # noqa: ARG002
-        """Whether there is room for one more connection."""
-        with self._lock:
-            if len(self._accepted) >= self.most_connections:
-                if not self._waiting:
-                    return False
-                oldest = next(iter(self._waiting))
-                del self._waiting[oldest]
-                _cut(oldest)
-            self._accepted.add(id(request))
-            self._waiting[request] = None
-            return True
-
-    def waits(self, connection: socket.socket) -> None:
-        """Note that a connection has no admitted request now."""
-        with self._lock:
-            self._waiting[connection] = None
-
-    def works(self, connection: socket.socket) -> None:
-        """Note that a request of a connection was admitted."""
-        with self._lock:
-            self._waiting.pop(connection, None)
-
-    def shutdown_request(self, request: Any) -> None:
-        """Close a connection, however it went."""
-        with self._lock:
-            self._accepted.discard(id(request))
-            self._waiting.pop(request, None)
-        super().shutdown_request(request)
-
-    def finish_request(self, request: Any, client_address: Any) -> None:
-        """Shake hands in the connection's own thread, so that a slow client holds up nobody."""
-        request.settimeout(self.idle_seconds)
-        with self._lock:
-            self._waiting.pop(request, None)
-            if self.context is not None:
-                try:
-                    request = self.context.wrap_socket(
-                        request, server_side=True, do_handshake_on_connect=False
-                    )
-                except OSError:  # the client has gone
-                    return
-            self._open.add(request)
-            self._waiting[request] = None
-        try:
-            if self.context is not None:
-                request.do_handshake()
-            super().finish_request(request, client_address)
-        except OSError:
-            pass  # the client has gone
-        finally:
-            with self._lock:
-                self._open.discard(request)
-                self._waiting.pop(request, None)
-            if self.context is not None:
-                request.close()
-
-    def cut_all(self) -> None:
-        with self._lock:
-            for connection in self._open:
-                _cut(connection)
-
-
-def _cut(connection: socket.socket) -> None:
-    with contextlib.suppress(OSError):  # closed already
-        socket.socket.shutdown(connection, socket.SHUT_RDWR)
-
-
-class _Head:
-    """The reading side of a connection, whose lines have a limit together."""
-
-    def __init__(self, file: Any) -> None:
-        self.left = 0
-        self.read1 = file.read1
-        self.close = file.close
-        self._file = file
-
-    def readline(self, most: int) -> bytes:
-        """Read a line of a head.
-
-        Raises:
-            HTTPException: the head is too long; it is answered with 431.
-        """
-        line: bytes = self._file.readline(most)
-        self.left -= len(line)
-        if self.left < 0:
-            raise http.client.HTTPException(f"a head has at most {_HEAD_BYTES} bytes")
-        return line
-
-
 def _without_length(head: Request) -> Response | None:
     """The answer to a request of which it is not said how long it is."""
     length = head.headers.get("content-length", "0")
@@ -251,17 +143,17 @@ def _handler(
         protocol_version = "HTTP/1.1"
         disable_nagle_algorithm = True
         wbufsize = -1  # one packet for head and body
-        server: _Inner
+        server: Connections
 
         def setup(self) -> None:
             """Bound what is read of a head."""
             super().setup()
-            self.rfile = _Head(self.rfile)  # type: ignore[assignment]
+            self.rfile = Head(self.rfile)  # type: ignore[assignment]
 
         def handle_one_request(self) -> None:
             """Read a request and answer it."""
             self.server.waits(self.connection)
-            self.rfile.left = _HEAD_BYTES  # type: ignore[attr-defined]
+            self.rfile.left = HEAD_BYTES  # type: ignore[attr-defined]
             super().handle_one_request()
 
         def handle_expect_100(self) -> bool:

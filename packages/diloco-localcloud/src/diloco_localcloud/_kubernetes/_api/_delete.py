@@ -63,9 +63,19 @@ def _delete(cluster: Cluster, route: Route, obj: Json, options: Json) -> Json:
     if resource is _resources.PODS:
         return cluster.delete_pod(namespace, name, options.get("gracePeriodSeconds")) or obj
     if resource is _resources.NAMESPACES:
-        return cluster.delete_namespace(name)
+        return _terminating(cluster, obj)
     cluster.store.remove(resource, namespace, name)
     return removed
+
+
+def _terminating(cluster: Cluster, namespace: Json) -> Json:
+    """Mark a namespace as deleted, and return it; the namespace controller does the rest."""
+    if "deletionTimestamp" in namespace["metadata"]:
+        return namespace
+    meta = {**namespace["metadata"], "deletionTimestamp": cluster.timeline.stamp()}
+    new = {**namespace, "metadata": meta, "status": {"phase": "Terminating"}}
+    cluster.store.replace(_resources.NAMESPACES, new, keep=True)
+    return new
 
 
 def _policy(options: Json) -> str:

@@ -10,7 +10,6 @@ from ..._server import _timeline
 from .._admission import _quota
 from .._jobs import _status
 from .._objects._resources import (
-    ALL,
     CONFIG_MAPS,
     JOBS,
     KUEUE,
@@ -38,7 +37,6 @@ COLLECT = Delay(0.1, 0.05, 0.5)  # from the end of an owner to the delete of wha
 FOREGROUND = Delay(0.3, 0.1, 0.8)
 # A pod whose last delete is written is seen so for a moment: of 30, 4 were.
 LAST_DELETE = Delay(0.0, 0.0, 0.4)
-EMPTY_NAMESPACE = Delay(0.1, 0.05, 1.0)  # from the delete of a namespace to that of its contents
 UNSCHEDULED_SECONDS = 20.0  # until a deleted pod that never had a node is made Failed
 
 
@@ -95,40 +93,6 @@ class Cluster:
         account = {"metadata": {"name": "default", "namespace": name}}
         self.store.add(SERVICE_ACCOUNTS, self.store.prepare(SERVICE_ACCOUNTS, account))
         return made
-
-    def delete_namespace(self, name: str) -> Json:
-        """Delete a namespace with all that is in it; it is Terminating until the last pod is gone.
-
-        Returns:
-            The namespace as it is now.
-        """
-        old = self.store.get(NAMESPACES, "", name)
-        if "deletionTimestamp" in old["metadata"]:
-            return old
-        meta = {**old["metadata"], "deletionTimestamp": self.timeline.stamp()}
-        new = {**old, "metadata": meta, "status": {"phase": "Terminating"}}
-        self.store.replace(NAMESPACES, new, keep=True)
-        uid = meta["uid"]
-        self.timeline.after(self.delays.of(EMPTY_NAMESPACE), lambda: self._empty(name, uid))
-        return new
-
-    def _empty(self, name: str, uid: str) -> None:
-        """Take out what is in a namespace that is being deleted, tell its pods to go, and take it out itself once they have."""
-        namespace = self.store.find(NAMESPACES, "", name)
-        if namespace is None or namespace["metadata"]["uid"] != uid:
-            return
-        for job in self.store.list(JOBS, name):
-            self.delete_job(name, job["metadata"]["name"], "Background")
-        for pod in self.store.list(PODS, name):
-            self.release(pod)
-            if self.store.find(PODS, name, pod["metadata"]["name"]) is not None:
-                self.delete_pod(name, pod["metadata"]["name"])
-        others = [each for each in ALL if each.namespaced and each not in (JOBS, PODS)]
-        for resource in others:
-            for obj in self.store.list(resource, name):
-                self.store.remove(resource, name, obj["metadata"]["name"])
-        if not self.store.list(PODS, name) and not self.store.list(JOBS, name):
-            self.store.remove(NAMESPACES, "", name)
 
     def job(self, namespace: str, name: str) -> Json:
         """The Job as stored, which is not to be changed.
@@ -342,8 +306,6 @@ class Cluster:
                 self.runtime.removed(change.old)
         if change.resource in (PODS, QUOTAS):
             _quota.refresh(self.store, (change.new or change.old or {})["metadata"]["namespace"])
-        if change.resource in (PODS, JOBS) and change.new is None and change.old is not None:
-            self._look_at_namespace(change.old["metadata"]["namespace"])
         if change.resource is PODS and change.new is None and change.old is not None:
             for owner in change.old["metadata"].get("ownerReferences", []):
                 args = (owner["uid"], change.old["metadata"]["namespace"], owner["name"])
@@ -354,12 +316,6 @@ class Cluster:
             self.timeline.after(self.delays.of(COLLECT), lambda: self._collect_maps(uid))
         if change.resource is JOBS and change.new is not None:
             self._watch_ttl(change.new)
-
-    def _look_at_namespace(self, name: str) -> None:
-        meta = (self.store.find(NAMESPACES, "", name) or {"metadata": {}})["metadata"]
-        if "deletionTimestamp" in meta:
-            seconds = self.delays.of(EMPTY_NAMESPACE)
-            self.timeline.after(seconds, lambda: self._empty(name, meta["uid"]))
 
     def _watch_ttl(self, job: Json) -> None:
         seconds = job["spec"].get("ttlSecondsAfterFinished")
