@@ -67,7 +67,9 @@ def test_the_list_is_complete():
     assert set(inspect.signature(connect).parameters) == {*SEEN, *LIMITS, *SETTINGS}
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize(
+    "kind", [pytest.param(kind, marks=[] if kind == "sharded" else pytest.mark.slow) for kind in KINDS]
+)
 def test_a_limit_is_asked_for_or_said_to_have_no_effect(tmp_path, caplog, kind):
     options = {**KINDS[kind], "timing": WatchedTiming()}
     each = [connect(tmp_path / "run", rank=rank, world_size=2, **options) for rank in range(2)]

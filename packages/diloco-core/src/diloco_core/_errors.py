@@ -196,7 +196,9 @@ class NonFiniteUpdateError(SyncError, ArithmeticError):
 
 
 class ModelChangedError(SyncError):
-    """Raised when a tensor was replaced, converted, unfrozen, added or taken away since the outer loop was made.
+    """Raised when a tensor was replaced, converted, unfrozen, added, taken away or loaded since the outer loop was made.
+
+    Also when an inner optimizer holds other tensors, or keeps weights of its own that would undo a sync.
 
     Attributes:
         tensor: Name of the tensor in the model; empty where it is in an optimizer only.

@@ -200,8 +200,15 @@ def test_the_list_is_complete():
     }
 
 
-@pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize("name", LOOP)
+def cases():
+    """Every option in every kind of run: by default in one of them each, and what was once ignored in all."""
+    for number, name in enumerate(LOOP):
+        for position, kind in enumerate(KINDS):
+            default = position == number % len(KINDS) or name in {"init", "save_inner_every"}
+            yield pytest.param(kind, name, marks=[] if default else pytest.mark.slow)
+
+
+@pytest.mark.parametrize(("kind", "name"), cases())
 def test_an_option_of_the_loop_does_something_or_is_refused(kind, name):
     with Heard() as heard:
         for row in LOOP[name]:
@@ -236,6 +243,7 @@ def of_a_group(meet, rank):
     print(json.dumps(found))  # noqa: T201 - the parent process reads it
 
 
+@pytest.mark.slow
 def test_over_a_process_group_too(tmp_path):
     started = [
         WarmProcess(tmp_path / f"{rank}", of_a_group, f"file://{tmp_path}/meet", rank)

@@ -194,6 +194,7 @@ class DiLoCo:
             inside ``step()``, and hold nothing that the loop does after it: step a learning rate schedule before the step, with
             ``while schedule.last_epoch < outer.inner_steps: schedule.step()``.
         save_inner_every: Runs over a store only: the number of syncs from one save of these objects to the next; 0 for never.
+            The first save comes at the first sync.
             They are also saved when the block is left without an error; in elastic runs only if the run has counted all inner
             steps of this rank. A save uploads the inner optimizer's state: for Adam, about twice the bytes of the model. In
             strict runs it also uploads the values of the fragments that hold inner steps at that moment, and the newest two
