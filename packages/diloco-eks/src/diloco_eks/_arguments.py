@@ -1,7 +1,8 @@
 """Large arguments: a ConfigMap of the run holds them, so that not every pod repeats them in every list of pods.
 
-Whoever may create ConfigMaps can put one in the place of ours. So the name holds the digest of what we wrote, and the pod's own
-arguments tell it to the runner, which refuses anything else before it decodes it.
+Whoever may create ConfigMaps can put one in the place of ours. So the name holds the digest of what
+we wrote, and the pod's own arguments tell it to the runner, which refuses anything else before it
+decodes it.
 """
 
 from __future__ import annotations
@@ -33,12 +34,12 @@ _MOST_BYTES = 1024 * 1024  # of a ConfigMap's data
 def encoded_spec(
     request: RunRequest, options: EKSOptions, *, shown: bool = False
 ) -> tuple[dict[str, str], str | None]:
-    """Return the spec as variables, and their digest if they are so large that a ConfigMap holds them.
+    """Return the spec as variables, and their digest if a ConfigMap is to hold them.
 
     Args:
         request: The launch.
         options: The executor's.
-        shown: Leave secrets out of the variables, for a plan: nobody sees into them once they are encoded.
+        shown: Leave secrets out of the variables, for a plan: later they are encoded.
 
     Raises:
         InvalidRequestError: They are too large for a ConfigMap.
@@ -116,9 +117,10 @@ def put_arguments(
             owners = known["metadata"].get("ownerReferences") or []
             ours = any(each.get("uid") == job.uid for each in owners)
             if not ours or known.get("data") != body["data"]:
-                # An earlier run had the name, and the cluster is about to remove what belonged to it; or somebody else has it.
+                # The cluster is about to remove an earlier run's; or it is somebody else's.
                 raise UnavailableError(
-                    f"cannot create ConfigMap {space}/{name}, since there is one that is not this run's: {error}"
+                    f"cannot create ConfigMap {space}/{name}, since there is one that is not this "
+                    f"run's: {error}"
                 ) from error
 
     retry(once, backoff, timeout=patience)

@@ -266,7 +266,7 @@ def _translated(what: str, make: Callable[[Apis], Any], apis: Apis) -> Any:
     except (HTTPError, OSError) as error:
         raise UnavailableError(f"cannot {what}: {type(error).__name__}: {error}") from error
     except (AttributeError, ValueError, TypeError) as error:
-        # Some clients (36) trip over a body that is empty or not UTF-8 before their own error can be caught.
+        # Some clients (36) trip over a body that is empty or not UTF-8 before their own error comes.
         if isinstance(error.__context__, ApiException):
             raise _answered(what, error.__context__) from error
         if isinstance(error, AttributeError):

@@ -66,7 +66,7 @@ class Cluster:
         )
 
     def list_events(self, space: str, uid: str) -> list[Json]:
-        """Return the events of an object: one page of them, since anybody may write events about anything."""
+        """Return one page of the events of an object, since anybody may write any number."""
         page = self._json(
             f"list events in {space}",
             lambda apis, options: apis.core.list_namespaced_event(
@@ -141,7 +141,7 @@ class Cluster:
         *,
         versions: list[str] | None = None,
     ) -> list[Json]:
-        """Return the pods that a Job owns, or those of one index. Anybody's pods may carry the labels that it selects by.
+        """Return the pods that a Job owns, or those of one index; others may carry its labels, too.
 
         Args:
             space: The namespace.

@@ -145,7 +145,7 @@ def to_error(answer: Answer, what: str) -> BackendError:
 
 
 def restricted_hint(text: str) -> str:
-    """Return what helps where a namespace asks for the Pod Security Standard "restricted"; empty for other words."""
+    """Return what helps where a namespace asks for the standard "restricted"; else nothing."""
     if 'PodSecurity "restricted:' not in text:
         return ""
     return ". Give restricted=True, with which pods comply with that standard"

@@ -167,7 +167,8 @@ class PodFacts:
         """Whether its container had ended before anybody told it to.
 
         Args:
-            decided: When the end of its Job was decided, if it was. After that, ranks fail because others have gone.
+            decided: When the end of its Job was decided, if it was. Later ranks fail because
+                others have gone.
         """
         finished = self.finished_at
         if self.terminated is None or self.never_ran or self.disrupted:
@@ -178,7 +179,7 @@ class PodFacts:
         return finished is not None and bool(times) and finished < min(times)
 
     def deleted_by_others(self, decided: float | None) -> bool:
-        """Whether somebody deleted it while it ran: not its node, nor its Job, which does so when its end is decided."""
+        """Whether somebody deleted it while it ran: not its node, nor its Job as that ended."""
         told = self.told_to_end
         first = told is not None and (decided is None or told < decided)
         return self.deleting and first and not self.disrupted and not self.ended_by_itself(decided)
@@ -199,7 +200,7 @@ class PodFacts:
 def run_of(job: Mapping[str, Any]) -> str:
     """Return the run of a Job; empty if diloco did not launch it.
 
-    Whoever may create Jobs may give them our labels: a run's Job has its name, and says which ranks it has.
+    Whoever may create Jobs may give them our labels: a run's Job has its name, and its ranks.
     """
     metadata = _mapping(job.get("metadata"))
     labels, annotations = _mapping(metadata.get("labels")), _mapping(metadata.get("annotations"))
@@ -352,8 +353,8 @@ def _count(value: object) -> int:
 def _told_to_end(metadata: Mapping[str, Any], *, ended: bool) -> float | None:
     """The deletionTimestamp is when the grace is over.
 
-    Once the container has ended, the kubelet deletes the pod for good: with no grace, and a deletionTimestamp that says nothing
-    of the first one.
+    Once the container has ended, the kubelet deletes the pod for good: with no grace, and a
+    deletionTimestamp that says nothing of the first one.
     """
     over = parse_time(metadata.get("deletionTimestamp"))
     grace = metadata.get("deletionGracePeriodSeconds")

@@ -1,4 +1,4 @@
-"""The kubeconfig as kubectl reads it, with the settings that the Kubernetes client does not obey by itself."""
+"""The kubeconfig as kubectl reads it, with what the Kubernetes client does not obey by itself."""
 
 from __future__ import annotations
 
@@ -42,8 +42,8 @@ class Kubeconfig:
         texts = []
         if mode in {"Never", "Always"}:
             texts.append(
-                f"interactiveMode: {mode} of the plugin {plugin.get('command')} is not obeyed: the plugin may use the terminal "
-                "exactly if there is one"
+                f"interactiveMode: {mode} of the plugin {plugin.get('command')} is not obeyed: "
+                "the plugin may use the terminal exactly if there is one"
             )
         if self.user.get("token") and self.user.get("tokenFile"):
             texts.append(
@@ -55,14 +55,14 @@ class Kubeconfig:
 
 
 def in_cluster(kubeconfig: str | os.PathLike[str] | None, context: str | None) -> bool:
-    """Return whether the pod's own account is to be used: inside a cluster, if nobody names a kubeconfig."""
+    """Return whether to use the pod's own account: inside a cluster, if no kubeconfig is named."""
     named = kubeconfig is not None or context is not None or os.environ.get("KUBECONFIG")
     inside = os.environ.get("KUBERNETES_SERVICE_HOST") and (_ACCOUNT / "token").exists()
     return bool(inside and not named)
 
 
 def namespace_of(kubeconfig: str | os.PathLike[str] | None, context: str | None) -> str:
-    """Return the namespace that kubectl would use; ``default`` if none is named, or nothing can be read."""
+    """Return the namespace that kubectl would use; ``default`` if none can be read."""
     if not in_cluster(kubeconfig, context):
         return read_kubeconfig(kubeconfig, context).namespace or DEFAULT
     named = os.environ.get("POD_NAMESPACE")
@@ -73,7 +73,7 @@ def namespace_of(kubeconfig: str | os.PathLike[str] | None, context: str | None)
 
 
 def read_kubeconfig(kubeconfig: str | os.PathLike[str] | None, context: str | None) -> Kubeconfig:
-    """Return what a context names; as for kubectl, the first of several files that names something decides.
+    """Return what a context names. As for kubectl, the first of several files decides.
 
     Args:
         kubeconfig: A file; None for ``$KUBECONFIG``, else ``~/.kube/config``.
@@ -101,7 +101,7 @@ def read_kubeconfig(kubeconfig: str | os.PathLike[str] | None, context: str | No
 
 
 def obey(configuration: Any, kubeconfig: Kubeconfig | None) -> dict[str, str]:
-    """Add to a client's configuration what it has not taken from the kubeconfig and the environment.
+    """Add to a client's configuration what it did not take from kubeconfig and environment.
 
     Args:
         configuration: A ``kubernetes.client.Configuration`` that has been loaded.
@@ -120,17 +120,19 @@ def obey(configuration: Any, kubeconfig: Kubeconfig | None) -> dict[str, str]:
         return {}
     user = kubeconfig.user
     missing = next((name for name in _CREDENTIALS if user.get(name)), None)
-    # The client passes over a plugin that fails and a provider that it does not know, and goes on as nobody.
+    # The client passes over a plugin that fails and a provider that it does not know, and would
+    # make its calls as nobody.
     if missing and not configuration.api_key and not configuration.cert_file:
         hint = _mapping(user.get(missing)).get("installHint") or ""
         raise AuthError(
-            f"the user of the context {kubeconfig.context!r} has {missing}, and it gave no credentials. {hint}"
+            f"the user of the context {kubeconfig.context!r} has {missing}, and it gave no "
+            f"credentials. {hint}"
         )
     return _impersonation(user)
 
 
 def _set_proxy(configuration: Any, given: object) -> None:
-    """Choose the proxy as Go programs do: the kubeconfig's, or the environment's for the server's scheme."""
+    """Choose the proxy as kubectl does: the kubeconfig's, or the environment's for the scheme."""
     server = urlsplit(str(configuration.host))
     proxy = given if isinstance(given, str) and given else None
     configuration.no_proxy = None if proxy else _variable("NO_PROXY")
@@ -142,7 +144,8 @@ def _set_proxy(configuration: Any, given: object) -> None:
     parts = urlsplit(proxy if "://" in proxy else f"http://{proxy}")
     if parts.scheme not in {"http", "https"}:
         raise InvalidRequestError(
-            f"the proxy {proxy} cannot be used: the Kubernetes client knows proxies of http:// and https://"
+            f"the proxy {proxy} cannot be used: the Kubernetes client knows proxies of http:// and "
+            "https://"
         )
     configuration.proxy = parts.geturl()
     if parts.username is not None:
@@ -153,7 +156,7 @@ def _set_proxy(configuration: Any, given: object) -> None:
 
 
 def _impersonation(user: Mapping[str, Any]) -> dict[str, str]:
-    """Return the headers that make requests somebody else's; without them they would have more rights than was asked for."""
+    """Return the headers that make requests somebody else's; without them they could do more."""
     extra = _mapping(user.get("as-user-extra"))
     asked: dict[str, Any] = {
         "Impersonate-User": user.get("as"),
@@ -166,8 +169,9 @@ def _impersonation(user: Mapping[str, Any]) -> dict[str, str]:
         values = value if isinstance(value, list) else [value]
         if len(values) > 1:
             raise InvalidRequestError(
-                f"the kubeconfig's user has {len(values)} values for {name}, and the Kubernetes client can send one: "
-                "leave one of as-groups or as-user-extra, or use an account that needs no impersonation"
+                f"the kubeconfig's user has {len(values)} values for {name}, and the Kubernetes "
+                "client can send one: leave one of as-groups or as-user-extra, or use an account "
+                "that needs no impersonation"
             )
         if values and values[0]:
             headers[name] = str(values[0])

@@ -9,6 +9,7 @@ import re
 from collections import deque
 from collections.abc import Callable, Generator, Iterator
 from dataclasses import dataclass
+from functools import partial
 from typing import TypeVar
 
 from diloco_protocol import (
@@ -212,13 +213,11 @@ class PodLog(Iterator[str]):
         yield from [line.text for line in lines if not is_result_line(line.text)][-count:]
 
     def _last_lines(self, pod: PodFacts, count: int) -> list[Line]:
-        """At least the last lines. The kubelet counts pieces of lines, of 16 KiB or less, and may begin within a line."""
+        """At least the last lines. The kubelet counts pieces of 16 KiB, and may begin in a line."""
         pieces_asked, before = count + 1, None
         while True:
-            tail = pieces_asked
-            lines = self._patiently(
-                lambda tail=tail: deque(self._source.lines(pod.name, tail=tail), count + 1)  # type: ignore[misc]
-            )
+            read = partial(self._source.lines, pod.name, tail=pieces_asked)
+            lines = self._patiently(lambda read=read: deque(read(), count + 1))  # type: ignore[misc]
             pieces_most = sum(1 + len(line.text) // _LEAST_PIECE for line in lines)
             if len(lines) > count or pieces_most < pieces_asked or lines == before:
                 return list(lines)
@@ -232,7 +231,7 @@ class PodLog(Iterator[str]):
             self._check_gone(pod)
 
     def _check_gone(self, pod: PodFacts | None) -> None:
-        """Refuse to call a log empty that is gone; but of an attempt that is to come, nothing is gone.
+        """Refuse to call a log empty that is gone; of an attempt to come, nothing is gone.
 
         Raises:
             ReplicaNotFoundError: There will be no other attempt, or another was asked for.

@@ -44,8 +44,8 @@ class Memory:
     ) -> ReplicaStatus:
         """Remember a status; returns the one to report.
 
-        An end stays as it was first reported, even when its pod is gone; and what a newer look has told stays true when an
-        older one is told after it.
+        An end stays as it was first reported, even when its pod is gone; and what a newer look has
+        told stays true when an older one is told after it.
 
         Args:
             handle: The replica.

@@ -169,7 +169,7 @@ class Runs:
 
 
 def _order(version: str) -> int:
-    """A resourceVersion as a number, by which lists of one kind are in order; 0, as if all were equal, where it is none.
+    """A resourceVersion as a number, which is larger for newer lists; 0 where it is none.
 
     https://kubernetes.io/docs/reference/using-api/api-concepts/#resource-versions
     """

@@ -91,7 +91,7 @@ def _evidence(pod: PodFacts | None, before: Seen | None, job: JobFacts) -> PodFa
 
 
 def _told_first(pod: PodFacts, before: Seen | None) -> PodFacts:
-    """A pod that was told to end when it was first seen to be: what is written there later is another time."""
+    """A pod that was told to end when it was first seen to be, whatever it says later."""
     last = None if before is None else before.pod
     if last is None or last.name != pod.name or last.told_to_end is None:
         return pod
@@ -178,12 +178,13 @@ class _View:
             FAILED,
             attempt=1 + self.job.restarts,
             reason=Reason.ERROR,
-            message=f"the Job counts it as failed; {gone}, so neither exit code nor message are known",
+            message=f"the Job counts it as failed; {gone}, so neither exit code nor message are "
+            "known",
             native=_native_end(None),
         )
 
     def _deleted(self, pod: PodFacts) -> ReplicaStatus:
-        """The end of a replica whose pod somebody deleted: what its program said was no failure of its own."""
+        """The end of a replica whose pod somebody deleted, which is no failure of its own."""
         code = (pod.terminated or {}).get("exitCode")
         how = "how its program ended is not known" if code is None else f"its exit code was {code}"
         return ReplicaStatus(
@@ -333,8 +334,8 @@ class _View:
                 reason, message = _why_pending(pod)
                 if f'configmap "{map_name(job.name)}' in message:
                     message += (
-                        f"; the launch was interrupted before it had sent its arguments: launch again with run_id={job.name!r} "
-                        f"and the same arguments, or cancel_run({job.name!r})"
+                        "; the launch was interrupted before it had sent its arguments: launch again "
+                        f"with run_id={job.name!r} and the same arguments, or cancel_run({job.name!r})"
                     )
         return ReplicaStatus(
             state,

@@ -59,7 +59,7 @@ def read_message(pod: PodFacts) -> OutcomeMessage | None:
 
 
 def is_damaged(pod: PodFacts) -> bool:
-    """Return whether the termination message is a runner's report that cannot be read, and not the end of a log."""
+    """Return whether the message is a runner's report that cannot be read, and no end of a log."""
     text = _text((pod.terminated or {}).get("message"))
     return text.startswith("{") and '"exit_code":' in text and read_message(pod) is None
 
