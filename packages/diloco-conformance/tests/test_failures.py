@@ -103,7 +103,7 @@ def test_patience_is_short_where_time_is_virtual_and_the_author_s_where_he_says(
         (
             "LogsByPrefix",
             "the replica wrote 2 lines",
-            "stream_logs(rank 1 of run 1",
+            "stream_logs(rank 0 of run 2",
             "was written by rank",
         ),
         (
