@@ -2,11 +2,14 @@
 
 import copy
 import json
+import logging
 import os
+import random
 import re
 import resource
 import shutil
 import signal
+import sys
 import time
 from pathlib import Path
 
@@ -72,7 +75,7 @@ def exchange_of(folder, membership, *, resume):
 
 
 def train(folder, membership, syncs=SYNCS, *, resume=False):
-    """Train one replica of a run up to some number of outer steps."""
+    """Train one replica of a run up to some number of outer steps or a few more. Returns how many were taken."""
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(5, 3), nn.BatchNorm1d(3), nn.Linear(3, 2).requires_grad_(False))
     model.append(nn.Linear(2, 2))
@@ -85,14 +88,17 @@ def train(folder, membership, syncs=SYNCS, *, resume=False):
             inner.zero_grad()
             model(torch.ones(4, 5)).pow(2).sum().backward()
             inner.step()
-        return outer.committed
+    return outer.committed
 
 
 def leaves(value, path=()):
     """The paths of everything in a JSON value, containers included."""
     if path:
         yield path
-    inside = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
+    if isinstance(value, list):  # of a long list the first entry and the last
+        inside = [(number, value[number]) for number in sorted({0, len(value) - 1}) if value]
+    else:
+        inside = value.items() if isinstance(value, dict) else ()
     for name, each in inside:
         yield from leaves(each, (*path, name))
 
@@ -147,8 +153,10 @@ class Foreign:
             record.pop(name, None)
         for path in leaves(record):
             for value in (..., *VALUES):
-                yield f"{key} {path} {value!r:.20}", key, lambda path=path, value=value: seal(
-                    kind, key, replaced(record, path, value)
+                yield (
+                    f"{key} {path} {value!r:.20}",
+                    key,
+                    lambda path=path, value=value: seal(kind, key, replaced(record, path, value)),
                 )
 
     def _inner(self, key, data):
@@ -172,6 +180,7 @@ class Foreign:
         size = header_size(data)
         for path in leaves(header):
             for value in (..., *VALUES):
+
                 def changed(path=path, value=value):
                     fields = replaced(header, path, value)
                     metadata = fields.pop("__metadata__", {})
@@ -217,9 +226,8 @@ class Foreign:
                     path.write_bytes(content())
                 except (ValueError, UnicodeError):
                     continue  # what JSON cannot express
-            for twin in {"manifest.json": "manifest.copy.json"}.items():
-                if key == twin[0] and (copied / twin[1]).exists():
-                    (copied / twin[1]).unlink()
+            if key == MANIFEST:
+                (copied / "manifest.copy.json").unlink(missing_ok=True)
             ending = self._in_a_child(copied, act)
             if ending:
                 bad[f"{act}: {name}"] = ending
@@ -260,7 +268,7 @@ class Foreign:
                 train(folder, self.membership, SYNCS + 2, resume=True)
         except CoreError as error:
             ending = f"named: {type(error).__name__}"
-        except BaseException as error:  # noqa: BLE001 - what it is, is the question
+        except BaseException as error:
             return f"!{type(error).__name__}: {error}"
         else:
             ending = "answered"
@@ -268,8 +276,17 @@ class Foreign:
         return f"!{grown / 2**20:.0f} MiB" if grown > MEMORY else ending
 
 
-def prepare():
-    """Load what a child would otherwise load under its limits."""
+def main(folder, membership, act, count, seed, wanted=""):
+    """Write how a sample of cases ends, if badly, as JSON to standard output; in a process of its own, which may be forked."""
     torch.set_num_threads(1)
     nn.Linear(1, 1)(torch.ones(1)).sum().backward()
     _reread.REREADS = (0.0, 0.0, 0.0)
+    logging.disable(logging.CRITICAL)
+    foreign = Foreign(Path(folder) / "run", membership)
+    cases = [case for case in foreign.cases() if wanted in case[0]]
+    random.Random(int(seed)).shuffle(cases)
+    sys.stdout.write(json.dumps({"of": len(cases), "bad": foreign.met(cases[: int(count)], act)}))
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])

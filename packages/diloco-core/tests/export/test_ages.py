@@ -50,7 +50,9 @@ def test_it_says_how_old_it_is(tmp_path, caplog):
         with safe_open(tmp_path / "model.safetensors", "pt") as file:
             assert int((file.metadata() or {}).get("behind", 0)) == committed - step
         if step == 0:
-            assert "as it was when the run began (outer step 0), and nothing that was trained" in said
+            assert (
+                "as it was when the run began (outer step 0), and nothing that was trained" in said
+            )
             assert f"{committed} outer steps were taken since" in said
         elif step < committed:
             assert f"the state after outer step {step}, and the run has taken" in said

@@ -313,6 +313,7 @@ def test_quantised_layers_are_left_out_for_the_right_reason(lab, tmp_path, caplo
     with caplog.at_level(logging.WARNING):
         export(tmp_path / "run", tmp_path / "model.safetensors")
     assert (
-        "classes (quantised ones, for instance) or dtypes that a safetensors file cannot hold: weight (" in caplog.text
+        "classes (quantised ones, for instance) or dtypes that a safetensors file cannot hold: weight ("
+        in caplog.text
     )
     assert sorted(load_file(tmp_path / "model.safetensors")) == ["adapter.bias", "adapter.weight"]

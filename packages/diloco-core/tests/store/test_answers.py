@@ -91,9 +91,7 @@ def test_an_answer_without_a_body_is_asked_for_its_reason(clocked, small_s3, cod
         (301, "PermanentRedirect", "set AWS_REGION"),
     ],
 )
-def test_what_is_refused_for_good_is_not_tried_again(
-    clocked, small_s3, act, status, code, way_out
-):
+def test_what_is_refused_for_good_is_not_tried_again(clocked, small_s3, act, status, code, way_out):
     store, now = clocked
     method, run = ACTS[act]
     if act == "delete" and not store.driver.deletes_many:
@@ -146,7 +144,7 @@ def test_a_store_that_takes_too_few_requests_is_named(small_s3, driver, patient)
     retries, now = patient
     store = RemoteStore("s3://bucket/run", driver, retries)
     small_s3.fail(503, "PUT", times=9999, code="SlowDown")
-    with pytest.raises(StoreUnavailableError, match="for up to 20 s.* fewer connections="):
+    with pytest.raises(StoreUnavailableError, match=r"for up to 20 s.* fewer connections="):
         store.put("k", [b"x"])
     assert now[0] > 10
     store.close()

@@ -81,9 +81,7 @@ class World:
         self.s3.pages["/set"] = lambda: json.dumps({"Version": 1, **self.json()}).encode()
         program = self.folder / "program.sh"
         program.write_text(f"exec curl -s {self.s3.url}/set\n")
-        (self.folder / "config").write_text(
-            f"[default]\ncredential_process = /bin/sh {program}\n"
-        )
+        (self.folder / "config").write_text(f"[default]\ncredential_process = /bin/sh {program}\n")
 
     def container(self):
         self.s3.pages["/set"] = lambda: json.dumps(self.json(token="Token")).encode()

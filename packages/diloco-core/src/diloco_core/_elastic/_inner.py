@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import sys
 from typing import TYPE_CHECKING
 
 from .._errors import CorruptedObjectError
 from .._inner._file import SavedInner, check_inner
 from .._store._reread import read_again
+from .._wire._safetensors import check_extent
 from ._claims import check_claim
 from ._records._keys import inner_key, parse_inner
 from ._watch import check_run
@@ -60,7 +60,9 @@ def _read(life: Life, key: str) -> bytes | None:
 
     def read() -> bytes | None:
         nonlocal data
-        data = life.store.get(key, largest=sys.maxsize)
+        # Its size is believed once the file itself bears it out.
+        size = life.store.read(key, lambda reader: check_extent(reader, life.origin(key)))
+        data = None if size is None else life.store.get(key, largest=size)
         if data is not None:
             check_inner(data, life.bound(key), life.origin(key))
         return data

@@ -161,9 +161,7 @@ class ElasticSource:
         obsolete = {
             sync for rollback in self.rollbacks for sync in (rollback.sync, *rollback.given_up)
         }
-        return (
-            number for number in numbers if number > self.unknown and number not in obsolete
-        )
+        return (number for number in numbers if number > self.unknown and number not in obsolete)
 
     def missing(self, index: int, sync: int) -> list[str]:
         """Keys of the objects that are missing from a fragment's state after a sync."""

@@ -100,8 +100,8 @@ def export(
             )
         if target.suffix not in {"", ".safetensors"}:
             raise ConfigurationError(
-                f"path must end in .safetensors, not in {target.suffix!r} as {str(target)!r} does: the file is a safetensors "
-                "file, whatever its name. Read it with safetensors.torch.load_file; torch.save(load_file(path), 'model.pt') makes "
+                f"path must end in .safetensors, not in {target.suffix!r} as {str(target)!r} does: it is a safetensors file, "
+                "whatever its name. Read it with safetensors.torch.load_file; torch.save(load_file(path), 'model.pt') makes "
                 "one that torch.load reads."
             )
         try:

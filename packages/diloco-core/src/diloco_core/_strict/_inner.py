@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import re
-import sys
 from typing import TYPE_CHECKING
 
 from .._errors import CorruptedObjectError
 from .._inner._file import SavedInner, check_inner
 from .._store._reread import read_again
+from .._wire._safetensors import check_extent
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
@@ -116,7 +116,9 @@ def _read(participant: Participant, key: str, identity: str, origin: str) -> byt
 
     def read() -> bytes | None:
         nonlocal data
-        data = participant.store.get(key, largest=sys.maxsize)
+        # Its size is believed once the file itself bears it out.
+        size = participant.store.read(key, lambda reader: check_extent(reader, origin))
+        data = None if size is None else participant.store.get(key, largest=size)
         if data is not None:
             check_inner(data, identity, origin)
         return data

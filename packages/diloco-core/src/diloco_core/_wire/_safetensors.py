@@ -96,8 +96,35 @@ def parse_header(data: bytes | bytearray | memoryview) -> dict[str, Any]:
     return fields
 
 
-def read_header(reader: ObjectReader, origin: str) -> tuple[bytes, dict[str, Any]]:
+def check_extent(reader: ObjectReader, origin: str) -> int:
+    """Check that the tensors in a file's header fill the file, before all of it is read. Returns its size in bytes.
+
+    Raises:
+        CorruptedObjectError: They do not, or the file does not begin with a header.
+    """
+    beginning, fields = read_header(reader, origin, MOST_HEADER_BYTES)
+    try:
+        ends = [
+            int(each["data_offsets"][1]) for name, each in fields.items() if name != "__metadata__"
+        ]
+    except (TypeError, KeyError, IndexError, ValueError, OverflowError):
+        raise CorruptedObjectError(f"the header of {origin} is damaged") from None
+    if len(beginning) + max(ends, default=0) != reader.size:
+        raise CorruptedObjectError(
+            f"{origin} has {reader.size} bytes, which are not those of the tensors in its header"
+        )
+    return reader.size
+
+
+def read_header(
+    reader: ObjectReader, origin: str, most: int = _MOST_READ_BYTES
+) -> tuple[bytes, dict[str, Any]]:
     """The header of an open file: its bytes, including its length, and its JSON. Nothing is verified.
+
+    Args:
+        reader: The file.
+        origin: What it is called in errors.
+        most: The most bytes that the header may have.
 
     Raises:
         CorruptedObjectError: The file does not begin with a header.
@@ -107,7 +134,7 @@ def read_header(reader: ObjectReader, origin: str) -> tuple[bytes, dict[str, Any
     length = bytearray(LENGTH_BYTES)
     reader.read_into(0, memoryview(length))
     size = header_size(length) - LENGTH_BYTES
-    if size > min(_MOST_READ_BYTES, reader.size - LENGTH_BYTES):
+    if size > min(most, reader.size - LENGTH_BYTES):
         raise CorruptedObjectError(f"{origin} does not begin with the header of a safetensors file")
     content = bytearray(size)
     reader.read_into(LENGTH_BYTES, memoryview(content))

@@ -75,7 +75,9 @@ def _check_table(table: Fields) -> None:
     names = set()
     for entry in table.items("tensors"):
         if not _is_tensor(entry, filled):
-            raise table.wrong(f"the entry of a tensor is wrong, or not in its place: {entry!r:.200}")
+            raise table.wrong(
+                f"the entry of a tensor is wrong, or not in its place: {entry!r:.200}"
+            )
         filled[entry["group"]] += math.prod(entry["shape"])
         names.add(entry["name"])
     if filled != ends or len(names) != len(table.items("tensors")):

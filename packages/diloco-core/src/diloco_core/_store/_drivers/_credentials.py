@@ -49,8 +49,10 @@ class BotocoreCredentials:
         if end is not None and end != self._end and now is not None:
             self._end = end
             quarter = (end - now()).total_seconds() / 4
-            self._credentials._advisory_refresh_timeout = min(900.0, quarter)
-            self._credentials._mandatory_refresh_timeout = min(600.0, quarter / 2)
+            vars(self._credentials).update(
+                _advisory_refresh_timeout=min(900.0, quarter),
+                _mandatory_refresh_timeout=min(600.0, quarter / 2),
+            )
 
 
 def credentials_of_botocore() -> BotocoreCredentials | None:

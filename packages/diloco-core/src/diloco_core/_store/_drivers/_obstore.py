@@ -224,8 +224,8 @@ class ObstoreDriver:
         try:
             answer = self._obstore.get(self._little, key, options={"range": (0, HEAD_BYTES)})
         except self._errors.GenericError as error:
-            answer = _answer(error)
-            if answer is None or answer["status"] != "416":
+            refusal = _answer(error)
+            if refusal is None or refusal["status"] != "416":
                 raise
             # The object is empty, so that there is no first byte to ask for.
             return self._obstore.head(self._little, key)["size"], b""

@@ -1,0 +1,102 @@
+"""Whatever the fields of records and the names of keys say: an answer, or a named error, within seconds and 200 MiB."""
+
+import json
+import random
+import resource
+import subprocess
+import sys
+from pathlib import Path
+
+import foreign_lab
+import pytest
+from foreign_lab import MEMBERSHIPS, MEMORY, VALUES, leaves, replaced, train
+
+from diloco_core import CoreError, CorruptedObjectError, RendezvousError, export
+from diloco_core._elastic._records._manifest import Manifest
+from diloco_core._strict._records._manifest import Manifest as StrictManifest
+from diloco_core._wire._sealed import seal
+
+
+def met(folder, membership, act, count, seed, wanted=""):
+    """What ends badly of a sample of cases."""
+    command = [sys.executable, foreign_lab.__file__, folder, membership, act, str(count), str(seed)]
+    done = subprocess.run([*command, wanted], capture_output=True, text=True, check=True)
+    told = json.loads(done.stdout)
+    assert told["of"] >= min(count, 1)
+    return told["bad"]
+
+
+@pytest.mark.processes
+def test_a_few_fields_and_keys(tmp_path, request):
+    assert met(tmp_path, "sharded", "export", 5, request.config.option.seed or 0) == {}
+
+
+@pytest.mark.slow
+@pytest.mark.processes
+@pytest.mark.parametrize("act", ["export", "resume"])
+@pytest.mark.parametrize("membership", MEMBERSHIPS)
+def test_any_field_and_any_key(tmp_path, request, membership, act):
+    assert met(tmp_path, membership, act, 1000, request.config.option.seed or 0) == {}
+
+
+@pytest.mark.slow
+@pytest.mark.processes
+@pytest.mark.parametrize("act", ["export", "resume"])
+@pytest.mark.parametrize("membership", MEMBERSHIPS)
+def test_files_of_three_gibibytes(tmp_path, membership, act):
+    assert met(tmp_path, membership, act, 99, 0, " sparse") == {}
+
+
+@pytest.mark.parametrize("membership", ["strict", "sharded"])
+def test_an_inner_state_of_three_gibibytes_is_not_read(tmp_path, membership, caplog):
+    """What has such a size is not read before something bears it out."""
+    train(tmp_path / "run", membership, 2)
+    for file in (tmp_path / "run" / "inner").rglob("*.safetensors"):
+        with file.open("r+b") as opened:
+            opened.truncate(3 * 2**30)
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    assert train(tmp_path / "run", membership, 4, resume=True) >= 4
+    assert (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) * 1024 < MEMORY
+    assert "saved inner state is damaged" in caplog.text
+
+
+@pytest.mark.parametrize("membership", ["strict", "sharded"])
+def test_tables_of_manifests(tmp_path, membership, request):
+    """Every field holds what it must, or the error names it."""
+    train(tmp_path / "run", membership, 1)
+    record = json.loads((tmp_path / "run" / "manifest.json").read_bytes())
+    for name in ("kind", "format", "xxh3_128"):
+        del record[name]
+    read = StrictManifest.from_bytes if membership == "strict" else Manifest.from_json
+    origin = (1, "manifest") if membership == "strict" else ("manifest",)
+    assert read(seal("manifest", "manifest.json", record), *origin).fragments == record["fragments"]
+    tables = [path for path in leaves(record) if path[0] in {"fragments", "unsynced", "settings"}]
+    cases = [(path, value) for path in tables for value in (..., *VALUES)]
+    said = []
+    for path, value in random.Random(request.config.option.seed or 0).sample(cases, 400):
+        try:
+            read(seal("manifest", "manifest.json", replaced(record, path, value)), *origin)
+        except CoreError as error:
+            said.append(str(error))
+    assert len(said) > 200
+    assert all("manifest" in text for text in said)
+
+
+@pytest.mark.parametrize("membership", ["strict", "sharded", "gather"])
+@pytest.mark.parametrize("content", [b"", b"stray"])
+def test_a_huge_number_in_a_name_costs_nothing(tmp_path, membership, content):
+    last = train(tmp_path / "run", membership, 2)
+    for key in sorted((tmp_path / "run").glob("*/0000000*")):
+        name = "9" * 8 + key.name[8:]
+        stray = key.with_name(name)
+        if key.is_dir():
+            stray.mkdir(exist_ok=True)
+            for inside in key.iterdir():
+                (stray / inside.name).write_bytes(content)
+        else:
+            stray.write_bytes(content)
+    file = tmp_path / "model.safetensors"
+    assert export(tmp_path / "run", file) == last
+    with pytest.raises((RendezvousError, CorruptedObjectError)):
+        export(tmp_path / "run", file, at=77)
+    assert Path(file).stat().st_size > 0
