@@ -298,3 +298,16 @@ def test_a_prefix_is_not_an_idempotency_key():
     first, second = executor.launch_replicas(1, "m:f"), executor.launch_replicas(1, "m:f")
     assert first != second
     assert first[0].run_id.startswith("nightly-")
+
+
+def test_a_plan_shows_references_to_secrets_and_no_other_secrets():
+    class Referring(Memory):
+        def _plan(self, request):
+            return [{"secrets": dict(request.secrets), "env": dict(request.env)}]
+
+    options = {"secrets": {"API_KEY": "store/key", "DB": "s3://u:pw@b"}, "env": {"DB_PASS": "x1"}}
+    (request,) = Referring({}).plan(1, "m:f", run_id="a", **options).requests
+    assert request == {
+        "secrets": {"API_KEY": "store/key", "DB": "s3://<redacted>@b"},
+        "env": {"DB_PASS": "<redacted>"},
+    }

@@ -97,7 +97,8 @@ class Hiding:
     def _planned_by(self, lab: Lab, **options: Any) -> object:
         executor = lab.harness.make_executor(**options)
         with executor:
-            return executor.plan(1, lab.harness.entrypoint, lab.harness.entrypoint_args)
+            plan = partial(executor.plan, 1, lab.harness.entrypoint, lab.harness.entrypoint_args)
+            return plan()
 
 
 def planted() -> Iterator[tuple[str, dict[str, Any]]]:

@@ -21,7 +21,7 @@ from ._handle import ReplicaHandle
 from ._hooks import Finding, LogQuery, Option
 from ._journaled import Journaled
 from ._look_order import LookOrder
-from ._redact import redact_json
+from ._redact import redact_json, redact_text
 from ._request import LaunchOptions, Plan, RunRequest, check_restarts, is_run_id, make_request
 from ._variables import check_variables
 
@@ -173,7 +173,7 @@ class BaseExecutor(Journaled):
     ) -> Plan:
         """The requests that :meth:`launch_replicas` would send for the same arguments; sends nothing."""
         request = self._request(n_replicas, entrypoint, entrypoint_args, **options)
-        return Plan(request.run_id, tuple(redact_json(each) for each in self._plan(request)))
+        return Plan(request.run_id, tuple(_shown(each, request) for each in self._plan(request)))
 
     # --- watching ---
 
@@ -462,3 +462,11 @@ class BaseExecutor(Journaled):
         except InvalidRequestError:
             return False
         return True
+
+
+def _shown(planned: dict[str, Any], request: RunRequest) -> dict[str, Any]:
+    """What a plan shows of a request: no secrets, but the references to them that the launch was given."""
+    shown: dict[str, Any] = redact_json(planned)
+    if request.secrets and planned.get("secrets") == request.secrets:
+        shown["secrets"] = {name: redact_text(where) for name, where in request.secrets.items()}
+    return shown
