@@ -68,7 +68,8 @@ def test_the_list_is_complete():
 
 
 @pytest.mark.parametrize(
-    "kind", [pytest.param(kind, marks=[] if kind == "sharded" else pytest.mark.slow) for kind in KINDS]
+    "kind",
+    [pytest.param(kind, marks=[] if kind == "sharded" else pytest.mark.slow) for kind in KINDS],
 )
 def test_a_limit_is_asked_for_or_said_to_have_no_effect(tmp_path, caplog, kind):
     options = {**KINDS[kind], "timing": WatchedTiming()}

@@ -6,17 +6,14 @@ A file is left over when its process was killed.
 from __future__ import annotations
 
 import contextlib
-import functools
-import hashlib
 import os
 import re
 import secrets
-import socket
 import stat
-import sys
-import uuid
 import weakref
 from pathlib import Path
+
+from ..._host import host_id
 
 LARGE_BYTES = 2**16
 """The file of a deleted object is kept for reuse if it has at least this size."""
@@ -38,7 +35,7 @@ def new_store_name(store: object) -> str:
 
 def temporary_name(store_name: str, number: int) -> str:
     """The name of a temporary file, which says which process, which store object of it, and which host it belongs to."""
-    return f".tmp-{os.getpid()}-{store_name}-{number}-{_host_id()}"
+    return f".tmp-{os.getpid()}-{store_name}-{number}-{host_id()}"
 
 
 def remove_leftovers(root: Path) -> None:
@@ -90,31 +87,13 @@ class Spares:
         return len(self.files) < _MOST_SPARES and sum(self.files.values()) + size <= most
 
 
-@functools.cache
-def _host_id() -> str:
-    """Identifies the machine since it was booted, and the container: where a process id means the same process.
-
-    The name of the host is not enough: containers may share it, and have process ids of their own.
-    """
-    parts = [socket.gethostname()]
-    if sys.platform == "linux":
-        try:
-            boot, namespace = Path("/proc/sys/kernel/random/boot_id"), Path("/proc/self/ns/pid")
-            parts += [boot.read_text(), str(namespace.readlink())]
-        except OSError:
-            parts.append(secrets.token_hex(8))  # an id that no other process has
-    else:
-        parts.append(f"{uuid.getnode():x}")
-    return hashlib.sha256("\n".join(parts).encode()).hexdigest()[:12]
-
-
-def _gone(pid: str, store_name: str, host_id: str) -> bool | None:
+def _gone(pid: str, store_name: str, made_on: str) -> bool | None:
     """Whether the process that made a temporary file is gone; None if that cannot be known.
 
     If another process has got its id since, the file stays. Files that bear the id of this process are judged by the name of
     their store, since in a container the process before this one often had the very same id.
     """
-    if host_id != _host_id():
+    if made_on != host_id():
         return None
     if int(pid) == os.getpid():
         return store_name not in _stores

@@ -8,7 +8,6 @@ from __future__ import annotations
 import math
 import os
 import re
-import socket
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
@@ -16,6 +15,7 @@ from ..._checks import MOST_RANKS
 from ..._errors import CorruptedObjectError, MismatchError
 from ..._exchange._base import Schema
 from ..._exchange._endings import Ending, Progress
+from ..._host import host_name
 from ..._wire._fields import LARGEST, Fields
 from ..._wire._sealed import seal, unseal
 from ..._wire._sections import fingerprint
@@ -72,7 +72,7 @@ class Claim:
 
         The arguments are as in the attributes, but ``beat_interval`` is in seconds.
         """
-        digest, host, pid = schema_digest(schema), socket.gethostname(), os.getpid()
+        digest, host, pid = schema_digest(schema), host_name(), os.getpid()
         beat = math.ceil(min(1000 * beat_interval, LARGEST))
         return cls(rank, world_size, run_id, chunk_bytes, digest, nonce, host, pid, beat)
 

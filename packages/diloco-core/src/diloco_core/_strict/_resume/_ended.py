@@ -1,8 +1,8 @@
 """Whether a run has stopped: whether the processes have ended that its newest manifest names. No rank is taken over before.
 
-A process has ended if it has left a note that says so, or if its beat has not changed for ``lost_after`` seconds by the clock
-of this process. A process that beats less often, according to its claim, gets twice the time between its beats. Time in which
-this process cannot reach the store does not count.
+A process has ended if it has left a note that says so, if it is known to be gone from this machine, or if its beat has not
+changed for ``lost_after`` seconds by the clock of this process. A process that beats less often, according to its claim, gets
+twice the time between its beats. Time in which this process cannot reach the store does not count.
 """
 
 from __future__ import annotations
@@ -13,12 +13,13 @@ from typing import TYPE_CHECKING
 
 from ..._errors import CorruptedObjectError, FormatError, RunExistsError
 from ..._exchange._endings import named_ranks
+from ..._host import is_gone
 from ..._store._parallel import in_parallel
 from .._claims import READS_AT_ONCE, read_claim
 from .._records._records import beat_key, claimed, note_key, read_note
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
+    from collections.abc import Iterable
 
     from ..._store._patient import Patient
     from ..._timing import Timing
@@ -76,34 +77,30 @@ def check_ended(store: Patient, timing: Timing, manifest: Manifest, rank: int, b
     }
     if not open_ones:
         return
-    seconds = _silence(store, timing, open_ones)
+    claims = in_parallel(
+        store.store,
+        (partial(_claim, store, timing, *process) for process in open_ones),
+        READS_AT_ONCE,
+    )
+    # A claim that cannot be read, or is not that of the process, says nothing about it.
+    own = {
+        process: claim if claim is not None and open_ones[process] in {None, claim.nonce} else None
+        for process, claim in zip(list(open_ones), claims, strict=True)
+    }
+    watched = [p for p, claim in own.items() if claim is None or not is_gone(claim.pid, claim.host)]
+    if not watched:
+        return
+    beating = [claim for claim in map(own.get, watched) if claim is not None]
+    seconds = max([timing.lost_after, *(claim.silence(timing.lost_after) for claim in beating)])
     _log.warning(
         "rank %d: the run at %s is resumed. These ranks have not said how they ended, so their signs of life are watched for "
         "%g s: %s",
         rank,
         store.uri,
         seconds,
-        named_ranks(sorted({other for other, _ in open_ones})),
+        named_ranks(sorted({other for other, _ in watched})),
     )
-    _watch(store, timing, open_ones, seconds)
-
-
-def _silence(
-    store: Patient, timing: Timing, processes: Mapping[tuple[int, int], str | None]
-) -> float:
-    """Seconds for which the beats of these processes, given with their nonces, have to stand still."""
-    claims = in_parallel(
-        store.store,
-        (partial(_claim, store, timing, *process) for process in processes),
-        READS_AT_ONCE,
-    )
-    # A claim that cannot be read, or is not that of the process, says nothing about how often the process beats.
-    return max(
-        claim.silence(timing.lost_after)
-        if claim is not None and nonce in {None, claim.nonce}
-        else timing.lost_after
-        for claim, nonce in zip(claims, processes.values(), strict=True)
-    )
+    _watch(store, timing, watched, seconds)
 
 
 def _watch(
