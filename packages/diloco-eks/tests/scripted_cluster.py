@@ -7,7 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 from signal import Signals
 
-from cluster_truth import index_of, indexes, lives_of, of_handle, resources_of, truth_of
+from cluster_truth import condition, index_of, indexes, lives_of, of_handle, resources_of, truth_of
 from kubernetes import client, config
 
 from diloco_conformance import Ability, Fault, Harness, Operation, Step, Told
@@ -210,9 +210,14 @@ class ClusterHarness(Harness):
             pod.fail(1, self.message(Outcome(1, error=str(error), reason=Reason.ERROR)))
 
     def again(self, name, index):
-        """If the Job has a restart left for it, its next pod comes after a while."""
+        """If the Job has a restart left for it, its next pod comes after a while.
+
+        Of two failures at once the Job may count one, and end.
+        """
         self.world.settle()
-        if index not in indexes(self.job(name)["status"].get("failedIndexes")):
+        job = self.job(name)
+        counted = index in indexes(job["status"].get("failedIndexes"))
+        if not counted and condition(job, "FailureTarget") is None:
             self.next_attempt(name, index)
 
     def next_attempt(self, name, index):
