@@ -275,6 +275,34 @@ def test_a_residual_that_was_not_saved_is_lost_and_said(
         assert advised == [not delay], "with a delay, that would be wrong"
 
 
+@pytest.mark.xfail(strict=True, reason="until strict and elastic are one path")
+@pytest.mark.parametrize("kind", ["strict", "sharded"])
+def test_a_residual_outlives_a_kill_after_a_delayed_sync_was_counted(kind, tmp_path, caplog):
+    """Its contribution is counted, but this rank has not adopted the sync yet, and has saved nothing since."""
+    options = {"codec": CODEC, "error_feedback": True, "sync_every": 2, "delay": 1}
+
+    class StopError(Exception):
+        pass
+
+    def until(exchange, last, *, stops):
+        model = make()
+        inner = torch.optim.SGD(model.parameters(), lr=1.0)
+        with DiLoCo(model, inner, exchange, save_inner_every=1, **options) as outer:
+            while outer.inner_steps < last:
+                push(model, inner, exchange.rank, outer.inner_steps)
+            if stops:
+                assert outer.syncing
+                outer._outer_steps._sent.flight.result()
+                raise StopError
+
+    with pytest.raises(BaseExceptionGroup):
+        run(lambda exchange: until(exchange, 7, stops=True), exchanges(kind, tmp_path / "run"))
+    caplog.clear()
+    again = exchanges(kind, tmp_path / "run", resume=True)
+    run(lambda exchange: until(exchange, 9, stops=False), again)
+    assert "starts again from zero" not in caplog.text
+
+
 def test_what_is_not_finite_with_the_residual_is_refused_before_it_is_sent(tmp_path):
     exchange = connect(tmp_path / "run", rank=0, world_size=1)
     model = torch.nn.Linear(4, 1, bias=False)
