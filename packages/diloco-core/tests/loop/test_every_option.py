@@ -208,7 +208,7 @@ def cases():
             yield pytest.param(kind, name, marks=[] if default else pytest.mark.slow)
 
 
-@pytest.mark.parametrize(("kind", "name"), cases())
+@pytest.mark.parametrize(("kind", "name"), list(cases()))
 def test_an_option_of_the_loop_does_something_or_is_refused(kind, name):
     with Heard() as heard:
         for row in LOOP[name]:

@@ -15,9 +15,9 @@ from .._codecs._compiled import CompiledCodec
 from .._codecs._named import CODECS, find_codec
 from .._codecs._state import check_state_codec
 from .._errors import ConfigurationError
-from .._exchange._resumable import KeepingExchange, ResumableExchange
 from .._model._layers import PATTERNS, Pattern
 from .._seconds import Seconds
+from ._membership import is_elastic, keeps_state
 from ._notices import no_effect
 from ._schedule import Schedule
 from ._windows import Windows
@@ -129,7 +129,7 @@ def init_over(exchange: Exchange, given: object) -> str:
         ConfigurationError: The value is not allowed, or does not fit the exchange.
     """
     init = one_of("init", given, ("rank0", "check"))
-    if init == "check" and isinstance(exchange, ResumableExchange):
+    if init == "check" and is_elastic(exchange):
         raise ConfigurationError(
             "init='check' cannot be used in an elastic run: every replica takes the run's state, and "
             "nobody compares what it held before. Leave init out"
@@ -318,7 +318,7 @@ def state_coding_over(exchange: Exchange, given: object, full_every: object) -> 
             "only runs over a store and replicas in one process do. Leave it out, or use an exchange that connect() or "
             "in_process() returned"
         )
-    if full_every is not None and not isinstance(exchange, KeepingExchange):
+    if full_every is not None and not keeps_state(exchange):
         given = f"full_state_every={every}"
         no_effect(exchange.rank, given, f"a {type(exchange).__name__}, which keeps no state")
     return StateCoding(codec, every)

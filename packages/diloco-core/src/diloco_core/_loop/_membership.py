@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Protocol
 
 from .._errors import ConfigurationError, SyncError
-from .._exchange._resumable import RestartableExchange, ResumableExchange
+from .._exchange._resumable import KeepingExchange, RestartableExchange, ResumableExchange
 from .._outer._initial import Initial
 from .._timing import in_thread
 from . import _notices as notices
@@ -143,6 +143,16 @@ class Membership(Protocol):
         ...
 
 
+def keeps_state(exchange: Exchange) -> bool:
+    """Whether an exchange keeps the run in a store."""
+    return isinstance(exchange, KeepingExchange)
+
+
+def is_elastic(exchange: Exchange) -> bool:
+    """Whether replicas of an exchange may come and go."""
+    return isinstance(exchange, ResumableExchange)
+
+
 def membership_of(
     exchange: Exchange,
     optimizers: Sequence[torch.optim.Optimizer],
@@ -154,7 +164,7 @@ def membership_of(
     *,
     delayed: bool = False,
 ) -> Membership:
-    """The membership of the run behind an exchange. No other function asks what kind of exchange it is.
+    """The membership of the run behind an exchange. Only this module asks what kind of exchange it is.
 
     Args:
         exchange: The connection to the other replicas.
@@ -372,9 +382,7 @@ class RestartableMembership(_SavesOwnState, FixedMembership):
         count.committed, count.inner_steps = taken.outer_steps, taken.inner_steps
         count.published, count.rate = list(taken.syncs), taken.rate
         self._own_state.restore(count.inner_steps)
-        self._own_state.residuals.check(
-            exchange.rank, taken.counted, exchange.position.sync, self.advice
-        )
+        self._own_state.residuals.check(exchange.rank, taken.counted, exchange.position.sync)
         own = self._own_state
         notices.resumed(exchange.rank, count.committed, count.inner_steps, own.behind, own.restored)
         if not self._open_steps.applied:
@@ -443,9 +451,7 @@ class ResumableMembership(_SavesOwnState):
         count.inner_steps = self._exchange.counted
         self._own_state.restore(count.inner_steps)
         position = self._exchange.position
-        self._own_state.residuals.check(
-            self._exchange.rank, position.counted, position.sync, self.advice
-        )
+        self._own_state.residuals.check(self._exchange.rank, position.counted, position.sync)
         counted = zip(fragments, position.counted, strict=False)
         lost = [(f.name, count.inner_steps - steps) for f, steps in counted]
         # It may hold steps that were taken while a sync was under way, which no sync counts.

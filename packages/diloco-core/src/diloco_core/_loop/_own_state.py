@@ -66,7 +66,6 @@ class OwnState:
         *,
         delayed: bool = False,
     ) -> None:
-        self._delayed = delayed
         self._exchange = exchange
         self._open_steps = open_steps
         self._buffers = buffers
@@ -77,6 +76,7 @@ class OwnState:
         self._knows_data = any(not isinstance(holder, _NO_DATA) for holder in stateful.values())
         self._untold = 0
         self.residuals = residuals or Residuals()
+        self.residuals.advice = self._advice(every, delayed=delayed)
         own = {"buffers": buffers, "open_steps": open_steps, "residuals": residuals}
         given = {name: holder for name, holder in own.items() if holder is not None}
         self._optimizers = optimizers
@@ -90,9 +90,13 @@ class OwnState:
     @property
     def advice(self) -> str:
         """What to set so that less is lost between two saves, as the end of a message; empty if it is set."""
-        if self._every == 1:
+        return self.residuals.advice
+
+    @staticmethod
+    def _advice(every: int, *, delayed: bool) -> str:
+        if every == 1:
             return ""
-        if self._delayed:
+        if delayed:
             return (
                 " save_inner_every=1 makes this rarer. With a delay it does not rule it out, since a sync "
                 "is counted before this rank has adopted it and saved."

@@ -17,9 +17,13 @@ class Residuals:
 
     A restored residual holds only at the position at which it was saved, which :meth:`check` finds out. So nothing is sent
     twice, and what is lost is said.
+
+    Attributes:
+        advice: What to set so that less is lost, as the end of a message.
     """
 
     def __init__(self) -> None:
+        self.advice = ""
         self._fragments: Sequence[Fragment] = ()
 
     def watch(self, fragments: Sequence[Fragment]) -> None:
@@ -41,15 +45,14 @@ class Residuals:
                 saved = state[fragment.name]
                 fragment.residual.load(saved["values"], int(saved["tag"]))
 
-    def check(self, rank: int, positions: Sequence[int], sync: int, advice: str) -> None:
+    def check(self, rank: int, positions: Sequence[int], sync: int) -> None:
         """Set residuals to zero that do not hold where this replica begins, and log which ones.
 
         Args:
             rank: The rank of this replica.
             positions: For every fragment, how many inner steps of this rank are counted in it.
             sync: The number of the newest sync.
-            advice: What to set so that less is lost.
         """
         for fragment, position in zip(self._fragments, positions, strict=bool(self._fragments)):
             if fragment.residual is not None and fragment.residual.move(position):
-                notices.residual_lost(rank, fragment.name, sync, advice)
+                notices.residual_lost(rank, fragment.name, sync, self.advice)

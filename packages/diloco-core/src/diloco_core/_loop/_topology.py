@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from .._errors import ConfigurationError
-from .._exchange._resumable import KeepingExchange
+from ._membership import keeps_state
 
 if TYPE_CHECKING:
     from .._exchange._base import Exchange
@@ -49,7 +49,7 @@ def check_topology(model: torch.nn.Module, exchange: Exchange) -> None:
                     f"wrapped, in one process for each replica. {_GROUP}"
                 )
     group = torch.distributed
-    if isinstance(exchange, KeepingExchange) and group.is_available() and group.is_initialized():
+    if keeps_state(exchange) and group.is_available() and group.is_initialized():
         size = group.get_world_size()
         if size > 1:
             raise ConfigurationError(
