@@ -42,7 +42,9 @@ MANIFEST = Manifest(
     retention=2,
     settings={"a": "b"},
     tensors={},
-    fragments=[{}],
+    fragments=[
+        {"name": "0", "shards": 2, "fingerprint": "0" * 32, "groups": [], "tensors": []}
+    ],
     unsynced={},
     initial="0" * 16,
     sums=[[1, 2]],
