@@ -34,7 +34,7 @@ class TestMembership:
 
     def test_a_dead_replica_is_waited_for_once_and_then_left_out_until_it_is_back(self):
         training = SimulatedTraining(syncs=12, sizes=(40,))
-        fault = Fault(2, 1, 50, "kill before")
+        fault = Fault(2, 1, 54, "kill before")
         outcome = simulate(
             training, Schedule(3, faults=[fault], restart_after=12.0), Elastic(2, grace=10.0)
         )
