@@ -1,5 +1,7 @@
 """What JSON carries is passed; what it cannot is named by its path."""
 
+import tracemalloc
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -56,6 +58,21 @@ class TestJson:
             deep = {"a": [deep]} if levels <= 100 else [deep]
         check_json(deep, "kwargs")
         assert loads(dumps(deep), "it") == deep
+
+    def test_the_path_to_a_value_costs_nothing_and_is_cut(self):
+        key, deep = "k" * 10_000, [[]] * 1000
+        for _ in range(100):
+            deep = {key: deep}
+        odd = {**deep, "odd": {key: float("nan")}}
+        tracemalloc.start()
+        try:
+            check_json(deep, "result")
+            with pytest.raises(InvalidRequestError, match=r"^result\.odd\.k+\.\.\. is nan") as caught:
+                check_json(odd, "result")
+            assert tracemalloc.get_traced_memory()[1] < 1_000_000
+        finally:
+            tracemalloc.stop()
+        assert len(str(caught.value)) < 500
 
     def test_integers_that_no_parser_takes(self):
         check_json(10**4000, "kwargs")

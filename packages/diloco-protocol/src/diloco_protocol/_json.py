@@ -13,6 +13,8 @@ from ._errors import InvalidRequestError
 _MAX_INTEGER_BITS = 14_000
 # Far below the recursion limit, wherever the reader stands.
 _MAX_DEPTH = 200
+# Characters of a path, and of a key in it.
+_SHOWN = 200
 
 
 def check_json(value: Any, path: str) -> None:
@@ -26,7 +28,7 @@ def check_json(value: Any, path: str) -> None:
         InvalidRequestError: It names the path to the value, what it is, and what is allowed.
     """
     if not _plain(value):
-        _check(value, path, ())
+        _check(value, [path], set())
 
 
 def dumps(value: Any) -> str:
@@ -67,53 +69,79 @@ def _plain(value: Any) -> bool:
     )
 
 
-def _check(value: Any, path: str, above: tuple[int, ...]) -> None:
+def _check(value: Any, path: list[str | int], above: set[int]) -> None:
+    """Refuse what JSON cannot carry in a value that is not plain.
+
+    Args:
+        value: Anything.
+        path: What the whole is called, and the keys and numbers from there to here. It is only put together for an error: a
+            text for each value would be as long as all keys above it.
+        above: Which lists and dicts this one is in, by their ids.
+    """
     kind = type(value)
     if kind is str:
-        try:
-            value.encode()
-        except UnicodeEncodeError:
-            raise InvalidRequestError(
-                f"{path} contains half of a surrogate pair, which cannot be sent as text"
-            ) from None
+        _check_text(value, path, "")
     elif kind is float:
         raise InvalidRequestError(
-            f"{path} is {value}, and JSON has no number for that: pass None or text instead"
+            f"{_shown(path)} is {value}, and JSON has no number for that: pass None or text instead"
         )
     elif kind is int:
         raise InvalidRequestError(
-            f"{path} is an integer of {value.bit_length()} bits, and Python reads at most {_MAX_INTEGER_BITS} from JSON: "
-            "pass it as text"
+            f"{_shown(path)} is an integer of {value.bit_length()} bits, and Python reads at most "
+            f"{_MAX_INTEGER_BITS} from JSON: pass it as text"
         )
-    elif kind is list:
-        inside = _enter(value, path, above)
-        for index, item in enumerate(value):
+    elif kind is list or kind is dict:
+        _enter(value, path, above)
+        for place, item in enumerate(value) if kind is list else value.items():
+            if kind is dict:
+                _check_key(place, path)
             if not _plain(item):
-                _check(item, f"{path}[{index}]", inside)
-    elif kind is dict:
-        inside = _enter(value, path, above)
-        for key, item in value.items():
-            if type(key) is not str:
-                raise InvalidRequestError(
-                    f"{path} has the key {shown(key)} of type {type(key).__name__}; JSON keys are strings"
-                )
-            if not key.isascii():
-                _check(key, f"a key of {path}", inside)
-            if not _plain(item):
-                _check(item, f"{path}.{key}", inside)
+                path.append(place)
+                _check(item, path, above)
+                path.pop()
+        above.remove(id(value))
     else:
         hint = ": pass a list" if isinstance(value, (tuple, set, frozenset)) else ""
         raise InvalidRequestError(
-            f"{path} is a {kind.__module__}.{kind.__qualname__}, which is not a JSON value "
+            f"{_shown(path)} is a {kind.__module__}.{kind.__qualname__}, which is not a JSON value "
             f"(None, bool, int, float, str, list, dict){hint}"
         )
 
 
-def _enter(value: list[Any] | dict[Any, Any], path: str, above: tuple[int, ...]) -> tuple[int, ...]:
+def _check_key(key: object, path: list[str | int]) -> None:
+    if type(key) is not str:
+        raise InvalidRequestError(
+            f"{_shown(path)} has the key {shown(key)} of type {type(key).__name__}; JSON keys are strings"
+        )
+    if not key.isascii():
+        _check_text(key, path, "a key of ")
+
+
+def _check_text(text: str, path: list[str | int], what: str) -> None:
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        raise InvalidRequestError(
+            f"{what}{_shown(path)} contains half of a surrogate pair, which cannot be sent as text"
+        ) from None
+
+
+def _enter(value: list[Any] | dict[Any, Any], path: list[str | int], above: set[int]) -> None:
     if id(value) in above:
-        raise InvalidRequestError(f"{path} contains itself")
+        raise InvalidRequestError(f"{_shown(path)} contains itself")
     if len(above) >= _MAX_DEPTH:
         raise InvalidRequestError(
-            f"the JSON value around {path[:200]}… is nested more than {_MAX_DEPTH} levels deep"
+            f"the JSON value around {_shown(path)} is nested more than {_MAX_DEPTH} levels deep"
         )
-    return (*above, id(value))
+    above.add(id(value))
+
+
+def _shown(path: list[str | int]) -> str:
+    """Return a path as an error shows it, such as ``kwargs.a[1]``, with whatever is long cut off."""
+    called, *steps = path
+    text = "".join(f"[{step}]" if isinstance(step, int) else f".{_cut(step)}" for step in steps)
+    return f"{called}{_cut(text)}"
+
+
+def _cut(text: str) -> str:
+    return text if len(text) <= _SHOWN else f"{text[:_SHOWN]}..."
