@@ -254,29 +254,18 @@ def states_kept_from(
     ]
 
 
-def kept_from(
-    listing: Iterable[str], fragments: int, *, last: int, rollback: int = 0, together: bool = False
-) -> list[int]:
+def kept_from(listing: Iterable[str], fragments: int, *, last: int, rollback: int = 0) -> list[int]:
     """For every fragment, the sync of the older of its two newest complete states, from which the newest could be made again.
-
-    With ``together``, these states are of one turn of all fragments: where not every turn is published, a state of the whole
-    model consists of those of one turn.
 
     It is 0 if there are fewer than two such states. Only states after the newest rollback count, so that nothing that the run
     went back to is considered unneeded. States after ``last``, up to which the log is known, do not count either: there may be a
     rollback before them that went back further.
     """
-    complete = [
-        sorted((sync for sync in states if rollback < sync <= last), reverse=True)
-        for states in done_states(listing, fragments)
-    ]
-    oldest = [(*states, 0, 0)[1] for states in complete]
-    if not together:
-        return oldest
-    turn = min((sync - 1) // fragments for sync in oldest)
-    return [
-        next((sync for sync in states if (sync - 1) // fragments <= turn), 0) for states in complete
-    ]
+    oldest = []
+    for states in done_states(listing, fragments):
+        newest = sorted((sync for sync in states if rollback < sync <= last), reverse=True)[:2]
+        oldest.append(newest[1] if len(newest) == 2 else 0)
+    return oldest
 
 
 def collectable(

@@ -103,9 +103,7 @@ def collect(life: Life) -> None:
     states = life.store.list("state/")
     keys = [*life.store.list("deltas/"), *states]
     count, every = len(life.fragments), life.whole_every
-    kept = kept_from(
-        states, count, last=life.sync, rollback=life.rollback, together=life.gather
-    )
+    kept = kept_from(states, count, last=life.sync, rollback=life.rollback)
     states_kept = states_kept_from(states, count, kept, every=every, rollback=life.rollback)
     recent = life.manifest.retention + count * max(life.manifest.publish_every, every) * 3
     # After that only now and then, for objects that had to stay so long or were left by a life that died.
