@@ -1,5 +1,6 @@
 """Logs that arrive late, in pieces, in great numbers: nothing is lost, and nothing is given twice."""
 
+import weakref
 from bisect import bisect_left, bisect_right
 from collections import Counter
 from datetime import UTC, datetime
@@ -190,6 +191,31 @@ def test_more_than_the_client_reads_at_once_is_read_in_parts(query, monkeypatch)
     monkeypatch.setattr(_logs, "_MOST_ENTRIES", 50)
     log = Log(((START, entry(START + n / 10, f"{n}\n")) for n in range(4000)), most=100)
     assert list(log.lines(**query)) == [str(n) for n in range(4000)]
+
+
+def test_what_was_too_much_is_not_held_while_its_parts_are_read():
+    class Part(list):
+        __hash__ = object.__hash__  # so that it can be known without being held
+
+    held, most = weakref.WeakSet(), []
+
+    def fetch(ask, _):
+        most.append(len(held))
+        part = Part(ask(log))
+        held.add(part)
+        if len(part) > 100:
+            raise DenseLogError("too many")
+        return part
+
+    log = Log((START, entry(START + n, f"{n}\n")) for n in range(2000))
+    parts = Entries(fetch, None, START - 10, log.clock).new()
+    assert sum(len(part) for part in parts) == 2000
+    assert max(most) <= 1
+
+
+def test_what_is_dense_is_read_in_parts_of_fractions_of_a_second():
+    log = Log(((START, entry(START + n / 1000, f"{n}\n")) for n in range(3000)), most=300)
+    assert list(log.lines()) == [str(n) for n in range(3000)]
 
 
 def test_too_much_in_a_moment_is_an_error():

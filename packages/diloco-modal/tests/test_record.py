@@ -173,7 +173,7 @@ def test_more_ranks_than_replicas(lab, world_size):
     assert [lab.call(handle).status for handle in handles] == ["terminated"] * 2
 
 
-def test_a_call_of_a_rank_that_the_launch_leaves_out_is_named_and_ended(lab):
+def test_a_call_of_a_rank_that_the_launch_leaves_out_is_named_and_ended(lab, caplog):
     """A purge would lose it while it runs."""
     handles = lab.launch(3)
     lab.begin(handles[0])
@@ -181,12 +181,10 @@ def test_a_call_of_a_rank_that_the_launch_leaves_out_is_named_and_ended(lab):
     launch = lab.record().items()["launch"]
     lab.record().put("launch", {**launch, "ranks": [0]})
     words = r"has an entry 'call-1' \(.*'launch' leave that out"
-    for verb in (
-        lambda: lab.executor().attach("run"),
-        lambda: lab.executor().purge(handles[0]),
-    ):
-        with pytest.raises(DamagedRecordError, match=words):
-            verb()
+    assert lab.executor().attach("run") == handles[:1]
+    assert [bool(re.search(words, each.message)) for each in caplog.records] == [True, False]
+    with pytest.raises(DamagedRecordError, match=words):
+        lab.executor().purge(handles[0])
     assert lab.executor().poll(handles[0]) == "succeeded"
     assert re.search(words, lab.executor().describe(handles[1]).message)
     lab.executor().cancel(handles[1])
@@ -194,6 +192,24 @@ def test_a_call_of_a_rank_that_the_launch_leaves_out_is_named_and_ended(lab):
     with pytest.raises(DamagedRecordError, match=f"{words}.* were told to end$"):
         lab.executor().cancel_run("run")
     assert lab.call(handles[2]).status == "terminated"
+
+
+def test_a_damaged_call_hides_no_other_rank(lab, caplog):
+    """It may be running, so the record stays."""
+    handles = lab.launch(2)
+    for handle in handles:
+        lab.begin(handle)
+        lab.finish(handle)
+    lab.record().put("call-0", "damaged")
+    executor = lab.executor()
+    assert executor.attach("run") == handles[1:]
+    assert "the entry 'call-0' of the run's record" in caplog.text
+    assert executor.poll(handles[1]) == "succeeded"
+    with pytest.raises(DamagedRecordError, match="the entry 'call-0'"):
+        executor.purge(handles[1])
+    lab.record().put("call-1", "damaged")
+    with pytest.raises(DamagedRecordError, match="the entry 'call-0'"):
+        lab.executor().attach("run")
 
 
 def test_a_damaged_call_keeps_no_other_from_being_ended(lab):

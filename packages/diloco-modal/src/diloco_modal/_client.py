@@ -155,11 +155,13 @@ class Client(Records):
         """
 
         def read() -> list[Any]:
-            entries, size = [], 0
+            entries: list[Any] = []
+            size = 0
             with contextlib.closing(fetch(call.logs)) as found:
                 for entry in found:
                     size += len(entry.message) + _LOG_ENTRY_BYTES
                     if size > most:
+                        entries.clear()  # or the error would hold them
                         raise DenseLogError(f"there are more than {most} bytes at once")
                     entries.append(entry)
             return entries

@@ -13,15 +13,17 @@ from ._errors import DenseLogError
 Fetch = Callable[[Callable[[Any], Any], int], list[Any]]
 """Entries, from what it asks the log of a call, and how many bytes they may be; more is a ``DenseLogError``."""
 
-MOST_BYTES = 32 * 1024 * 1024
+MOST_BYTES = 8 * 1024 * 1024
 """Of a log that are held at once: a longer stretch is read in parts."""
 
 CLOCKS = 3600.0
 """Seconds by which the clocks of this machine, of who launched the run and of Modal may differ: what lies outside is not read."""
 _LATE_SECONDS = 30.0
 """So much older than what was read already an entry may be when it arrives, and is found at the next look; others at the end."""
-_BRIEFEST = 4.0
-"""Seconds that are not divided: Modal's client counts entries in stretches of two seconds at least."""
+_BRIEFEST = 0.1
+"""Seconds that are not divided."""
+_OVERLAP = 0.001
+"""Seconds that both halves of what is divided have in common."""
 _BRIEFEST_FACTOR = 4
 """How much more than usual may be in one of them."""
 _WORD = 2**64
@@ -89,6 +91,7 @@ class Entries:
             return
         begin, end = datetime.fromtimestamp(since, UTC), datetime.fromtimestamp(until, UTC)
         brief = until - since <= _BRIEFEST
+        found: list[Any] | None = None
         try:
             found = self._fetch(
                 lambda logs: logs.fetch(since=begin, until=end, source=self._source),
@@ -97,9 +100,11 @@ class Entries:
         except DenseLogError:
             if brief:
                 raise
+        # Not while the error is handled: it holds what was read.
+        if found is None:
             # Whether an end counts is not documented: the halves overlap, and nothing is given twice.
-            middle = float(round((since + until) / 2))
-            yield from self._between(since, middle + 1.0)
+            middle = (since + until) / 2
+            yield from self._between(since, middle + _OVERLAP)
             yield from self._between(middle, until)
             return
         yield self.not_given(found)

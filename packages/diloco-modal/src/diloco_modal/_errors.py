@@ -66,7 +66,7 @@ def bounded(call: Callable[[], T], seconds: float, what: str) -> T:
     thread.start()
     thread.join(seconds)
     if failure:
-        raise failure[0]
+        raise failure.pop()  # kept here, it would keep all that its traceback holds
     if answer:
         return answer[0]
     raise UnavailableError(f"Modal did not answer within {seconds:g} s ({what})")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import copy
+import logging
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, TypeVar
@@ -45,9 +46,11 @@ from ._record import (
     calls_of,
     check_time,
     launch_of,
+    readable_calls,
 )
 
 T = TypeVar("T")
+_WARNINGS = 10
 
 
 class ModalSpawnExecutor(BaseExecutor):
@@ -250,7 +253,8 @@ class ModalSpawnExecutor(BaseExecutor):
                 return
             if not is_of(handle, launch_of(entries), entries):
                 return
-            handles = self._handles(handle.run_id, entries)
+            # One whose call cannot be read may be running, and nobody could find it without the record.
+            handles = _handles_of(handle.run_id, launch_of(entries), calls_of(entries))
             found = self._patiently(lambda handles=handles: self._observe_run(handles))  # type: ignore[misc]
             alive = sorted(each.rank for each, status in found.items() if not status.state.terminal)
             if alive:
@@ -268,7 +272,12 @@ class ModalSpawnExecutor(BaseExecutor):
 
     def _attach(self, run_id: str) -> list[ReplicaHandle]:
         _, entries = self._patiently(lambda: self._call_looks.read(run_id))
-        handles = self._handles(run_id, entries)
+        launch, (calls, damage) = launch_of(entries), readable_calls(entries)
+        handles = _handles_of(run_id, launch, calls)
+        if damage and not handles:
+            raise damage[0]
+        for error in damage[:_WARNINGS]:
+            logging.getLogger("diloco_modal").warning("a rank has no handle: %s", error)
         if not handles:
             raise ReplicaNotFoundError(
                 f"there is a record of the run {run_id!r}, and no replica was started yet: its launch is under way or was "
@@ -284,14 +293,15 @@ class ModalSpawnExecutor(BaseExecutor):
             return True
         return False
 
-    @staticmethod
-    def _handles(run_id: str, entries: Mapping[str, str]) -> list[ReplicaHandle]:
-        launch, calls = launch_of(entries), calls_of(entries)
-        return [make_handle(launch, rank, call, run_id) for rank, call in calls.items() if call]
-
     def _check_handle(self, handle: ReplicaHandle) -> None:
         check_handle(handle, self._client.known_environment)  # a journal may answer without Modal
 
     def _patiently(self, call: Callable[[], T]) -> T:
         """Try again for a while as long as Modal throttles or fails; everything we do so is repeatable."""
         return retry(call, self._backoff, timeout=self._options.retry_timeout)
+
+
+def _handles_of(
+    run_id: str | None, launch: Mapping[str, Any], calls: Mapping[int, str | None]
+) -> list[ReplicaHandle]:
+    return [make_handle(launch, rank, call, run_id) for rank, call in calls.items() if call]

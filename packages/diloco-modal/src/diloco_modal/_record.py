@@ -159,11 +159,26 @@ def calls_of(entries: Mapping[str, str]) -> dict[int, str | None]:
     Raises:
         DamagedRecordError: As for :func:`entry`; or a call holds a rank that the launch does not have.
     """
-    calls = {rank: call_of(entries, rank) for rank in launch_of(entries)["ranks"]}
-    for rank, _ in held_calls(entries):
-        if rank not in calls:
-            raise stray(entries, rank)
+    calls, damage = readable_calls(entries)
+    if damage:
+        raise damage[0]
     return calls
+
+
+def readable_calls(
+    entries: Mapping[str, str],
+) -> tuple[dict[int, str | None], list[DamagedRecordError]]:
+    """As :func:`calls_of`, and in place of an error what is wrong with the rest."""
+    calls: dict[int, str | None] = {}
+    damage, ranks = [], launch_of(entries)["ranks"]
+    for rank in ranks:
+        try:
+            calls[rank] = call_of(entries, rank)
+        except DamagedRecordError as error:
+            damage.append(error)
+    known = set(ranks)
+    damage += [stray(entries, rank) for rank, _ in held_calls(entries) if rank not in known]
+    return calls, damage
 
 
 def stray(entries: Mapping[str, str], rank: int) -> DamagedRecordError:

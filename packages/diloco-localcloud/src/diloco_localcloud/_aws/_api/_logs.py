@@ -16,6 +16,9 @@ if TYPE_CHECKING:
 
 Json = dict[str, Any]
 
+_ANSWER_BYTES = 1 << 20
+_EVENT_BYTES = 26  # what an event counts besides its text when it is put; how AWS counts what it gives is not documented
+
 
 class CloudWatchLogs:
     """Requests that keep to the model, to answers; called under the region's lock.
@@ -59,7 +62,10 @@ class CloudWatchLogs:
             place, waited = (0, "") if forward else (len(events), "")
         else:
             forward, place, waited = _read(token)
-        begin, end = (place, place + size) if forward else (max(0, place - size), place)
+        if forward:
+            begin, end = place, place + _fitting(events[place : place + size])
+        else:
+            begin, end = place - _fitting(events[max(0, place - size) : place][::-1]), place
         shown = events[begin:end]
         if shown and self._region.habits.empty_log_pages and not waited:
             # As AWS does: a page may be empty though more follows, and only its token tells.
@@ -130,6 +136,16 @@ class CloudWatchLogs:
             "lastEventTimestamp": stream.events[-1][0],
             "arn": f"arn:aws:logs:{region.name}:{region.account}:log-group:{GROUP}:log-stream:{name}",
         }
+
+
+def _fitting(events: list[tuple[int, str]]) -> int:
+    """Return how many of these events fit into one answer: at least one, if there is one."""
+    size = 0
+    for number, (_, text) in enumerate(events):
+        size += len(text.encode()) + _EVENT_BYTES
+        if size > _ANSWER_BYTES:
+            return max(1, number)
+    return len(events)
 
 
 def _in_time(moment: int, request: Json) -> bool:
