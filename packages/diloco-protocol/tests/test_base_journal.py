@@ -157,6 +157,15 @@ class TestPastItsEnd:
             "give one to the constructor"
         )
 
+    def test_of_metadata_only_the_begin_is_said(self, monkeypatch):
+        """Whoever wrote the handle has chosen them."""
+        odd = {f"{number}{'n' * 5000}": "v" * 5000 for number in range(50)}
+        monkeypatch.setattr(self, "HANDLE", ReplicaHandle(7, "memory", odd, run_id="gone"))
+        said = self.said(Memory({}))
+        assert len(said) < 4000
+        assert said.count("='vvv") == 10
+        assert ", ...)" in said
+
     def test_with_a_journal_it_is_said_which(self, tmp_path):
         journal = FolderJournal(tmp_path)
         said = self.said(Memory({}, journal=journal))

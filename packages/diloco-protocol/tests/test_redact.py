@@ -1,6 +1,7 @@
 """Secrets stay out of what is shown."""
 
 import json
+import tracemalloc
 
 import pytest
 from hypothesis import given
@@ -88,6 +89,8 @@ FORMS = [
     *(f"cpu='host=db password={SECRET} user=me'", f"{{'cpu': 'x --token {SECRET}'}}", f"--x 'a password={SECRET} b'"),
     *(f"x='password=\"{SECRET}\"'", f"args=['--password={SECRET}']", f"('x', 'password={SECRET}')", f"x: password={SECRET}"),
     *(f'{{"password": "{SECRET} x', f"password='{SECRET} x"),
+    # cut off before its second quote
+    *(f"run '--password=a;b {SECRET}", f"curl -H 'X-Api-Key: \\\n{SECRET}", f"'--token=a {SECRET}\\"),
 ]  # fmt: skip
 
 
@@ -308,6 +311,7 @@ NASTY = [
         "a" * 300 + "=",
         "password=\\",
     ),
+    *("'Authorization: \\", "'--password=\\", '"--token=\\', "'x-a-token: ", "\"Cookie:\\\""),
 ]
 
 
@@ -321,6 +325,16 @@ def test_long_texts_take_linear_time(text):
 @pytest.mark.parametrize("text", NASTY)
 def test_very_long_texts_take_linear_time(text):
     redact_text(text * (8_000_000 // len(text)))
+
+
+def test_names_are_remembered_only_if_they_are_short():
+    tracemalloc.start()
+    try:
+        for number in range(100):
+            assert redact_text(f"{number}{'x' * 50_000}_token=a").endswith(f"_token={REDACTED}")
+        assert tracemalloc.get_traced_memory()[0] < 1_000_000
+    finally:
+        tracemalloc.stop()
 
 
 def test_where_a_secret_is_kept_is_shown_under_one_too():

@@ -26,6 +26,9 @@ if TYPE_CHECKING:
     from ._handle import ReplicaHandle
     from ._journal import RunJournal
 
+_TOLD = 10
+"""How many entries of a handle's metadata a message shows: it comes from whoever wrote the handle."""
+
 
 class Journaled(Hooks):
     """The part of :class:`BaseExecutor` that asks a journal before the backend, if there is one."""
@@ -125,7 +128,8 @@ class Journaled(Hooks):
 
     def _missing(self, handle: ReplicaHandle, error: ReplicaNotFoundError | None) -> str:
         """What was asked for and where, when neither the backend nor a journal knows a replica, and what to do."""
-        where = ", ".join(f"{name[:100]}={shown(value)}" for name, value in handle.metadata.items())
+        told = [f"{name[:100]}={shown(value)}" for name, value in handle.metadata.items()]
+        where = ", ".join([*told[:_TOLD], *(["..."] if len(told) > _TOLD else [])])
         kept, journal = self.capabilities.retention, self._journal
         return (
             f"{self.backend_name} has no record of rank {handle.rank} of run {handle.run_id!r} ({where or 'no metadata'})"

@@ -72,8 +72,14 @@ def _tried(
         return Finding("rendezvous", None, message)
     if result["status"] != "succeeded":
         return Finding("rendezvous", False, f"a {replica} cannot use {shown}: {result['error']}")
-    told = f"a {replica} wrote and read {shown} in {result['result']['seconds']} s"
-    if not result["result"]["exclusive"]:
+    found = result["result"]
+    if not isinstance(found, dict) or not {"seconds", "exclusive"} <= found.keys():
+        # It has used the prefix, or it would have failed.
+        lost = result["error"] or "its result is not that of the probe"
+        message = f"a {replica} could use {shown}, but what it found out is not known: {lost}"
+        return Finding("rendezvous", None, message)
+    told = f"a {replica} wrote and read {shown} in {found['seconds']} s"
+    if not found["exclusive"]:
         told += "; it ignores conditional writes, so only strict runs can meet there"
         return Finding("rendezvous", True, told)
     return Finding("rendezvous", True, f"{told}, conditional writes included")

@@ -52,7 +52,8 @@ _BARE = (
     r"|[\"'](?![\s,;:)\]}]|\Z)|\\(?![\"'nrt]))++)"
 )
 _LINE_END = r"(?=[ \t]*+$)"
-_INSIDE = {quote: _NEW + rf"(?:\\.|[^{quote}\\])++(?={quote})" for quote in "\"'"}
+# Without an end that fits a text that was cut off, this would read on from each quote to the end of the text.
+_INSIDE = {quote: _NEW + rf"(?:\\.|[^{quote}\\])++(?={quote}|\\?\Z)" for quote in "\"'"}
 
 # What stands before a secret, and the secret.
 _FORMS: tuple[tuple[str, str], ...] = (

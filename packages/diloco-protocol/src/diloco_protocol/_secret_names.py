@@ -63,13 +63,17 @@ _NOT_SECRET = frozenset({"PWD", "OLDPWD", "imagePullSecrets", "serviceAccountTok
 _OF_PARAMETERS = frozenset({"key", "sig", "signature", "sas"})
 
 
-@lru_cache(maxsize=1024)
 def is_secret_name(name: str) -> bool:
     """Whether a value is secret because of its name.
 
     >>> [is_secret_name(name) for name in ("DB_PASS", "openaiKey", "max_tokens", "KEY_FRAMES", "author")]
     [True, True, False, False, False]
     """
+    return _is_secret(name[-_LONGEST:])
+
+
+@lru_cache(maxsize=1024)  # of what is short: a name may be a megabyte of anything
+def _is_secret(name: str) -> bool:
     words = _words_of(name)
     if not words or name.lstrip("-") in _NOT_SECRET:
         return False
