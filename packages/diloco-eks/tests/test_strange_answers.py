@@ -49,6 +49,16 @@ def test_an_answer_without_an_end_is_not_read_to_it(server, executor, monkeypatc
     assert executor.list_runs() == []
 
 
+@pytest.mark.parametrize("status", [403, 503])
+def test_of_a_refusal_no_more_is_read_than_fits(server, executor, monkeypatch, status):
+    monkeypatch.setattr(_client, "_REFUSAL_BYTES", 10_000)
+    for size, shown in ((9_000, "no"), (20_000, '{"message": "no", "more": "xxx')):
+        server.body, server.status = b'{"message": "no", "more": "%s"}' % (b"x" * size), status
+        with pytest.raises(BackendError) as caught:
+            executor.list_runs()
+        assert str(caught.value).startswith(f"cannot list Jobs in default: {shown}")
+
+
 def test_of_an_objects_events_one_page_is_read(server, executor):
     server.body = json.dumps({"items": [], "metadata": {"continue": "more"}}).encode()
     executor._cluster.list_events("default", "u-1")

@@ -28,6 +28,7 @@ from ._kubeconfig import in_cluster, obey, read_kubeconfig
 
 # A page of pods, each of which may be as large as a Job (about 1 MB).
 _ANSWER_BYTES = 256 * 1024 * 1024
+_REFUSAL_BYTES = 1024 * 1024
 
 
 class _Limit(threading.local):
@@ -202,6 +203,7 @@ class Client:
         if batch is None and core is None:
             configuration, headers = self._configuration(client)
             api_client = client.ApiClient(configuration=configuration)
+            _bound_refusals(api_client.rest_client.pool_manager)
             api_client.user_agent = f"diloco-eks/{__version__}"
             for name, value in headers.items():
                 api_client.set_default_header(name, value)
@@ -249,6 +251,23 @@ def _read(response: Any) -> tuple[bytes, Any]:
     """Return the body and the headers of an answer; reading may fail as the call may."""
     with contextlib.closing(response):
         return read_bounded(response, _ANSWER_BYTES, "the answer"), response.headers
+
+
+def _bound_refusals(connections: Any) -> None:
+    """Have the client read no more than fits of an answer that reports a failure: it reads all of it."""
+    from urllib3 import HTTPResponse
+
+    request = connections.request
+
+    def bounded(*args: Any, **options: Any) -> Any:
+        answer = request(*args, **options)
+        if 200 <= answer.status < 300:
+            return answer
+        with contextlib.closing(answer):
+            body = answer.read(_REFUSAL_BYTES) or b""
+        return HTTPResponse(body, answer.headers, answer.status, reason=answer.reason)
+
+    connections.request = bounded
 
 
 def _translated(what: str, make: Callable[[Apis], Any], apis: Apis) -> Any:
