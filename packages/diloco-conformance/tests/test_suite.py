@@ -11,6 +11,7 @@ from hypothesis.stateful import rule
 from test_toy import ToyHarness
 from toy_executor import ToyExecutor
 from wrong import harness_of
+from wrong_gangs import Counting
 from wrong_states import CancelledTooEarly
 
 from diloco_conformance import (
@@ -328,6 +329,12 @@ class TestARealWorldThatIsSlow:
         replica = machine.running(0)
         assert replica.run.timeout == machine.lab.harness.timeout
         assert ExecutorMachine(ToyHarness()).running(0) is not None
+
+
+def test_who_has_not_seen_a_rank_of_a_gang_run_need_not_know_that_it_was_late():
+    lab = Lab(harness_of(Counting, gang=True)())
+    ExecutorConformance().test_s7_a_timeout_is_a_failure(lab)
+    assert [one.said.reason for one in lab.runs[0].replicas] == ["timeout", "gang_failed"]
 
 
 @pytest.mark.slow

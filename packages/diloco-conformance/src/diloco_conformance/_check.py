@@ -16,7 +16,7 @@ from diloco_protocol import (
 )
 
 from ._check_calls import Calls
-from ._check_details import attempt_is_known, check_details
+from ._check_details import attempt_is_known, check_details, forgotten_timeout
 from ._promises import HarnessFault
 
 if TYPE_CHECKING:
@@ -52,6 +52,8 @@ class Checks(Calls):
             self._judge(replica, said, truth)
             replica.said = said
             replica.tell(said.state)
+            if said.reason is Reason.TIMEOUT or (said.state == "running" and not truth.stopping):
+                replica.watcher = self.executor
         return said
 
     def poll(self, replica: Replica) -> None:
@@ -80,6 +82,8 @@ class Checks(Calls):
                 self.broken("S7" if late else "S4", words, f"{replica} is {truth.state}")
             else:
                 replica.tell(state)
+                if state is ReplicaState.RUNNING and not truth.stopping:
+                    replica.watcher = self.executor
 
     def alike(self, replica: Replica, state: ReplicaState, truth: Truth) -> bool:
         """Whether a state may be said of what is true."""
@@ -182,7 +186,8 @@ class Checks(Calls):
         if said.state is ReplicaState.CANCELLED and truth.alive:
             self.broken("S5", words, true)
         late = truth.state is ReplicaState.FAILED and replica.reason is Reason.TIMEOUT
-        if late and (said.state is not ReplicaState.FAILED or said.reason is not Reason.TIMEOUT):
+        told = said.state is ReplicaState.FAILED and said.reason is Reason.TIMEOUT
+        if late and not told and not forgotten_timeout(self, replica, said.reason):
             self.broken("S7", words, f"{replica} was past its timeout and ended for it")
         if not self.alike(replica, said.state, truth) and replica.raced:
             self.broken("C5", words, f"{true}: it ended before the cancel took effect")

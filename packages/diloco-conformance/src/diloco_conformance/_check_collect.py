@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from diloco_protocol import ReplicaState
 
-from ._check_details import attempt_is_known, check_texts
+from ._check_details import attempt_is_known, check_texts, forgotten_timeout
 from ._lab import Lab
 
 if TYPE_CHECKING:
@@ -73,7 +73,9 @@ def _judge(lab: Lab, replica: Replica, before: ReplicaState | None, result: Repl
         lab.broken("S1", said, f"the states are {', '.join(ReplicaState)}")
     true = f"{replica} is {replica.state}"
     lost = (replica.gone and result["reason"] == "lost") or replica.lost
-    if answer is not None and not repeats(lab, answer, result) and not lost:
+    late = replica.reason == "timeout"
+    unseen = late and not replica.gone and forgotten_timeout(lab, replica, result["reason"])
+    if answer is not None and not repeats(lab, answer, result) and not lost and not unseen:
         lab.broken("R3", said, f"before, it said {_short(answer)}")
     if replica.gone:
         if not (status == "failed" and result["reason"] == "lost") and replica.told != status:
@@ -107,10 +109,8 @@ def _judge(lab: Lab, replica: Replica, before: ReplicaState | None, result: Repl
         lab.broken("S8", said, "what has not succeeded has an error that says why")
     if status == "cancelled" and result["exit_code"] is not None:
         lab.broken("R4", said, "in a result, a cancelled replica has no exit code")
-    if replica.reason is not None and result["reason"] != replica.reason:
-        lab.broken(
-            "S7" if replica.reason == "timeout" else "S8", said, f"the reason is {replica.reason}"
-        )
+    if replica.reason is not None and result["reason"] != replica.reason and not unseen:
+        lab.broken("S7" if late else "S8", said, f"the reason is {replica.reason}")
     _agrees(lab, replica, result, said)
     replica.answer = result
     replica.tell(replica.state)

@@ -91,6 +91,20 @@ def attempt_is_known(lab: Checks, said: ReplicaStatus) -> bool:
     return lab.capabilities.counts_attempts and (lab.capabilities.remembers_ended or not ended)
 
 
+def forgotten_timeout(lab: Checks, replica: Replica, reason: str | None) -> bool:
+    """Whether a rank that is past its timeout may be said to have ended with its gang.
+
+    Of several ranks of a gang that are too late at once, a platform may count one, and remove the others with all that
+    they said. Who has not seen them run knows the one, and that the others were ended.
+    """
+    capabilities = lab.capabilities
+    removed = capabilities.failure_scope == "gang" and not capabilities.remembers_ended
+    if not removed or reason != Reason.GANG_FAILED or replica.watcher is lab.executor:
+        return False
+    others = (one.handle for one in replica.run.replicas if one is not replica)
+    return any(lab.executor.describe(one).reason is Reason.TIMEOUT for one in others)
+
+
 def _stopping(lab: Checks, replica: Replica, said: ReplicaStatus, truth: Truth, words: str) -> None:
     if said.stopping and said.state.terminal:
         lab.broken("S8", words, "what has ended is not stopping")
@@ -114,7 +128,8 @@ def _reason(lab: Checks, replica: Replica, said: ReplicaStatus, words: str, trut
     if said.reason not in allowed and not (said.stopping and said.reason in ENDING):
         names = ", ".join(str(reason or "none") for reason in sorted(allowed, key=str))
         lab.broken("S10", words, f"the reasons of what is {said.state} are: {names}")
-    if said.state.terminal and replica.reason is not None and said.reason != replica.reason:
+    given = replica.reason not in {None, Reason.TIMEOUT}  # S7 is about that one
+    if said.state.terminal and given and said.reason != replica.reason:
         hand = _or_the_hand(lab, truth.out_of_memory) if replica.reason is Reason.OOM else ""
         lab.broken("S8", words, f"the reason is {replica.reason}{hand}")
 

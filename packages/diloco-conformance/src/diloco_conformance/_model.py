@@ -42,6 +42,7 @@ class Replica:
         lost: Its result was.
         said: What the executors have said of it last, when they were asked to describe it.
         told: The end that they have told, by whatever verb; who has told it may remember it.
+        watcher: The executor that has seen it run, or has told that it was too late.
         answer: Its first terminal result from collect.
     """
 
@@ -70,6 +71,7 @@ class Replica:
     lost: bool = False
     said: ReplicaStatus | None = None
     told: ReplicaState | None = None
+    watcher: object = None
     answer: ReplicaResult | None = None
 
     def __str__(self) -> str:
