@@ -92,6 +92,16 @@ def test_what_an_end_says_besides_is_right_or_named(more):
         entry({"end-0-1": written({**RIGHT["end-0-1"], **more})}, "end-0-1")
 
 
+@pytest.mark.parametrize("before", range(150, 200))
+def test_of_a_damaged_entry_no_half_of_a_secret_is_shown(before):
+    """What says that it is one may stand behind what is shown."""
+    text = f"{'x' * before} https://user:hunter2hunter2@proxy.example/"
+    with pytest.raises(DamagedRecordError) as caught:
+        entry({"life-0-1": text}, "life-0-1")
+    assert "hunter2" not in str(caught.value)
+    assert "xxx" in str(caught.value)
+
+
 @pytest.mark.parametrize("at", [-7200.0, 7200.0, 1e9])
 def test_a_cancel_of_a_time_that_cannot_be_is_named(lab, at):
     """With one in the future a replica would be stopping for ever; with an early one its container would count as gone."""

@@ -23,6 +23,7 @@ from diloco_protocol.backend import (
     check_texts,
     check_variables,
     check_whole,
+    shown,
 )
 
 NOT_A_NUMBER = [True, "1", [1], math.nan, math.inf, -math.inf]
@@ -175,3 +176,35 @@ def test_functions_journals_and_backoffs(tmp_path):
             f"journal must be a RunJournal or None, not {value!r}: a journal has the methods {methods}"
         ):
             check_journal("journal", value)
+
+
+@pytest.mark.parametrize(
+    "value",
+    [{"DB_PASSWORD": odd} for odd in ("x9", ["x9"], ("x9",), {"x9"}, b"x9", {"a": "x9"}, 98765)]
+    + [["--password", odd] for odd in (98765, ["x9"], b"x9")],
+)
+def test_what_is_below_the_name_of_a_secret_is_not_shown(value):
+    told = shown(value)
+    assert "x9" not in told
+    assert "9876" not in told
+    assert "<redacted>" in told
+    with pytest.raises(InvalidRequestError) as caught:
+        check_text("context", value)
+    assert told in str(caught.value)
+
+
+def test_an_entry_with_the_name_of_a_secret_is_not_shown():
+    with pytest.raises(InvalidRequestError, match=r"labels\['DB_PASSWORD'\] .* not <redacted>$"):
+        check_text("labels['DB_PASSWORD']", 98765)
+    with pytest.raises(InvalidRequestError, match=r"labels\['step'\] .* not 98765$"):
+        check_text("labels['step']", 98765)
+    with pytest.raises(InvalidRequestError, match=r"not None$"):
+        check_text("labels['DB_PASSWORD']", None)
+
+
+def test_keys_of_any_kind_and_what_contains_itself_have_a_text():
+    loop = {1: "x9"}
+    loop["password"] = {2: "x9"}
+    assert shown(loop) == "{1: 'x9', 'password': {2: '<redacted>'}}"
+    loop["loop"] = loop
+    assert shown(loop) == "a dict that cannot be shown"

@@ -178,6 +178,7 @@ def test_commands_and_what_is_json_in_a_text():
         *("run", "--password", REDACTED, "--token", "--lr", "3"),
         *(f"--api-key={REDACTED}", f"DB_PASS={REDACTED}"),
     ]
+    assert redact_json(["--password", 123, "--token", ["x"]]) == ["--password", REDACTED, "--token", [REDACTED]]  # fmt: skip
     assert redact_json({"password": ["-x", "y"]}) == {"password": [REDACTED, REDACTED]}
     assert redact_json({"password": 12345, "use_auth": True}) == {"password": REDACTED, "use_auth": True}  # fmt: skip
     assert redact("CONFIG", '{"credentials": ["x", {"a": "y"}], "b": 1}') == (

@@ -16,6 +16,7 @@ HIDDEN = "hunter2-9f3c"
         ("output_s3_path", f"s3://key:{HIDDEN} \0@bucket"),
         ("checkpoint_s3_path", f"s3://{HIDDEN}@bucket/runs"),
         ("channels", {"data": f"s3://key:{HIDDEN}@bucket/runs"}),
+        ("channels", {"HF_TOKEN": HIDDEN}),
         ("endpoint_url", f"http://key:{HIDDEN}@127.0.0.1:9"),
         ("endpoint_url", f"http://key:a/{HIDDEN}@127.0.0.1:9"),
         ("endpoint_url", f"ftp://key:{HIDDEN}'\"@127.0.0.1:9"),

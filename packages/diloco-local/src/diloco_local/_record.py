@@ -11,7 +11,7 @@ from diloco_protocol import (
     Outcome,
     SpecVersionError,
 )
-from diloco_protocol.backend import OUTCOME_BYTES, is_run_id
+from diloco_protocol.backend import OUTCOME_BYTES, is_run_id, shown
 
 from ._files import DamagedFileError, read_bytes, read_json, reading
 from ._rundir import AttemptDir, RunDir
@@ -86,18 +86,18 @@ def read_record(run: RunDir) -> RunRecord | None:
     if data is None:
         return None
     if not isinstance(data, dict):
-        raise DamagedFileError(f"{run.record} does not hold what is written there: {data!r:.100}")
+        raise DamagedFileError(f"{run.record} does not hold what is written there: {shown(data)}")
     version = data.pop("version", None)
     if version != RECORD_VERSION:
         raise OtherVersionError(
-            f"{run.record} has version {version!r:.100}, this diloco-local reads {RECORD_VERSION}: "
+            f"{run.record} has version {shown(version)}, this diloco-local reads {RECORD_VERSION}: "
             "use the version that launched the run"
         )
     with reading(run.record):
         record = _checked(RunRecord(**{**data, "ranks": tuple(data["ranks"])}))
         # Handles are made from it, and their names lead to folders.
         if record.run_id != run.path.name:
-            raise ValueError(f"it is the record of {record.run_id!r:.100}")
+            raise ValueError(f"it is the record of {shown(record.run_id)}")
         return record
 
 
@@ -105,16 +105,16 @@ def _checked(record: RunRecord) -> RunRecord:
     for each in fields(record):
         value = getattr(record, each.name)
         if type(value) not in _KINDS[each.name]:
-            raise ValueError(f"{each.name} is {value!r:.100}")
+            raise ValueError(f"{each.name} is {shown(value)}")
     if set(map(type, record.ranks)) != {int} or min(record.ranks) < 0:
-        raise ValueError(f"ranks is {record.ranks!r:.100}")
+        raise ValueError(f"ranks is {shown(record.ranks)}")
     if not max(record.ranks) < record.world_size < 1 << 31:
-        raise ValueError(f"world_size is {record.world_size!r:.100}")
+        raise ValueError(f"world_size is {shown(record.world_size)}")
     # It stands in the environment of processes, and in the names of folders.
     if not is_run_id(record.uid):
-        raise ValueError(f"uid is {record.uid!r:.100}")
+        raise ValueError(f"uid is {shown(record.uid)}")
     if any(type(text) is not str for pair in record.labels.items() for text in pair):
-        raise ValueError(f"labels is {record.labels!r:.100}")
+        raise ValueError(f"labels is {shown(record.labels)}")
     return record
 
 

@@ -20,6 +20,7 @@ from diloco_protocol import (
     RunConflictError,
     UnavailableError,
 )
+from diloco_protocol.backend import shown
 
 from ._files import create_json, is_locked, open_lock, try_lock, write_json
 from ._identity import host_name
@@ -87,7 +88,7 @@ def check_handle(handle: ReplicaHandle, roots: Sequence[Root]) -> Root:
     host = handle.metadata["host"]
     if host != host_name():
         raise InvalidRequestError(
-            f"replica {handle.rank} of run {handle.run_id!r} is on host {host[:300]!r}, and this is {host_name()!r}: "
+            f"replica {handle.rank} of run {handle.run_id!r} is on host {shown(host)}, and this is {host_name()!r}: "
             "use the handle there"
         )
     named = handle.metadata["root"]
@@ -95,7 +96,7 @@ def check_handle(handle: ReplicaHandle, roots: Sequence[Root]) -> Root:
         if _same_folder(named, root):
             return root
     raise InvalidRequestError(
-        f"replica {handle.rank} of run {handle.run_id!r} is below the root {named[:300]!r}, and this executor has "
+        f"replica {handle.rank} of run {handle.run_id!r} is below the root {shown(named)}, and this executor has "
         f"{', '.join(repr(str(root.path)) for root in roots)}: use one with that root, or give it other_roots=[...]"
     )
 

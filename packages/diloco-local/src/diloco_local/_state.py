@@ -6,6 +6,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
 
+from diloco_protocol.backend import shown
+
 from ._files import read_json, reading
 from ._identity import ProcessId
 from ._verdict import Stop, unix_seconds
@@ -79,5 +81,5 @@ def _attempt(value: object) -> int:
 
 def _is(kind: type[_T], value: object) -> _T:
     if not isinstance(value, kind) or isinstance(value, bool):
-        raise TypeError(f"{value!r:.100} is no {kind.__name__}")
+        raise TypeError(f"{shown(value)} is no {kind.__name__}")
     return value

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from diloco_protocol import Outcome, Reason, ReplicaState, ReplicaStatus
-from diloco_protocol.backend import read_wait_status
+from diloco_protocol.backend import read_wait_status, shown
 
 _LATEST = 253_402_300_799
 
@@ -18,7 +18,7 @@ def unix_seconds(value: object) -> float:
         ValueError: It is none, or after the year 9999, which is the last that dates can say.
     """
     if type(value) not in {int, float} or not 0 <= value <= _LATEST:  # type: ignore[operator]
-        raise ValueError(f"{value!r:.100} is no time")
+        raise ValueError(f"{shown(value)} is no time")
     return float(value)  # type: ignore[arg-type]
 
 

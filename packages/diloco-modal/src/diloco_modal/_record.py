@@ -9,6 +9,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from diloco_protocol import BackendError, DilocoError, Outcome
+from diloco_protocol.backend import shown
 
 _LATEST = 1e11
 """Later than any time in Unix seconds."""
@@ -106,7 +107,7 @@ def checked(key: str, text: str) -> Mapping[str, Any]:
     if isinstance(value, Mapping) and all(right(value.get(name)) for name, right in shape.items()):
         return value
     raise damaged(
-        f"the entry {key!r} of the run's record on Modal is {text[:200] or 'no text'}, and has to have "
+        f"the entry {key!r} of the run's record on Modal is {shown(text) if text else 'no text'}, and has to have "
         f"{', '.join(shape)}: it was damaged, or written by somebody else or by another version of diloco-modal"
     )
 
@@ -133,7 +134,7 @@ def check_time(key: str, value: Mapping[str, Any], earliest: float, latest: floa
     """
     if not earliest <= value["at"] <= latest:
         raise damaged(
-            f"the entry {key!r} of the run's record on Modal is {value!r:.200}, and its time has to be from {earliest:.0f} to "
+            f"the entry {key!r} of the run's record on Modal is {shown(dict(value))}, and its time has to be from {earliest:.0f} to "
             f"{latest:.0f}: it was damaged, or the clock of who wrote it or of this machine is wrong"
         )
 
@@ -184,7 +185,7 @@ def readable_calls(
 def stray(entries: Mapping[str, str], rank: int) -> DamagedRecordError:
     """The error for a call that holds a rank which the launch does not have."""
     return damaged(
-        f"the run's record on Modal has an entry 'call-{rank}' ({entries[f'call-{rank}'][:200]}), and the ranks of its entry "
+        f"the run's record on Modal has an entry 'call-{rank}' ({shown(entries[f'call-{rank}'])}), and the ranks of its entry "
         "'launch' leave that out: one of them was damaged, or written by somebody else"
     )
 

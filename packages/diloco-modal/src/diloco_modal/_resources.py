@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 
 from diloco_protocol import InvalidRequestError
-from diloco_protocol.backend import parse_gpu
+from diloco_protocol.backend import parse_gpu, shown
 
 # Names are not checked by the client, and a launch with a wrong one would wait for ever.
 _GPUS = {
@@ -51,7 +51,7 @@ def mebibytes(text: str) -> int:
     amount = 0.0 if match is None else float(match[1]) * _UNITS[match[2]]
     if not 1 <= amount <= _MOST_MEMORY:
         raise InvalidRequestError(
-            f"memory={text[:40]!r} is not an amount of memory from 1Mi to 16384Gi: give bytes, or a number with M, Mi, G or Gi "
+            f"memory={shown(text)} is not an amount of memory from 1Mi to 16384Gi: give bytes, or a number with M, Mi, G or Gi "
             "('16Gi')"
         )
     return int(amount)

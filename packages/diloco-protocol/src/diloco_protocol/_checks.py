@@ -9,7 +9,8 @@ from collections.abc import Iterable, Mapping
 from typing import Literal, TypeGuard, overload
 
 from ._errors import InvalidRequestError
-from ._redact import redact_text
+from ._redact import REDACTED, redact_json, redact_text
+from ._secret_names import is_secret_name
 
 _SHOWN = 200
 _SHOWN_OF = 10 * _SHOWN  # so that a token is found and left out before the rest is cut off
@@ -244,12 +245,20 @@ def is_number(value: object) -> TypeGuard[int | float]:
     )
 
 
-def shown(value: object) -> str:
-    """Return a value as an error message can show it: without secrets, and no longer than a line or two."""
+def shown(value: object, name: str = "") -> str:
+    """Return a value as an error message can show it: without secrets, and no longer than a line or two.
+
+    Args:
+        value: Anything.
+        name: What the message calls it. Of ``labels['DB_PASSWORD']`` nothing is shown, because of the key.
+    """
+    if value is not None and is_secret_name(name.partition("[")[2]):
+        return REDACTED
     if type(value) is int and value.bit_length() > 64:
         return "a number of that size"
     try:
-        text = repr(value[:_SHOWN_OF] if isinstance(value, (str, bytes)) else value)
+        cut = value[:_SHOWN_OF] if isinstance(value, (str, bytes)) else redact_json(value)
+        text = repr(cut)
     except Exception:  # noqa: BLE001 - integers of thousands of digits, endless nesting, objects of any class
         return f"a {type(value).__name__} that cannot be shown"
     text = redact_text(text)
@@ -258,5 +267,5 @@ def shown(value: object) -> str:
 
 def _refused(name: str, allowed: str, value: object, *, none: bool) -> InvalidRequestError:
     return InvalidRequestError(
-        f"{name} must be {allowed}{' or None' if none else ''}, not {shown(value)}"
+        f"{name} must be {allowed}{' or None' if none else ''}, not {shown(value, name)}"
     )

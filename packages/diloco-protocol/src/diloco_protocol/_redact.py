@@ -69,12 +69,12 @@ def redact_json(value: Any, name: str = "") -> Any:
     if isinstance(value, (list, tuple)):
         shown = [redact_json(inside, name) for inside in value]
         for number, (option, given) in enumerate(pairwise(value), start=1):
-            texts = isinstance(option, str) and isinstance(given, str)
-            secret_option = texts and _OPTION.fullmatch(option) and is_secret_name(option)
-            if secret_option and not given.startswith("--"):
-                shown[number] = redact(option, given)
+            an_option = isinstance(option, str) and _OPTION.fullmatch(option) is not None
+            another = isinstance(given, str) and given.startswith("--")
+            if an_option and not another and is_secret_name(option):
+                shown[number] = redact_json(given, option)
         return type(value)(shown)
-    return REDACTED if secret and type(value) in {int, float} and value not in {0, 1} else value
+    return value if not secret or value is None or value in (0, 1) else REDACTED
 
 
 def redact_spec(spec: ReplicaSpec) -> ReplicaSpec:
@@ -98,7 +98,8 @@ def redacted_repr(value: Any) -> str:
 def _redact_members(members: dict[str, Any], secret: str) -> dict[str, Any]:
     shown = {
         redact_text(key) if type(key) is str else key: redact_json(
-            inside, key if is_secret_reference(key) else secret or key
+            inside,
+            secret if type(key) is not str else key if is_secret_reference(key) else secret or key,
         )
         for key, inside in members.items()
     }

@@ -201,7 +201,7 @@ def spec_from_environment(environ: Mapping[str, str], *, sha256: str | None = No
     if sha256 is not None and spec_sha256(pieces) != sha256:
         raise InvalidRequestError(
             "the replica spec in the environment is not the one that was launched: its digest is "
-            f"{spec_sha256(pieces)}, and the launch named {sha256!r:.80}. Somebody else wrote it; "
+            f"{spec_sha256(pieces)}, and the launch named {shown(sha256)}. Somebody else wrote it; "
             "nothing of it was run"
         )
     return _join([pieces[f"{SPEC_PREFIX}{number}"] for number in range(len(pieces))])

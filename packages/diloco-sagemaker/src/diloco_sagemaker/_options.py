@@ -26,6 +26,7 @@ from diloco_protocol.backend import (
     details,
     option,
     or_none,
+    shown,
 )
 
 from ._model import instance_types, some_of
@@ -45,13 +46,13 @@ _IMAGE = re.compile(r"[^\s@]+(?:@[a-z0-9]+(?:[+._-][a-z0-9]+)*:[0-9a-fA-F]{32,})
 _CHANNEL = re.compile(r"[A-Za-z0-9._-]{1,64}", re.ASCII)
 
 
-def _shown(value: object) -> str:
+def _shown(value: object, name: str) -> str:
     """Return a value as an error may show it: without a user and password before a host, wherever they are cut off."""
     if isinstance(value, str) and "@" in value:
         return (
             "what was given, which has an '@' and is not shown: it may hold no user and no password"
         )
-    return repr(value)
+    return shown(value, name)
 
 
 def _check_role(name: str, value: object) -> str:
@@ -66,7 +67,7 @@ def _check_image(name: str, value: object) -> str:
     if not isinstance(value, str) or not _IMAGE.fullmatch(value):
         raise InvalidRequestError(
             f"{name} must be the name of a container image, such as "
-            f"'123456789012.dkr.ecr.eu-west-1.amazonaws.com/trainer:1', not {_shown(value)}"
+            f"'123456789012.dkr.ecr.eu-west-1.amazonaws.com/trainer:1', not {_shown(value, name)}"
         )
     return value
 
@@ -74,7 +75,7 @@ def _check_image(name: str, value: object) -> str:
 def _check_s3(name: str, value: object) -> str:
     if not isinstance(value, str) or not _S3.fullmatch(value):
         raise InvalidRequestError(
-            f"{name} must be a place in S3, such as 's3://bucket/prefix', not {_shown(value)} (a bucket has 3 to 63 "
+            f"{name} must be a place in S3, such as 's3://bucket/prefix', not {_shown(value, name)} (a bucket has 3 to 63 "
             "lower-case letters, digits, dots and dashes)"
         )
     return value.rstrip("/")
@@ -134,7 +135,7 @@ def _check_command(name: str, value: object) -> tuple[str, ...]:
 def _check_endpoint(name: str, value: object) -> str:
     if not isinstance(value, str) or not _ENDPOINT.fullmatch(value):
         raise InvalidRequestError(
-            f"{name} must be an address with its scheme, such as 'http://127.0.0.1:4566', not {_shown(value)}"
+            f"{name} must be an address with its scheme, such as 'http://127.0.0.1:4566', not {_shown(value, name)}"
         )
     return value
 
