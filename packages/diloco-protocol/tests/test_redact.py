@@ -89,6 +89,8 @@ FORMS = [
     *(f"cpu='host=db password={SECRET} user=me'", f"{{'cpu': 'x --token {SECRET}'}}", f"--x 'a password={SECRET} b'"),
     *(f"x='password=\"{SECRET}\"'", f"args=['--password={SECRET}']", f"('x', 'password={SECRET}')", f"x: password={SECRET}"),
     *(f'{{"password": "{SECRET} x', f"password='{SECRET} x"),
+    *(f"password ={SECRET}", f"password => {SECRET}", f"password := {SECRET}", f"Password : {SECRET}9"),
+    *(f"//u:{SECRET}@h/x", f"at '//u:{SECRET}@h'", f"u:{SECRET}@/db", f"https:/u:{SECRET}@h"),
     # cut off before its second quote
     *(f"run '--password=a;b {SECRET}", f"curl -H 'X-Api-Key: \\\n{SECRET}", f"'--token=a {SECRET}\\"),
 ]  # fmt: skip

@@ -64,8 +64,8 @@ _FORMS: tuple[tuple[str, str], ...] = (
     (r"(?<=[?&;#])(?P<parameter>[^=&;#?\s]++)=", rf"{_NEW}[^&;#\s\"'<>\\]+"),
     # '--password=x y'
     *((f"{quote}{_OPTION}=", inside) for quote, inside in _INSIDE.items()),
-    # password=x
-    (rf"{_NAME}(?:=| = )", rf"(?:{_QUOTED}|{_BARE})"),
+    # password=x, password =x, password => x
+    (rf"{_NAME}(?:=| = | =(?=[^\s=>])| => | := )", rf"(?:{_QUOTED}|{_BARE})"),
     # --password x
     (rf"(?<![\w.\-]){_OPTION}[ \t]{{1,8}}+", rf"(?:{_QUOTED}|(?!-){_BARE})"),
     # '--password', 'x'
@@ -75,7 +75,7 @@ _FORMS: tuple[tuple[str, str], ...] = (
         rf"^[ \t]{{0,40}}(?:-[ ])?{_NAME}:[ \t]{{1,8}}+",
         rf"(?:{_QUOTED}|{_NEW}(?P<bare>[^\s\"'|>{{\[]\S*+)){_LINE_END}",
     ),
-    (rf"{_NAME}:[ \t]{{0,8}}+", rf"(?=[^\s]{{6}})(?=[^\s]{{0,40}}[0-9]){_BARE}"),
+    (rf"{_NAME}[ ]?:[ \t]{{0,8}}+", rf"(?=[^\s]{{6}})(?=[^\s]{{0,40}}[0-9]){_BARE}"),
     # ('password', 'x')
     (rf"[(\[]{_KEY},\s{{0,8}}+", rf"{_QUOTED}(?=[)\]])"),
     # "password": "x", "password": 1234
