@@ -51,6 +51,19 @@ def test_what_it_reported_wins_over_the_clock(job, a_pod, report):
     assert (verdict.reason, verdict.message) == (Reason.TIMEOUT, "its own words")
 
 
+@pytest.mark.parametrize("told", [None, "04:30:29", "04:30:31"])
+def test_who_reported_its_timeout_was_late_for_everybody_as_long_as_its_pod_is_there(
+    a_job, a_pod, report, told
+):
+    """The cluster has counted another rank, which failed in the same second; this executor has seen neither before."""
+    at = {**ENDED, "type": "FailureTarget", "lastTransitionTime": "2026-11-21T04:30:30Z"}
+    job = read_job(a_job(2, {"failedIndexes": "0", "conditions": [at, ENDED]}))
+    message = report(exit_code=124, error="it ran for too long", reason=Reason.TIMEOUT)[0]
+    status, _ = map_states(job, [pod_that_ended(a_pod, 124, message, told=told)], [1])[1]
+    assert (status.reason, status.exit_code) == (Reason.TIMEOUT, 124)
+    assert status.message == "it ran for too long"
+
+
 def test_an_end_that_was_seen_stays_its_own(a_job, a_pod):
     """Times are whole seconds: of a pod that is told to end in the same one, only who saw it before knows."""
     at = {**ENDED, "type": "FailureTarget", "lastTransitionTime": "2026-11-21T04:30:30Z"}
