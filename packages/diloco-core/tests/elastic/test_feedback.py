@@ -61,7 +61,7 @@ def test_a_new_life_goes_on_with_what_was_saved():
 
 def test_what_was_not_saved_is_lost_and_said(caplog):
     caplog.set_level(logging.WARNING)
-    training, wrong = run_killed(save_every=10)
+    training, wrong = run_killed(70, save_every=10)
     assert wrong == []
     assert (1, 2, 0) in training.feedback.said
     assert "rank 1: error feedback of fragment 0 starts again from zero after sync" in caplog.text
@@ -126,7 +126,7 @@ def what_is_kept_is_never_sent(monkeypatch):
 MUTANTS = {
     updated_on_a_dropped_contribution: lambda: run_late("drop"),
     updated_on_a_carried_contribution: lambda: run_late("carry"),
-    the_tag_is_not_looked_at: lambda: run_killed(90, save_every=3),
+    the_tag_is_not_looked_at: lambda: run_killed(84, save_every=3),
     not_restored: run_killed,
     lost_without_a_word: lambda: run_killed(80, save_every=10),
     what_is_kept_is_never_sent: lambda: run_late("carry"),

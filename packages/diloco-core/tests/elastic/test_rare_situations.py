@@ -1,5 +1,7 @@
 """Elastic runs in situations that are easy to get wrong, one by one."""
 
+import shutil
+
 import pytest
 import torch
 
@@ -76,6 +78,7 @@ def test_a_rank_that_comes_back_before_anything_was_saved_learns_no_batch_twice(
 
     with pytest.raises(KeyboardInterrupt):
         _until(9, exchange(), crash)
+    shutil.rmtree(tmp_path / "run" / "inner")
     assert _until(6, exchange()) == (10, 10)
 
 

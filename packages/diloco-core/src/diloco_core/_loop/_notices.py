@@ -264,9 +264,9 @@ def residual_lost(rank: int, fragment: str, sync: int, advice: str) -> None:
     """Error feedback starts again from zero in a fragment, since what it held belongs to another state of the run."""
     _log.warning(
         "rank %d: error feedback of fragment %s starts again from zero after sync %d: what the codec had lost of this rank's "
-        "contributions was not saved at the point from which the run goes on, and is not sent any more.%s",
+        "contributions was not saved at the point from which the run goes on, and is not sent any more."
+        + advice,
         rank,
         fragment,
         sync,
-        advice,
     )
