@@ -222,6 +222,18 @@ def test_a_damaged_call_hides_no_other_rank(lab, caplog):
         lab.executor().attach("run")
 
 
+@pytest.mark.parametrize("odd", ["\ud800", "fc-" + "x" * 300_000, "fc-a b", "ap-1", 7, None])
+def test_a_call_that_can_be_none_hides_no_other_rank(lab, odd):
+    handles = lab.launch(2)
+    lab.begin(handles[1])
+    lab.finish(handles[1])
+    lab.record().put("call-0", {"call": odd})
+    executor = lab.executor()
+    assert executor.attach("run") == handles[1:]
+    assert [each["status"] for each in executor.collect(handles[1:], timeout=0)] == ["succeeded"]
+    assert "the entry 'call-0' of the run's record" in executor.describe(handles[0]).message
+
+
 def test_a_damaged_call_keeps_no_other_from_being_ended(lab):
     handles = lab.launch(3)
     lab.record().put("call-1", "damaged")

@@ -262,6 +262,40 @@ def test_an_exit_code_is_that_which_sagemaker_itself_says(world, reason, code):
     assert results[0]["exit_code"] == code
 
 
+@pytest.mark.parametrize("code", [3, 143])
+def test_memory_runs_out_only_where_the_program_was_killed(world, code):
+    """A program may write into its failure file what SageMaker says of one that had too little."""
+    executor, handles = launch(world)
+    job = world.of(handles[0])
+    job.start()
+    job.fail(code, "Please use an instance type with more memory, says the replica")
+    world.settle()
+    status = executor.describe(handles[0])
+    assert (status.reason, status.exit_code) == ("error", code)
+
+
+def test_a_report_of_another_exit_code_is_not_believed(world):
+    executor, handles = launch(world)
+    job = world.of(handles[0])
+    job.start()
+    job.fail(3, outcome_to_message(Outcome(7, reason=Reason.TIMEOUT, attempt=9))[0])
+    world.settle()
+    status = executor.describe(handles[0])
+    assert (status.reason, status.exit_code, status.attempt) == ("error", 3, 1)
+
+
+@pytest.mark.parametrize("started", [1.0, 253_402_300_799.0])
+def test_a_start_when_there_was_no_job_is_not_believed(world, started):
+    executor, handles = launch(world)
+    job = world.of(handles[0])
+    job.start()
+    at = executor.describe(handles[0]).started_at
+    told = Outcome(3, reason=Reason.ERROR, started_at=started)
+    job.fail(3, outcome_to_message(told)[0])
+    world.settle()
+    assert executor.describe(handles[0]).started_at == at
+
+
 @pytest.mark.parametrize(
     "changes",
     [

@@ -19,10 +19,15 @@ _LONGEST_GRACE = 3600.0
 _NUMBER = r"(0|[1-9][0-9]{0,8})"
 _NUMBERED = re.compile(rf"(life|end|attempt|cancel)-{_NUMBER}-{_NUMBER}")
 _CALL = re.compile(rf"call-{_NUMBER}")
+_CALL_ID = re.compile("fc-[A-Za-z0-9_-]{1,100}")
 
 
 def _text(value: object) -> bool:
     return isinstance(value, str)
+
+
+def _call(value: object) -> bool:
+    return isinstance(value, str) and (value == "" or _CALL_ID.fullmatch(value) is not None)
 
 
 def _number(value: object) -> bool:
@@ -61,7 +66,7 @@ _SHAPES: dict[str, dict[str, Callable[[object], bool]]] = {
         "id": _text, "fingerprint": _text, "ranks": _ranks, "world_size": _positive, "app": _text, "function": _text,
         "environment": _text, "grace": _grace, "at": _number,
     },
-    "call": {"call": _text},
+    "call": {"call": _call},
     "cancel": {"by": _text, "at": _number},
     "life": {"attempt": _positive, "at": _number},
     "attempt": {"at": _number},

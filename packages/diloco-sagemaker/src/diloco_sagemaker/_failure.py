@@ -10,14 +10,16 @@ from diloco_protocol.backend import signal_name
 # SageMaker ends what a program has written about itself with these words; before them may stand anything.
 _EXIT_CODE = re.compile(r"AlgorithmError: .*, exit code: ([0-9]{1,3})", re.DOTALL)
 _LARGER = "use an instance type with more memory"
+_KILLED = 137
 
 
 def outcome_in(failure: str) -> Outcome | None:
-    """The runner's outcome in a FailureReason; None if there is none, or it was cut."""
+    """The runner's outcome in a FailureReason; None if there is none, it was cut, or SageMaker tells of another exit code."""
     try:
-        return outcome_from_message(failure[failure.find("{") : failure.rfind("}") + 1]).outcome
+        outcome = outcome_from_message(failure[failure.find("{") : failure.rfind("}") + 1]).outcome
     except DilocoError:
         return None
+    return outcome if _exit_code(failure) in {None, outcome.exit_code} else None
 
 
 def outcome_without(failure: str, *, trained: bool) -> tuple[Reason, int | None, str | None]:
@@ -27,14 +29,20 @@ def outcome_without(failure: str, *, trained: bool) -> tuple[Reason, int | None,
         failure: The FailureReason.
         trained: Whether the program has run.
     """
-    match = _EXIT_CODE.fullmatch(failure)
-    code = None if match is None or int(match[1]) > 255 else int(match[1])
+    code = _exit_code(failure)
     signal = signal_name(code - 128) if code is not None and 128 < code <= 192 else None
     kind = failure.partition(":")[0]
     if kind in {"CapacityError", "InternalServerError", "InternalError"}:
         return Reason.PLATFORM, code, signal
-    if _LARGER in failure.lower():
+    # The program may have written these words, too; then it was not killed.
+    if _LARGER in failure.lower() and code in {None, _KILLED}:
         return Reason.OOM, code, signal
     if not trained and code is None:
         return Reason.START_FAILED, None, None
     return Reason.ERROR, code, signal
+
+
+def _exit_code(failure: str) -> int | None:
+    """The exit code that SageMaker itself tells."""
+    match = _EXIT_CODE.fullmatch(failure)
+    return None if match is None or int(match[1]) > 255 else int(match[1])

@@ -15,6 +15,8 @@ from ._gpus import other_types
 _IMAGE = frozenset({"Downloading", "DownloadingTrainingImage"})
 _BEFORE = _IMAGE | {"Starting", "Pending", "LaunchingMLInstances", "PreparingTrainingStack"}
 _BETWEEN = frozenset({"Interrupted", "Restarting"})
+_CLOCKS = 60.0
+"""Seconds by which the clock of a job's machine may be behind."""
 _TIMEOUTS = {
     "MaxRuntimeExceeded": "the job reached its MaxRuntimeInSeconds, a backstop behind the runner's own timeout",
     "MaxWaitTimeExceeded": "the job reached its MaxWaitTimeInSeconds: spot capacity did not suffice in time",
@@ -44,7 +46,7 @@ def status_of(
     started = _started(job, lives)
     if status == "Completed":
         if outcome is not None:
-            attempt, started = max(attempt, outcome.attempt), outcome.started_at or started
+            attempt, started = max(attempt, outcome.attempt), _told(outcome, job) or started
         return ReplicaStatus(
             ReplicaState.SUCCEEDED, attempt, Reason.COMPLETED, exit_code=0, started_at=started,
             finished_at=_ended(job), url=url, native=native,
@@ -127,7 +129,7 @@ def _failed(
     else:
         reason, code, signal = outcome.reason, outcome.exit_code, outcome.signal
         message = outcome.error or job.failure
-        attempt, started = max(attempt, outcome.attempt), outcome.started_at or started
+        attempt, started = max(attempt, outcome.attempt), _told(outcome, job) or started
         if reason in {Reason.CANCEL_REQUESTED, Reason.COMPLETED}:
             # The runner was told to end, and SageMaker did not say that the job was stopped.
             reason = Reason.PLATFORM if reason is Reason.CANCEL_REQUESTED else Reason.ERROR
@@ -175,6 +177,14 @@ def _started(job: JobFacts, lives: Sequence[Sequence[Transition]]) -> float | No
         if each.status == "Training":
             return each.start
     return job.started if len(lives) == 1 and not job.transitions else None
+
+
+def _told(outcome: Outcome, job: JobFacts) -> float | None:
+    """When the runner says that it has started, if its job was there then."""
+    started, ended = outcome.started_at, _ended(job)
+    if started is None or not job.created / 1000 - _CLOCKS <= started <= (ended or started):
+        return None
+    return started
 
 
 def _ended(job: JobFacts) -> float | None:
