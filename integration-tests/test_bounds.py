@@ -135,7 +135,9 @@ def modal(folder, variables):
         pytest.param(eks, GROWTH, id="eks", marks=pytest.mark.slow),
         pytest.param(sagemaker, GROWTH, id="sagemaker", marks=pytest.mark.slow),
         # Modal's client holds each answer twice, and all of this log is in one.
-        pytest.param(modal, GROWTH + 2 * (LINES * 65536 + 2 * MIB), id="modal", marks=pytest.mark.slow),
+        pytest.param(
+            modal, GROWTH + 2 * (LINES * 65536 + 2 * MIB), id="modal", marks=pytest.mark.slow
+        ),
     ],
 )
 def test_what_is_too_large_is_named_and_not_held(tmp_path, backend, most):

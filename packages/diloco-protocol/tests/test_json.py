@@ -67,7 +67,9 @@ class TestJson:
         tracemalloc.start()
         try:
             check_json(deep, "result")
-            with pytest.raises(InvalidRequestError, match=r"^result\.odd\.k+\.\.\. is nan") as caught:
+            with pytest.raises(
+                InvalidRequestError, match=r"^result\.odd\.k+\.\.\. is nan"
+            ) as caught:
                 check_json(odd, "result")
             assert tracemalloc.get_traced_memory()[1] < 1_000_000
         finally:

@@ -314,7 +314,7 @@ NASTY = [
         "a" * 300 + "=",
         "password=\\",
     ),
-    *("'Authorization: \\", "'--password=\\", '"--token=\\', "'x-a-token: ", "\"Cookie:\\\""),
+    *("'Authorization: \\", "'--password=\\", '"--token=\\', "'x-a-token: ", '"Cookie:\\"'),
 ]
 
 

@@ -139,8 +139,8 @@ def check_time(key: str, value: Mapping[str, Any], earliest: float, latest: floa
     """
     if not earliest <= value["at"] <= latest:
         raise damaged(
-            f"the entry {key!r} of the run's record on Modal is {shown(dict(value))}, and its time has to be from {earliest:.0f} to "
-            f"{latest:.0f}: it was damaged, or the clock of who wrote it or of this machine is wrong"
+            f"the entry {key!r} of the run's record on Modal is {shown(dict(value))}, and its time has to be "
+            f"from {earliest:.0f} to {latest:.0f}: it was damaged, or the clock of who wrote it or of this machine is wrong"
         )
 
 

@@ -17,7 +17,8 @@ _WEB = frozenset({"http", "https", "ws", "wss"})
 _FURTHER = re.compile(r"(?:(?!://)[^@\r\n]){1,256}@(?=[\w\[])")
 # "user:password@host" without a scheme, as in the names of images, or behind slashes alone; "name:tag@sha256:..." is none.
 _ALONE = re.compile(
-    r"(?:(?<![\w.+%\-/@:])|(?<=(?<![^\s'\"<>(=])//))(?!mailto:)[\w.+%\-]{1,64}:(?!//|\\)[^ \t\r\n@\"'<>]{1,256}@(?!sha[0-9]{1,3}:)(?=[A-Za-z0-9\[/])"
+    r"(?:(?<![\w.+%\-/@:])|(?<=(?<![^\s'\"<>(=])//))(?!mailto:)"
+    r"[\w.+%\-]{1,64}:(?!//|\\)[^ \t\r\n@\"'<>]{1,256}@(?!sha[0-9]{1,3}:)(?=[A-Za-z0-9\[/])"
 )
 
 
