@@ -254,7 +254,8 @@ class ModalSpawnExecutor(BaseExecutor):
             if not is_of(handle, launch_of(entries), entries):
                 return
             # One whose call cannot be read may be running, and nobody could find it without the record.
-            handles = _handles_of(handle.run_id, launch_of(entries), calls_of(entries))
+            run_id = str(handle.run_id)  # read() refuses None
+            handles = _handles_of(run_id, launch_of(entries), calls_of(entries))
             found = self._patiently(lambda handles=handles: self._observe_run(handles))  # type: ignore[misc]
             alive = sorted(each.rank for each, status in found.items() if not status.state.terminal)
             if alive:
@@ -302,6 +303,6 @@ class ModalSpawnExecutor(BaseExecutor):
 
 
 def _handles_of(
-    run_id: str | None, launch: Mapping[str, Any], calls: Mapping[int, str | None]
+    run_id: str, launch: Mapping[str, Any], calls: Mapping[int, str | None]
 ) -> list[ReplicaHandle]:
     return [make_handle(launch, rank, call, run_id) for rank, call in calls.items() if call]

@@ -9,7 +9,8 @@ from collections.abc import Iterable, Mapping
 from typing import Literal, TypeGuard, overload
 
 from ._errors import InvalidRequestError
-from ._redact import REDACTED, redact_json, redact_text
+from ._redact import redact_json, redact_text
+from ._secret_forms import REDACTED
 from ._secret_names import is_secret_name
 
 _SHOWN = 200
