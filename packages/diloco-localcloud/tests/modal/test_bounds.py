@@ -56,6 +56,15 @@ def test_a_message_that_is_too_long_is_not_read(monkeypatch, over):
         assert (said is Status.RESOURCE_EXHAUSTED) == bool(over)
 
 
+def test_a_refusal_that_names_a_long_id_is_cut():
+    """It goes into a header, which would take minutes to compress."""
+    with ModalStandIn() as stand_in:
+        call = modal.FunctionCall.from_id("fc-" + "x" * 300_000, client=stand_in.client())
+        with pytest.raises(modal.exception.NotFoundError) as caught:
+            call.get(timeout=0)
+        assert len(str(caught.value)) < 5000
+
+
 def ask(url, method, body=None, headers=None):
     parts = urllib.parse.urlsplit(url)
     connection = http.client.HTTPConnection(parts.hostname, parts.port)
