@@ -1,7 +1,9 @@
 import json
 
+import pytest
+
 from diloco_local._rundir import AttemptDir
-from diloco_local._times import Sampler
+from diloco_local._times import Sampler, read_sample
 
 
 def test_a_sample_per_growth(tmp_path):
@@ -15,3 +17,12 @@ def test_a_sample_per_growth(tmp_path):
     samples = [json.loads(line) for line in files.times.read_text().splitlines()]
     assert [sample[1:] for sample in samples] == [[2, 0], [4, 0], [4, 2]]
     assert sorted(sample[0] for sample in samples) == [sample[0] for sample in samples]
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["[Infinity,5,5]", "[-Infinity,5,5]", "[NaN,5,5]", "[-1,5,5]", "[1e12,5,5]", "[1,-5,5]", "[1,5]", "[" * 9000],
+)  # fmt: skip
+def test_what_no_sampler_writes_is_no_sample(text):
+    assert read_sample(text) is None
+    assert read_sample("[1.5, 5, 6]") == (1.5, 5, 6)

@@ -16,7 +16,13 @@ from diloco_modal._record import (
     numbers_of,
     written,
 )
-from diloco_protocol import BackendError, Reason, RunConflictError
+from diloco_protocol import (
+    BackendError,
+    InvalidRequestError,
+    Reason,
+    ReplicaHandle,
+    RunConflictError,
+)
 
 RIGHT = {
     "launch": {
@@ -90,6 +96,15 @@ def test_what_an_end_says_besides_is_right_or_named(more):
     """Apps of earlier versions say nothing."""
     with pytest.raises(DamagedRecordError, match="the entry 'end-0-1' of the run's record"):
         entry({"end-0-1": written({**RIGHT["end-0-1"], **more})}, "end-0-1")
+
+
+def test_a_handle_of_a_long_environment_has_a_short_error(lab):
+    (handle,) = lab.launch(1)
+    data = handle.to_dict()
+    data["metadata"]["environment"] = "x" * 200_000
+    with pytest.raises(InvalidRequestError) as caught:
+        lab.executor().poll(ReplicaHandle.from_dict(data))
+    assert len(str(caught.value)) < 1000
 
 
 @pytest.mark.parametrize("before", range(150, 200))

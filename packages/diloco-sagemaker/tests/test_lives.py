@@ -168,6 +168,15 @@ def test_a_handle_of_another_place(aws, executor, run):
         executor().poll(ReplicaHandle.from_dict(data))
 
 
+@pytest.mark.parametrize("key", ["account", "created", "job_name", "region"])
+def test_a_handle_with_a_long_text_has_a_short_error(executor, run, key):
+    data = json.loads(run[0].to_json())
+    data["metadata"][key] = "1" * 200_000
+    with pytest.raises(InvalidRequestError) as caught:
+        executor().poll(ReplicaHandle.from_dict(data))
+    assert len(str(caught.value)) < 500
+
+
 def test_a_look_without_change_makes_one_list_and_no_describe(aws, executor):
     ours = executor()
     handles = ours.launch_replicas(40, "trainer:train", run_id="run-1")

@@ -8,6 +8,7 @@ from pathlib import Path
 
 from ._own import open_own_stream
 from ._rundir import AttemptDir
+from ._verdict import LATEST
 
 #: Seconds between two samples of the sizes of a growing log: the resolution of ``since`` and ``until``.
 SAMPLE_SECONDS = 0.5
@@ -45,4 +46,5 @@ def read_sample(text: str) -> tuple[float, int, int] | None:
         moment, out, err = float(moment), int(out), int(err)
     except (ValueError, TypeError, OverflowError, RecursionError):
         return None
-    return (moment, out, err) if max(abs(out), abs(err)) < 1 << 63 else None
+    told = 0 <= moment <= LATEST and 0 <= out < 1 << 63 and 0 <= err < 1 << 63
+    return (moment, out, err) if told else None

@@ -8,7 +8,8 @@ from typing import Any
 from diloco_protocol import Outcome, Reason, ReplicaState, ReplicaStatus
 from diloco_protocol.backend import read_wait_status, shown
 
-_LATEST = 253_402_300_799
+LATEST = 253_402_300_799
+"""The last second that dates can say, in Unix seconds."""
 
 
 def unix_seconds(value: object) -> float:
@@ -17,7 +18,7 @@ def unix_seconds(value: object) -> float:
     Raises:
         ValueError: It is none, or after the year 9999, which is the last that dates can say.
     """
-    if type(value) not in {int, float} or not 0 <= value <= _LATEST:  # type: ignore[operator]
+    if type(value) not in {int, float} or not 0 <= value <= LATEST:  # type: ignore[operator]
         raise ValueError(f"{shown(value)} is no time")
     return float(value)  # type: ignore[arg-type]
 

@@ -7,6 +7,7 @@ from datetime import UTC, datetime
 from typing import Any
 
 from diloco_protocol import InvalidRequestError, ReplicaHandle
+from diloco_protocol.backend import shown
 
 _KEYS = frozenset({"app", "function", "environment", "launch", "launched_at", "function_call_id"})
 
@@ -42,8 +43,8 @@ def check_handle(handle: ReplicaHandle, environment: str | None) -> None:
     theirs = handle.metadata["environment"]
     if environment is not None and theirs != environment:
         raise InvalidRequestError(
-            f"this handle is of Modal's environment {theirs!r}, and this executor is for {environment!r}: make one with "
-            f"environment_name={theirs!r}"
+            f"this handle is of Modal's environment {shown(theirs)}, and this executor is for {environment!r}: make one "
+            f"with environment_name={shown(theirs)}"
         )
 
 

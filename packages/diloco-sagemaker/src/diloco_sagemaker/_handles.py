@@ -14,6 +14,8 @@ _LAUNCH = "launch-"
 _FINGERPRINT = re.compile(f"{_LAUNCH}[0-9a-f]{{16}}")
 _LATEST = 253_402_300_799_999  # the end of the year 9999, in milliseconds
 _KEYS = frozenset({"job_name", "region", "account", "created"})
+_LONGEST = 200
+"""More characters than any name that AWS gives."""
 
 
 def make_handle(
@@ -48,6 +50,12 @@ def check_handle(handle: ReplicaHandle) -> None:
     if missing:
         raise InvalidRequestError(
             f"this handle does not lead to a training job: its metadata lacks {', '.join(sorted(missing))}"
+        )
+    # Much longer than any name is: these are not put into messages uncut.
+    longest = max(len(handle.metadata[key]) for key in _KEYS)
+    if longest > _LONGEST:
+        raise InvalidRequestError(
+            f"this handle does not lead to a training job: its metadata has a text of {longest} characters"
         )
     name = handle.metadata["job_name"]
     if names.parse_job_name(name) != (handle.run_id, handle.rank):
