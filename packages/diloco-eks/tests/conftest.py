@@ -192,8 +192,18 @@ class Run:
 
 @pytest.fixture
 def bench(tmp_path):
-    with KubernetesStandIn() as stand_in:
-        bench = Bench(stand_in, tmp_path)
+    yield from _made(KubernetesStandIn(), tmp_path)
+
+
+@pytest.fixture
+def punctual_bench(tmp_path):
+    """For tests that name moments: the control plane has its usual delays, also where strict timing is asked for."""
+    yield from _made(KubernetesStandIn(strict_timing=0), tmp_path)
+
+
+def _made(stand_in, folder):
+    with stand_in:
+        bench = Bench(stand_in, folder)
         yield bench
         bench.close()
 

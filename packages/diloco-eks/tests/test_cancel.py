@@ -90,14 +90,14 @@ def test_what_has_ended_stays_as_it_is(bench, report, end):
     assert bench.stand_in.calls.count("patch", "jobs") == 0
 
 
-def test_what_is_decided_is_not_called_cancelled(bench):
-    run = bench.launch(2)
+def test_what_is_decided_is_not_called_cancelled(punctual_bench):
+    run = punctual_bench.launch(2)
     run.pod(0).ignore_term()
     run.pod(1).fail(3)
-    bench.world.advance(2.5)
+    punctual_bench.world.advance(2.5)
     assert run.describe(0).stopping
     run.executor.cancel(run.handles[0])
-    bench.world.settle(within=60)
+    punctual_bench.world.settle(within=60)
     assert [run.describe(rank).reason for rank in (0, 1)] == [Reason.GANG_FAILED, Reason.ERROR]
 
 

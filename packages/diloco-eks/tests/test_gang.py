@@ -21,20 +21,20 @@ def watched(bench, run, seconds=12.0):
     return told
 
 
-def test_every_rank_that_was_past_its_timeout_says_so(bench, report):
+def test_every_rank_that_was_past_its_timeout_says_so(punctual_bench, report):
     """The controller counts the first one, and deletes the pods of the others before it has counted them."""
-    run = bench.launch(3, timeout=100)
-    bench.world.advance(100.0)
+    run = punctual_bench.launch(3, timeout=100)
+    punctual_bench.world.advance(100.0)
     run.pod(0).fail(124, late(report, 100))
-    bench.world.advance(1.5)
+    punctual_bench.world.advance(1.5)
     run.pod(1).fail(124, late(report, 100))
-    assert watched(bench, run)[-1] == ["failed"] * 3
-    assert bench.world.job("run-1")["status"]["failedIndexes"] == "0"
+    assert watched(punctual_bench, run)[-1] == ["failed"] * 3
+    assert punctual_bench.world.job("run-1")["status"]["failedIndexes"] == "0"
     assert [run.describe(rank).reason for rank in range(3)] == [Reason.TIMEOUT] * 3
     assert [run.describe(rank).exit_code for rank in range(3)] == [124, 124, 143]
     assert "longer than its timeout of 100 s" in run.describe(2).message
     # Who saw nothing of them invents nothing.
-    assert run.describe(1, bench.executor()).reason is Reason.GANG_FAILED
+    assert run.describe(1, punctual_bench.executor()).reason is Reason.GANG_FAILED
 
 
 def test_a_rank_that_had_time_left_was_ended_by_the_other(bench, report):
@@ -50,12 +50,12 @@ def test_a_rank_that_had_time_left_was_ended_by_the_other(bench, report):
 
 
 @pytest.mark.parametrize("result", [{"loss": 0.5}, "x" * 2000])
-def test_a_success_that_was_not_counted_is_in_the_message(bench, report, result):
-    run = bench.launch(2)
+def test_a_success_that_was_not_counted_is_in_the_message(punctual_bench, report, result):
+    run = punctual_bench.launch(2)
     run.pod(0).fail(3)
-    bench.world.advance(1.5)
+    punctual_bench.world.advance(1.5)
     run.pod(1).succeed(report(result)[0])
-    assert watched(bench, run)[-1] == ["failed"] * 2
+    assert watched(punctual_bench, run)[-1] == ["failed"] * 2
     status = run.describe(1)
     assert (status.reason, status.exit_code) == (Reason.GANG_FAILED, None)
     assert "ended with exit code 0 before" in status.message
@@ -63,12 +63,12 @@ def test_a_success_that_was_not_counted_is_in_the_message(bench, report, result)
     assert len(status.message) < 900
 
 
-def test_a_failure_that_was_not_counted_is_told(bench, report):
-    run = bench.launch(2)
+def test_a_failure_that_was_not_counted_is_told(punctual_bench, report):
+    run = punctual_bench.launch(2)
     run.pod(0).fail(3)
-    bench.world.advance(1.5)
+    punctual_bench.world.advance(1.5)
     run.pod(1).fail(4, report(exit_code=4, error="ValueError: mine", reason=Reason.ERROR)[0])
-    watched(bench, run)
+    watched(punctual_bench, run)
     status = run.describe(1)
     assert (status.reason, status.exit_code, status.message) == ("error", 4, "ValueError: mine")
 

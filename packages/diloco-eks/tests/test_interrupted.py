@@ -23,15 +23,15 @@ def save_and_exit(marker):
 """
 
 
-def test_a_container_that_leaves_with_zero_when_it_is_evicted(bench):
-    run = bench.launch(1)
+def test_a_container_that_leaves_with_zero_when_it_is_evicted(punctual_bench):
+    run = punctual_bench.launch(1)
     run.pod(0).on_term(0, after=1.0)
     run.pod(0).evict()
     told, pods = [], []
     for _ in range(30):
         told.append(run.describe(0))
-        pods += [pod.json["status"]["phase"] for pod in bench.pods(run.handles[0])]
-        bench.world.advance(0.1)
+        pods += [pod.json["status"]["phase"] for pod in punctual_bench.pods(run.handles[0])]
+        punctual_bench.world.advance(0.1)
     states = list(dict.fromkeys(str(status.state) for status in told))
     assert states == ["running", "failed"]
     assert pods[-1] == "Succeeded"  # and then the cluster has removed it
@@ -39,7 +39,9 @@ def test_a_container_that_leaves_with_zero_when_it_is_evicted(bench):
     assert (last.reason, last.exit_code) == (Reason.EVICTED, None)
     assert "left with code 0 when it was told to end" in last.message
     assert "EvictionByEvictionAPI" in last.message
-    assert bench.world.job("run-1")["status"]["completedIndexes"] == "0"  # says the cluster
+    assert (
+        punctual_bench.world.job("run-1")["status"]["completedIndexes"] == "0"
+    )  # says the cluster
     (result,) = run.executor.collect(run.handles, timeout=60)
     assert (result["status"], result["reason"]) == ("failed", "evicted")
 

@@ -6,14 +6,14 @@ from diloco_protocol import (
 )
 
 
-def test_one_failure_ends_the_run_and_is_named(bench, report):
-    run = bench.launch(3)
+def test_one_failure_ends_the_run_and_is_named(punctual_bench, report):
+    run = punctual_bench.launch(3)
     run.pod(0).succeed(report("done")[0])
-    bench.world.settle()
+    punctual_bench.world.settle()
     run.pod(1).fail(
         7, report(exit_code=7, error="ValueError: no such data", reason=Reason.ERROR)[0]
     )
-    bench.world.advance(2.5)
+    punctual_bench.world.advance(2.5)
     assert [run.describe(0).state, run.describe(1).state] == ["succeeded", "failed"]
     assert (str(run.describe(2).state), run.describe(2).stopping) == ("running", True)
     results = run.executor.collect(run.handles, timeout=60)
