@@ -51,6 +51,52 @@ class Lookahead(torch.optim.Optimizer):
                     parameter.copy_(slow)
 
 
+class InAttribute(torch.optim.SGD):
+    """Lookahead whose slow weights are in an attribute: a list, or a table by parameter."""
+
+    def __init__(self, parameters, k, table=False):
+        super().__init__(parameters, lr=0.05)
+        self.k, self.count, self.table, self.slow = k, 0, table, None
+
+    @torch.no_grad()
+    def step(self, closure=None):
+        mine = [p for group in self.param_groups for p in group["params"]]
+        if self.slow is None:
+            slow = [p.detach().clone() for p in mine]
+            self.slow = dict(zip(mine, slow, strict=True)) if self.table else slow
+        super().step()
+        self.count += 1
+        if self.count % self.k == 0:
+            slow = [self.slow[p] for p in mine] if self.table else self.slow
+            torch._foreach_lerp_(slow, mine, 0.5)
+            torch._foreach_copy_(mine, slow)
+
+
+class Anchored(torch.optim.SGD):
+    """Pulls the weights towards the initial ones, which are those of all replicas (L2-SP)."""
+
+    @torch.no_grad()
+    def step(self, closure=None):
+        super().step()
+        for parameter in self.param_groups[0]["params"]:
+            anchor = self.state[parameter].setdefault("anchor", parameter.detach().clone())
+            parameter.lerp_(anchor, 0.001)
+
+
+class KeepsMomentum(torch.optim.Optimizer):
+    """A momentum in an attribute."""
+
+    def __init__(self, parameters):
+        super().__init__(parameters, {"lr": 0.01})
+        self.velocities = [torch.zeros_like(p) for p in self.param_groups[0]["params"]]
+
+    @torch.no_grad()
+    def step(self, closure=None):
+        for p, v in zip(self.param_groups[0]["params"], self.velocities, strict=True):
+            v.mul_(0.9).add_(p.grad)
+            p.sub_(v, alpha=0.01)
+
+
 class Velocity(torch.optim.Optimizer):
     """A momentum that is added, as some write it."""
 
@@ -91,6 +137,30 @@ def test_it_is_named_at_the_first_sync(make, options, dtype):
             error
         )
         assert "AveragedModel" in str(error)
+
+
+@pytest.mark.parametrize("table", [False, True])
+@pytest.mark.parametrize("k", [5, 100])
+def test_it_is_named_if_it_keeps_them_in_an_attribute(k, table):
+    """Also if it writes them back long after the sync, and of more parameters than are tried out."""
+    model = torch.nn.Sequential(*(torch.nn.Linear(3, 3) for _ in range(3)))
+    optimizer = InAttribute(model.parameters(), k, table)
+    for _ in range(3):
+        model(torch.ones(2, 3)).sum().backward()
+        optimizer.step()
+    with pytest.raises(ModelChangedError, match=r"keeps weights of its own \(its attribute 'slow'\)"):
+        OwnWeights([optimizer], {}).check()
+
+
+def test_it_is_named_if_it_writes_them_back_after_hundred_steps():
+    results = together(lambda p: Lookahead(torch.optim.SGD(p, lr=0.05), k=100), steps=21)
+    assert any("'slow' in its state" in str(result) for result in results)
+
+
+@pytest.mark.parametrize("make", [lambda p: Anchored(p, lr=0.01), KeepsMomentum])
+def test_what_never_changes_and_a_momentum_in_an_attribute_are_let_alone(make):
+    for outer in together(make, steps=40):
+        assert outer.committed == 2
 
 
 @pytest.mark.parametrize("sign", [1, -1])

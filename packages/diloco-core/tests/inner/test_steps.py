@@ -196,6 +196,26 @@ class TestSeveralOptimizers:
         assert taken == [7.0 if number in skipped else 8.0 for number in range(3)]
         assert outer.inner_steps == 8
 
+    @pytest.mark.parametrize("reaches", ["the second's", "the first's", "both"])
+    @pytest.mark.parametrize("turned", [False, True])
+    def test_each_has_a_backward_pass_of_its_own(self, reaches, turned):
+        """As in a GAN: an iteration is one step, also where a pass leaves gradients for the other one, which it throws away."""
+        model = nn.ParameterList([nn.Parameter(torch.ones(2)) for _ in range(2)])
+        two = [torch.optim.SGD([parameter], lr=0.1) for parameter in model]
+        reached = {"the second's": [{0}, {0, 1}], "the first's": [{0, 1}, {1}]}
+        each = reached.get(reaches, [{0, 1}, {0, 1}])
+        reports, seen = [], []
+        (exchange,) = in_process(1)
+        with DiLoCo(model, two, exchange, sync_every=3, on_sync=reports.append) as outer:
+            for _ in range(10):
+                for number in (1, 0) if turned else (0, 1):
+                    two[number].zero_grad()
+                    sum(model[other].square().sum() for other in each[number]).backward()
+                    two[number].step()
+                seen.append(outer.inner_steps)
+        assert seen == list(range(1, 11))
+        assert [report.total_inner_steps for report in reports] == [3, 6, 9, 10]
+
     def test_a_partner_whose_gradients_are_set_to_zero_is_not_about_to_step(self, lab):
         model, (first, second) = self.parts(lab)
         with DiLoCo(model, [first, second], in_process(1)[0], sync_every=4) as outer:

@@ -2,24 +2,28 @@
 
 What such an optimizer has written cannot be told from a step, and what it keeps may be an average that it never uses. So a tiny
 twin of it takes a few steps without gradients: once as it is, and once with other values in what it keeps. If its parameters
-move with these, and by as much everywhere, it pulls the model towards them, and so away from the result of a sync.
+move with these, and by as much everywhere, it pulls the model towards them, and so away from the result of a sync. What never
+changes is let alone, such as the initial weights towards which some train: all replicas have the same.
+
+What one attribute holds is tried out like what one name in the state holds. Not noticed is what is kept flat for all parameters
+at once, what is written back less often than the twin steps, and what only stands around the optimizer.
 """
 
 from __future__ import annotations
 
 from collections import OrderedDict, defaultdict, deque
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 
 from .._errors import ModelChangedError
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Iterator, Mapping, Sequence
 
 _MOST_PARAMETERS = 4
 _MOST_VALUES = 3  # in every dimension of a tensor
-_STEPS = 32  # Lookahead returns to its slow weights after 5 to 10
+_STEPS = 128  # Lookahead returns to its slow weights after 5 to 100
 _EXACT = 1e-6
 
 
@@ -36,7 +40,7 @@ class OwnWeights:
     ) -> None:
         self._optimizers = [o for o in optimizers if not type(o).__module__.startswith("torch.")]
         self._names = names
-        self._tried: set[tuple[int, str]] = set()
+        self._tried: set[tuple[int, _Place]] = set()
 
     def check(self) -> None:
         """Refuse an optimizer that would undo the sync that is about to begin.
@@ -45,24 +49,68 @@ class OwnWeights:
             ModelChangedError: It keeps weights of its own, and moves the model towards them.
         """
         for number, optimizer in enumerate(self._optimizers):
-            held = [
-                p for g in optimizer.param_groups for p in g["params"] if optimizer.state.get(p)
-            ]
-            for name in list(optimizer.state[held[0]]) if held else ():
-                kept = [p for p in held if _is_like(optimizer.state[p].get(name), p)]
-                if not kept or (number, name) in self._tried:
+            for place, parameters in _places(optimizer):
+                if (number, place) in self._tried:
                     continue
-                self._tried.add((number, name))
-                if _pulls(optimizer, kept[:_MOST_PARAMETERS], name):
-                    parameter = self._names.get(id(kept[0]), "?")
+                self._tried.add((number, place))
+                if _pulls(optimizer, parameters[:_MOST_PARAMETERS], place):
+                    parameter = self._names.get(id(parameters[0]), "?")
+                    where = (
+                        f"{place.name!r} in its state of parameter {parameter!r}"
+                        if place.in_state
+                        else f"its attribute {place.name!r}"
+                    )
                     raise ModelChangedError(
-                        f"the inner optimizer {type(optimizer).__name__} keeps weights of its own ({name!r} in its state of "
-                        f"parameter {parameter!r}) and moves the model towards them: every sync would be undone, and the "
+                        f"the inner optimizer {type(optimizer).__name__} keeps weights of its own ({where}) "
+                        "and moves the model towards them: every sync would be undone, and the "
                         "replicas would end with different models. Use an optimizer that changes only the model's own weights. "
                         "Slow weights are what the outer loop keeps already; average weights in a copy of the model "
                         "(torch.optim.swa_utils.AveragedModel).",
                         parameter,
                     )
+
+
+class _Place(NamedTuple):
+    """Where an optimizer keeps something: under a name in its state, or in an attribute."""
+
+    name: str
+    in_state: bool
+
+    def tensors(
+        self, optimizer: torch.optim.Optimizer, parameters: Sequence[torch.Tensor]
+    ) -> list[torch.Tensor]:
+        """What an optimizer keeps there for some of its parameters."""
+        if self.in_state:
+            return [optimizer.state[parameter][self.name] for parameter in parameters]
+        return list(_tensors(vars(optimizer)[self.name]))
+
+
+def _places(
+    optimizer: torch.optim.Optimizer,
+) -> Iterator[tuple[_Place, list[torch.Tensor]]]:
+    """Where an optimizer keeps what may be weights, and of which parameters."""
+    parameters = [p for g in optimizer.param_groups for p in g["params"]]
+    held = [p for p in parameters if optimizer.state.get(p)]
+    for name in list(optimizer.state[held[0]]) if held else ():
+        kept = [p for p in held if _is_like(optimizer.state[p].get(name), p)]
+        if kept:
+            yield _Place(name, True), kept
+    first = parameters[0] if parameters else None
+    for name, value in vars(optimizer).items():
+        if first is None or name in {"state", "param_groups"}:
+            continue
+        if any(_is_like(each, first) for each in _tensors(value)):
+            yield _Place(name, False), parameters
+
+
+def _tensors(value: object) -> Iterator[torch.Tensor]:
+    """The tensors in lists and tables, without the parameters."""
+    if isinstance(value, torch.Tensor) and not isinstance(value, torch.nn.Parameter):
+        yield value
+    if isinstance(value, dict):
+        value = list(value.values())
+    for each in value if isinstance(value, (list, tuple, deque)) else ():
+        yield from _tensors(each)
 
 
 def _is_like(kept: object, parameter: torch.Tensor) -> bool:
@@ -74,15 +122,25 @@ def _is_like(kept: object, parameter: torch.Tensor) -> bool:
     )
 
 
-def _pulls(optimizer: torch.optim.Optimizer, parameters: Sequence[torch.Tensor], name: str) -> bool:
-    """Whether an optimizer moves parameters towards what it keeps under a name."""
+def _pulls(
+    optimizer: torch.optim.Optimizer, parameters: Sequence[torch.Tensor], place: _Place
+) -> bool:
+    """Whether an optimizer moves parameters towards what it keeps in a place, and changes that."""
     with torch.enable_grad():
         try:
-            plain = _moved(optimizer, parameters, name, 0.0, 0.0)
-            towards = _moved(optimizer, parameters, name, 0.0, 1.0) - plain
-            both = _moved(optimizer, parameters, name, 1.0, 1.0) - plain
+            plain, _ = _moved(optimizer, parameters, place, 0.0, 0.0)
+            towards = _moved(optimizer, parameters, place, 0.0, 1.0)[0] - plain
+            both = _moved(optimizer, parameters, place, 1.0, 1.0)[0] - plain
+            if not _is_as_much_everywhere(towards, both):
+                return False
+            # Something that never changes is the same on all replicas.
+            _, changes = _moved(optimizer, parameters, place, 0.0, 0.0, gradient=1.0)
         except Exception:  # noqa: BLE001 - it cannot be tried out: nothing is known
             return False
+    return changes
+
+
+def _is_as_much_everywhere(towards: torch.Tensor, both: torch.Tensor) -> bool:
     if not towards.numel() or not 1e-12 < towards.min().item() <= 1 + _EXACT:
         return False
     # A momentum moves parameters too, but not with them: only a copy of the weights may be shifted together with them.
@@ -93,31 +151,38 @@ def _pulls(optimizer: torch.optim.Optimizer, parameters: Sequence[torch.Tensor],
 def _moved(
     optimizer: torch.optim.Optimizer,
     parameters: Sequence[torch.Tensor],
-    name: str,
+    place: _Place,
     shift: float,
     kept_shift: float,
-) -> torch.Tensor:
-    """Where a twin's parameters are after some steps, if they and what it keeps begin elsewhere by so much."""
-    small = _Twins(parameters)
+    gradient: float = 0.0,
+) -> tuple[torch.Tensor, bool]:
+    """Where a twin's parameters are after some steps, if they and what it keeps begin elsewhere; and whether that changes."""
+    small = _Twins(parameters, sum(len(group["params"]) for group in optimizer.param_groups))
     twin = small.of(optimizer)
-    for parameter in small.parameters:
-        with torch.no_grad():
+    with torch.no_grad():
+        for parameter in small.parameters:
             parameter.add_(shift)
-            twin.state[parameter][name].add_(kept_shift)
+        for kept in place.tensors(twin, small.parameters):
+            kept.add_(kept_shift)
+    before = [kept.clone() for kept in place.tensors(twin, small.parameters)]
     for _ in range(_STEPS):
         for parameter in small.parameters:
-            parameter.grad = torch.zeros_like(parameter)
+            parameter.grad = torch.full_like(parameter, gradient)
         twin.step()
-    return torch.cat([parameter.detach().flatten() for parameter in small.parameters])
+    after = place.tensors(twin, small.parameters)
+    values = torch.cat([parameter.detach().flatten() for parameter in small.parameters])
+    return values, not all(map(torch.equal, before, after))
 
 
 class _Twins:
     """Copies of an optimizer, and of those that it wraps, for a few values of a few parameters; in float64 on the CPU.
 
     They share nothing with the original that a step could change. Anything but numbers, text, tensors and optimizers is refused.
+    Of a list with as many entries as the original has parameters, only the first are copied.
     """
 
-    def __init__(self, parameters: Sequence[torch.Tensor]) -> None:
+    def __init__(self, parameters: Sequence[torch.Tensor], of_all: int) -> None:
+        self._of_all = of_all
         self._made: dict[int, Any] = {id(p): torch.nn.Parameter(_few(p)) for p in parameters}
         self.parameters = list(self._made.values())
 
@@ -136,7 +201,9 @@ class _Twins:
         if isinstance(value, torch.optim.Optimizer):
             return self._optimizer(value)
         if isinstance(value, (list, tuple, deque)):
-            parts = [self.of(each) for each in value if not self._is_left_out(each)]
+            most = len(self.parameters) if len(value) == self._of_all else len(value)
+            some = [each for each in value if not self._is_left_out(each)][:most]
+            parts = [self.of(each) for each in some]
             return parts if isinstance(value, list) else type(value)(parts)
         if isinstance(value, dict):
             pairs = {

@@ -16,6 +16,9 @@ class StepCounter:
     its next step, or it has new gradients already when the last of the others steps. With one optimizer, each of its
     steps is an inner step.
 
+    Where every optimizer has a backward pass of its own that also reaches the parameters of the others (some GANs), such new
+    gradients say nothing: they are thrown away. Once that was seen, new gradients are not asked for any more.
+
     Args:
         optimizers: The number of optimizers.
     """
@@ -24,6 +27,8 @@ class StepCounter:
         self._all_optimizers = frozenset(range(optimizers))
         self._stepped: set[int] = set()
         self._counted_early = False
+        self._about_to_step: set[int] = set()
+        self._apart = False  # each has a backward pass of its own
 
     @property
     def stepped(self) -> list[int]:
@@ -34,14 +39,26 @@ class StepCounter:
         """Continue in the middle of an inner step, in which these optimizers have stepped."""
         self._stepped = set(stepped) & self._all_optimizers
 
-    def before(self, optimizer: int, done: Callable[[int], bool] = lambda _: False) -> bool:
+    def before(
+        self,
+        optimizer: int,
+        done: Callable[[int], bool] = lambda _: False,
+        replaced: Callable[[int], bool] = lambda _: False,
+    ) -> bool:
         """Note that an optimizer is about to step. Returns whether that ends an inner step, in which others were skipped.
 
         Args:
             optimizer: The number of the optimizer.
             done: Returns whether another optimizer has already stepped with its present gradients. If so, that step belongs to
                 the inner step that begins now.
+            replaced: Returns whether the optimizer has other gradients than those with which it was about to step.
         """
+        expected, self._about_to_step = self._about_to_step, set()
+        if optimizer in expected and replaced(optimizer):
+            # Its last step was a part of the same inner step as that of the other one, which has been counted.
+            self._stepped.clear()
+            self._counted_early = False
+            self._apart = True
         if optimizer not in self._stepped:
             return False
         self._stepped = {other for other in self._stepped if other != optimizer and done(other)}
@@ -58,9 +75,9 @@ class StepCounter:
         self._stepped.add(optimizer)
         if self._stepped != self._all_optimizers:
             return False
-        self._stepped -= {
-            other for other in self._all_optimizers if other != optimizer and waiting(other)
-        }
+        others = set() if self._apart else self._all_optimizers - {optimizer}
+        self._about_to_step = {other for other in others if waiting(other)}
+        self._stepped -= self._about_to_step
         if self._stepped == self._all_optimizers:
             self._stepped.clear()
         return self._not_counted_yet()

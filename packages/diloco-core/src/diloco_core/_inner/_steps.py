@@ -45,7 +45,8 @@ def optimizers_of(given: object) -> list[torch.optim.Optimizer]:
         ):
             raise ConfigurationError(
                 f"the steps of {type(optimizer).__name__} cannot be counted, since it was made without the constructor of "
-                "torch.optim.Optimizer: pass the optimizer that it wraps"
+                "torch.optim.Optimizer: pass the optimizer that it wraps. If it writes weights of its own into the model, as "
+                "Lookahead does, leave it out and step the other one: every sync would be undone, and nobody would notice"
             )
         if any(optimizer is other for other in optimizers):
             raise ConfigurationError(
@@ -87,6 +88,7 @@ class InnerSteps:
         self._under_way: dict[int, FrameType] = {}
         self._inside = [0] * len(self._optimizers)  # calls of step() inside of a step under way
         self._used: dict[int, tuple[torch.Tensor, weakref.ref[torch.Tensor], int]] = {}
+        self._new: dict[int, weakref.ref[torch.Tensor]] = {}
 
     def watch(self) -> None:
         """Begin to watch; repeatable.
@@ -118,6 +120,7 @@ class InnerSteps:
         self._handles.clear()
         self._under_way.clear()
         self._used.clear()
+        self._new.clear()
 
     # If a class overrides step() and calls that of its parent, torch calls the hooks for both. Only the outer call is a step.
     # It is recognized by the frame that calls the hooks: torch's wrapper, or what torch.compile has made of its parts, which
@@ -161,12 +164,18 @@ class InnerSteps:
         )
 
     def has_new_gradient(self, number: int) -> bool:
-        """Whether an optimizer has gradients that it has not used yet, so that it is about to step."""
+        """Whether an optimizer has gradients that it has not used yet, so that it is about to step; and remember which."""
         gradient = self._used[number][0].grad if number in self._used else None
         if gradient is None or self.has_used_gradient(number):
             return False
+        self._new[number] = weakref.ref(gradient)
         # Zeros are not new gradients: zero_grad(set_to_none=False) has written them.
         return gradient.layout is not torch.strided or bool(gradient.any())
+
+    def has_replaced_gradient(self, number: int) -> bool:
+        """Whether an optimizer has other gradients than when it had new ones: zero_grad() has thrown those away."""
+        used, new = self._used.get(number), self._new.get(number)
+        return used is not None and new is not None and used[0].grad is not new()
 
     def _remember_gradient(self, number: int) -> None:
         self._used.pop(number, None)

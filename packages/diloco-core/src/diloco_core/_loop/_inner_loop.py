@@ -109,7 +109,10 @@ class InnerLoop:
             self._unseen.steps()
             self._loads.check()
         self._outer_steps.check_not_parted()
-        if self.entered and self._step.before(optimizer, self._optimizers.has_used_gradient):
+        steps = self._optimizers
+        if self.entered and self._step.before(
+            optimizer, steps.has_used_gradient, steps.has_replaced_gradient
+        ):
             self._count.count()
             if self._told_to_end.asked:
                 self._end()
