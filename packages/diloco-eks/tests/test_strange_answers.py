@@ -59,6 +59,12 @@ def test_of_a_refusal_no_more_is_read_than_fits(server, executor, monkeypatch, s
         assert str(caught.value).startswith(f"cannot list Jobs in default: {shown}")
 
 
+def test_a_refusal_without_a_word_has_its_status(server, executor):
+    server.body, server.status = b"", 502
+    with pytest.raises(UnavailableError, match="cannot list Jobs in default: HTTP status 502"):
+        executor.list_runs()
+
+
 def test_of_an_objects_events_one_page_is_read(server, executor):
     server.body = json.dumps({"items": [], "metadata": {"continue": "more"}}).encode()
     executor._cluster.list_events("default", "u-1")

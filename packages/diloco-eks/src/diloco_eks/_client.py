@@ -264,7 +264,7 @@ def _bound_refusals(connections: Any) -> None:
         if 200 <= answer.status < 300:
             return answer
         with contextlib.closing(answer):
-            body = answer.read(_REFUSAL_BYTES) or b""
+            body = answer.read(_REFUSAL_BYTES) or b" "  # some clients trip over what is empty
         return HTTPResponse(body, answer.headers, answer.status, reason=answer.reason)
 
     connections.request = bounded
