@@ -209,8 +209,11 @@ class Foreign:
             return f"{run} {key}"
         return f"{digest((self.folder / MANIFEST).read_bytes())}/{key}"
 
-    def met(self, cases, act):
-        """What becomes of ``act`` ("export" or "resume") in each of some cases: the names of those that end badly, and how."""
+    def met(self, cases, act, *, here=False):
+        """What becomes of ``act`` ("export" or "resume") in each of some cases: the names of those that end badly, and how.
+
+        With ``here``, it is not done in a child with limits, but in this process.
+        """
         bad = {}
         for name, key, content in cases:
             copied = self.folder.with_name("copy")
@@ -228,8 +231,8 @@ class Foreign:
                     continue  # what JSON cannot express
             if key == MANIFEST:
                 (copied / "manifest.copy.json").unlink(missing_ok=True)
-            ending = self._in_a_child(copied, act)
-            if ending:
+            ending = (self._ending if here else self._in_a_child)(copied, act)
+            if not ending.startswith(("answered", "named: ")):
                 bad[f"{act}: {name}"] = ending
         return bad
 
@@ -249,7 +252,7 @@ class Foreign:
         _, status = os.waitpid(child, 0)
         if os.WIFSIGNALED(status):
             return f"killed by {signal.Signals(os.WTERMSIG(status)).name}"
-        return told[1:] if told[:1] == "!" else "" if told else "said nothing"
+        return told or "said nothing"
 
     def _act(self, folder, act):
         signal.signal(signal.SIGALRM, signal.SIG_DFL)
@@ -261,19 +264,21 @@ class Foreign:
         limit = held + MEMORY + 512 * 2**20
         resource.setrlimit(resource.RLIMIT_AS, (limit, limit))
         before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+        ending = self._ending(folder, act)
+        grown = (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) * 1024
+        return f"{grown / 2**20:.0f} MiB" if grown > MEMORY else ending
+
+    def _ending(self, folder, act):
         try:
             if act == "export":
                 export(folder, folder.with_name("exported.safetensors"))
             else:
                 train(folder, self.membership, SYNCS + 2, resume=True)
         except CoreError as error:
-            ending = f"named: {type(error).__name__}"
-        except BaseException as error:
-            return f"!{type(error).__name__}: {error}"
-        else:
-            ending = "answered"
-        grown = (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) * 1024
-        return f"!{grown / 2**20:.0f} MiB" if grown > MEMORY else ending
+            return f"named: {type(error).__name__}"
+        except Exception as error:
+            return f"{type(error).__name__}: {error}"
+        return "answered"
 
 
 def main(folder, membership, act, count, seed, wanted=""):

@@ -176,14 +176,14 @@ class TestTogether:
 
     def test_asking_twice_may_say_it_in_either_way(self, tmp_path):
         place = {"uri": tmp_path, "rank": 0, "world_size": 2}
-        exchange = connect(**place, elastic=Elastic(1, grace=9.0), timing=Timing(lost_after=99.0))
-        assert connect(**place, min_replicas=1, grace=9.0, lost_after=99.0) is exchange
+        exchange = connect(**place, elastic=Elastic(1, grace=9.0), timing=Timing(sync_timeout=99.0))
+        assert connect(**place, min_replicas=1, grace=9.0, sync_timeout=99.0) is exchange
         assert connect(**place, elastic=Elastic(1, grace=9.0)) is exchange
-        assert connect(**place, timing=Timing(lost_after=99.0)) is exchange
+        assert connect(**place, timing=Timing(sync_timeout=99.0)) is exchange
         with pytest.raises(ConfigurationError, match=r"already connected .* with grace=9.0, and"):
             connect(**place, elastic=Elastic(1))
         with pytest.raises(
-            ConfigurationError, match=r"with lost_after=99.0, and cannot also connect with"
+            ConfigurationError, match=r"with sync_timeout=99.0, and cannot also connect with"
         ):
             connect(**place, timing=Timing())
         exchange.leave()

@@ -12,12 +12,12 @@ from typing import Literal, NamedTuple, TypeAlias
 from ._arithmetic._layout import CHUNK_BYTES
 from ._checks import check_identity, whole
 from ._connect_arguments import (
+    check_not_lost_after,
     check_one_process,
     elastic_of,
     given,
     number_of,
     numbers_of,
-    say_no_effect,
     settings_of,
     timing_of,
     uri_of,
@@ -124,8 +124,8 @@ def connect(
         join_timeout: Seconds to wait for all replicas at the start; 1800 if left out.
         sync_timeout: Seconds to wait for the others in a sync, and for a store that is unavailable; 1800 if left out.
         beat_interval: Seconds between two signs of life; 10 if left out.
-        lost_after: Seconds without a sign of life after which a replica counts as lost; 90 if left out. In elastic runs ``grace``
-            takes its place.
+        lost_after: Seconds without a sign of life after which a replica counts as lost; 90 if left out. It is refused in elastic
+            runs, where ``grace`` takes its place.
         chunk_bytes: Bytes handled at once; 1 MiB if left out. In strict runs it must be the same for all replicas.
         transfer: Connections, block size and memory for a store behind a network, such as ``Transfer(connections=32)``. It
             may differ between replicas, and has no effect on folders.
@@ -187,8 +187,7 @@ def connect(
     asked |= {} if elastic is None or membership else settings_of(elastic)
     if elastic is not None:
         elastic.check(world_size, timing.sync_timeout)
-        if lost_after is not None:
-            say_no_effect(rank, lost_after)
+        check_not_lost_after(lost_after)
     chunks = whole("chunk_bytes", CHUNK_BYTES if chunk_bytes is None else chunk_bytes)
     if chunks > _MOST_CHUNK_BYTES:
         raise ConfigurationError(

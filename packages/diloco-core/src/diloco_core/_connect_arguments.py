@@ -86,14 +86,13 @@ def numbers_of(timing: Timing) -> dict[str, object]:
     return {name: getattr(timing, name) for name in _LIMITS}
 
 
-def say_no_effect(rank: int, lost_after: float) -> None:
-    """Say that an elastic run does not ask for this limit."""
-    _log.warning(
-        "rank %d: lost_after=%s has no effect in an elastic run, where grace says how long a replica is waited for. Leave it "
-        "out.",
-        rank,
-        lost_after,
-    )
+def check_not_lost_after(lost_after: float | None) -> None:
+    """Refuse a limit that elastic runs do not ask for."""
+    if lost_after is not None:
+        raise ConfigurationError(
+            f"lost_after={lost_after!r} cannot be used in an elastic run, where grace says how long a replica is waited for. "
+            "Leave it out, or pass grace="
+        )
 
 
 def settings_of(elastic: Elastic) -> dict[str, object]:

@@ -148,7 +148,9 @@ def test_it_is_named_if_it_keeps_them_in_an_attribute(k, table):
     for _ in range(3):
         model(torch.ones(2, 3)).sum().backward()
         optimizer.step()
-    with pytest.raises(ModelChangedError, match=r"keeps weights of its own \(its attribute 'slow'\)"):
+    with pytest.raises(
+        ModelChangedError, match=r"keeps weights of its own \(its attribute 'slow'\)"
+    ):
         OwnWeights([optimizer], {}).check()
 
 

@@ -162,7 +162,7 @@ def test_numbers_of_numpy_are_numbers(lab):
         in_process(1)[0],
         **options,
         outer_momentum=torch.tensor(0.5),
-        save_inner_every=np.uint8(3),
+        save_inner_every=np.uint8(0),
     )
     assert type(outer.sync_every) is int
     with outer:

@@ -248,11 +248,12 @@ def test_each_group_may_have_a_function_of_the_sync():
 
 def test_state_that_is_published_encoded():
     settings = [{"lr": 0.25, "momentum": 0.0}, {"momentum": 0.6}]
-    options = {"state_codec": "int8", "full_state_every": 2}
-    for kind in ("threads", "store"):
-        found = run(
-            lambda each: train(each, MEMBERS, settings, 1, 8, **options), exchanges(kind, 2)
-        )
+    for kind, more in (("threads", {}), ("store", {"full_state_every": 2})):
+
+        def replica(each, more=more):
+            return train(each, MEMBERS, settings, 1, 8, state_codec="int8", **more)
+
+        found = run(replica, exchanges(kind, 2))
         first = found[0][0]
         for values, *_ in found:
             assert all(torch.equal(a, b) for a, b in zip(values, first, strict=True))

@@ -18,7 +18,6 @@ from .._errors import ConfigurationError
 from .._model._layers import PATTERNS, Pattern
 from .._seconds import Seconds
 from ._membership import is_elastic, keeps_state
-from ._notices import no_effect
 from ._schedule import Schedule
 from ._windows import Windows
 
@@ -319,8 +318,10 @@ def state_coding_over(exchange: Exchange, given: object, full_every: object) -> 
             "in_process() returned"
         )
     if full_every is not None and not keeps_state(exchange):
-        given = f"full_state_every={every}"
-        no_effect(exchange.rank, given, f"a {type(exchange).__name__}, which keeps no state")
+        raise ConfigurationError(
+            f"full_state_every={every} cannot be used with {type(exchange).__name__}, which keeps no state. Leave it out, or "
+            "use connect()"
+        )
     return StateCoding(codec, every)
 
 

@@ -186,8 +186,9 @@ class DiLoCo:
             encoded change of the values, which all replicas add, and what the codec loses of a change is in the next one.
             Only with SGD as the outer optimizer, over a store (not in the gather topology) and between threads. All replicas
             need the same.
-        full_state_every: With a ``state_codec``: the number of syncs of a fragment from one whole publication of its values to
-            the next, 8 if left out. Replicas that join or resume a run, and :func:`export`, start from such a publication.
+        full_state_every: With a ``state_codec``, over a store: the number of syncs of a fragment from one whole publication of
+            its values to the next, 8 if left out. Replicas that join or resume a run, and :func:`export`, start from one of
+            these.
         stateful: Runs over a store only: further objects of this replica that are saved and restored with its inner optimizer
             and random generators, such as ``{"loader": loader}`` (anything with ``state_dict()`` and ``load_state_dict()``).
             Whether they can be saved is tested when the block is entered, and after the first inner step. Saves are made

@@ -212,10 +212,9 @@ def membership_of(
             "yourself."
         )
     if save_inner_every not in {0, SAVE_INNER_EVERY}:
-        notices.no_effect(
-            exchange.rank,
-            f"save_inner_every={save_inner_every}",
-            f"a {type(exchange).__name__}, which has no store to save anything in",
+        raise ConfigurationError(
+            f"save_inner_every={save_inner_every} cannot be used with {type(exchange).__name__}, which has no store to save "
+            "anything in. Leave it out, or use connect()"
         )
     return FixedMembership(exchange)
 

@@ -13,11 +13,6 @@ if TYPE_CHECKING:
 _log = logging.getLogger("diloco_core")
 
 
-def no_effect(rank: int, option: str, where: str) -> None:
-    """An option was given that means nothing over this exchange or in this kind of run."""
-    _log.warning("rank %d: %s has no effect in %s. Leave it out.", rank, option, where)
-
-
 def resumed(rank: int, committed: int, inner_steps: int, behind: int, restored: bool) -> None:
     """A strict run is continued. If inner state was ``restored``, ``behind`` steps were counted after it."""
     _log.info(
