@@ -20,6 +20,7 @@ from diloco_modal._text import text_in_cbor, text_in_pickle
 from diloco_protocol import (
     BackendError,
     DilocoError,
+    InvalidRequestError,
     Reason,
     ReplicaHandle,
     ReplicaNotFoundError,
@@ -435,9 +436,27 @@ def test_a_record_of_an_app_that_is_not_deployed(lab):
     (handle,) = lab.launch(1)
     lab.record().put("launch", {**lab.record().get("launch"), "app": "none"})
     (forged,) = lab.executor().attach("run")
-    with pytest.raises(BackendError, match="looking for the app 'none'"):
+    with pytest.raises(InvalidRequestError, match="of the app 'none', and this executor ends only"):
         lab.executor().cancel(forged)
     assert lab.call(handle).status == "pending"
+
+
+def test_a_record_of_another_app_ends_none_of_its_calls(lab):
+    """A Dict that anyone may have written names a call that is really of the app that it names."""
+    lab.world.deploy("other", ["serve"])
+    theirs = modal.Function.from_name("other", "serve", client=lab.client).spawn().object_id
+    lab.launch(1)
+    record = lab.record()
+    record.put("launch", {**record.get("launch"), "app": "other", "function": "serve"})
+    record.put("call-0", {"call": theirs})
+    (forged,) = lab.executor().attach("run")
+    for end in (lambda: lab.executor().cancel(forged), lambda: lab.executor().cancel_run("run")):
+        with pytest.raises(BackendError, match="this executor ends only calls of"):
+            end()
+    record.put("launch", {**record.get("launch"), "grace": "long"})
+    with pytest.raises(DamagedRecordError, match=f"may cost money: {theirs}"):
+        lab.executor().cancel_run("run")
+    assert lab.world.call(theirs).status == "pending"
 
 
 ODD = {

@@ -1,6 +1,7 @@
 """Outcomes through a few KiB and log lines: whole, or refused."""
 
 import contextlib
+import hashlib
 import json
 import os
 import subprocess
@@ -173,6 +174,25 @@ def test_no_field_can_raise_anything_else(value, data):
     )
     with contextlib.suppress(InvalidRequestError, SpecVersionError):
         outcome_from_message(changed(**{name: json.dumps(value)}))
+
+
+@pytest.mark.parametrize(
+    ("text", "why"),
+    [
+        ('"\\ud800"', "half of a surrogate pair"),
+        ("9" * 4290, "an integer of"),
+        ("[" * 250 + "]" * 250, "nested more than"),
+        ("[NaN]", "not a JSON number"),
+        (json.dumps("y" * (OutcomeMessage.max_result_bytes + 1)), "larger than 1048576 bytes"),
+    ],
+)
+def test_lines_that_a_replica_has_written_itself_are_held_against_what_the_runner_writes(text, why):
+    digest = hashlib.sha256(text.encode()).hexdigest()
+    cut = [text[start : start + 8_000] for start in range(0, len(text), 8_000)]
+    message = OutcomeMessage(Outcome(0), len(cut), digest)
+    lines = [f"diloco-result {digest[:16]} {number} {piece}" for number, piece in enumerate(cut)]
+    with pytest.raises(InvalidRequestError, match=why):
+        result_from_lines(message, lines)
 
 
 def test_lines_with_other_numbers_are_not_read():

@@ -6,8 +6,13 @@ import contextlib
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from diloco_protocol import BackendError, ReplicaHandle, ReplicaNotFoundError
-from diloco_protocol.backend import cancel_all
+from diloco_protocol import (
+    BackendError,
+    InvalidRequestError,
+    ReplicaHandle,
+    ReplicaNotFoundError,
+)
+from diloco_protocol.backend import cancel_all, shown
 
 from . import _many as many
 from ._client import Client
@@ -16,7 +21,7 @@ from ._errors import MissingError
 from ._handles import link
 from ._looks import Looks
 from ._options import ModalOptions
-from ._record import DamagedRecordError, Numbers, calls_of, held_calls, launch_of, numbers_of
+from ._record import DamagedRecordError, Numbers, calls_of, held_calls, numbers_of
 
 
 class Cancels:
@@ -118,14 +123,11 @@ class Cancels:
             DamagedRecordError: Says what it was, and what may be left.
         """
         record, entries = self._patiently(lambda: self._looks.read(run_id))
-        left, place = [], (self._options.app, self._options.function)
-        with contextlib.suppress(DamagedRecordError):
-            launch = launch_of(entries)
-            place = launch["app"], launch["function"]
+        left = []
 
         def end(rank: int, call: str) -> None:
             ending = self._ending(rank, call)
-            self._patiently(lambda: self._check_app(call, *place))
+            self._patiently(lambda: self._check_app(call))
             self._patiently(lambda: ending.attempt(record))
 
         for rank, call in held_calls(entries):
@@ -186,7 +188,9 @@ class Cancels:
                 f"cost money: modal.FunctionCall.from_id({call!r}).cancel(terminate_containers=True) ends it ({link(call)})"
             )
 
-    def _check_app(self, call: str, app: str, function: str) -> None:
+    def _check_app(self, call: str) -> None:
+        """Refuse a call that is none of the executor's own app, whatever a record says of it."""
+        app, function = self._options.app, self._options.function
         many.at_once(lambda each: self._client.check_app(each, app, function), [call])
 
     def _word(self, call: str) -> str | None:
@@ -206,7 +210,14 @@ class Cancels:
 
     def _end(self, handle: ReplicaHandle, record: Any, ending: Ending) -> None:
         call = handle.metadata["function_call_id"]
-        self._check_app(call, handle.metadata["app"], handle.metadata["function"])
+        app, function = handle.metadata["app"], handle.metadata["function"]
+        if (app, function) != (self._options.app, self._options.function):
+            # Whoever may write Dicts could name any app in one.
+            raise InvalidRequestError(
+                f"this handle is of the function {shown(function)} of the app {shown(app)}, and this executor ends only calls of "
+                f"{self._options.function!r} of {self._options.app!r}: make one with app= and function= of the run"
+            )
+        self._check_app(call)
         try:
             ending.attempt(record)
         except BackendError as error:

@@ -10,7 +10,7 @@ from ._bounds import OUTCOME_BYTES, check_size
 from ._checks import check_whole, shown
 from ._errors import InvalidRequestError
 from ._fields import shorten
-from ._json import dumps, loads
+from ._json import check_json, dumps, loads
 from ._outcome import Outcome, check_result_size, with_sound_texts
 
 if TYPE_CHECKING:
@@ -133,17 +133,20 @@ def outcome_from_message(text: str) -> OutcomeMessage:
 
 
 def result_from_lines(message: OutcomeMessage, lines: Iterable[str]) -> Any:
-    """The result that log lines carry; other lines are ignored.
+    """Read the result that log lines carry; other lines are ignored.
+
+    A replica can write such lines itself, so what they carry is held against what the runner would have written.
 
     Raises:
-        InvalidRequestError: Lines are missing or damaged.
+        InvalidRequestError: Lines are missing or damaged, or the result is none that JSON carries exactly, or too large.
     """
     mark = f"{_MARK}{message.result_sha256[:16]} "
     pieces: dict[int, str] = {}
     for line in lines:
         if line.startswith(mark):
             number, _, piece = line.removeprefix(mark).partition(" ")
-            if _NUMBER.fullmatch(number):
+            is_number = _NUMBER.fullmatch(number) and int(number) < message.result_lines
+            if is_number and len(piece) <= _PIECE:
                 pieces[int(number)] = piece
     missing = [number for number in range(message.result_lines) if number not in pieces]
     if missing:
@@ -155,7 +158,10 @@ def result_from_lines(message: OutcomeMessage, lines: Iterable[str]) -> Any:
         raise InvalidRequestError(
             "the log lines that carry the result are damaged: their checksum differs"
         )
-    return loads(text, "the result in the log")
+    check_size("the result in the log", len(text), OutcomeMessage.max_result_bytes)
+    result = loads(text, "the result in the log")
+    check_json(result, "the result in the log")
+    return result
 
 
 def is_result_line(line: str) -> bool:
