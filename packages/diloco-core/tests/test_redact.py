@@ -25,7 +25,10 @@ from diloco_core._redact import redact, redact_uri
             "s3://bucket/run?aws_secret_access_key=x&region=eu",
             "s3://bucket/run?aws_secret_access_key=<redacted>&region=eu",
         ),
-        ("s3://bucket/run?X-Amz-Security-Token=x", "s3://bucket/run?X-Amz-Security-Token=<redacted>"),
+        (
+            "s3://bucket/run?X-Amz-Security-Token=x",
+            "s3://bucket/run?X-Amz-Security-Token=<redacted>",
+        ),
         ("s3://bucket/run#secret", "s3://bucket/run#<redacted>"),
         ("memory://key:secret@x/y#z", "memory://<redacted>@x/y#<redacted>"),
         ("s3:///key:sec/ret@x/y", "s3://<redacted>@x/y"),
@@ -81,7 +84,10 @@ def test_nor_is_a_piece_of_one(sign: str) -> None:
 
 def test_a_message_loses_the_secrets_of_uris_it_was_not_told_of() -> None:
     assert redact("cannot reach 'https://u:p@host/x'") == "cannot reach 'https://<redacted>@host/x'"
-    assert redact("GET https://a.b/c?sig=1234&x=2 failed") == "GET https://a.b/c?sig=<redacted>&x=2 failed"
+    assert (
+        redact("GET https://a.b/c?sig=1234&x=2 failed")
+        == "GET https://a.b/c?sig=<redacted>&x=2 failed"
+    )
 
 
 def test_short_secrets_do_not_tear_words_apart() -> None:

@@ -45,6 +45,7 @@ from ._planner._store_model import HttpBytes, StoreModel
 from ._seconds import Seconds
 from ._store._transfer import Transfer
 from ._strict._exchange import ObjectStoreExchange
+from ._terms._support import Support
 from ._timing import Timing
 from ._torchft._exchange import ManagerExchange
 from ._torchft._manager import MockManager
@@ -85,6 +86,7 @@ __all__ = [
     "StoreError",
     "StoreModel",
     "StoreUnavailableError",
+    "Support",
     "SyncError",
     "SyncReport",
     "SyncTimeoutError",

@@ -67,7 +67,9 @@ def redact(text: str, *uris: str) -> str:
     """
     for secret in sorted(_secrets(uris), key=len, reverse=True):
         pattern = re.escape(secret)
-        text = re.sub(pattern if len(secret) >= _SHORT else rf"(?<!\w){pattern}(?!\w)", REDACTED, text)
+        text = re.sub(
+            pattern if len(secret) >= _SHORT else rf"(?<!\w){pattern}(?!\w)", REDACTED, text
+        )
     return redact_text(text)
 
 

@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from diloco_core._arithmetic._layout import Group, Layout, Piece, Rule
 from diloco_core._arithmetic._reduction import blocks, reduce_shards
 from diloco_core._arithmetic._sharded import Scratch
-from diloco_core._codecs._plain import PLAIN
+from diloco_core._terms._terms import DEFAULT
 
 groups = st.lists(
     st.tuples(
@@ -23,7 +23,7 @@ groups = st.lists(
 class Job:
     """Keeps what it is given."""
 
-    trim, codec = 0, PLAIN
+    terms = DEFAULT
 
     def __init__(self, layout):
         self.layout = layout

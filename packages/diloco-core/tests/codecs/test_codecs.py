@@ -19,6 +19,7 @@ from diloco_core._exchange._base import Schema
 from diloco_core._model._partition import NamedTensor
 from diloco_core._outer._fragment import Fragment
 from diloco_core._outer._optimizer import OuterOptimizer, outer_factory
+from diloco_core._terms._terms import Terms
 
 CODECS = [*NAMED.values(), Halved()]
 OTHERS = [codec for codec in CODECS if codec is not PLAIN]
@@ -53,7 +54,7 @@ class Replica:
         ]
         outer = OuterOptimizer(outer_factory(None, 0.5, 0.0, False))
         shards = exchange.shards(4 * (SIZE + BUFFER))
-        self.job = Fragment("0", tensors, outer, shards, codec)
+        self.job = Fragment("0", tensors, outer, shards, Terms(codec=codec))
         self.job.take_snapshot()
 
     def begin(self):
@@ -147,7 +148,7 @@ def test_objects_and_reports_have_the_sizes_that_the_codec_says(kind, codec, tmp
 
 def outer_bytes(replica):
     """The bytes on the wire of all values that take an outer step."""
-    layout, codec = replica.job.layout, replica.job.codec
+    layout, codec = replica.job.layout, replica.job.terms.codec
     return sum(
         sent_bytes(codec, layout, piece)
         for shard in range(layout.shards)

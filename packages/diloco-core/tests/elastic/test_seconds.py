@@ -15,7 +15,9 @@ from diloco_core._elastic._records._keys import Delta
 from diloco_core._elastic._sync._adopt import Adoption
 from diloco_core._elastic._sync._sync import ElasticSync
 from diloco_core._loop._outer_steps import OuterSteps
-from diloco_core._loop._windows import Windows
+from diloco_core._terms import _making
+from diloco_core._terms._weighting import Weighting
+from diloco_core._terms._windows import Windows
 from diloco_core.testing import (
     Schedule,
     SimulatedStore,
@@ -285,7 +287,7 @@ def a_step_early(monkeypatch):
 
 
 def all_count_the_same(monkeypatch):
-    monkeypatch.setattr("diloco_core._loop._diloco.weight_of", lambda weight, every: "equal")
+    monkeypatch.setattr(_making, "_weighting", lambda exchange, weight, every: Weighting.EQUAL)
 
 
 @pytest.mark.parametrize(

@@ -70,7 +70,7 @@ def test_what_the_table_says_is_so(kind):
     for name, each in OPTIONS.items():
         if found[name] == "no":
             assert not any(accepts(exchange, options) for options in each), name
-    changes = getattr(exchange, "agrees_on_lr", False)
+    changes = exchange.support.agrees_on_lr
     assert rows()["`set_outer_lr`"][kind] == ("yes" if changes else "no")
 
 
@@ -80,4 +80,6 @@ def test_what_it_says_of_process_groups_is_so(group):
         wanted = [each for each in options if "aggregate" not in each]
         found = {accepts(group, each) for each in wanted}
         assert found == {rows()[name]["process group"] == "yes"}, name
-    assert rows()["`set_outer_lr`"]["process group"] == ("yes" if group.agrees_on_lr else "no")
+    assert rows()["`set_outer_lr`"]["process group"] == (
+        "yes" if group.support.agrees_on_lr else "no"
+    )

@@ -23,6 +23,7 @@ from diloco_core import (
     in_process,
 )
 from diloco_core._store._open import open_store
+from diloco_core._terms._support import Support
 from diloco_core.testing import run_replicas
 
 
@@ -330,10 +331,10 @@ class TestRefusals:
     @pytest.mark.parametrize("given", [{"delay": 1}, {"alpha": 0.5}])
     def test_an_exchange_that_cannot_sync_while_its_replica_trains(self, lab, given):
         class Plain(type(in_process(1)[0])):
-            delays = False
+            pass
 
         (exchange,) = in_process(1)
-        exchange.__class__ = Plain
+        exchange.__class__, exchange.support = Plain, Support()
         model = lab.small_model()
         inner = torch.optim.SGD(model.parameters(), lr=0.1)
         with pytest.raises(ConfigurationError, match="cannot be used with Plain"):

@@ -1,6 +1,7 @@
 """Which thread begins a sync that a replica does not wait for."""
 
 import threading
+from dataclasses import replace
 
 import pytest
 import torch
@@ -17,7 +18,7 @@ def test_where_another_thread_may_not_begin_a_sync_the_one_that_trains_does(behi
         threads.append(threading.get_ident())
         return begin(*arguments, **options)
 
-    monkeypatch.setattr(exchange, "begins_behind", behind, raising=False)
+    exchange.support = replace(exchange.support, begins_behind=behind)
     monkeypatch.setattr(exchange, "begin", noted)
     model = torch.nn.Linear(2, 1)
     inner = torch.optim.SGD(model.parameters(), lr=0.1)

@@ -63,7 +63,6 @@ class GoesBackWhileCatchingUp:
     """What a replica sees of a run in which others go back to older states after it has restored the newest ones."""
 
     rank = 0
-    in_background = None
     position = Position(sync=4, outer_steps=4, inner_steps=8)
 
     def restore(self, jobs):

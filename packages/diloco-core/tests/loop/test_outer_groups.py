@@ -264,7 +264,7 @@ def test_one_group_is_what_the_arguments_say():
     model = fill(torch.nn.Linear(2, 3))
     plain = lone(model, outer_lr=0.4, outer_momentum=0.6)
     grouped = lone(model, outer_groups=[{"params": model, "lr": 0.4, "momentum": 0.6}])
-    assert plain._settings == grouped._settings
+    assert plain._model.settings == grouped._model.settings
     assert plain._schema() == grouped._schema()
     assert plain._fragments[0].fingerprint == grouped._fragments[0].fingerprint
 

@@ -10,8 +10,8 @@ import diloco_core._strict._sync._reduce as strict_reduce
 from diloco_core import DiLoCo, connect, in_process
 from diloco_core._arithmetic._layout import Piece
 from diloco_core._codecs._named import CODECS
-from diloco_core._loop._schedule import Due, Schedule
 from diloco_core._outer._delayed import DelayedFragment
+from diloco_core._terms._schedule import Due, Schedule
 
 CASE = {
     "fragments": 2, "period": 4, "delay": 2, "alpha": 0.5, "inner": "momentum", "outer": "Nesterov", "steps": 17,

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from diloco_core._loop._schedule import Due, Schedule
+from diloco_core._terms._schedule import Due, Schedule
 
 
 @st.composite

@@ -25,9 +25,9 @@ from diloco_core import (
     plan_exchange,
     recommend,
 )
-from diloco_core._loop._schedule import Due
-from diloco_core._loop._windows import Windows
 from diloco_core._store._open import open_store
+from diloco_core._terms._schedule import Due
+from diloco_core._terms._windows import Windows
 
 
 class TestSeconds:
@@ -177,10 +177,10 @@ class TestRefusals:
     )
     def test_contributions_are_weighed_by_their_steps(self, tmp_path, weight, meant):
         outer = loop(elastic(tmp_path), weight=weight, fragments=2, delay=1)
-        assert outer._settings["weight"] == meant
-        assert outer._settings["sync_every"] == "Seconds(60)"
+        assert outer._model.settings["weight"] == meant
+        assert outer._model.settings["sync_every"] == "Seconds(60)"
         assert outer.sync_every == Seconds(60)
-        assert outer._model.fragments[0].weighting == meant
+        assert outer._model.fragments[0].terms.weighting == meant
 
     def test_a_window_that_others_would_not_wait_for(self, tmp_path):
         exchange = elastic(tmp_path, sync_timeout=90.0)

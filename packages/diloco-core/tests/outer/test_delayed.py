@@ -8,13 +8,15 @@ from diloco_core._arithmetic._layout import Piece
 from diloco_core._model._partition import Buffers, split
 from diloco_core._outer._delayed import DelayedFragment
 from diloco_core._outer._optimizer import OuterOptimizer, outer_factory
+from diloco_core._terms._schedule import Schedule
+from diloco_core._terms._terms import Terms
 
 
 def fragment_of(model, alpha=0.5):
     (tensors,) = split(model, 1, Buffers.MEAN)
     outer = OuterOptimizer(outer_factory(None, None, None, None))
-    fragment = DelayedFragment("0", tensors, outer, 1)
-    fragment.alpha = alpha
+    terms = Terms(schedule=Schedule(1, 1, alpha=alpha))
+    fragment = DelayedFragment("0", tensors, outer, 1, terms)
     fragment.take_snapshot()
     return fragment
 

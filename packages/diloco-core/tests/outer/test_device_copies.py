@@ -12,6 +12,8 @@ from diloco_core._model._partition import Buffers, split
 from diloco_core._outer._delayed import DelayedFragment
 from diloco_core._outer._device_copies import VALUES, DeviceCopies
 from diloco_core._outer._optimizer import OuterOptimizer, outer_factory
+from diloco_core._terms._schedule import Schedule
+from diloco_core._terms._terms import Terms
 
 
 def model_of(dtype):
@@ -29,8 +31,8 @@ def model_of(dtype):
 def fragment_of(model, alpha, accelerator=None):
     (tensors,) = split(model, 1, Buffers.MEAN)
     outer = OuterOptimizer(outer_factory(None, None, None, None))
-    fragment = DelayedFragment("0", tensors, outer, 1)
-    fragment.alpha = alpha
+    terms = Terms(schedule=Schedule(1, 1, alpha=alpha))
+    fragment = DelayedFragment("0", tensors, outer, 1, terms)
     if accelerator is not None:
         fragment._accelerator = accelerator
     fragment.take_snapshot()

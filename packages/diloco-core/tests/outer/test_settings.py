@@ -66,7 +66,7 @@ def test_that_are_tensors_are_compared_with_all_their_digits(lab):
         outer, _ = lab.outer_loop(
             lab.small_model(), in_process(1)[0], outer_optimizer=sgd(torch.tensor(lr))
         )
-        return outer._settings
+        return outer._model.settings
 
     assert settings(0.70001) == settings(0.70001)
     assert settings(0.70001) != settings(0.70004)

@@ -151,7 +151,8 @@ class TestWarned:
         (((size,), named),) = asked
         assert size == 4000
         assert named.pop("outer_state")() == 1
-        assert named.pop("codec").plain
+        terms = named.pop("terms")
+        assert (terms.codec.plain, terms.coding) == (True, None)
         expected = {
             "rank": 0,
             "replicas": 1,
@@ -160,7 +161,7 @@ class TestWarned:
             "topology": "gather",
             "publish_every": 3,
         }
-        assert named == {**expected, "store": store, "coded": None}
+        assert named == {**expected, "store": store}
 
     @pytest.mark.parametrize(
         ("outer", "kept"),

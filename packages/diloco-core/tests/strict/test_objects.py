@@ -13,6 +13,7 @@ from diloco_core._model._partition import NamedTensor
 from diloco_core._outer._fragment import Fragment
 from diloco_core._outer._optimizer import OuterOptimizer, outer_factory
 from diloco_core._strict._sync._objects import SyncObjects, state_key
+from diloco_core._terms._terms import Terms
 
 RATE = Rate((0.5,))
 RUN, OTHER_RUN = 32 * "a", 32 * "b"
@@ -22,9 +23,8 @@ def objects(run=RUN, number=3, size=4, weighting=Weighting.EQUAL):
     """Those of a fragment with one group of tensors, which takes outer steps."""
     weight = NamedTensor("weight", torch.nn.Parameter(torch.ones(size)), Rule.OUTER)
     outer = OuterOptimizer(outer_factory(None, 0.5, 0.0, False))
-    job = Fragment("0", [weight], outer, 2)
+    job = Fragment("0", [weight], outer, 2, Terms(weighting=weighting))
     job.proposal = Proposal(RATE)
-    job.weighting = weighting
     job.take_snapshot()
     job.begin()
     return SyncObjects(SimpleNamespace(run=run, world_size=2, chunk_bytes=64), number, job)

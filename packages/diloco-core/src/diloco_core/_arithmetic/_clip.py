@@ -86,7 +86,7 @@ class _Tensors:
 
 def norm_count(job: SyncJob) -> int:
     """How many norms a contribution to a sync has: 0 if contributions are not clipped."""
-    return _Tensors(job).count if job.clip else 0
+    return _Tensors(job).count if job.terms.clip else 0
 
 
 def own_norms(job: SyncJob, rank: int, scratch: Scratch) -> tuple[float, ...]:
@@ -95,7 +95,7 @@ def own_norms(job: SyncJob, rank: int, scratch: Scratch) -> tuple[float, ...]:
     Raises:
         NonFiniteDeltaError: The contribution, or what it decodes to, holds NaN or infinity, or a norm is too large for float64.
     """
-    if not job.clip:
+    if not job.terms.clip:
         return ()
     tensors, layout = _Tensors(job), job.layout
     squares = [0.0] * tensors.count
@@ -119,7 +119,7 @@ def own_norms(job: SyncJob, rank: int, scratch: Scratch) -> tuple[float, ...]:
 
 def _decoded(job: SyncJob, piece: Piece, rank: int, scratch: Scratch) -> torch.Tensor:
     values = checked(job, piece, rank, scratch)
-    codec = codec_of(job.codec, job.layout, piece.group)
+    codec = codec_of(job.terms.codec, job.layout, piece.group)
     if codec.plain:
         return values
     decoded = torch.empty_like(values)
@@ -162,7 +162,7 @@ class Clipping:
 
     def __init__(self, job: SyncJob, norms: Sequence[Sequence[float]]) -> None:
         self._tensors = _Tensors(job)
-        self._factors = factors(norms, sparse=is_sparse(job.codec))
+        self._factors = factors(norms, sparse=is_sparse(job.terms.codec))
 
     def clipped(self, member: int, source: Source) -> Source:
         """A source of the clipped contribution of the member with this index."""

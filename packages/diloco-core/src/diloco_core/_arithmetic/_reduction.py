@@ -201,7 +201,7 @@ class _TrimmedMean(_Mean):
 
     def result(self, sync: int) -> torch.Tensor:  # noqa: ARG002 - a subclass needs it
         """The trimmed mean."""
-        rows, last, trim = list(self._values), self._count - 1, self._job.trim
+        rows, last, trim = list(self._values), self._count - 1, self._job.terms.trim
         # Moves the extremes to the ends, as a bubble sort does. A sort along this dimension takes many times as long.
         for end in range(trim):
             for low in range(end, last - end):
@@ -341,9 +341,9 @@ def _summed(
     count: int,
     shares: Sequence[float],
 ) -> _Mean:
-    if job.layout.groups[chunk.group].rule is Rule.OUTER and job.trim:
+    if job.layout.groups[chunk.group].rule is Rule.OUTER and job.terms.trim:
         return _TrimmedMean(job, chunk, out, scratch, count)
-    if job.layout.groups[chunk.group].rule is Rule.OUTER and is_sparse(job.codec):
+    if job.layout.groups[chunk.group].rule is Rule.OUTER and is_sparse(job.terms.codec):
         return _MeanOfSent(job, chunk, out, scratch, shares)
     # Weights say how much was learned. Buffers were not learned, so their mean has none.
     if shares and job.layout.groups[chunk.group].rule is Rule.OUTER:

@@ -131,7 +131,7 @@ def contributions(
         if groups is not None and not carries(groups, chunk.group):
             continue
         values = checked(job, chunk, rank, scratch)
-        yield codec_of(job.codec, layout, chunk.group).encode(values) if encoded else values
+        yield codec_of(job.terms.codec, layout, chunk.group).encode(values) if encoded else values
 
 
 def check_contribution(

@@ -9,11 +9,11 @@ if TYPE_CHECKING:
 
     import torch
 
-    from .._codecs._codec import Codec
+    from .._terms._terms import Terms
     from ._coded import CodedUpdates
     from ._layout import Layout, Piece
     from ._rate import Proposal, Rate
-    from ._weights import Amount, Weighting
+    from ._weights import Amount
 
 
 class SyncJob(Protocol):
@@ -21,7 +21,7 @@ class SyncJob(Protocol):
 
     Attributes:
         rate: The learning rate with which :meth:`update` takes the outer step. An exchange that agrees on it
-            (``Exchange.agrees_on_lr``) sets it before the first update, and before the sync ends.
+            (``Support.agrees_on_lr``) sets it before the first update, and before the sync ends.
         norms: The norms of the tensors of this replica's contribution to the sync under way, if contributions are clipped
             (:func:`.own_norms`). The exchange sets them before it sends the contribution.
     """
@@ -45,8 +45,8 @@ class SyncJob(Protocol):
         ...
 
     @property
-    def codec(self) -> Codec:
-        """How contributions are encoded; part of the fingerprint."""
+    def terms(self) -> Terms:
+        """What the replicas agree on. How contributions are encoded and whether they are clipped is in the fingerprint, too."""
         ...
 
     @property
@@ -70,23 +70,8 @@ class SyncJob(Protocol):
         ...
 
     @property
-    def weighting(self) -> Weighting:
-        """By what the contributions are weighed; the same on all replicas."""
-        ...
-
-    @property
     def amount(self) -> Amount:
         """How much training the contribution covers; it does not change while the sync is under way."""
-        ...
-
-    @property
-    def trim(self) -> int:
-        """How many of the largest, and of the smallest, values are left out in every element of what takes an outer step."""
-        ...
-
-    @property
-    def clip(self) -> bool:
-        """Whether contributions are clipped to the median of their norms; part of the fingerprint."""
         ...
 
     def starts(self, group: int) -> Sequence[int]:

@@ -4,22 +4,12 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from enum import StrEnum
 from typing import TYPE_CHECKING
+
+from .._terms._weighting import Weighting
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
-
-
-class Weighting(StrEnum):
-    """By what contributions are weighed."""
-
-    EQUAL = "equal"
-    """All count the same."""
-    STEPS = "steps"
-    """By the inner steps that they cover."""
-    TOKENS = "tokens"
-    """By tokens squared over inner steps, as in Decoupled DiLoCo."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -31,6 +31,7 @@ from .._model._unsynced_watch import UnsyncedWatch
 from .._planner._warning import warn_of_long_syncs
 from .._store._api import InBackground, check_size
 from .._store._patient import Patient
+from .._terms._support import Support
 from .._timing import WATCH_EVERY, Timing
 from ._claims import check_claim, watch_claim
 from ._ending import leave_run, tell_failure
@@ -80,11 +81,6 @@ class ElasticExchange(ResumableExchange):
         ConfigurationError: A setting is impossible, or the store does not create exclusively.
     """
 
-    codecs = True
-    agrees_on_lr = True
-    weighs = True
-    delays = True
-
     def __init__(
         self,
         store: Store,
@@ -101,7 +97,6 @@ class ElasticExchange(ResumableExchange):
         self._syncs = Syncs()
         self._hurried = False
         given = timing or Timing()
-        self.in_background, self.clock = given.in_background, given.clock
         self._timing = replace(given, sleep=self._syncs.sleeping(given.sleep))
         settings.check(world_size, self._timing.sync_timeout)
         if not Patient(store, self._timing).creates_once():
@@ -116,7 +111,21 @@ class ElasticExchange(ResumableExchange):
         self.store = store
         self.settings = settings
         # In the gather topology every replica computes all values itself, and only a few syncs publish any.
-        self.state_codecs = settings.topology != "gather"
+        gather = settings.topology == "gather"
+        self.support = Support(
+            codecs=True,
+            weighs=True,
+            state_codecs=not gather,
+            delays=True,
+            agrees_on_lr=True,
+            gather=gather,
+            keeps_state=True,
+            takes_run=True,
+            fewest=settings.min_replicas,
+            in_background=given.in_background,
+            clock=given.clock,
+            check_window=self.check_window,
+        )
         self._chunk_bytes = chunk_bytes
         self._schema: Schema | None = None
         self._life: Life | None = None
@@ -134,9 +143,10 @@ class ElasticExchange(ResumableExchange):
                 f"an elastic exchange is only for a DiLoCo outer loop, not for {schema.settings['operation']!r}, which has no "
                 "state that a replica could return to. For it, connect without min_replicas."
             )
-        if schema.coded is not None and self.settings.topology == "gather":
+        coding = schema.terms.coding
+        if coding is not None and self.settings.topology == "gather":
             raise ConfigurationError(
-                f"state_codec={schema.coded.codec.name!r} needs topology='sharded', but the exchange has topology='gather' by now"
+                f"state_codec={coding.codec.name!r} needs topology='sharded', but the exchange has topology='gather' by now"
             )
         if self._schema is not None:
             raise ConfigurationError(
@@ -182,8 +192,7 @@ class ElasticExchange(ResumableExchange):
                 sync_timeout=self._timing.sync_timeout,
                 strict=False,
                 outer_state=self._schema.outer_state,
-                codec=self._schema.codec,
-                coded=self._schema.coded,
+                terms=self._schema.terms,
                 topology=manifest.topology,
                 publish_every=manifest.publish_every,
             )
@@ -295,7 +304,7 @@ class ElasticExchange(ResumableExchange):
                 )
             self._first = False
             patience = 2 * self.settings.grace if last else None
-            window = 0.0 if self._schema is None else self._schema.window
+            window = 0.0 if self._schema is None else self._schema.terms.schedule.seconds
             sync = ElasticSync(
                 life, fragment, patience, hurried=lambda: self._hurried, window=window
             )

@@ -8,20 +8,17 @@ need memory of the size of the model.
 
 from __future__ import annotations
 
-import time
 from abc import abstractmethod
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Protocol
 
-from .._codecs._plain import PLAIN
-from .._timing import in_thread
+from .._terms._support import Support
+from .._terms._terms import DEFAULT, Terms
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
-    from .._arithmetic._coded import CodedUpdates
     from .._arithmetic._sync_job import SyncJob
-    from .._codecs._codec import Codec
     from .._model._unsynced import Unsynced
     from ._pending import Pending
     from ._report import SyncReport
@@ -38,10 +35,7 @@ class Schema:
             fields and is not compared.
         unsynced: The tensors of the model that are not synced; the replica that begins the run stores them. Not compared.
         outer_state: Returns how many tensors the outer optimizer keeps per parameter, for plans. Not compared.
-        codec: How contributions are sent, for plans. Not compared here: the lines in ``tensors`` name it.
-        coded: How the state is published if it is encoded, for plans. Not compared here: ``settings`` name it.
-        window: Seconds from one sync to the next if replicas contribute by the time; 0 if they do after so many inner steps. Not
-            compared here: ``settings`` name it.
+        terms: What the settings were made from. Not compared itself.
     """
 
     tensors: Mapping[str, str]
@@ -49,47 +43,21 @@ class Schema:
     fragments: Sequence[Mapping[str, Any]] = ()
     unsynced: Unsynced | None = field(default=None, compare=False)
     outer_state: Callable[[], float] = field(default=lambda: 1.0, compare=False)
-    codec: Codec = field(default=PLAIN, compare=False)
-    coded: CodedUpdates | None = field(default=None, compare=False)
-    window: float = field(default=0.0, compare=False)
+    terms: Terms = field(default=DEFAULT, compare=False)
 
 
 class Exchange(Protocol):
     """One replica's connection to the others. To be used by one thread at a time, apart from :meth:`give_up`.
 
-    An exchange whose replicas may contribute by the time (:attr:`Schema.window`) has a method ``check_window(seconds)``, which
-    refuses windows that do not fit its limits. Without that method, a ``sync_every`` in seconds is refused.
-
     Attributes:
         rank: The rank of this replica.
         world_size: The number of ranks.
-        codecs: Whether contributions are sent as the job's codec encodes them. If not, a codec is refused.
-        weighs: Whether contributions are weighed, trimmed and clipped as the job says. If not, all of that is refused.
-        state_codecs: Whether state can be published encoded. If not, a codec for it is refused.
-        delays: Whether a sync may be carried out by another thread while the replica trains. If not, a delay is refused.
-        agrees_on_lr: Whether all replicas take an outer step with the same learning rate, chosen of those that they propose
-            (:attr:`.SyncJob.proposal`, :func:`.chosen`) and set as :attr:`.SyncJob.rate`. If not, it cannot be changed.
-        compares_lr: Whether replicas that propose different learning rates are refused. If not, the rate must be constant.
-        lanes: Whether a replica may be several processes that hold a model together, each with an exchange of its own.
-        begins_behind: Whether that thread may also call :meth:`begin`. If not, the thread that trains does.
-        in_background: How that thread is started; see :class:`.Timing`.
-        clock: A clock in seconds.
+        support: What it can do beyond plain means; what it cannot is refused when the outer loop is made.
     """
 
     rank: int
     world_size: int
-    codecs: bool = False
-    weighs: bool = False
-    state_codecs: bool = False
-    delays: bool = False
-    agrees_on_lr: bool = False
-    compares_lr: bool = False
-    lanes: bool = False
-    begins_behind: bool = True
-    in_background: Callable[[Callable[[], object]], Callable[[float | None], bool]] = staticmethod(
-        in_thread
-    )
-    clock: Callable[[], float] = staticmethod(time.monotonic)
+    support: Support = Support()
 
     @abstractmethod
     def join(self, schema: Schema) -> None:

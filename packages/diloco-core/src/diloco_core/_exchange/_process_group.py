@@ -30,6 +30,7 @@ from .._errors import (
     SyncError,
     SyncTimeoutError,
 )
+from .._terms._support import Support
 from .._timing import Timing
 from ._base import Exchange, Schema
 from ._endings import Ending, Progress, conclude, describe, failure
@@ -69,11 +70,6 @@ class ProcessGroupExchange(Exchange):
             number of at least 1.
     """
 
-    delays = True
-    agrees_on_lr = True
-    lanes = True
-    weighs = True
-
     def __init__(
         self,
         group: dist.ProcessGroup | None = None,
@@ -97,7 +93,14 @@ class ProcessGroupExchange(Exchange):
         self.world_size = dist.get_world_size(self._group)
         self._device = torch.device(device) if device is not None else _device_of(self._group)
         self._timing = timing or Timing()
-        self.in_background, self.clock = self._timing.in_background, self._timing.clock
+        self.support = Support(
+            weighs=True,
+            delays=True,
+            agrees_on_lr=True,
+            lanes=True,
+            in_background=self._timing.in_background,
+            clock=self._timing.clock,
+        )
         self._chunk_bytes = chunk_bytes
         self._scratch = Scratch(chunk_bytes)
         self._schema: Schema | None = None
@@ -313,9 +316,9 @@ class ProcessGroupExchange(Exchange):
                     f"in {describe(job.kind, job.name, self._progress)}, rank {rank} contributes other tensors than rank "
                     f"{self.rank}: all replicas must sync the same tensors, with the same shapes and dtypes, in the same order"
                 )
-        self._shares = shares(job.weighting, [amount for *_, (_, amount, _) in answers])
+        self._shares = shares(job.terms.weighting, [amount for *_, (_, amount, _) in answers])
         norms = [norms for *_, (*_, norms) in answers]
-        self._clipping = Clipping(job, norms) if job.clip else None
+        self._clipping = Clipping(job, norms) if job.terms.clip else None
         job.rate = chosen(rate for *_, (rate, *_) in answers)
 
     def _gather_objects(self, value: Any) -> list[Any]:

@@ -23,6 +23,7 @@ from .._errors import (
     SyncTimeoutError,
     UnequalSyncsError,
 )
+from .._terms._support import Support
 from .._timing import Timing
 from ._base import Exchange, Schema
 from ._endings import Ending, Progress, conclude, describe, failure, named_ranks
@@ -132,18 +133,20 @@ class _Missing(Exception):  # noqa: N818 - never leaves this file
 class InProcessExchange(Exchange):
     """The exchange of one thread; see :class:`._base.Exchange` and :func:`in_process`."""
 
-    codecs = True
-    weighs = True
-    state_codecs = True
-    delays = True
-    agrees_on_lr = True
-
     def __init__(self, hub: _Hub, rank: int, timing: Timing, chunk_bytes: int) -> None:
         self.rank = rank
         self.world_size = hub.world_size
         self._hub = hub
         self._timing = timing
-        self.in_background, self.clock = self._timing.in_background, self._timing.clock
+        self.support = Support(
+            codecs=True,
+            weighs=True,
+            state_codecs=True,
+            delays=True,
+            agrees_on_lr=True,
+            in_background=timing.in_background,
+            clock=timing.clock,
+        )
         self._chunk_bytes = chunk_bytes
         self._scratch = Scratch(chunk_bytes)
         self._schema: Schema | None = None
@@ -238,8 +241,8 @@ class InProcessExchange(Exchange):
                     "sync the same tensors, with the same shapes and dtypes, in the same order"
                 )
         job.rate = chosen(rate for _, rate, _ in contributions)
-        clipping = Clipping(job, [norms for *_, norms in contributions]) if job.clip else None
-        weights = shares(job.weighting, [other.amount for other in jobs])
+        clipping = Clipping(job, [norms for *_, norms in contributions]) if job.terms.clip else None
+        weights = shares(job.terms.weighting, [other.amount for other in jobs])
         own_shards = range(self.rank, layout.shards, self.world_size)
         for shard in own_shards:
             sources: list[Source] = [as_sent(other) for other in jobs]

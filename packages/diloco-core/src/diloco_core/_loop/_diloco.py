@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import time
 from typing import TYPE_CHECKING, Any, Literal, Self
 
 import torch
 
-from .._arithmetic._weights import Weighting
 from .._checks import one_of, whole
 from .._errors import ConfigurationError, SyncError, UnequalSyncsError, UnseenStepsError
 from .._inner._kept_weights import KeptWeights
@@ -20,25 +18,13 @@ from .._model._outer_groups import checked_groups, group_of_parameters
 from .._model._partition import Buffers, split
 from .._outer._groups import outer_groups as outer_groups_of
 from .._seconds import Seconds
+from .._terms._making import make_terms
+from .._terms._support import support_of
 from . import _notices as notices
-from ._arguments import (
-    check_parties,
-    check_trimmed,
-    clip_over,
-    codec_over,
-    feedback_of,
-    fragments_of,
-    init_over,
-    schedule_over,
-    state_coding_over,
-    stateful_of,
-    tokens_counted,
-    trim_over,
-    weighting_over,
-)
+from ._arguments import check_parties, fragments_of, stateful_of, tokens_counted
 from ._inner_loop import InnerLoop
 from ._membership import SAVE_INNER_EVERY, membership_of
-from ._outer_lr import OuterLr, check_changeable, check_schedules
+from ._outer_lr import OuterLr, check_changeable
 from ._outer_steps import OuterSteps
 from ._own_buffers import OwnBuffers
 from ._place import Place
@@ -48,7 +34,6 @@ from ._saved import SavedState
 from ._synced_model import SyncedModel
 from ._told_to_end import ToldToEnd
 from ._topology import check_topology
-from ._windows import Windows, check_aggregate, check_exchange, weight_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -244,26 +229,18 @@ class DiLoCo:
     ) -> None:
         check_parties(model, exchange, on_sync)
         check_topology(model, exchange)
-        check_exchange(exchange, sync_every)
         optimizers = optimizers_of(inner_optimizer)
         given_groups = checked_groups(outer_groups)
         groups = outer_groups_of(given_groups, outer_optimizer, outer_lr, outer_momentum, nesterov)
-        schedules = [group.schedule for group in groups]
-        check_schedules(schedules, exchange)
-        self._weighting = weighting_over(exchange, weight_of(weight, sync_every))
-        check_aggregate(aggregate, sync_every)
-        trimmed = trim_over(exchange, aggregate, trim, self._weighting)
-        clipped = clip_over(exchange, clip, trimmed)
         policy = Buffers(one_of("buffers", buffers, Buffers))
         group_of = None if given_groups is None else group_of_parameters(model, given_groups)
         parts = split(model, fragments_of(fragments), policy, group_of if len(groups) > 1 else None)
-        self._schedule = schedule_over(exchange, sync_every, len(parts), delay, alpha)
-        contribution_codec = codec_over(exchange, codec)
-        check_trimmed(trimmed, contribution_codec)
-        feedback = feedback_of(error_feedback, contribution_codec)
-        self._exchange = exchange
-        self._init = init_over(exchange, init)
-        self._flush = one_of("flush", flush, ("partial", "none"))
+        self._terms = make_terms(
+            exchange, sync_every=sync_every, fragments=len(parts), groups=groups, delay=delay, alpha=alpha, codec=codec,
+            error_feedback=error_feedback, weight=weight, aggregate=aggregate, trim=trim, clip=clip, state_codec=state_codec,
+            full_state_every=full_state_every, buffers=policy, init=init, flush=flush,
+        )  # fmt: skip
+        support, self._exchange = support_of(exchange), exchange
         names = {
             id(parameter): plain_name(model, name) for name, parameter in model.named_parameters()
         }
@@ -274,25 +251,10 @@ class DiLoCo:
             whole("save_inner_every", save_inner_every, 0),
             names,
             OwnBuffers(model) if policy is Buffers.NONE else None,
-            Residuals() if feedback else None,
-            delayed=bool(self._schedule.delay),
+            Residuals() if self._terms.feedback else None,
+            delayed=bool(self._terms.schedule.delay),
         )
-        coding = state_coding_over(exchange, state_codec, full_state_every)
-        self._model = SyncedModel(
-            model,
-            parts,
-            policy,
-            optimizers,
-            groups,
-            exchange,
-            contribution_codec,
-            self._schedule,
-            self._weighting,
-            trimmed,
-            clipped,
-            feedback,
-            coding,
-        )
+        self._model = SyncedModel(model, parts, policy, optimizers, exchange, self._terms)
         self._fragments = self._model.fragments
         self._optimizers = optimizers
         self._process = TrainingProcess()
@@ -300,9 +262,11 @@ class DiLoCo:
         self._has_values = False
         self._is_open = False
         self._inner_steps_before = 0
+        self._schedule = self._terms.schedule
         self._unseen = UnseenChanges(self._model.trained, self._schedule.steps)
         self._kept = KeptWeights(optimizers, names)
         self._own_weights = OwnWeights(optimizers, names)
+        schedules = [group.schedule for group in groups]
         self._loads = Loads(model, self._model.trained)
         self._lr = OuterLr(self._model.outer.rates, schedules, exchange.rank)
         self._outer_steps = OuterSteps(
@@ -314,25 +278,12 @@ class DiLoCo:
             before=self._check_before_sync,
             adopted=self._note_sync,
             on_sync=on_sync,
-            clock=getattr(exchange, "clock", time.monotonic),
+            clock=support.clock,
         )
         self._count = self._outer_steps.count
-        self._settings = {  # those that must be the same on all replicas
-            "sync_every": str(self._schedule.sync_every),
-            "fragments": str(len(self._fragments)),
-            "buffers": str(policy),
-            "init": self._init,
-            "flush": self._flush,
-            **self._schedule.settings,
-            **({} if contribution_codec.plain else {"codec": contribution_codec.name}),
-            **({"error_feedback": repr(feedback)} if feedback else {}),
-            **self._weight_settings(),
-            **({"aggregate": "trimmed", "trim": str(trimmed)} if trimmed else {}),
-            **({"clip": "median"} if clipped else {}),
-            **(coding.settings if coding is not None else {}),
-            **self._model.outer_settings,
-        }
-        self._saved = SavedState(self._model, optimizers, exchange, self._settings, self._count)
+        self._saved = SavedState(
+            self._model, optimizers, exchange, self._model.settings, self._count
+        )
         self._place = Place(self._model.synced, self._model.held, exchange)
         self._inner = InnerLoop(
             optimizers,
@@ -462,7 +413,7 @@ class DiLoCo:
         try:
             self._unseen.check()
             self._model.check_frozen()
-            if self._flush == "partial":
+            if self._terms.flush == "partial":
                 self.flush()
                 self._put_back()
             else:
@@ -529,7 +480,7 @@ class DiLoCo:
             ConfigurationError: ``n`` is not a whole number of at least 0, or contributions are not weighed by tokens.
             SyncError: The block has not been entered.
         """
-        tokens = tokens_counted(self._weighting, n, max(self._count.tokens))
+        tokens = tokens_counted(self._terms.weighting, n, max(self._count.tokens))
         if not self._inner.entered:
             raise SyncError(
                 "count_tokens() was called before the block was entered: inner steps and their tokens count inside the block "
@@ -630,11 +581,6 @@ class DiLoCo:
         self._inner.load(state["stepped"])
         self._has_values = True
 
-    def _weight_settings(self) -> dict[str, str]:
-        # Left out where it is the default, so that the settings of a run are what an older version wrote.
-        weighed = self._weighting is not Weighting.EQUAL
-        return {"weight": str(self._weighting)} if weighed else {}
-
     def _watch_steps(self, check: Callable[[], None]) -> None:
         self._inner.watch()
         try:
@@ -701,9 +647,5 @@ class DiLoCo:
         self._kept.after_sync()
 
     def _schema(self) -> Schema:
-        values = not self._membership.resumes and (self._init == "check" or self._saved.loaded)
-        return self._model.schema(
-            {**self._settings, "committed": str(self.committed)},
-            values=values,
-            window=self._schedule.seconds if isinstance(self._schedule, Windows) else 0.0,
-        )
+        checks = self._terms.init == "check" or self._saved.loaded
+        return self._model.schema(self.committed, values=checks and not self._membership.resumes)

@@ -18,11 +18,11 @@ if TYPE_CHECKING:
     from .._inner._kept_weights import KeptWeights
     from .._inner._unseen_changes import UnseenChanges
     from .._model._loads import Loads
+    from .._terms._schedule import Due, Schedule
+    from .._terms._windows import Windows
     from ._membership import Membership
     from ._outer_steps import OuterSteps
-    from ._schedule import Due, Schedule
     from ._told_to_end import ToldToEnd
-    from ._windows import Windows
 
 
 class InnerLoop:

@@ -5,9 +5,9 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Protocol
 
 from .._errors import ConfigurationError, SyncError
-from .._exchange._resumable import KeepingExchange, RestartableExchange, ResumableExchange
+from .._exchange._resumable import RestartableExchange, ResumableExchange
 from .._outer._initial import Initial
-from .._timing import in_thread
+from .._terms._support import support_of
 from . import _notices as notices
 from ._open_steps import OpenSteps
 from ._own_state import OwnState
@@ -143,16 +143,6 @@ class Membership(Protocol):
         ...
 
 
-def keeps_state(exchange: Exchange) -> bool:
-    """Whether an exchange keeps the run in a store."""
-    return isinstance(exchange, KeepingExchange)
-
-
-def is_elastic(exchange: Exchange) -> bool:
-    """Whether replicas of an exchange may come and go."""
-    return isinstance(exchange, ResumableExchange)
-
-
 def membership_of(
     exchange: Exchange,
     optimizers: Sequence[torch.optim.Optimizer],
@@ -229,8 +219,8 @@ class FixedMembership:
 
     def __init__(self, exchange: Exchange) -> None:
         self._exchange = exchange
-        self.begins_behind = getattr(exchange, "begins_behind", True)
-        self.in_background = getattr(exchange, "in_background", in_thread)
+        support = support_of(exchange)
+        self.begins_behind, self.in_background = support.begins_behind, support.in_background
 
     @property
     def advice(self) -> str:
@@ -418,7 +408,7 @@ class ResumableMembership(_SavesOwnState):
     def __init__(self, exchange: ResumableExchange, own_state: OwnState) -> None:
         super().__init__(own_state)
         self._exchange = exchange
-        self.in_background = exchange.in_background
+        self.in_background = support_of(exchange).in_background
 
     @property
     def position(self) -> Position:

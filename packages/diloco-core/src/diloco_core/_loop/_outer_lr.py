@@ -8,12 +8,12 @@ from .._arithmetic._rate import Proposal, Rate
 from .._checks import whole
 from .._errors import ConfigurationError
 from .._outer._learning_rate import checked_lr, lr_of_sync
+from .._terms._support import support_of
 from . import _notices as notices
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from .._exchange._base import Exchange
     from .._outer._learning_rate import LearningRate
 
 
@@ -113,27 +113,10 @@ def check_changeable(exchange: object) -> None:
     Raises:
         ConfigurationError: The exchange is of such a kind.
     """
-    if getattr(exchange, "agrees_on_lr", False):
+    if support_of(exchange).agrees_on_lr:
         return
     raise ConfigurationError(
         f"set_outer_lr() cannot be used with {type(exchange).__name__}, by which the other replicas do not learn of a change: "
         "a manager only averages. Pass outer_lr as a function of the sync, which is the same on all replicas, or use an exchange "
         "that connect() or in_process() returned, or a ProcessGroupExchange."
-    )
-
-
-def check_schedules(schedules: Sequence[LearningRate | None], exchange: Exchange) -> None:
-    """Refuse functions of the sync over an exchange that cannot see to it that all replicas use the same rates.
-
-    Raises:
-        ConfigurationError: There is such a function, and the exchange is of such a kind.
-    """
-    if not any(schedules) or any(
-        getattr(exchange, name, False) for name in ("agrees_on_lr", "compares_lr")
-    ):
-        return
-    raise ConfigurationError(
-        f"outer_lr is a function, which cannot be used with {type(exchange).__name__}: it does not see to it that all "
-        "replicas use the same learning rate. Pass a number, or use an exchange that connect() or in_process() returned. "
-        "(An exchange of your own that does so says it by its attribute agrees_on_lr.)"
     )

@@ -13,14 +13,14 @@ import torch
 
 from .._errors import SyncError, UnequalSyncsError
 from .._outer._delayed import DelayedFragment
+from .._terms._schedule import Schedule
+from .._terms._windows import Windows
 from . import _notices as notices
 from ._arguments import check_counted
 from ._counters import Counters
 from ._flight import Flight, Sent, undecided
 from ._parting import Parting, copied
-from ._schedule import Schedule
 from ._window_clock import WindowClock
-from ._windows import Windows
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -28,9 +28,9 @@ if TYPE_CHECKING:
 
     from .._exchange._report import SyncReport
     from .._outer._fragment import Fragment
+    from .._terms._schedule import Due
     from ._membership import Membership
     from ._outer_lr import OuterLr
-    from ._schedule import Due
 
 _log = logging.getLogger("diloco_core")
 
@@ -255,7 +255,7 @@ class OuterSteps:
         previous = count.published[number]
         fragment.supersedes = [] if previous is None else [previous]
         fragment.steps, fragment.tokens = count.steps(number), count.tokens[number]
-        check_counted(fragment.weighting, fragment.amount, self._rank)
+        check_counted(fragment.terms.weighting, fragment.amount, self._rank)
         fragment.proposal = self._lr.propose(count.rate, count.committed + 1)
         # The exchange sets it to what the sync takes, if it can be another rate.
         fragment.rate = fragment.proposal.standing

@@ -20,17 +20,13 @@ from .._outer._optimizer import OuterOptimizer
 from .._outer._residual import Residual
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Sequence
 
     import torch
 
-    from .._arithmetic._weights import Weighting
-    from .._codecs._codec import Codec
     from .._exchange._base import Exchange
     from .._model._partition import NamedTensor
-    from .._outer._groups import OuterGroup
-    from ._arguments import StateCoding
-    from ._schedule import Turns
+    from .._terms._terms import OuterGroup, Terms
 
 
 class SyncedModel:
@@ -41,20 +37,13 @@ class SyncedModel:
         parts: The tensors of every fragment; see :func:`.._model._partition.split`.
         buffers: What happens to its buffers.
         optimizers: The inner optimizers.
-        groups: How the outer parameter groups are stepped.
         exchange: The exchange over which they are synced.
-        codec: How contributions are sent.
-        schedule: Says whether replicas train while a sync is under way.
-        feedback: The decay of error feedback; 0 without it.
-        weighting: By what contributions are weighed.
-        trim: How many values are left out at either end of every element.
-        clip: Whether contributions are clipped to the median of their norms.
-        state_coding: How state is published if it is encoded.
+        terms: What the replicas agree on.
 
     Attributes:
         fragments: The fragments, in the order in which they are synced.
         trained: The tensors that the outer optimizers update.
-        outer_settings: The settings of the outer optimizers.
+        settings: What must be the same on all replicas, apart from the tensors.
 
     Raises:
         ConfigurationError: Tensors share memory without being tied, or the optimizers and the model do not hold the same
@@ -67,47 +56,36 @@ class SyncedModel:
         parts: Sequence[Sequence[NamedTensor]],
         buffers: Buffers,
         optimizers: Sequence[torch.optim.Optimizer],
-        groups: Sequence[OuterGroup],
         exchange: Exchange,
-        codec: Codec,
-        schedule: Turns,
-        weighting: Weighting,
-        trim: int,
-        clip: bool,
-        feedback: float = 0.0,
-        state_coding: StateCoding | None = None,
+        terms: Terms,
     ) -> None:
         self._model = model
-        self._codec = codec
-        self._outers = [_outer_of(groups) for _ in parts]
-        self.outer_settings = self._outers[0].settings
-        check_settings(self._outers, self.outer_settings)
+        self._terms = terms
+        self._outers = [_outer_of(terms.groups) for _ in parts]
+        self._outer_settings = self._outers[0].settings
+        check_settings(self._outers, self._outer_settings)
+        self.settings = {**terms.settings, **self._outer_settings}
+        schedule, coding = terms.schedule, terms.coding
         # With error feedback the contribution is computed once: what is sent and what remains must belong together.
-        kind = DelayedFragment if schedule.delay or schedule.alpha or feedback else Fragment
-        if state_coding is not None:
-            self._outers[0].check_state_codec(state_coding.codec.name)
+        kind = DelayedFragment if schedule.delay or schedule.alpha or terms.feedback else Fragment
+        if coding is not None:
+            self._outers[0].check_state_codec(coding.codec.name)
         self.fragments = [
             kind(
                 str(number),
                 tensors,
                 outer,
                 exchange.shards(sum(tensor.wire_bytes for tensor in tensors)),
-                codec,
-                state_coding
-                and CodedUpdates(
-                    state_coding.codec, FullStates(state_coding.full_every, number, len(parts))
-                ),
-                clip=clip,
+                terms,
+                coding
+                and CodedUpdates(coding.codec, FullStates(coding.full_every, number, len(parts))),
             )
             for number, (tensors, outer) in enumerate(zip(parts, self._outers, strict=True))
         ]
-        for fragment in self.fragments:
-            fragment.alpha = schedule.alpha
-            if feedback:
-                fragment.residual = Residual(
-                    fragment.layout, codec, feedback, exchange.rank, fragment.locate
-                )
-            fragment.weighting, fragment.trim = weighting, trim
+        for fragment in self.fragments if terms.feedback else ():
+            fragment.residual = Residual(
+                fragment.layout, terms.codec, terms.feedback, exchange.rank, fragment.locate
+            )
         # Made only to raise now what would otherwise be raised when the block is entered.
         Unsynced(model, [named for part in parts for named in part])
         self.trained = [named for part in parts for named in part if named.rule is Rule.OUTER]
@@ -123,7 +101,7 @@ class SyncedModel:
         Raises:
             ModelChangedError: The model has changed, or the values of a frozen parameter have.
         """
-        check_settings(self._outers, self.outer_settings)
+        check_settings(self._outers, self._outer_settings)
         buffers = self._watch.check()
         self._frozen.check()
         for fragment in self.fragments:
@@ -161,13 +139,12 @@ class SyncedModel:
             name: line for fragment in self.fragments for name, line in fragment.schema().items()
         }
 
-    def schema(self, settings: Mapping[str, str], *, values: bool, window: float = 0.0) -> Schema:
+    def schema(self, committed: int, *, values: bool) -> Schema:
         """A description of everything that replicas must have in common. Frozen parameters must keep their values from now on.
 
         Args:
-            settings: The settings of the outer loop.
+            committed: The outer steps that the model has taken.
             values: Whether the values of the global copies must be equal too.
-            window: Seconds from one sync to the next if replicas contribute by the time.
         """
         sums: dict[int, str | None] = {}
         tensors = dict(compared_tensors(self._model, self._watch.frozen, sums))
@@ -179,13 +156,11 @@ class SyncedModel:
                     tensors[name] += f" with values {digest}"
         return Schema(
             tensors,
-            settings,
+            {**self.settings, "committed": str(committed)},
             [fragment.table() for fragment in self.fragments],
             Unsynced(self._model, self._followed()),
             self._outer_state,
-            self._codec,
-            self.fragments[0].coded,
-            window,
+            self._terms,
         )
 
     def _followed(self) -> list[NamedTensor]:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from .._errors import ConfigurationError
-from ._membership import keeps_state
+from .._terms._support import support_of
 
 if TYPE_CHECKING:
     from .._exchange._base import Exchange
@@ -38,7 +38,8 @@ def check_topology(model: torch.nn.Module, exchange: Exchange) -> None:
                 f"parameter {name!r} is a DTensor, of which this process holds a part: {_WHY}. Give every replica a whole model "
                 "in one process"
             )
-    if getattr(exchange, "lanes", False):
+    support = support_of(exchange)
+    if support.lanes:
         return
     for name, module in model.named_modules():
         for place, wrapper, sign in _WRAPPERS:
@@ -49,7 +50,7 @@ def check_topology(model: torch.nn.Module, exchange: Exchange) -> None:
                     f"wrapped, in one process for each replica. {_GROUP}"
                 )
     group = torch.distributed
-    if keeps_state(exchange) and group.is_available() and group.is_initialized():
+    if support.keeps_state and group.is_available() and group.is_initialized():
         size = group.get_world_size()
         if size > 1:
             raise ConfigurationError(

@@ -9,9 +9,9 @@ from . import _notices as notices
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from .._terms._schedule import Due
+    from .._terms._windows import Windows
     from ._membership import Membership
-    from ._schedule import Due
-    from ._windows import Windows
 
 
 class WindowClock:

@@ -12,10 +12,10 @@ import xxhash
 from .._arithmetic._coded import RESIDUAL, encode_update
 from .._arithmetic._layout import Layout, Piece, Rule
 from .._arithmetic._rate import NO_RATE, Proposal
-from .._arithmetic._weights import Amount, Weighting
-from .._codecs._plain import PLAIN
+from .._arithmetic._weights import Amount
 from .._errors import NonFiniteUpdateError
 from .._model._segments import Segments, arrange, ready, tensor_table
+from .._terms._terms import DEFAULT
 from .._wire._sections import fingerprint, view
 from ._finite import not_finite, square_bound
 
@@ -23,8 +23,8 @@ if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Mapping, Sequence
 
     from .._arithmetic._coded import CodedUpdates
-    from .._codecs._codec import Codec
     from .._model._partition import NamedTensor
+    from .._terms._terms import Terms
     from ._groups import OuterGroups
     from ._optimizer import OuterOptimizer
     from ._residual import Residual
@@ -43,12 +43,11 @@ class Fragment:
         tensors: The tensors that it consists of.
         outer: Its outer optimizer, or one for each outer parameter group; None if none of its tensors takes an outer step.
         shards: The number of shards into which it is cut.
-        codec: How its contributions are encoded.
+        terms: What the replicas agree on.
         coded: How its state is published, if that is encoded.
-        clip: Whether contributions are clipped to the median of their norms.
 
     Attributes:
-        alpha: How much of its own values the replica keeps when it adopts a sync, from 0 (nothing) to 1 (everything).
+        terms: As given.
         elastic: Whether it belongs to an elastic run, so that errors can say what to do there.
         steps: The inner steps of this replica that the contribution covers: first, and first one after; None if there is no
             contribution.
@@ -56,15 +55,10 @@ class Fragment:
         proposal: The learning rate that this replica proposes for the next outer step.
         rate: The learning rate of the outer step that is taken, or was taken last; see :class:`.SyncJob`.
         tokens: The tokens of these steps, if they are counted.
-        weighting: By what contributions are weighed.
-        trim: How many values are left out at either end; see :class:`.SyncJob`.
         norms: The norms of the contribution that was sent last; see :class:`.SyncJob`.
     """
 
-    alpha = 0.0
     tokens = 0
-    weighting = Weighting.EQUAL
-    trim = 0
     norms: Sequence[float] = ()
     residual: Residual | None = None
 
@@ -74,18 +68,15 @@ class Fragment:
         tensors: Sequence[NamedTensor],
         outer: OuterOptimizer | OuterGroups | None,
         shards: int,
-        codec: Codec = PLAIN,
+        terms: Terms = DEFAULT,
         coded: CodedUpdates | None = None,
-        *,
-        clip: bool = False,
     ) -> None:
         self.name = name
         self.tensors = tuple(tensors)
         self.outer = outer
         self.kind = "outer"
-        self.codec = codec
+        self.terms = terms
         self.coded = coded
-        self.clip = clip
         self.elastic = False
         self.supersedes: Sequence[int] = ()
         self.steps: tuple[int, int] | None = None
@@ -96,15 +87,22 @@ class Fragment:
         self._segments = Segments(placed)
         if outer is not None:
             outer.arranged([segments[0].named.outer_group or 0 for segments in placed])
-        block = codec.block if coded is None else math.lcm(codec.block, coded.codec.block)
+        block = terms.codec.block
+        if coded is not None:
+            block = math.lcm(block, coded.codec.block)
         self.layout = Layout(groups, shards, block)
         self._square_bounds = [
             square_bound(g.dtype, segments) for g, segments in zip(groups, placed, strict=True)
         ]
         self.copy = [torch.empty(group.numel, dtype=group.dtype, device="cpu") for group in groups]
         # The norms are a part of the file of a contribution, so a file without them must not be taken for one with them.
-        clipped = ["clip"] if clip else []
+        clipped = ["clip"] if terms.clip else []
         self.fingerprint = fingerprint("fragment", name, shards, self.schema(), *clipped)
+
+    @property
+    def alpha(self) -> float:
+        """How much of its own values the replica keeps when it adopts a sync, from 0 (nothing) to 1 (everything)."""
+        return self.terms.schedule.alpha
 
     @property
     def amount(self) -> Amount:
@@ -114,7 +112,8 @@ class Fragment:
 
     def schema(self) -> dict[str, str]:
         """The description of each tensor by its name."""
-        sent = "" if self.codec.plain else f", sent as {self.codec.name}"
+        codec = self.terms.codec
+        sent = "" if codec.plain else f", sent as {codec.name}"
         return {
             named.name: f"{named.describe()} in fragment {self.name}{sent}"
             for named in self.tensors

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import re
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 import torch
 
 from .._errors import ConfigurationError
-from ._learning_rate import LearningRate, lr_of_sync
+from .._terms._terms import OuterGroup
+from ._learning_rate import lr_of_sync
 from ._optimizer import OuterOptimizer, make, outer_factory
 from ._trial import try_out
 
@@ -16,21 +17,10 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
 
     from .._arithmetic._layout import Piece
+    from ._learning_rate import LearningRate
     from ._optimizer import OuterOptimizerFactory
 
 _OF_SGD = {"lr": "outer_lr", "momentum": "outer_momentum", "nesterov": "nesterov"}
-
-
-class OuterGroup(NamedTuple):
-    """How one outer parameter group is stepped.
-
-    Attributes:
-        factory: Makes its optimizer.
-        schedule: Its learning rate as a function of the sync; None if it is constant.
-    """
-
-    factory: OuterOptimizerFactory
-    schedule: LearningRate | None = None
 
 
 def outer_groups(

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from .._arithmetic._layout import Group, Layout, Rule
 from .._arithmetic._rate import Proposal
-from .._arithmetic._weights import Amount, Weighting
+from .._arithmetic._weights import Amount
 from .._wire._sections import fingerprint
 
 if TYPE_CHECKING:
@@ -28,9 +28,6 @@ class Initial:
 
     kind = "initial"
     supersedes: Sequence[int] = ()
-    weighting = Weighting.EQUAL
-    trim = 0
-    clip = False
     norms: Sequence[float] = ()
     amount = Amount()
     coded = None  # there are no values yet to which an update could be added
@@ -42,7 +39,7 @@ class Initial:
         groups = (Group(group.dtype, group.numel, Rule.FIRST) for group in fragment.layout.groups)
         self.layout = Layout(tuple(groups), fragment.layout.shards, fragment.layout.block)
         # The codec encodes nothing here: values that are taken from one replica are sent as they are.
-        self.codec = fragment.codec
+        self.terms = fragment.terms.of_initial_values
         self.fingerprint = initial_fingerprint(fragment.fingerprint)
         # A loop that was loaded goes on with the learning rate that it had.
         self.rate = fragment.rate

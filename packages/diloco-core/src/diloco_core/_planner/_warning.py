@@ -9,15 +9,15 @@ import torch
 
 from .._codecs._plain import PLAIN
 from .._store._api import InBackground
+from .._terms._terms import DEFAULT
 from ._plan import USUAL_BANDWIDTH, plan_exchange
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
     from typing import Any
 
-    from .._arithmetic._coded import CodedUpdates
-    from .._codecs._codec import Codec
     from .._store._api import Store
+    from .._terms._terms import Terms
 
 _BITS = 8
 
@@ -43,8 +43,7 @@ def warn_of_long_syncs(
     topology: str = "sharded",
     publish_every: int = 1,
     outer_state: Callable[[], float] = lambda: 1.0,
-    codec: Codec = PLAIN,
-    coded: CodedUpdates | None = None,
+    terms: Terms = DEFAULT,
 ) -> None:
     """Log a warning if a slow replica could make the others give up a sync, with the figures and what helps.
 
@@ -63,11 +62,11 @@ def warn_of_long_syncs(
         topology: The topology of an elastic run.
         publish_every: How often an elastic run publishes its state; see :func:`plan_exchange`.
         outer_state: Returns how many tensors the outer optimizer keeps for every parameter.
-        codec: How contributions are sent.
-        coded: How state is published if it is encoded.
+        terms: How contributions are sent, and how state is published.
     """
     if store.near or not size:
         return
+    coding = terms.coding
     width = torch.float32.itemsize
     plan = plan_exchange(
         size / width,
@@ -78,9 +77,9 @@ def warn_of_long_syncs(
         topology=topology,
         strict=strict,
         publish_every=publish_every,
-        codec=codec,
-        state_codec=PLAIN if coded is None else coded.codec,
-        full_state_every=1 if coded is None else coded.full.every,
+        codec=terms.codec,
+        state_codec=PLAIN if coding is None else coding.codec,
+        full_state_every=1 if coding is None else coding.full_every,
         transfer=store.transfer if isinstance(store, InBackground) else None,
     )
     if plan.longest_part <= sync_timeout:

@@ -24,6 +24,7 @@ from .._exchange._resumable import Position, RestartableExchange
 from .._planner._warning import fragment_bytes, warn_of_long_syncs
 from .._store._api import check_size
 from .._store._patient import Patient
+from .._terms._support import Support
 from .._timing import WATCH_EVERY, Timing
 from ._beginning import begin_run
 from ._claims import claim
@@ -71,12 +72,6 @@ class ObjectStoreExchange(RestartableExchange):
         ConfigurationError: An argument is not allowed.
     """
 
-    codecs = True
-    weighs = True
-    state_codecs = True
-    delays = True
-    agrees_on_lr = True
-
     def __init__(
         self,
         store: Store,
@@ -102,7 +97,16 @@ class ObjectStoreExchange(RestartableExchange):
         self._syncs = Syncs()
         given = timing or Timing()
         self._timing = replace(given, sleep=self._syncs.sleeping(given.sleep))
-        self.in_background, self.clock = given.in_background, given.clock
+        self.support = Support(
+            codecs=True,
+            weighs=True,
+            state_codecs=True,
+            delays=True,
+            agrees_on_lr=True,
+            keeps_state=True,
+            in_background=given.in_background,
+            clock=given.clock,
+        )
         self._store = Patient(store, self._timing)
         self._store.patience = self._timing.sync_timeout
         self._chunk_bytes = int(chunk_bytes)
@@ -141,8 +145,7 @@ class ObjectStoreExchange(RestartableExchange):
             sync_timeout=self._timing.sync_timeout,
             strict=True,
             outer_state=schema.outer_state,
-            codec=schema.codec,
-            coded=schema.coded,
+            terms=schema.terms,
         )
         own_claim = Claim.of_this_process(
             self.rank,

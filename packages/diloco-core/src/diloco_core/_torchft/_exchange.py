@@ -18,6 +18,7 @@ from .._exchange._endings import Progress
 from .._exchange._pending import Syncs
 from .._exchange._report import SyncReport
 from .._outer._initial import Initial
+from .._terms._support import Support
 from ._agreement import compared, compared_copy, first_difference, numbers
 from ._manager import MockManager
 
@@ -73,12 +74,8 @@ class ManagerExchange(Exchange):
         ConfigurationError: ``manager`` lacks a member or uses asynchronous quorums, or a number is not allowed.
     """
 
-    delays = True
-    compares_lr = True
-    lanes = True
-    begins_behind = (
-        False  # a manager may heal the replica when a step begins, which changes the model
-    )
+    # A manager may heal the replica when a step begins, which changes the model.
+    support = Support(delays=True, compares_lr=True, lanes=True, begins_behind=False)
 
     def __init__(self, manager: Manager, *, rank: int = 0, world_size: int = 1) -> None:
         missing = [name for name in _MEMBERS if not callable(getattr(manager, name, None))]

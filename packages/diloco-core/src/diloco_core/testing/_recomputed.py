@@ -111,7 +111,7 @@ def contributed(
             if member.key not in store.contents:
                 continue
             reader = _reader(store, fragment, member, numbers)
-            if fragment.clip:
+            if fragment.terms.clip:
                 reader.norms()
             group = layout.groups[0]
             values = torch.empty(group.numel, dtype=group.dtype, device="cpu")
@@ -153,7 +153,7 @@ def _wrong_shards(
     fragment.rate = commit.rate
     readers = [_reader(store, fragment, member, numbers) for member in commit.members]
     sources = [_source(reader) for reader in readers]
-    if fragment.clip:
+    if fragment.terms.clip:
         clipping = Clipping(fragment, [reader.norms() for reader in readers])
         sources = [clipping.clipped(place, source) for place, source in enumerate(sources)]
     for number in numbers:
@@ -170,7 +170,7 @@ def _wrong_shards(
             Scratch(CHUNK_BYTES),
             sync=commit.sync,
             everything=True,
-            shares=shares(fragment.weighting, [member.amount for member in commit.members]),
+            shares=shares(fragment.terms.weighting, [member.amount for member in commit.members]),
         )
         shard = published_shard(fragment, commit.sync, number, run, CHUNK_BYTES)
         parts = shard.parts(shard_metadata(fragment, commit.sync))

@@ -42,9 +42,7 @@ MANIFEST = Manifest(
     retention=2,
     settings={"a": "b"},
     tensors={},
-    fragments=[
-        {"name": "0", "shards": 2, "fingerprint": "0" * 32, "groups": [], "tensors": []}
-    ],
+    fragments=[{"name": "0", "shards": 2, "fingerprint": "0" * 32, "groups": [], "tensors": []}],
     unsynced={},
     initial="0" * 16,
     sums=[[1, 2]],

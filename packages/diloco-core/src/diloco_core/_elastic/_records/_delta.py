@@ -166,7 +166,7 @@ class DeltaFormat:
                 "name": self._job.name,
                 "fingerprint": self._job.fingerprint,
             }
-            norms = norms_section(norm_count(self._job), 0) if self._job.clip else None
+            norms = norms_section(norm_count(self._job), 0) if self._job.terms.clip else None
             in_order = [*filter(None, [norms]), *sections]
             beginning = header(layout, in_order, metadata)
             *starts, size = (len(beginning) + start for start in section_starts(layout, in_order))
@@ -177,7 +177,7 @@ class DeltaFormat:
 
     def _section(self, shard: int, groups: int, checksum_seed: int) -> Section:
         pieces = (piece for piece in self._job.layout.shard(shard) if carries(groups, piece.group))
-        return Section(f"shard.{shard}", tuple(pieces), checksum_seed, codec=self._job.codec)
+        return Section(f"shard.{shard}", tuple(pieces), checksum_seed, codec=self._job.terms.codec)
 
     def _seed(self, delta: Delta, section: int | str) -> int:
         return seed(self._job.fingerprint, delta.key, section)

@@ -155,7 +155,9 @@ class Computation:
             block_bytes=inputs.block_bytes,
             everything=True,
             verify=verify,
-            shares=shares(self._job.weighting, [member.amount for member in self._commit.members]),
+            shares=shares(
+                self._job.terms.weighting, [member.amount for member in self._commit.members]
+            ),
         )
         for shard in batch:
             note_outer(self._life, self._progress, self._commit.fragment, shard, self._commit.sync)

@@ -55,7 +55,7 @@ class Inputs:
     ) -> None:
         self._life = life
         self._layout = progress.job.layout
-        self._codec = progress.job.codec
+        self._codec = progress.job.terms.codec
         self._readers: list[tuple[int, DeltaReader]] = []
         self._stack = ExitStack()
         self.sources: list[Source] = []
@@ -80,7 +80,7 @@ class Inputs:
                 )
             if not life.store.near:
                 self._announce(batches)
-            if progress.job.clip:
+            if progress.job.terms.clip:
                 self.clipping = Clipping(progress.job, [read() for read in norms])
                 self.sources = [
                     self.clipping.clipped(number, source)

@@ -68,4 +68,4 @@ def _clipped(life: Life, commit: Commit) -> tuple[Clipped, ...]:
 
 
 def _weights(job: SyncJob, commit: Commit) -> tuple[float, ...]:
-    return shares(job.weighting, [member.amount for member in commit.members])
+    return shares(job.terms.weighting, [member.amount for member in commit.members])

@@ -12,7 +12,7 @@ from .._records._records import check_commit, commit, commit_key
 
 if TYPE_CHECKING:
     from ..._arithmetic._rate import Rate
-    from ..._arithmetic._weights import Weighting
+    from ..._terms._weighting import Weighting
     from .._participant import Participant
     from ._objects import SyncObjects
 

@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING
 from ..._arithmetic._clip import norm_count
 from ..._arithmetic._rate import NO_RATE, Rate
 from ..._arithmetic._sharded import may_carry
-from ..._arithmetic._weights import NO_AMOUNT, Amount, Weighting
+from ..._arithmetic._weights import NO_AMOUNT, Amount
+from ..._terms._weighting import Weighting
 from ..._wire._coded import CodedShard
 from ..._wire._published import Shard
 from ..._wire._sections import fingerprint, seed
@@ -73,7 +74,7 @@ class SyncObjects:
 
     def _says(self, groups: int, rate: Rate, amount: Amount) -> str:
         """What the key of a contribution says about it. Its checksums cover that, too."""
-        weighed = self._job.weighting is not Weighting.EQUAL
+        weighed = self._job.terms.weighting is not Weighting.EQUAL
         weight = f".w{amount.steps}-{amount.tokens}" if weighed else ""
         lr = f".{rate.text}" if rate.text else ""
         return f"{groups:x}{weight}{lr}"
@@ -123,8 +124,8 @@ class SyncObjects:
                 self._participant.chunk_bytes,
                 groups,
                 is_rank_zero=is_rank_zero,
-                codec=self._job.codec,
-                norms=norm_count(self._job) if self._job.clip else None,
+                codec=self._job.terms.codec,
+                norms=norm_count(self._job) if self._job.terms.clip else None,
             )
         seed_of = partial(self._seed, "delta", rank, self._says(groups, rate, amount))
         metadata = self._metadata("delta") | {"rank": str(rank)}

@@ -71,7 +71,7 @@ class Reduction:
         carried = self._members.carried()
         read_again(participant.timing, self._members.list_again)
         with contextlib.ExitStack() as stack:
-            norms = self._norms(carried, stack) if job.clip else []
+            norms = self._norms(carried, stack) if job.terms.clip else []
             deltas = {
                 (shard, rank): stack.enter_context(self._open(shard, rank, groups))
                 for shard in owned
@@ -99,7 +99,7 @@ class Reduction:
                     participant.scratch,
                     sync=sync,
                     block_bytes=block_bytes,
-                    shares=self._members.shares(job.weighting),
+                    shares=self._members.shares(job.terms.weighting),
                 )
                 publish(shard)
 
@@ -163,9 +163,9 @@ class Reduction:
             if carries(groups, piece.group)
             and (rank == 0 or layout.groups[piece.group].rule is not Rule.FIRST)
         )
-        return sum(sent_bytes(self._job.codec, layout, piece) for piece in sent)
+        return sum(sent_bytes(self._job.terms.codec, layout, piece) for piece in sent)
 
     def _read(self, delta: ShardDelta, piece: Piece, out: torch.Tensor) -> torch.Tensor:
         delta.read(out)
-        self._traffic.received += sent_bytes(self._job.codec, self._job.layout, piece)
+        self._traffic.received += sent_bytes(self._job.terms.codec, self._job.layout, piece)
         return out

@@ -111,7 +111,7 @@ class StoreSync:
             bytes_received=traffic.received,
             wait_seconds=traffic.waited,
             exchange_seconds=self._contributing + clock() - start - traffic.waited,
-            weights=self._members.shares(self._job.weighting),
+            weights=self._members.shares(self._job.terms.weighting),
             clipped=reduction.clipped,
         )
 

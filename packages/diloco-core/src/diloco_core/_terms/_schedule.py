@@ -6,6 +6,10 @@ For schedules in seconds, see :mod:`._windows`.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from .._seconds import Seconds
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,6 +29,7 @@ class Turns:
     """What all schedules have in common: the fragments take turns.
 
     Attributes:
+        sync_every: Inner steps, or seconds, between two syncs of the same fragment.
         fragments: F, the number of fragments.
         delay: tau, inner steps between sending and adopting.
         alpha: How much of its own values a replica keeps when it adopts a sync, from 0 (nothing) to 1 (everything).
@@ -32,9 +37,15 @@ class Turns:
 
     __slots__ = ()
 
+    sync_every: int | Seconds
     fragments: int
     delay: int
     alpha: float
+
+    @property
+    def seconds(self) -> float:
+        """The length of a window, if replicas contribute by the time; 0 if they do after so many inner steps."""
+        return 0.0
 
     @property
     def settings(self) -> dict[str, str]:

@@ -1,17 +1,11 @@
-"""When fragments are sent and adopted if ``sync_every`` is a time, and which arguments fit that. Pure: it reads no clock."""
+"""When fragments are sent and adopted if ``sync_every`` is a time. Pure: it reads no clock."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
-from .._arithmetic._weights import Weighting
-from .._errors import ConfigurationError
 from .._seconds import Seconds
 from ._schedule import Due, Turns
-
-if TYPE_CHECKING:
-    from .._exchange._base import Exchange
 
 _MANY_STEPS = 100
 _LOOKS = 20  # in a window
@@ -96,45 +90,3 @@ class Windows(Turns):
             since_adoption: Inner steps since the last adoption of any fragment.
         """
         return since_adoption == 1 and elapsed >= 2 * self.seconds
-
-
-def check_exchange(exchange: Exchange, sync_every: object) -> None:
-    """Refuse a time over an exchange whose replicas have to take the same number of inner steps.
-
-    Raises:
-        ConfigurationError: ``sync_every`` is a time, and the exchange is of such a kind.
-    """
-    if isinstance(sync_every, Seconds) and not hasattr(exchange, "check_window"):
-        raise ConfigurationError(
-            f"sync_every={sync_every} cannot be used with {type(exchange).__name__}, whose replicas all take the same number of "
-            "inner steps between two syncs. Pass a number of inner steps, or make the run elastic: connect with min_replicas="
-        )
-
-
-def weight_of(weight: str | None, sync_every: object) -> str:
-    """By what contributions are weighed, where the caller may leave that open.
-
-    Raises:
-        ConfigurationError: All contributions shall count the same, although replicas take different numbers of steps.
-    """
-    if not isinstance(sync_every, Seconds):
-        return Weighting.EQUAL if weight is None else weight
-    if weight == Weighting.EQUAL:
-        raise ConfigurationError(
-            f"weight='equal' cannot be used with sync_every={sync_every}: a replica that takes few inner steps in that time "
-            "would count as much as one that takes many. Leave weight out, which then is 'steps', or pass 'tokens'"
-        )
-    return Weighting.STEPS if weight is None else weight
-
-
-def check_aggregate(aggregate: object, sync_every: object) -> None:
-    """Refuse a trimmed mean of contributions that count by their steps.
-
-    Raises:
-        ConfigurationError: The two do not fit together.
-    """
-    if aggregate == "trimmed" and isinstance(sync_every, Seconds):
-        raise ConfigurationError(
-            f"aggregate='trimmed' cannot be used with sync_every={sync_every}, which weighs contributions by their inner steps, "
-            "since who is left out differs by element. Leave aggregate out, or pass a number of inner steps"
-        )

@@ -1,0 +1,334 @@
+"""What the user of an outer loop passed, checked and made into :class:`.Terms`, before anything is started."""
+
+from __future__ import annotations
+
+from numbers import Integral
+from typing import TYPE_CHECKING
+
+from .._checks import kind_of, one_of, whole
+from .._codecs._codec import Codec, is_sparse
+from .._codecs._compiled import CompiledCodec
+from .._codecs._named import CODECS, find_codec
+from .._codecs._state import check_state_codec
+from .._errors import ConfigurationError
+from .._seconds import Seconds
+from ._schedule import Schedule
+from ._support import support_of
+from ._terms import StateCoding, Terms
+from ._weighting import Weighting
+from ._windows import Windows
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from ._terms import OuterGroup
+
+_NOT_LOCAL = {"rda", "rfa", "krum", "multi-krum", "geometric-median"}
+_FULL_STATE_EVERY = 8
+# SparseLoCo, arXiv 2508.15706.
+_SPARSE_DECAY = 0.95
+
+
+def make_terms(  # noqa: D417 - the others are those of DiLoCo
+    exchange: object,
+    *,
+    sync_every: object,
+    fragments: int,
+    groups: Sequence[OuterGroup],
+    delay: object = 0,
+    alpha: object = 0.0,
+    codec: object = "plain",
+    error_feedback: object = None,
+    weight: object = None,
+    aggregate: object = "mean",
+    trim: object = None,
+    clip: object = None,
+    state_codec: object = "plain",
+    full_state_every: object = None,
+    buffers: object = "mean",
+    init: object = "rank0",
+    flush: object = "partial",
+) -> Terms:
+    """Make the terms of a run from the arguments of :class:`.DiLoCo`.
+
+    Args:
+        exchange: The exchange; its :class:`.Support` says what it can do.
+        fragments: The number of fragments into which the model was cut.
+        groups: How the outer parameter groups are stepped.
+
+    Raises:
+        ConfigurationError: An argument is not allowed, does not fit another one, or does not fit the exchange. The message
+            names it, and says what is allowed and what to do.
+    """
+    _check_time(exchange, sync_every)
+    _check_rates(exchange, groups)
+    weighting = _weighting(exchange, weight, sync_every)
+    trimmed = _trim(exchange, aggregate, trim, weighting, sync_every)
+    contributions = _codec(exchange, codec)
+    _check_trimmed(trimmed, contributions)
+    return Terms(
+        schedule=_schedule(exchange, sync_every, fragments, delay, alpha),
+        codec=contributions,
+        feedback=_feedback(error_feedback, contributions),
+        weighting=weighting,
+        trim=trimmed,
+        clip=_clip(exchange, clip, trimmed),
+        coding=_coding(exchange, state_codec, full_state_every),
+        groups=tuple(groups),
+        buffers=one_of("buffers", buffers, ("mean", "rank0", "none")),
+        init=_init(exchange, init),
+        flush=one_of("flush", flush, ("partial", "none")),
+    )
+
+
+def _check_time(exchange: object, sync_every: object) -> None:
+    """Refuse a time over an exchange whose replicas have to take the same number of inner steps."""
+    if isinstance(sync_every, Seconds) and support_of(exchange).check_window is None:
+        raise ConfigurationError(
+            f"sync_every={sync_every} cannot be used with {type(exchange).__name__}, whose replicas all take the same number of "
+            "inner steps between two syncs. Pass a number of inner steps, or make the run elastic: connect with min_replicas="
+        )
+
+
+def _check_rates(exchange: object, groups: Sequence[OuterGroup]) -> None:
+    """Refuse functions of the sync over an exchange that cannot see to it that all replicas use the same rates."""
+    support = support_of(exchange)
+    if support.agrees_on_lr or support.compares_lr or not any(group.schedule for group in groups):
+        return
+    raise ConfigurationError(
+        f"outer_lr is a function, which cannot be used with {type(exchange).__name__}: it does not see to it that all "
+        "replicas use the same learning rate. Pass a number, or use an exchange that connect() or in_process() returned. "
+        "(An exchange of your own that does so says it by agrees_on_lr in its attribute support.)"
+    )
+
+
+def _codec(exchange: object, given: object) -> Codec:
+    """The codec with which contributions are sent over an exchange."""
+    codec = find_codec(given)
+    if not codec.plain and not support_of(exchange).codecs:
+        raise ConfigurationError(
+            f"codec={codec.name!r} cannot be used with {type(exchange).__name__}, which sends values as they are in memory. "
+            "Leave codec out, or use an exchange that connect() or in_process() returned"
+        )
+    return codec
+
+
+def _feedback(given: object, codec: Codec) -> float:
+    """The decay of error feedback; 0 without it."""
+    if given is None:
+        return _SPARSE_DECAY if is_sparse(codec) else 0.0
+    if given is False and is_sparse(codec):
+        raise ConfigurationError(
+            f"codec={codec.name!r} needs error feedback, but error_feedback is False: it sends only a few of the values, and the "
+            "others would be lost. Leave error_feedback out, or give a number above 0 and at most 1"
+        )
+    if given is False:
+        return 0.0
+    is_number = isinstance(given, (int, float)) and not isinstance(given, bool)
+    if given is not True and not (is_number and 0 < given <= 1):  # type: ignore[operator]
+        raise ConfigurationError(
+            f"error_feedback is {given!r}, but it must be True, False, or a number above 0 and at most 1: how much of what a "
+            "codec has lost of earlier contributions is added to the next one"
+        )
+    if codec.plain:
+        raise ConfigurationError(
+            f"error_feedback={given!r} cannot be used with codec={codec.name!r}, which loses nothing of a contribution. Leave it "
+            "out, or choose a codec that sends fewer bytes, such as codec='int8'"
+        )
+    return float(given)  # type: ignore[arg-type]
+
+
+def _weighting(exchange: object, given: object, sync_every: object) -> Weighting:
+    """By what contributions are weighed; replicas that contribute by the time take different numbers of steps."""
+    by_time = isinstance(sync_every, Seconds)
+    if by_time and given == Weighting.EQUAL:
+        raise ConfigurationError(
+            f"weight='equal' cannot be used with sync_every={sync_every}: a replica that takes few inner steps in that time "
+            "would count as much as one that takes many. Leave weight out, which then is 'steps', or pass 'tokens'"
+        )
+    if given is None:
+        given = Weighting.STEPS if by_time else Weighting.EQUAL
+    weighting = Weighting(one_of("weight", given, Weighting))
+    if weighting is not Weighting.EQUAL and not support_of(exchange).weighs:
+        raise ConfigurationError(
+            f"weight={str(weighting)!r} cannot be used with {type(exchange).__name__}, where all contributions count the same. "
+            "Leave weight out, or use an exchange that connect() or in_process() returned"
+        )
+    return weighting
+
+
+def _trim(
+    exchange: object, aggregate: object, trim: object, weighting: Weighting, sync_every: object
+) -> int:
+    """How many values are left out at either end of every element; 0 for the mean."""
+    if isinstance(aggregate, str) and aggregate.lower() in _NOT_LOCAL:
+        raise ConfigurationError(
+            f"aggregate={aggregate!r} needs inner products of whole tensors, but a replica that updates a shard reads only that "
+            "shard of each contribution. Use aggregate='trimmed', which decides in every element by itself"
+        )
+    if aggregate == "median":
+        raise ConfigurationError(
+            "aggregate='median' is not offered. aggregate='trimmed' with trim= leaves the largest and smallest values of every "
+            "element out, and clip='median' scales contributions down that are larger than most"
+        )
+    if one_of("aggregate", aggregate, ("mean", "trimmed")) == "mean":
+        if trim is not None:
+            raise ConfigurationError(
+                f"trim is {trim!r}, but aggregate='mean' leaves nothing out. Pass aggregate='trimmed', or leave trim out"
+            )
+        return 0
+    if isinstance(sync_every, Seconds):
+        raise ConfigurationError(
+            f"aggregate='trimmed' cannot be used with sync_every={sync_every}, which weighs contributions by their inner steps, "
+            "since who is left out differs by element. Leave aggregate out, or pass a number of inner steps"
+        )
+    number = 1 if trim is None else whole("trim", trim)
+    if weighting is not Weighting.EQUAL:
+        raise ConfigurationError(
+            f"aggregate='trimmed' cannot be used with weight={str(weighting)!r}: who is left out differs by element. "
+            "Leave one of them out"
+        )
+    if not support_of(exchange).weighs:
+        raise ConfigurationError(
+            f"aggregate='trimmed' cannot be used with {type(exchange).__name__}, which takes plain means. Leave it out, or use "
+            "an exchange that connect() or in_process() returned"
+        )
+    support = support_of(exchange)
+    world_size = whole("exchange.world_size", getattr(exchange, "world_size", None))
+    fewest = world_size if support.fewest is None else support.fewest
+    if fewest < 2 * number + 1:
+        needed = "world_size" if support.fewest is None else "min_replicas"
+        raise ConfigurationError(
+            f"trim={number} leaves out {2 * number} of the values of every element, so at least {2 * number + 1} replicas must "
+            f"take part in every sync, but {needed} is {fewest}. Choose a smaller trim, or more replicas"
+        )
+    return number
+
+
+def _check_trimmed(trim: int, codec: Codec) -> None:
+    """Refuse to leave out extremes of contributions that hold few values."""
+    if trim and is_sparse(codec):
+        raise ConfigurationError(
+            f"aggregate='trimmed' cannot be used with codec={codec.name!r}: most replicas send nothing of an element, so the "
+            "values that were sent would be left out as extremes. Leave one of them out"
+        )
+
+
+def _clip(exchange: object, given: object, trim: int) -> bool:
+    """Whether contributions over an exchange are clipped to the median of their norms."""
+    if given is None:
+        return False
+    if given != "median":
+        raise ConfigurationError(
+            "clip must be 'median' (a tensor is scaled down to the median of its norms over the replicas) or None (no clipping), "
+            f"not {repr(given) if isinstance(given, (str, int, float)) else kind_of(given)}"
+        )
+    if trim:
+        raise ConfigurationError(
+            "clip='median' cannot be used with aggregate='trimmed': a contribution that was scaled down is no longer among the "
+            "extremes, so the trimmed mean would leave out those of other replicas instead. Leave one of them out"
+        )
+    if not support_of(exchange).weighs:
+        raise ConfigurationError(
+            f"clip='median' cannot be used with {type(exchange).__name__}, which takes plain means. Leave it out, or use an "
+            "exchange that connect() or in_process() returned"
+        )
+    return True
+
+
+def _init(exchange: object, given: object) -> str:
+    """With which values the replicas begin."""
+    init = one_of("init", given, ("rank0", "check"))
+    if init == "check" and support_of(exchange).takes_run:
+        raise ConfigurationError(
+            "init='check' cannot be used in an elastic run: every replica takes the run's state, and nobody compares what it "
+            "held before. Leave init out"
+        )
+    return init
+
+
+def _coding(exchange: object, given: object, full_every: object) -> StateCoding | None:
+    """How state is published over an exchange; None if values and outer state are published as they are."""
+    if isinstance(given, CompiledCodec):
+        codec: Codec = given  # it makes the bytes of the codec that it is named after
+    elif isinstance(given, str) and given in CODECS:
+        codec = CODECS[given]
+    else:
+        names = ", ".join(name for name, each in CODECS.items() if not is_sparse(each))
+        raise ConfigurationError(
+            f"state_codec must be one of {names}, not {repr(given) if isinstance(given, str) else kind_of(given)}. "
+            "(A codec of your own can only be given as codec: export() has to read the state without your program.)"
+        )
+    if codec.plain:
+        if full_every is not None:
+            raise ConfigurationError(
+                f"full_state_every={full_every!r} needs a state_codec: without one, the whole state is published in every sync"
+            )
+        return None
+    support = support_of(exchange)
+    check_state_codec(codec, gather=support.gather)
+    every = whole("full_state_every", _FULL_STATE_EVERY if full_every is None else full_every)
+    if not support.state_codecs:
+        raise ConfigurationError(
+            f"state_codec={codec.name!r} cannot be used with {type(exchange).__name__}, which does not publish encoded state: "
+            "only runs over a store and replicas in one process do. Leave it out, or use an exchange that connect() or "
+            "in_process() returned"
+        )
+    if full_every is not None and not support.keeps_state:
+        raise ConfigurationError(
+            f"full_state_every={every} cannot be used with {type(exchange).__name__}, which keeps no state. Leave it out, or "
+            "use connect()"
+        )
+    return StateCoding(codec, every)
+
+
+def _schedule(
+    exchange: object, sync_every: object, fragments: int, delay: object, alpha: object
+) -> Schedule | Windows:
+    """When fragments are sent and adopted."""
+    late = whole("delay", delay, 0)
+    if isinstance(sync_every, Seconds):
+        windows = Windows(sync_every, fragments, late, _alpha(exchange, alpha, late))
+        check_window = support_of(exchange).check_window
+        assert check_window is not None  # _check_time() has seen to that
+        check_window(windows.seconds)
+        return windows
+    steps = _steps_per_cycle(sync_every, fragments)
+    period = steps // fragments
+    if late >= period:
+        raise ConfigurationError(
+            f"delay is {late}, but it must be less than {period}, the number of inner steps between two syncs (sync_every = "
+            f"{steps} in {fragments} fragment{'s' * (fragments > 1)}): a sync is adopted before the next one is sent"
+        )
+    return Schedule(steps, fragments, late, _alpha(exchange, alpha, late))
+
+
+def _alpha(exchange: object, alpha: object, late: int) -> float:
+    """How much of its own values a replica keeps; ``late`` is the delay, which is refused here if the exchange knows none."""
+    if isinstance(alpha, bool) or not isinstance(alpha, (int, float)) or not 0 <= alpha <= 1:
+        raise ConfigurationError(
+            f"alpha is {alpha!r}, but it must be a number from 0 (adopt what was synced) to 1 (keep the replica's own values)"
+        )
+    if (late or alpha) and not support_of(exchange).delays:
+        name = "delay" if late else "alpha"
+        raise ConfigurationError(
+            f"{name}={late or alpha} cannot be used with {type(exchange).__name__}, which cannot sync while its replica trains. "
+            "Leave it out, or use an exchange that connect() or in_process() returned"
+        )
+    return float(alpha)
+
+
+def _steps_per_cycle(sync_every: object, fragments: int) -> int:
+    """``sync_every`` as a number that is a multiple of the number of fragments."""
+    if isinstance(sync_every, bool) or not isinstance(sync_every, Integral) or sync_every < 1:
+        raise ConfigurationError(
+            f"sync_every must be a whole number of inner steps, at least 1, not {sync_every!r}. In an elastic run it may also be "
+            "a time: sync_every=Seconds(60)"
+        )
+    steps = int(sync_every)
+    if steps % fragments:
+        raise ConfigurationError(
+            f"sync_every is {steps}, but it must be a multiple of the number of fragments, which is {fragments}: every fragment "
+            "is synced once in sync_every inner steps, at equal intervals"
+        )
+    return steps

@@ -1,0 +1,56 @@
+"""What an exchange can do for an outer loop, said once, when the exchange is made."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from .._timing import in_thread
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Support:
+    """What an exchange can do beyond plain means of values as they are in memory.
+
+    Attributes:
+        codecs: Whether contributions are sent as ``Terms.codec`` encodes them. If not, a codec is refused.
+        weighs: Whether contributions are weighed, trimmed and clipped. If not, all of that is refused.
+        state_codecs: Whether state can be published encoded. If not, a codec for it is refused.
+        delays: Whether a sync may be carried out by another thread while the replica trains. If not, a delay is refused.
+        agrees_on_lr: Whether all replicas take an outer step with the same learning rate, chosen of those that they propose. If
+            not, it cannot be changed.
+        compares_lr: Whether replicas that propose different learning rates are refused. If not, the rate must be constant.
+        lanes: Whether a replica may be several processes that hold a model together, each with an exchange of its own.
+        gather: Whether every replica updates every shard, so that few syncs publish their state.
+        keeps_state: Whether its store keeps the state of the run, from which the run can be continued.
+        takes_run: Whether a replica that comes takes the state of the run, whatever it holds itself.
+        fewest: The least number of replicas that take part in a sync; None: all of them.
+        begins_behind: Whether a thread that does not train may also begin a sync.
+        in_background: How that thread is started; see :class:`.Timing`.
+        clock: A monotonic clock, in seconds.
+        check_window: Refuses lengths of windows, in seconds, that do not fit the exchange's limits. None: replicas cannot
+            contribute by the time.
+    """
+
+    codecs: bool = False
+    weighs: bool = False
+    state_codecs: bool = False
+    delays: bool = False
+    agrees_on_lr: bool = False
+    compares_lr: bool = False
+    lanes: bool = False
+    gather: bool = False
+    keeps_state: bool = False
+    takes_run: bool = False
+    fewest: int | None = None
+    begins_behind: bool = True
+    in_background: Callable[[Callable[[], object]], Callable[[float | None], bool]] = in_thread
+    clock: Callable[[], float] = time.monotonic
+    check_window: Callable[[float], None] | None = None
+
+
+def support_of(exchange: object) -> Support:
+    """Return what an exchange can do; one that does not say so can do nothing but take means."""
+    support = getattr(exchange, "support", None)
+    return support if isinstance(support, Support) else Support()

@@ -1,0 +1,116 @@
+"""The options of an outer loop as one object: made once, compared once, recorded once."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, NamedTuple
+
+from .._codecs._plain import PLAIN
+from ._schedule import Schedule
+from ._weighting import Weighting
+
+if TYPE_CHECKING:
+    import torch
+
+    from .._codecs._codec import Codec
+    from ._windows import Windows
+
+
+_EVERY_STEP = Schedule(1, 1)
+
+
+class OuterGroup(NamedTuple):
+    """How one outer parameter group is stepped.
+
+    Attributes:
+        factory: Makes its optimizer.
+        schedule: Its learning rate as a function of the sync; None if it is constant.
+    """
+
+    factory: Callable[[list[torch.nn.Parameter]], torch.optim.Optimizer]
+    schedule: Callable[[int], float] | None = None
+
+
+class StateCoding(NamedTuple):
+    """How published state is encoded.
+
+    Attributes:
+        codec: The codec.
+        full_every: Every so many syncs of a fragment, its values are published whole.
+    """
+
+    codec: Codec
+    full_every: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Terms:
+    """What the replicas of a run agree on about their syncs.
+
+    An option of the outer loop is a field here. :func:`.make_terms` checks what the user passed, :attr:`settings` is what
+    replicas compare and the manifest records, and whoever carries out a sync finds the terms in its job.
+
+    Attributes:
+        schedule: When fragments are sent and adopted: ``sync_every``, the number of fragments, delay and alpha.
+        codec: How contributions are sent.
+        feedback: The decay of error feedback; 0 without it.
+        weighting: By what contributions are weighed.
+        trim: How many of the largest, and of the smallest, values are left out in every element of what takes an outer step.
+        clip: Whether contributions are clipped to the median of their norms.
+        coding: How the state is published if it is encoded; None if values and outer state are published as they are.
+        groups: How the outer parameter groups are stepped.
+        buffers: What happens to buffers: ``"mean"``, ``"rank0"`` or ``"none"``.
+        init: ``"rank0"``, or ``"check"``: differing initial values are refused.
+        flush: What happens to a partial period when the block is left: ``"partial"``: it is synced; ``"none"``: it is dropped.
+    """
+
+    schedule: Schedule | Windows = _EVERY_STEP
+    codec: Codec = PLAIN
+    feedback: float = 0.0
+    weighting: Weighting = Weighting.EQUAL
+    trim: int = 0
+    clip: bool = False
+    coding: StateCoding | None = None
+    groups: tuple[OuterGroup, ...] = ()
+    buffers: str = "mean"
+    init: str = "rank0"
+    flush: str = "partial"
+
+    @property
+    def settings(self) -> dict[str, str]:
+        """All but the outer groups, whose settings their optimizers know, by the names under which replicas compare them.
+
+        What is as by default is left out, so that an option that is new changes nothing in the runs without it.
+        """
+        settings = {
+            "sync_every": str(self.schedule.sync_every),
+            "fragments": str(self.schedule.fragments),
+            "buffers": self.buffers,
+            "init": self.init,
+            "flush": self.flush,
+            **self.schedule.settings,
+        }
+        if not self.codec.plain:
+            settings["codec"] = self.codec.name
+        if self.feedback:
+            settings["error_feedback"] = repr(self.feedback)
+        if self.weighting is not Weighting.EQUAL:
+            settings["weight"] = str(self.weighting)
+        if self.trim:
+            settings |= {"aggregate": "trimmed", "trim": str(self.trim)}
+        if self.clip:
+            settings["clip"] = "median"
+        if self.coding is not None:
+            settings["state_codec"] = self.coding.codec.name
+            settings["full_state_every"] = str(self.coding.full_every)
+        return settings
+
+    @property
+    def of_initial_values(self) -> Terms:
+        """The terms of the sync in which all take rank 0's values: contributions are neither weighed nor cut."""
+        return replace(self, weighting=Weighting.EQUAL, trim=0, clip=False, coding=None)
+
+
+DEFAULT = Terms()
+"""Plain means of values as they are in memory."""
