@@ -8,7 +8,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from diloco_protocol import InvalidRequestError, Plan, ReplicaSpec, make_request
-from diloco_protocol.backend import REDACTED, redact, redact_json, redact_spec, redact_text
+from diloco_protocol.backend import (
+    REDACTED,
+    redact,
+    redact_and_cut,
+    redact_json,
+    redact_spec,
+    redact_text,
+)
 
 
 def words_of(text):
@@ -344,3 +351,11 @@ def test_where_a_secret_is_kept_is_shown_under_one_too():
     volume = {"secret": {"secretName": "hub", "name": "x", "items": [{"key": "k"}]}}
     assert redact_json(volume)["secret"]["secretName"] == "hub"
     assert redact_json({"password": {"name": "hunter22"}})["password"]["name"] == REDACTED
+
+
+def test_secrets_are_looked_for_before_a_text_is_cut():
+    text = f"{'x' * 480} https://user:hunter2hunter2@host/ {'y' * 10_000}"
+    for most in range(470, 520):
+        assert "hunter" not in redact_and_cut(text, most)
+    assert redact_and_cut("short", 5) == "short"
+    assert redact_and_cut("a" * 9000, 5) == "aaaaa…"

@@ -20,7 +20,7 @@ from diloco_protocol import (
     MissingDependencyError,
     UnavailableError,
 )
-from diloco_protocol.backend import read_bounded
+from diloco_protocol.backend import read_bounded, redact_and_cut
 
 from .__about__ import __version__
 from ._errors import UnreachedError, read_answer, read_warnings, to_error
@@ -129,7 +129,7 @@ class Client:
         try:
             return json.loads(body or "null")
         except (ValueError, RecursionError) as error:
-            shown = body[:200].decode(errors="replace")
+            shown = redact_and_cut(body[:10_000].decode(errors="replace"), 200)
             raise UnavailableError(
                 f"cannot {what}: the answer is not JSON ({error}): {shown}"
             ) from error

@@ -18,6 +18,7 @@ from diloco_protocol import (
     ThrottledError,
     UnavailableError,
 )
+from diloco_protocol.backend import redact_and_cut
 
 _MISSING_RIGHT = re.compile(r'cannot \w+ resource "')
 _WARNING = re.compile(r'299 \S+ "((?:[^"\\]|\\.)*)"')
@@ -86,7 +87,7 @@ def read_answer(status: int, body: object, headers: Mapping[str, str] | None) ->
         reason=str(data.get("reason") or ""),
         message=message
         if isinstance(message, str) and message
-        else text.strip()[:500] or f"HTTP status {status}",
+        else redact_and_cut(text.strip(), 500) or f"HTTP status {status}",
         retry_after=_seconds(pause),
     )
 

@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from diloco_protocol import ReplicaState, ReplicaStatus
+from diloco_protocol.backend import redact_and_cut
 
 from ._facts import JobFacts, PodFacts, parse_time
 
@@ -79,5 +80,5 @@ def explained(status: ReplicaStatus, events: Iterable[Event]) -> ReplicaStatus:
 
 def _text(event: Event) -> str:
     times = f" ({event.count} times)" if event.count > 1 else ""
-    message = event.message[:_SHOWN] + ("…" if len(event.message) > _SHOWN else "")
+    message = redact_and_cut(event.message, _SHOWN)
     return f"{event.reason}{times}: {message}"

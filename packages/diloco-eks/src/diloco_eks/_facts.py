@@ -8,7 +8,7 @@ from datetime import datetime
 from typing import Any
 
 from diloco_protocol import InvalidRequestError
-from diloco_protocol.backend import read_whole
+from diloco_protocol.backend import read_whole, redact_and_cut
 
 from . import _names as names
 from ._indexes import expand_indexes
@@ -343,7 +343,7 @@ def _text(value: object) -> str:
 def _why(value: Mapping[str, Any]) -> tuple[str, str]:
     """A reason and its message, which may be as long as somebody likes."""
     reason, message = (_text(value.get(key)) for key in ("reason", "message"))
-    return reason[:_SHOWN], message[:_SHOWN] + ("…" if len(message) > _SHOWN else "")
+    return reason[:_SHOWN], redact_and_cut(message, _SHOWN)
 
 
 def _count(value: object) -> int:

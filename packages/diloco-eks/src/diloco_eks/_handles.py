@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection
 
 from diloco_protocol import InvalidRequestError, ReplicaHandle, ReplicaNotFoundError
-from diloco_protocol.backend import read_whole
+from diloco_protocol.backend import read_whole, shown
 
 from ._cluster import Cluster
 from ._errors import MissingError
@@ -61,12 +61,12 @@ def check_handle(handle: ReplicaHandle, namespaces: Collection[str]) -> None:
     if place["job_name"] != handle.run_id:
         raise InvalidRequestError(
             f"this handle does not lead to a Job of its run: the Job of run {handle.run_id!r} has that name, and the handle "
-            f"names {place['job_name']!r}"
+            f"names {shown(place['job_name'])}"
         )
     check_dns_label("a handle's run_id", handle.run_id)
     if place["namespace"] not in namespaces:
         raise InvalidRequestError(
-            f"this handle leads to the namespace {place['namespace']!r}, and this executor works in "
+            f"this handle leads to the namespace {shown(place['namespace'])}, and this executor works in "
             f"{', '.join(map(repr, namespaces))}: allow it with other_namespaces=, or use an executor of that namespace"
         )
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
-from diloco_protocol.backend import split_lines
+from diloco_protocol.backend import redact_and_cut, split_lines
 
 from ._errors import MissingError
 from ._facts import parse_time
@@ -74,7 +74,7 @@ def written(lines: Iterable[Line]) -> Iterator[Line]:
         else:
             said = said or line.text
     if said and not any_written:
-        raise MissingError(f"there is no log: {said[:_SHOWN]}")
+        raise MissingError(f"there is no log: {redact_and_cut(said, _SHOWN)}")
 
 
 def _line(raw: bytes) -> Line:

@@ -6,6 +6,7 @@ import re
 from collections.abc import Mapping
 
 from diloco_protocol import InvalidRequestError
+from diloco_protocol.backend import shown
 
 CONTAINER = "replica"
 MANAGER = "diloco-eks"
@@ -128,7 +129,7 @@ def check_label_value(what: str, value: object, hint: str = "") -> str:
     if not isinstance(value, str) or not _QUALIFIED.fullmatch(value):
         raise InvalidRequestError(
             f"{what} must be at most 63 letters, digits, '-', '_' and '.', with a letter or digit at both ends, "
-            f"not {value!r}{hint}"
+            f"not {shown(value, what)}{hint}"
         )
     return value
 

@@ -20,6 +20,8 @@ _OPTION = re.compile(r"-{1,2}[A-Za-z][\w.\-]*")
 # What nobody has to guess.
 _NOTHING = frozenset({"", "0", "1", "false", "none", "null", "true"})
 _LONGEST_JSON = 1 << 20
+# Characters behind the end of a text that is cut, in which the form of a secret may still end.
+_BEYOND = 4096
 
 
 def redact(name: str, value: str) -> str:
@@ -54,6 +56,19 @@ def redact_text(text: str) -> str:
     for before, secret in forms():
         text = _without(before, secret, text)
     return text
+
+
+def redact_and_cut(text: str, most: int) -> str:
+    """Return the begin of a text without secrets, with a mark if anything was cut off.
+
+    Secrets are looked for first: what ends the form of one could be what is cut off.
+
+    Args:
+        text: Anything that somebody else has written, however long.
+        most: How many characters to keep.
+    """
+    begin = redact_text(text[: most + _BEYOND])
+    return begin if len(begin) <= most and len(text) <= most + _BEYOND else f"{begin[:most]}…"
 
 
 def redact_json(value: Any, name: str = "") -> Any:

@@ -31,7 +31,7 @@ from ._options import (
     takes,
 )
 from ._processes import Process, adopt_orphans, descendants, processes, read_process
-from ._redact import redact, redact_json, redact_spec, redact_text
+from ._redact import redact, redact_and_cut, redact_json, redact_spec, redact_text
 from ._rendezvous import try_rendezvous
 from ._request import check_restarts, is_run_id
 from ._resources import ANY, GpuRequest, parse_gpu
@@ -86,6 +86,7 @@ __all__ = [
     "read_wait_status",
     "read_whole",
     "redact",
+    "redact_and_cut",
     "redact_json",
     "redact_spec",
     "redact_text",
