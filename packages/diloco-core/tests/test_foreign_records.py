@@ -3,6 +3,7 @@
 import json
 import random
 import resource
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -105,3 +106,18 @@ def test_a_huge_number_in_a_name_costs_nothing(tmp_path, membership, content):
     with pytest.raises((RendezvousError, CorruptedObjectError)):
         export(tmp_path / "run", file, at=77)
     assert Path(file).stat().st_size > 0
+
+
+@pytest.mark.parametrize("folder", ["commits", "state"])
+def test_a_huge_number_is_not_gone_back_from(tmp_path, folder):
+    """What resume="newest-whole" gives up is listed, so it has an end."""
+    train(tmp_path / "run", "sharded", 2)
+    newest = max((tmp_path / "run" / folder).iterdir())
+    stray = newest.with_name("9" * 8 + newest.name[8:])
+    copy = shutil.copytree if newest.is_dir() else shutil.copy
+    copy(newest, stray)
+    try:
+        assert train(tmp_path / "run", "sharded", 4, resume="newest-whole") >= 4
+    except CorruptedObjectError as error:
+        assert "99999999" in str(error)  # noqa: PT017
+        assert "Remove what the run has not written" in str(error)  # noqa: PT017

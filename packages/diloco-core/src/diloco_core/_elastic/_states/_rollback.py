@@ -22,6 +22,9 @@ if TYPE_CHECKING:
     from ..._errors import NonFiniteUpdateError
     from .._life._life import Life
 
+# More cannot be meant: the record would list each of them, and a number in a name may be anything.
+_MOST_GIVEN_UP = 100_000
+
 _log = logging.getLogger("diloco_core")
 
 
@@ -54,6 +57,11 @@ def roll_back(life: Life, reason: CorruptedObjectError | NonFiniteUpdateError) -
                 "Restore the lost objects from copies, or begin a new run on another prefix."
             ) from reason
         going_back.append(newest_whole)
+    if last - min(going_back) > _MOST_GIVEN_UP:
+        raise CorruptedObjectError(
+            f"{str(reason).rstrip('.')}. The newest number in the names of commits/ and state/ is {last}, and the newest undamaged "
+            f"state is that after sync {min(going_back)}: a run does not lose so many syncs. Remove what the run has not written."
+        ) from reason
     given_up = history.given_up(going_back, last)
     if not given_up and history.rollbacks and history.rollbacks[-1][0].states == tuple(going_back):
         raise reason  # the run has gone back to these states already; doing so once more would not help
