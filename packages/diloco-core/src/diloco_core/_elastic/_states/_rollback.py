@@ -60,7 +60,8 @@ def roll_back(life: Life, reason: CorruptedObjectError | NonFiniteUpdateError) -
     if last - min(going_back) > _MOST_GIVEN_UP:
         raise CorruptedObjectError(
             f"{str(reason).rstrip('.')}. The newest number in the names of commits/ and state/ is {last}, and the newest undamaged "
-            f"state is that after sync {min(going_back)}: a run does not lose so many syncs. Remove what the run has not written."
+            f"state is that after sync {min(going_back)}: a run does not lose so many syncs. Remove what "
+            "the run has not written."
         ) from reason
     given_up = history.given_up(going_back, last)
     if not given_up and history.rollbacks and history.rollbacks[-1][0].states == tuple(going_back):
