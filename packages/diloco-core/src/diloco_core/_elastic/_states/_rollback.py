@@ -59,8 +59,8 @@ def roll_back(life: Life, reason: CorruptedObjectError | NonFiniteUpdateError) -
         going_back.append(newest_whole)
     if last - min(going_back) > _MOST_GIVEN_UP:
         raise CorruptedObjectError(
-            f"{str(reason).rstrip('.')}. The newest number in the names of commits/ and state/ is {last}, and the newest undamaged "
-            f"state is that after sync {min(going_back)}: a run does not lose so many syncs. Remove what "
+            f"{str(reason).rstrip('.')}. The newest number in the names of commits/ and state/ is {last}, and the newest "
+            f"undamaged state is that after sync {min(going_back)}: a run does not lose so many syncs. Remove what "
             "the run has not written."
         ) from reason
     given_up = history.given_up(going_back, last)
