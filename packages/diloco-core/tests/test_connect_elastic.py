@@ -187,3 +187,12 @@ class TestTogether:
         ):
             connect(**place, timing=Timing())
         exchange.leave()
+
+
+def test_signs_of_life_may_be_rare(tmp_path):
+    """Nothing in an elastic run goes by `lost_after`, so its default does not limit the interval."""
+    options = {"rank": 0, "world_size": 2, "min_replicas": 1, "grace": 300}
+    exchange = connect(tmp_path / "run", beat_interval=60, **options)
+    assert isinstance(exchange, ElasticExchange)
+    with pytest.raises(ConfigurationError, match="lost_after=300 cannot be used in an elastic run"):
+        connect(tmp_path / "other", beat_interval=60, lost_after=300, **options)

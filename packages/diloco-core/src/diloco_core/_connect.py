@@ -180,14 +180,16 @@ def connect(
         retention=retention,
         resume=resume,
     )
-    all_limits = timing_of(timing, limits)
+    elastic = elastic_of(elastic, membership)
+    if elastic is not None:
+        check_not_lost_after(lost_after)
+    all_limits = timing_of(timing, limits, elastic=elastic is not None)
     asked = {**limits, **membership, **given(chunk_bytes=chunk_bytes, transfer=transfer)}
     asked |= {} if timing is None else numbers_of(all_limits)
-    timing, elastic = all_limits, elastic_of(elastic, membership)
+    timing = all_limits
     asked |= {} if elastic is None or membership else settings_of(elastic)
     if elastic is not None:
         elastic.check(world_size, timing.sync_timeout)
-        check_not_lost_after(lost_after)
     chunks = whole("chunk_bytes", CHUNK_BYTES if chunk_bytes is None else chunk_bytes)
     if chunks > _MOST_CHUNK_BYTES:
         raise ConfigurationError(

@@ -26,17 +26,21 @@ def given(**arguments: Any) -> dict[str, Any]:
     return {name: value for name, value in arguments.items() if value is not None}
 
 
-def timing_of(timing: object, limits: Mapping[str, Any]) -> Timing:
+def timing_of(timing: object, limits: Mapping[str, Any], *, elastic: bool) -> Timing:
     """The limits of an exchange, from either form in which they can be given.
 
     Args:
         timing: All limits together, or None.
         limits: Limits that were given one by one, by name.
+        elastic: Whether the run is elastic, so that no limit depends on ``lost_after``.
 
     Raises:
         ConfigurationError: A limit is not allowed, or both forms are used.
     """
     if timing is None:
+        beat = limits.get("beat_interval")
+        if elastic and isinstance(beat, (int, float)) and 2 * beat > Timing().lost_after:
+            return Timing(**limits, lost_after=2 * beat)
         return Timing(**limits)
     if not isinstance(timing, Timing):
         raise ConfigurationError(
