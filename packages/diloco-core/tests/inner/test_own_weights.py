@@ -165,6 +165,43 @@ def test_what_never_changes_and_a_momentum_in_an_attribute_are_let_alone(make):
         assert outer.committed == 2
 
 
+class Mixed(torch.optim.Optimizer):
+    """Schedule-free with both sequences in the state: the model is a mix of them that it never reads."""
+
+    def __init__(self, parameters, lr=0.05):
+        super().__init__(parameters, {"lr": lr})
+
+    @torch.no_grad()
+    def step(self, closure=None):
+        for parameter in self.param_groups[0]["params"]:
+            state = self.state[parameter]
+            if not state:
+                state.update(z=parameter.clone(), x=parameter.clone())
+            state["z"].sub_(parameter.grad, alpha=self.param_groups[0]["lr"])
+            state["x"].lerp_(state["z"], 0.1)
+            parameter.copy_(state["x"]).lerp_(state["z"], 0.1)
+
+
+class Clamped(torch.optim.SGD):
+    """Keeps all weights within limits, which most of them reach."""
+
+    @torch.no_grad()
+    def step(self, closure=None):
+        super().step()
+        for parameter in self.param_groups[0]["params"]:
+            parameter.clamp_(-0.01, 0.01)
+
+
+def test_it_is_named_if_it_makes_the_models_weights_anew_at_every_step():
+    said = "Mixed makes the model's weights anew at every step"
+    assert any(said in str(result) for result in together(Mixed, steps=21))
+
+
+def test_weights_at_a_limit_are_not_taken_for_those_that_are_made_anew():
+    for outer in together(lambda p: Clamped(p, lr=1e-3, momentum=0.5), steps=40):
+        assert outer.committed == 2
+
+
 @pytest.mark.parametrize("sign", [1, -1])
 @pytest.mark.parametrize("sync_every", [1, 20])
 def test_a_momentum_is_not_taken_for_weights(sign, sync_every):

@@ -5,6 +5,9 @@ twin of it takes a few steps without gradients: once as it is, and once with oth
 move with these, and by as much everywhere, it pulls the model towards them, and so away from the result of a sync. What never
 changes is let alone, such as the initial weights towards which some train: all replicas have the same.
 
+An optimizer that makes the parameters anew at every step, without reading them, is found by shifting these alone: a step later
+nothing is left of the shift.
+
 What one attribute holds is tried out like what one name in the state holds. Not noticed is what is kept flat for all parameters
 at once, what is written back less often than the twin steps, and what only stands around the optimizer.
 """
@@ -40,7 +43,7 @@ class OwnWeights:
     ) -> None:
         self._optimizers = [o for o in optimizers if not type(o).__module__.startswith("torch.")]
         self._names = names
-        self._tried: set[tuple[int, _Place]] = set()
+        self._tried: set[tuple[int, _Place | None]] = set()
 
     def check(self) -> None:
         """Refuse an optimizer that would undo the sync that is about to begin.
@@ -49,6 +52,7 @@ class OwnWeights:
             ModelChangedError: It keeps weights of its own, and moves the model towards them.
         """
         for number, optimizer in enumerate(self._optimizers):
+            self._check_reads(number, optimizer)
             for place, parameters in _places(optimizer):
                 if (number, place) in self._tried:
                     continue
@@ -68,6 +72,29 @@ class OwnWeights:
                         "(torch.optim.swa_utils.AveragedModel).",
                         parameter,
                     )
+
+    def _check_reads(self, number: int, optimizer: torch.optim.Optimizer) -> None:
+        # Wider weights, such as fp32 ones of a bf16 model, are left to what is seen after the sync.
+        held = [
+            parameter
+            for group in optimizer.param_groups
+            for parameter in group["params"]
+            if any(
+                _is_like(kept, parameter) for kept in optimizer.state.get(parameter, {}).values()
+            )
+        ]
+        if not held or (number, None) in self._tried:
+            return
+        self._tried.add((number, None))
+        if _overwrites(optimizer, held[:_MOST_PARAMETERS]):
+            name = self._names.get(id(held[0]), "?")
+            raise ModelChangedError(
+                f"the inner optimizer {type(optimizer).__name__} makes the model's weights anew at "
+                f"every step, from weights of its own, without reading them (parameter {name!r}): "
+                "every sync would be undone, and the replicas would end with different models. Use "
+                "an optimizer that changes the model's own weights.",
+                name,
+            )
 
 
 class _Place(NamedTuple):
@@ -120,6 +147,27 @@ def _is_like(kept: object, parameter: torch.Tensor) -> bool:
         and kept.dtype is parameter.dtype
         and kept.shape == parameter.shape
     )
+
+
+def _overwrites(optimizer: torch.optim.Optimizer, parameters: Sequence[torch.nn.Parameter]) -> bool:
+    """Whether a step leaves nothing of the values that parameters had before it."""
+
+    def stepped(shift: float) -> torch.Tensor:
+        small = _Twins(parameters, sum(len(group["params"]) for group in optimizer.param_groups))
+        twin = small.of(optimizer)
+        for parameter in small.parameters:
+            parameter.data.add_(shift)
+            parameter.grad = torch.zeros_like(parameter)
+        twin.step()
+        return torch.cat([parameter.detach().flatten() for parameter in small.parameters])
+
+    with torch.enable_grad():
+        try:
+            # To both sides: weights that are clamped may be at one of the limits.
+            plain, up, down = stepped(0.0), stepped(1e-3), stepped(-1e-3)
+        except Exception:  # noqa: BLE001 - it cannot be tried out: nothing is known
+            return False
+    return bool(plain.numel()) and torch.equal(plain, up) and torch.equal(plain, down)
 
 
 def _pulls(
