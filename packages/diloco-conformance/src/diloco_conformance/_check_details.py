@@ -102,7 +102,8 @@ def forgotten_timeout(lab: Checks, replica: Replica, reason: str | None) -> bool
     if not removed or reason != Reason.GANG_FAILED or replica.watcher is lab.executor:
         return False
     others = (one.handle for one in replica.run.replicas if one is not replica)
-    return any(lab.executor.describe(one).reason is Reason.TIMEOUT for one in others)
+    said = (lab.within("S7", lambda one=one: lab.executor.describe(one)) for one in others)  # type: ignore[misc]
+    return any(status.reason is Reason.TIMEOUT for status in said)
 
 
 def _stopping(lab: Checks, replica: Replica, said: ReplicaStatus, truth: Truth, words: str) -> None:

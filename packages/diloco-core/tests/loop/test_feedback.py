@@ -212,18 +212,21 @@ def test_a_resumed_run_ends_as_one_that_was_not_interrupted(
     }
     steps = 8
 
-    def until(exchange, last):
+    def until(exchange, last, **saves):
         model = make()
         inner = torch.optim.SGD(model.parameters(), lr=1.0)
-        with DiLoCo(model, inner, exchange, save_inner_every=1, **options) as outer:
+        with DiLoCo(model, inner, exchange, **saves, **options) as outer:
             while outer.inner_steps < last:
                 push(model, inner, exchange.rank, outer.inner_steps)
         return values(model)
 
     undisturbed = run(lambda exchange: until(exchange, 2 * steps), in_process(2))
-    run(lambda exchange: until(exchange, steps), exchanges(kind, tmp_path / "run"))
+    run(
+        lambda exchange: until(exchange, steps, save_inner_every=1),
+        exchanges(kind, tmp_path / "run"),
+    )
     again = exchanges(kind, tmp_path / "run", resume=True)
-    ends = run(lambda exchange: until(exchange, 2 * steps), again)
+    ends = run(lambda exchange: until(exchange, 2 * steps, save_inner_every=1), again)
     assert identical([*ends, *undisturbed])
     assert "error feedback" not in caplog.text
 
