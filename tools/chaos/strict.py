@@ -49,7 +49,7 @@ def leave_contributions(exchange: Any, folder: Path, counted: Callable[[], int])
             groups = {}
             for index, group in enumerate(job.layout.groups):
                 out = torch.empty(group.numel, dtype=group.dtype)
-                groups[str(index)] = job.contribution(Piece(index, 0, group.numel), out).clone()
+                groups[str(index)] = job.contributed(Piece(index, 0, group.numel), out).clone()
             target = folder / f"{number:08}.{exchange.rank:05}.safetensors"
             save_file(groups, target, {"to": str(counted())})
         number += 1

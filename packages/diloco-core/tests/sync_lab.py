@@ -3,6 +3,7 @@
 import torch
 
 from diloco_core import ElasticExchange
+from diloco_core._arithmetic._contribution import Contribution
 from diloco_core._arithmetic._layout import Rule
 from diloco_core._codecs._plain import PLAIN
 from diloco_core._exchange._base import Schema
@@ -57,5 +58,5 @@ class Replica:
     def learn(self):
         with torch.no_grad():
             self.parameter -= LEARNED[self.exchange.rank]
-        self.job.steps = (0, 1)
+        self.job.contribution = Contribution(steps=(0, 1))
         self.job.begin()

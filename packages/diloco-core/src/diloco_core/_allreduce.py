@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any, Self
 
 import torch
 
+from ._arithmetic._contribution import Contribution
 from ._arithmetic._layout import Rule
 from ._connect import connect
 from ._errors import ConfigurationError
@@ -48,7 +49,7 @@ class Mean(Fragment):
         ]
         super().__init__("mean", named, None, shards)
         self.kind = "mean"
-        self.supersedes = tuple(supersedes)
+        self.contribution = Contribution(supersedes=tuple(supersedes))
         for number, segments in enumerate(self._segments.placed):
             tensor = segments[0].named.tensor.detach()
             group = self.layout.groups[number]

@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from sync_lab import Halved
 
 from diloco_core import ElasticExchange, MismatchError, connect, in_process
+from diloco_core._arithmetic._contribution import Contribution
 from diloco_core._arithmetic._layout import Group, Layout, Piece, Rule
 from diloco_core._arithmetic._sent import sent_bytes
 from diloco_core._codecs._codec import is_sparse
@@ -66,7 +67,7 @@ class Replica:
         with torch.no_grad():
             self.parameter -= self.learned
             self.buffer += self.local
-        self.job.steps = (0, 1)
+        self.job.contribution = Contribution(steps=(0, 1))
         self.job.begin()
         report = self.exchange.sync(self.job)
         self.job.finish()

@@ -72,7 +72,7 @@ def test_wishes_are_heard_whatever_goes_wrong(numbers):
 
 
 def own_rate_in_place_of_the_records(monkeypatch):
-    own = property(lambda self: self.proposal.standing, lambda self, rate: None)
+    own = property(lambda self: self.contribution.proposal.standing, lambda self, rate: None)
     monkeypatch.setattr(Fragment, "rate", own, raising=False)
 
 

@@ -119,14 +119,14 @@ def test_the_time_of_a_sync_is_that_of_its_halves(kind, tmp_path, monkeypatch):
     replicas = at_once(Replica, exchanges_of(kind, tmp_path, timing))
     at_once(Replica.learn, replicas)
     slow = replicas[0].job
-    contribution = slow.contribution
+    contribution = slow.contributed
 
     def slowly(piece, out):
         if len(jumps) == 1:
             jumps.append(hour)
         return contribution(piece, out)
 
-    monkeypatch.setattr(slow, "contribution", slowly)
+    monkeypatch.setattr(slow, "contributed", slowly)
     # In process, nothing else in the first half takes time.
     monkeypatch.setattr(slow, "is_surely_finite", lambda piece: False)
     pending = [begin(replica) for replica in replicas]

@@ -157,7 +157,7 @@ def test_sparse_codecs_converge(lab, codec, rounds, worst, monkeypatch):
 def test_a_replica_whose_contributions_are_a_hundred_times_too_large(
     lab, clip, ruined, monkeypatch
 ):
-    begin, contribution = threads.InProcessExchange.begin, Fragment.contribution
+    begin, contribution = threads.InProcessExchange.begin, Fragment.contributed
 
     def noted(self, job, **options):
         job.times = 100.0 if self.rank == 2 else 1.0
@@ -167,7 +167,7 @@ def test_a_replica_whose_contributions_are_a_hundred_times_too_large(
         return contribution(self, piece, out).mul_(getattr(self, "times", 1.0))
 
     monkeypatch.setattr(threads.InProcessExchange, "begin", noted)
-    monkeypatch.setattr(Fragment, "contribution", exaggerated)
+    monkeypatch.setattr(Fragment, "contributed", exaggerated)
     loss = mean_loss(lab, 1, clip=clip)
     assert (loss > 5) if ruined else (loss < THRESHOLD + 0.1), loss
 

@@ -21,7 +21,7 @@ def first_leaves(exchange, late, reports, **options):
     begin, begun = exchange.begin, []
 
     def begins(job, *, last=False):
-        begun.append(job.steps)
+        begun.append(job.contribution.steps)
         if len(begun) == 2:
             late.asked_again.set()
             assert late.counted.wait(PATIENCE)

@@ -157,5 +157,5 @@ def is_the_mean_of_what_decodes(lab, kind, folder):
 @pytest.mark.parametrize("kind", OWN)
 def test_an_own_contribution_that_is_not_encoded_is_caught(lab, kind, tmp_path, monkeypatch):
     assert is_the_mean_of_what_decodes(lab, kind, str(tmp_path / "right"))
-    monkeypatch.setattr(OWN[kind], "as_sent", lambda job: job.contribution)
+    monkeypatch.setattr(OWN[kind], "as_sent", lambda job: job.contributed)
     assert not is_the_mean_of_what_decodes(lab, kind, str(tmp_path / "wrong"))

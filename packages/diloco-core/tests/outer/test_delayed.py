@@ -37,7 +37,7 @@ def weights_group(fragment):
 
 
 def contribution(fragment, piece):
-    return fragment.contribution(piece, fragment.copy[piece.group].new_empty(piece.numel))
+    return fragment.contributed(piece, fragment.copy[piece.group].new_empty(piece.numel))
 
 
 def test_while_it_is_detached_nobody_touches_the_model():

@@ -47,7 +47,7 @@ def change(model, step):
 
 def contributions(fragment):
     return [
-        fragment.contribution(Piece(index, 0, group.numel), torch.empty(group.numel)).clone()
+        fragment.contributed(Piece(index, 0, group.numel), torch.empty(group.numel)).clone()
         for index, group in enumerate(fragment.layout.groups)
     ]
 

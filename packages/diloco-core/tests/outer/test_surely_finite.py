@@ -49,7 +49,7 @@ def test_it_holds_for_any_values(dtype, pairs):
     fragment.copy[0].copy_(base.nan_to_num())  # the global copy is always finite
     piece = Piece(0, 0, len(pairs))
     if fragment.is_surely_finite(piece):
-        contribution = fragment.contribution(piece, torch.empty_like(fragment.copy[0]))
+        contribution = fragment.contributed(piece, torch.empty_like(fragment.copy[0]))
         assert contribution.isfinite().all()
 
 
@@ -57,7 +57,7 @@ def test_it_holds_for_any_values(dtype, pairs):
 def test_usual_values_are_known_to_be_finite(dtype):
     fragment = _fragment(torch.linspace(-1e9, 1e9, 70, dtype=dtype), 0.0)
     assert fragment.is_surely_finite(Piece(0, 0, 70))
-    fragment.contribution = None  # is not needed
+    fragment.contributed = None  # is not needed
     check_contribution(fragment, 0, 1, 64, Scratch(64))
 
 

@@ -6,6 +6,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 
+from diloco_core._arithmetic._contribution import Contribution
 from diloco_core._arithmetic._layout import Rule
 from diloco_core._arithmetic._rate import NO_RATE, Proposal, Rate
 from diloco_core._arithmetic._weights import Amount, Weighting
@@ -24,7 +25,7 @@ def objects(run=RUN, number=3, size=4, weighting=Weighting.EQUAL):
     weight = NamedTensor("weight", torch.nn.Parameter(torch.ones(size)), Rule.OUTER)
     outer = OuterOptimizer(outer_factory(None, 0.5, 0.0, False))
     job = Fragment("0", [weight], outer, 2, Terms(weighting=weighting))
-    job.proposal = Proposal(RATE)
+    job.contribution = Contribution(proposal=Proposal(RATE))
     job.take_snapshot()
     job.begin()
     return SyncObjects(SimpleNamespace(run=run, world_size=2, chunk_bytes=64), number, job)

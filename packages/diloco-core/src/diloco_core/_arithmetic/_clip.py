@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import math
 from bisect import bisect_right
+from dataclasses import replace
 from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
@@ -89,14 +90,14 @@ def norm_count(job: SyncJob) -> int:
     return _Tensors(job).count if job.terms.clip else 0
 
 
-def own_norms(job: SyncJob, rank: int, scratch: Scratch) -> tuple[float, ...]:
-    """The norms of the tensors of this replica's contribution, as other replicas read it; empty without clipping.
+def measure_norms(job: SyncJob, rank: int, scratch: Scratch) -> None:
+    """Note in this replica's contribution the norms of its tensors, as other replicas read them. Does nothing without clipping.
 
     Raises:
         NonFiniteDeltaError: The contribution, or what it decodes to, holds NaN or infinity, or a norm is too large for float64.
     """
     if not job.terms.clip:
-        return ()
+        return
     tensors, layout = _Tensors(job), job.layout
     squares = [0.0] * tensors.count
     for number, group in enumerate(layout.groups):
@@ -114,7 +115,7 @@ def own_norms(job: SyncJob, rank: int, scratch: Scratch) -> tuple[float, ...]:
     for index, square in enumerate(squares):
         if not math.isfinite(square):
             raise NonFiniteDeltaError(tensors.name(index), rank)
-    return tuple(map(math.sqrt, squares))
+    job.contribution = replace(job.contribution, norms=tuple(map(math.sqrt, squares)))
 
 
 def _decoded(job: SyncJob, piece: Piece, rank: int, scratch: Scratch) -> torch.Tensor:

@@ -30,10 +30,10 @@ def sent_bytes(codec: Codec, layout: Layout, piece: Piece) -> int:
 def as_sent(job: SyncJob) -> Callable[[Piece, torch.Tensor], torch.Tensor]:
     """A source of this replica's contribution as all other replicas read it: encoded and decoded, unless that changes nothing."""
     if job.terms.codec.plain:
-        return job.contribution
+        return job.contributed
 
     def read(piece: Piece, out: torch.Tensor) -> torch.Tensor:
-        values = job.contribution(piece, out)
+        values = job.contributed(piece, out)
         codec = codec_of(job.terms.codec, job.layout, piece.group)
         if codec.plain:
             return values

@@ -154,7 +154,7 @@ def checked(job: SyncJob, chunk: Piece, rank: int, scratch: Scratch) -> torch.Te
     Raises:
         NonFiniteDeltaError: As for :func:`contributions`.
     """
-    values = job.contribution(chunk, scratch.tensor(0, job.layout, chunk))
+    values = job.contributed(chunk, scratch.tensor(0, job.layout, chunk))
     if job.must_be_finite(chunk):
         _check_finite(job, chunk, values, rank)
     else:

@@ -11,9 +11,9 @@ if TYPE_CHECKING:
 
     from .._terms._terms import Terms
     from ._coded import CodedUpdates
+    from ._contribution import Contribution
     from ._layout import Layout, Piece
-    from ._rate import Proposal, Rate
-    from ._weights import Amount
+    from ._rate import Rate
 
 
 class SyncJob(Protocol):
@@ -22,12 +22,11 @@ class SyncJob(Protocol):
     Attributes:
         rate: The learning rate with which :meth:`update` takes the outer step. An exchange that agrees on it
             (``Support.agrees_on_lr``) sets it before the first update, and before the sync ends.
-        norms: The norms of the tensors of this replica's contribution to the sync under way, if contributions are clipped
-            (:func:`.own_norms`). The exchange sets them before it sends the contribution.
+        contribution: What this replica brings to the sync under way.
     """
 
     rate: Rate
-    norms: Sequence[float]
+    contribution: Contribution
 
     @property
     def name(self) -> str:
@@ -59,27 +58,12 @@ class SyncJob(Protocol):
         """A digest of everything that replicas must agree on; equal for equal schemas."""
         ...
 
-    @property
-    def supersedes(self) -> Sequence[int]:
-        """Earlier syncs whose published state is no longer needed once this one is complete."""
-        ...
-
-    @property
-    def proposal(self) -> Proposal:
-        """The learning rate that this replica proposes; it does not change while the sync is under way."""
-        ...
-
-    @property
-    def amount(self) -> Amount:
-        """How much training the contribution covers; it does not change while the sync is under way."""
-        ...
-
     def starts(self, group: int) -> Sequence[int]:
         """Where the tensors of a group start in it, in order."""
         ...
 
-    def contribution(self, piece: Piece, out: torch.Tensor) -> torch.Tensor:
-        """This replica's contribution: written into ``out``, or a view whose values do not change until the piece is updated."""
+    def contributed(self, piece: Piece, out: torch.Tensor) -> torch.Tensor:
+        """The values of this replica's contribution: written into ``out``, or a view whose values do not change until the piece is updated."""
         ...
 
     def unchanged(self) -> Collection[int]:

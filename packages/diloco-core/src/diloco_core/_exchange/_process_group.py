@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 import torch.distributed as dist
 
-from .._arithmetic._clip import Clipping, own_norms
+from .._arithmetic._clip import Clipping, measure_norms
 from .._arithmetic._layout import Rule
 from .._arithmetic._rate import chosen
 from .._arithmetic._reduction import mean
@@ -41,6 +41,7 @@ from ._schemas import compare_schemas
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
+    from .._arithmetic._contribution import Contribution
     from .._arithmetic._layout import Piece
     from .._arithmetic._sharded import Source
     from ._pending import Pending, Steps
@@ -185,7 +186,7 @@ class ProcessGroupExchange(Exchange):
         self._in_collectives = False
         for shard in range(layout.shards):
             check_contribution(job, shard, self.rank, self._chunk_bytes, self._scratch)
-        job.norms = own_norms(job, self.rank, self._scratch)
+        measure_norms(job, self.rank, self._scratch)
         ready = clock()
         self._agree(job)
         waited = clock() - ready
@@ -304,8 +305,7 @@ class ProcessGroupExchange(Exchange):
     def _agree(self, job: SyncJob) -> None:
         """All replicas say which sync comes next, or how they ended. Raises an error unless all want the same sync."""
         self._in_collectives = True
-        asked = job.proposal.rate(self.rank)
-        answers = self._gather_objects((job.fingerprint, None, (asked, job.amount, job.norms)))
+        answers = self._gather_objects((job.fingerprint, None, job.contribution))
         endings = {rank: answer[1] for rank, answer in enumerate(answers) if answer[1] is not None}
         error = conclude(endings, endings, self.rank, self._progress)
         if error is not None:
@@ -316,10 +316,11 @@ class ProcessGroupExchange(Exchange):
                     f"in {describe(job.kind, job.name, self._progress)}, rank {rank} contributes other tensors than rank "
                     f"{self.rank}: all replicas must sync the same tensors, with the same shapes and dtypes, in the same order"
                 )
-        self._shares = shares(job.terms.weighting, [amount for *_, (_, amount, _) in answers])
-        norms = [norms for *_, (*_, norms) in answers]
+        contributions: list[Contribution] = [each for *_, each in answers]
+        self._shares = shares(job.terms.weighting, [each.amount for each in contributions])
+        norms = [each.norms for each in contributions]
         self._clipping = Clipping(job, norms) if job.terms.clip else None
-        job.rate = chosen(rate for *_, (rate, *_) in answers)
+        job.rate = chosen(each.proposal.rate(rank) for rank, each in enumerate(contributions))
 
     def _gather_objects(self, value: Any) -> list[Any]:
         """The values of all replicas, in rank order."""

@@ -57,11 +57,6 @@ class ResumableJob(SyncJob, Protocol):
     Unlike the job of a single sync, it exists as long as the exchange does.
     """
 
-    @property
-    def steps(self) -> tuple[int, int] | None:
-        """This replica's inner steps that the next contribution covers: first, and first one after; None: no contribution."""
-        ...
-
     def begin(self) -> None:
         """Prepare the model's tensors for access; to be called before the other methods. Repeatable."""
         ...

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import threading
 from contextlib import contextmanager
+from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from .._arithmetic._clip import Clipping, own_norms
+from .._arithmetic._clip import Clipping, measure_norms
 from .._arithmetic._layout import CHUNK_BYTES
 from .._arithmetic._rate import chosen
 from .._arithmetic._reduction import reduce_shards
@@ -23,7 +24,7 @@ from .._errors import (
     SyncTimeoutError,
     UnequalSyncsError,
 )
-from .._terms._support import Support
+from .._terms._support import EVERYTHING_SENT
 from .._timing import Timing
 from ._base import Exchange, Schema
 from ._endings import Ending, Progress, conclude, describe, failure, named_ranks
@@ -32,12 +33,12 @@ from ._report import SyncReport
 from ._schemas import compare_schemas
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
+    from collections.abc import Callable, Iterator
 
     import torch
 
+    from .._arithmetic._contribution import Contribution
     from .._arithmetic._layout import Piece
-    from .._arithmetic._rate import Rate
     from .._arithmetic._sharded import Source
     from ._pending import Pending, Steps
 
@@ -138,12 +139,8 @@ class InProcessExchange(Exchange):
         self.world_size = hub.world_size
         self._hub = hub
         self._timing = timing
-        self.support = Support(
-            codecs=True,
-            weighs=True,
-            state_codecs=True,
-            delays=True,
-            agrees_on_lr=True,
+        self.support = replace(
+            EVERYTHING_SENT,
             in_background=timing.in_background,
             clock=timing.clock,
         )
@@ -221,18 +218,16 @@ class InProcessExchange(Exchange):
         layout, start = job.layout, clock()
         for shard in range(layout.shards):
             check_contribution(job, shard, self.rank, self._chunk_bytes, self._scratch)
-        # The rate and the norms are noted now, since a job belongs to its own thread.
-        job.norms = own_norms(job, self.rank, self._scratch)
-        contributed = (job, job.proposal.rate(self.rank), job.norms)
+        # What it contributes is noted now, since a job belongs to its own thread.
+        measure_norms(job, self.rank, self._scratch)
+        contributed = (job, job.contribution)
         self._hub.arrive(self.rank, "contribute", self._progress, contributed)
         busy = clock() - start
         yield partial(self._hub.settled, "contribute", self._progress)
         start = clock() - busy  # the time between the two halves does not count
         ready = clock()
-        contributions: list[tuple[SyncJob, Rate, Sequence[float]]] = self._meet(
-            "contribute", job, contributed
-        )
-        jobs = [other for other, *_ in contributions]
+        met: list[tuple[SyncJob, Contribution]] = self._meet("contribute", job, contributed)
+        jobs, contributions = [other for other, _ in met], [each for _, each in met]
         waited = clock() - ready
         for rank, other in enumerate(jobs):
             if other.fingerprint != job.fingerprint:
@@ -240,9 +235,10 @@ class InProcessExchange(Exchange):
                     f"in {self._describe(job)}, rank {rank} contributes other tensors than rank {self.rank}: all replicas must "
                     "sync the same tensors, with the same shapes and dtypes, in the same order"
                 )
-        job.rate = chosen(rate for _, rate, _ in contributions)
-        clipping = Clipping(job, [norms for *_, norms in contributions]) if job.terms.clip else None
-        weights = shares(job.terms.weighting, [other.amount for other in jobs])
+        job.rate = chosen(each.proposal.rate(rank) for rank, each in enumerate(contributions))
+        norms = [each.norms for each in contributions]
+        clipping = Clipping(job, norms) if job.terms.clip else None
+        weights = shares(job.terms.weighting, [each.amount for each in contributions])
         own_shards = range(self.rank, layout.shards, self.world_size)
         for shard in own_shards:
             sources: list[Source] = [as_sent(other) for other in jobs]

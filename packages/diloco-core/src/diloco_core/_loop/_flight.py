@@ -6,6 +6,8 @@ from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Self
 
+from .._outer._delayed import DelayedFragment
+
 if TYPE_CHECKING:
     from collections.abc import Callable
 
@@ -55,7 +57,7 @@ class Flight:
         """
         if not begun:
             return cls(partial(_whole_sync, fragment, begin), clock)
-        fragment.collect()
+        _collect(fragment)
         return cls(partial(_second_half, fragment, begin()), clock)
 
     def start(
@@ -155,12 +157,17 @@ def undecided(report: SyncReport) -> bool:
 
 
 def _whole_sync(fragment: Fragment, begin: Callable[[], Pending]) -> SyncReport:
-    fragment.collect()
+    _collect(fragment)
     return _second_half(fragment, begin())
 
 
 def _second_half(fragment: Fragment, pending: Pending) -> SyncReport:
     report = pending.finish()
-    if not (report.reloaded or undecided(report)):
+    if isinstance(fragment, DelayedFragment) and not (report.reloaded or undecided(report)):
         fragment.pack(report.contribution)
     return report
+
+
+def _collect(fragment: Fragment) -> None:
+    if isinstance(fragment, DelayedFragment):
+        fragment.collect()

@@ -429,8 +429,6 @@ class ResumableMembership(_SavesOwnState):
         catch_up: Callable[[], None],
     ) -> None:
         """Take the run's newest state, and the inner state that an earlier life of this rank has saved."""
-        for fragment in fragments:
-            fragment.elastic = True
         self._own_state.residuals.watch(fragments)
         position = self._exchange.restore(fragments)
         count.stand_at(position)

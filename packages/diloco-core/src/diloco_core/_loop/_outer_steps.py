@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from .._arithmetic._contribution import Contribution
 from .._errors import SyncError, UnequalSyncsError
 from .._outer._delayed import DelayedFragment
 from .._terms._schedule import Schedule
@@ -82,7 +83,7 @@ class OuterSteps:
         self._parting = Parting()
         self._sent: Sent | None = None
         self._stood = 0.0  # seconds in which this replica did not train, for the sync under way
-        self._detaches = any(isinstance(fragment, DelayedFragment) for fragment in fragments)
+        self._delayed = [each for each in fragments if isinstance(each, DelayedFragment)]
         self._mark = 0.0  # when the last sync was adopted
         self._overlap = 0
         self._window = (
@@ -253,16 +254,19 @@ class OuterSteps:
         number = self._schedule.turn(count.decisions)
         fragment = self._fragments[number]
         previous = count.published[number]
-        fragment.supersedes = [] if previous is None else [previous]
-        fragment.steps, fragment.tokens = count.steps(number), count.tokens[number]
-        check_counted(fragment.terms.weighting, fragment.amount, self._rank)
-        fragment.proposal = self._lr.propose(count.rate, count.committed + 1)
-        # The exchange sets it to what the sync takes, if it can be another rate.
-        fragment.rate = fragment.proposal.standing
+        contribution = Contribution(
+            steps=count.steps(number),
+            tokens=count.tokens[number],
+            proposal=self._lr.propose(count.rate, count.committed + 1),
+            supersedes=() if previous is None else (previous,),
+        )
+        check_counted(fragment.terms.weighting, contribution.amount, self._rank)
+        # The exchange sets the rate to what the sync takes, if it can be another one.
+        fragment.contribution, fragment.rate = contribution, contribution.proposal.standing
         membership, sent_at, counted = self._membership, count.inner_steps, self._membership.counted
         try:
             with _ordinary_mode():
-                for other in self._fragments:
+                for other in self._delayed:
                     other.detach()
                 fragment.depart()
                 flight = Flight.of(
@@ -298,7 +302,7 @@ class OuterSteps:
             if sent.behind:
                 self._before()  # the model may have changed since it was sent
             with _ordinary_mode():
-                for other in self._fragments:
+                for other in self._delayed:
                     if other is not fragment:
                         other.attach()
                 self._arrive(fragment, report)
@@ -335,11 +339,11 @@ class OuterSteps:
 
     def _arrive(self, fragment: Fragment, report: SyncReport) -> None:
         """Give the model the result of a sync."""
-        if self._detaches and report.reloaded:
+        if isinstance(fragment, DelayedFragment) and report.reloaded:
             fragment.attach()
             for each in self._fragments:
                 each.start_over()
-        elif self._detaches and undecided(report):
+        elif isinstance(fragment, DelayedFragment) and undecided(report):
             fragment.attach()
         else:
             fragment.arrive(report.contribution)
@@ -358,7 +362,7 @@ class OuterSteps:
 
     def _forget_sent(self) -> None:
         self._sent = None
-        for fragment in self._fragments:
+        for fragment in self._delayed:
             fragment.attach()
 
     def _fail(self, error: BaseException) -> None:

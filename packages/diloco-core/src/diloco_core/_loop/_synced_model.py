@@ -18,6 +18,7 @@ from .._outer._fragment import Fragment
 from .._outer._groups import OuterGroups, check_settings
 from .._outer._optimizer import OuterOptimizer
 from .._outer._residual import Residual
+from .._terms._support import support_of
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -79,6 +80,7 @@ class SyncedModel:
                 terms,
                 coding
                 and CodedUpdates(coding.codec, FullStates(coding.full_every, number, len(parts))),
+                elastic=support_of(exchange).takes_run,
             )
             for number, (tensors, outer) in enumerate(zip(parts, self._outers, strict=True))
         ]

@@ -77,7 +77,7 @@ class DelayedFragment(Fragment):
         """Take the snapshot that is sent, and detach. The model may change from now on."""
         self.attach()
         self.begin()
-        snapshot = _Snapshot(None if self.steps is None else self.steps[1])
+        snapshot = _Snapshot(None if (steps := self.contribution.steps) is None else steps[1])
         held = [ready(segment) for segment in self._segments]
         if any(self._accelerator.has_streams(values.device) for values in held):
             if self._copies is None or not self._copies.fits(held):
@@ -229,10 +229,10 @@ class DelayedFragment(Fragment):
         if not self._detached:
             super().finish()
 
-    def contribution(self, piece: Piece, out: torch.Tensor) -> torch.Tensor:
+    def contributed(self, piece: Piece, out: torch.Tensor) -> torch.Tensor:
         """What was computed from the snapshot; without one, what the model holds now."""
         if self._snapshot is None:
-            return super().contribution(piece, out)
+            return super().contributed(piece, out)
         return _collected(self._snapshot).sent[piece.group][piece.start : piece.stop]
 
     def is_surely_finite(self, piece: Piece) -> bool:

@@ -10,9 +10,9 @@ import torch
 import xxhash
 
 from .._arithmetic._coded import RESIDUAL, encode_update
+from .._arithmetic._contribution import Contribution
 from .._arithmetic._layout import Layout, Piece, Rule
-from .._arithmetic._rate import NO_RATE, Proposal
-from .._arithmetic._weights import Amount
+from .._arithmetic._rate import NO_RATE
 from .._errors import NonFiniteUpdateError
 from .._model._segments import Segments, arrange, ready, tensor_table
 from .._terms._terms import DEFAULT
@@ -45,21 +45,15 @@ class Fragment:
         shards: The number of shards into which it is cut.
         terms: What the replicas agree on.
         coded: How its state is published, if that is encoded.
+        elastic: Whether it belongs to an elastic run, so that errors can say what to do there.
 
     Attributes:
         terms: As given.
-        elastic: Whether it belongs to an elastic run, so that errors can say what to do there.
-        steps: The inner steps of this replica that the contribution covers: first, and first one after; None if there is no
-            contribution.
         residual: What the codec has lost of earlier contributions; None without error feedback.
-        proposal: The learning rate that this replica proposes for the next outer step.
+        contribution: What this replica brings to the sync under way, or brought to the last one.
         rate: The learning rate of the outer step that is taken, or was taken last; see :class:`.SyncJob`.
-        tokens: The tokens of these steps, if they are counted.
-        norms: The norms of the contribution that was sent last; see :class:`.SyncJob`.
     """
 
-    tokens = 0
-    norms: Sequence[float] = ()
     residual: Residual | None = None
 
     def __init__(
@@ -70,6 +64,8 @@ class Fragment:
         shards: int,
         terms: Terms = DEFAULT,
         coded: CodedUpdates | None = None,
+        *,
+        elastic: bool = False,
     ) -> None:
         self.name = name
         self.tensors = tuple(tensors)
@@ -77,10 +73,8 @@ class Fragment:
         self.kind = "outer"
         self.terms = terms
         self.coded = coded
-        self.elastic = False
-        self.supersedes: Sequence[int] = ()
-        self.steps: tuple[int, int] | None = None
-        self.proposal = Proposal()
+        self.contribution = Contribution()
+        self._elastic = elastic
         self.rate = NO_RATE
         self._adopted = False
         groups, placed = arrange(tensors)
@@ -103,12 +97,6 @@ class Fragment:
     def alpha(self) -> float:
         """How much of its own values the replica keeps when it adopts a sync, from 0 (nothing) to 1 (everything)."""
         return self.terms.schedule.alpha
-
-    @property
-    def amount(self) -> Amount:
-        """How much training the contribution covers."""
-        start, stop = self.steps or (0, 0)
-        return Amount(stop - start, self.tokens)
 
     def schema(self) -> dict[str, str]:
         """The description of each tensor by its name."""
@@ -177,21 +165,9 @@ class Fragment:
         self._adopted = False
         self._segments.begin()
 
-    def detach(self) -> None:
-        """Do nothing: while another fragment is synced, the replica waits."""
-
-    def attach(self) -> None:
-        """Do nothing, as for :meth:`detach`."""
-
     def depart(self) -> None:
         """Prepare for a sync, which uses the model's values until :meth:`arrive` is called."""
         self.begin()
-
-    def collect(self) -> None:
-        """Do nothing: the exchange reads the model itself."""
-
-    def pack(self, fate: str) -> None:
-        """Do nothing: the exchange has given the model the result."""
 
     def arrive(self, fate: str) -> None:  # noqa: ARG002 - the exchange has done what there is to do
         """End a sync: its values are in the model already."""
@@ -201,7 +177,7 @@ class Fragment:
         """Write copied tensors back. If new values were adopted, delete the gradients, which belong to the old values."""
         self._segments.finish(adopted=self._adopted)
 
-    def contribution(self, piece: Piece, out: torch.Tensor) -> torch.Tensor:
+    def contributed(self, piece: Piece, out: torch.Tensor) -> torch.Tensor:
         """The pseudo-gradient of a piece; for buffers, their values."""
         return self._contribution(piece, self._segments.overlaps(piece), out)
 
@@ -318,7 +294,7 @@ class Fragment:
             wrong = None if index is None else (self.locate(piece, index), values.dtype)
         if wrong is not None:
             lr = None if self.outer is None else self.outer.part(piece).lr
-            raise NonFiniteUpdateError(*wrong, sync, lr, elastic=self.elastic)
+            raise NonFiniteUpdateError(*wrong, sync, lr, elastic=self._elastic)
 
     def destination(self, piece: Piece) -> torch.Tensor:
         """The global copy of a piece."""
@@ -389,7 +365,7 @@ class Fragment:
             whole = Piece(index, 0, group.numel)
             if group.rule is Rule.OUTER:
                 differences.append(
-                    self.contribution(
+                    self.contributed(
                         whole, torch.empty(group.numel, dtype=group.dtype, device="cpu")
                     ).neg_()
                 )

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from .._arithmetic._contribution import Contribution
 from .._arithmetic._layout import Group, Layout, Rule
 from .._arithmetic._rate import Proposal
-from .._arithmetic._weights import Amount
 from .._wire._sections import fingerprint
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Mapping
 
     import torch
 
@@ -27,9 +27,6 @@ class Initial:
     """
 
     kind = "initial"
-    supersedes: Sequence[int] = ()
-    norms: Sequence[float] = ()
-    amount = Amount()
     coded = None  # there are no values yet to which an update could be added
 
     def __init__(self, fragment: Fragment, into_model: bool) -> None:
@@ -43,7 +40,7 @@ class Initial:
         self.fingerprint = initial_fingerprint(fragment.fingerprint)
         # A loop that was loaded goes on with the learning rate that it had.
         self.rate = fragment.rate
-        self.proposal = Proposal(fragment.rate)
+        self.contribution = Contribution(proposal=Proposal(fragment.rate))
         self.locate = fragment.locate
         self.starts = fragment.starts
         self.must_be_finite = fragment.must_be_finite
@@ -53,7 +50,7 @@ class Initial:
         self.published = fragment.destination
         self.keeps_outer = fragment.keeps_outer
 
-    def contribution(self, piece: Piece, out: torch.Tensor) -> torch.Tensor:  # noqa: ARG002 - the signature of SyncJob
+    def contributed(self, piece: Piece, out: torch.Tensor) -> torch.Tensor:  # noqa: ARG002 - the signature of SyncJob
         """The global copy of a piece."""
         return self.destination(piece)
 

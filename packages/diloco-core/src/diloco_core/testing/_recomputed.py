@@ -19,6 +19,7 @@ from .._elastic._records._keys import MANIFEST, shard_key
 from .._elastic._records._manifest import Manifest
 from .._elastic._records._records import Rollback
 from .._elastic._states._kept import InMemory
+from .._outer._delayed import DelayedFragment
 from .._wire._published import shard_metadata
 
 if TYPE_CHECKING:
@@ -65,7 +66,8 @@ def recompute(
     now = [0] * len(fragments)  # the last sync of every fragment
     values: dict[tuple[int, int], list[torch.Tensor]] = {}  # by sync and fragment
     for index, fragment in enumerate(fragments):
-        fragment.attach()
+        if isinstance(fragment, DelayedFragment):
+            fragment.attach()
         fragment.begin()
         if _load_whole(store, manifest, 0, index, fragment):
             values[0, index] = [copy.clone() for copy in fragment.copy]

@@ -7,6 +7,7 @@ from damage_lab import run_of
 from rollback_lab import rollbacks_in
 
 from diloco_core import CorruptedObjectError, Elastic, FencedError
+from diloco_core._arithmetic._contribution import Contribution
 from diloco_core._elastic._records._keys import Delta, commit_key, shard_key
 from diloco_core._elastic._records._records import Commit, Rollback
 from diloco_core._elastic._repair import read_commit
@@ -89,7 +90,7 @@ def test_a_sync_that_meets_a_rollback_is_ready_and_ends_with_it():
 
     def act(exchange, life, store):
         job = life.fragments[0].job
-        job.steps = (12, 16)
+        job.contribution = Contribution(steps=(12, 16))
         job.begin()
         pending = exchange.begin(job)
         store.write(commit_key(4), Rollback(4, (2,), (), {0: 1}, run=run_of(store)).to_json())

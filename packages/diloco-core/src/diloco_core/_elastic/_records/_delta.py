@@ -102,7 +102,7 @@ class DeltaFormat:
         yield plan.header
         if plan.norms is not None:
             section = replace(plan.norms, seed=self._seed(delta, "norms"))
-            yield norms_part(section, self._job.norms)
+            yield norms_part(section, self._job.contribution.norms)
         layout, groups = self._job.layout, delta.groups
         for shard in range(layout.shards):
             checksum = xxhash.xxh3_64(seed=base(shard).values().seed)

@@ -67,7 +67,7 @@ class Inputs:
             for member in commit.members:
                 if local and (member.rank, member.epoch) == (life.rank, life.epoch):
                     self.sources.append(as_sent(progress.job))
-                    norms.append(lambda: progress.job.norms)
+                    norms.append(lambda: progress.job.contribution.norms)
                     continue
                 # The size is known, since a contribution of another size would not be valid.
                 size = progress.format.size(member.groups)

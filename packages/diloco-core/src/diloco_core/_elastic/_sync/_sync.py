@@ -6,7 +6,7 @@ import logging
 from functools import partial
 from typing import TYPE_CHECKING
 
-from ..._arithmetic._clip import own_norms
+from ..._arithmetic._clip import measure_norms
 from ..._arithmetic._rate import Rate
 from ..._arithmetic._sharded import carried_groups
 from ..._errors import CorruptedObjectError, SyncError
@@ -106,8 +106,8 @@ class ElasticSync:
             return decided
         self._note(decided)
         reload = None
-        if decided is None and self._own_delta is None and self._job.steps is not None:
-            reload = self._contribute(*self._job.steps)
+        if decided is None and self._own_delta is None and self._job.contribution.steps is not None:
+            reload = self._contribute(*self._job.contribution.steps)
         self._contributing = life.timing.clock() - start
         return reload
 
@@ -151,11 +151,11 @@ class ElasticSync:
             commit,
             life.rank,
             self._own_delta,
-            learned=self._job.steps is not None,
+            learned=self._job.contribution.steps is not None,
             late=life.settings.late,
         )
         learned = self._job.progress() if became == "carried" else []
-        say_what_is_lost(life, commit, became, self._left_open, self._job.steps)
+        say_what_is_lost(life, commit, became, self._left_open, self._job.contribution.steps)
         local = became == "counted" and self._left_open is None
         reload = Adoption(life, commit, local=local).run()
         if reload is not None:
@@ -180,7 +180,7 @@ class ElasticSync:
         The log shows what became of the sync: it may have been decided and adopted with this life's contribution all the same.
         """
         commit = self._adopted()
-        became = "none" if self._job.steps is None else "dropped"
+        became = "none" if self._job.contribution.steps is None else "dropped"
         if commit is not None and self._own_delta is not None and self._own_delta in commit.members:
             became = "counted"
         return reloaded(self._life, self._job, commit, became)
@@ -212,7 +212,7 @@ class ElasticSync:
             self._base,
             self._round.schema,
             groups,
-            self._job.amount.tokens,
+            self._job.contribution.tokens,
         )
         if not self._round.valid({delta.key: progress.format.size(groups) or 0}):
             raise SyncError(
@@ -220,8 +220,8 @@ class ElasticSync:
                 f"already counted its steps up to {progress.positions.get(life.rank, 0)}. Contributions must continue from the "
                 "counted steps, which restore() returned."
             )
-        self._job.norms = own_norms(self._job, life.rank, life.scratch)
-        self._ask(self._job.proposal.wish)
+        measure_norms(self._job, life.rank, life.scratch)
+        self._ask(self._job.contribution.proposal.wish)
         base = partial(life.shard, progress.sync, self._index)
         parts = partial(
             progress.format.parts, delta, life.chunk_bytes, life.scratch, base, progress.sums
@@ -338,7 +338,7 @@ class ElasticSync:
             self._progress.outer_steps + 1,
             life.rollback,
             rate_of(
-                standing if standing.number else self._job.proposal.standing,
+                standing if standing.number else self._job.contribution.proposal.standing,
                 self._folder.listing,
                 self._round.schema,
             ),

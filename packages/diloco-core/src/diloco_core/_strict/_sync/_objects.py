@@ -96,7 +96,7 @@ class SyncObjects:
         valid = (
             key == self.delta_key(rank, groups, rate, self.amount(key))
             and may_carry(self._job.layout, groups)
-            and len(rate.values) == len(self._job.proposal.standing.values)
+            and len(rate.values) == len(self._job.contribution.proposal.standing.values)
         )
         return groups if valid else None
 

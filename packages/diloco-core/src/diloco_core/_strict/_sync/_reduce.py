@@ -111,7 +111,7 @@ class Reduction:
 
         def of(rank: int, groups: int) -> Callable[[], Sequence[float]]:
             if rank == participant.rank:
-                return lambda: self._job.norms
+                return lambda: self._job.contribution.norms
             file = self._file(rank, groups)
             return file.norms(
                 participant.store, members.key(rank), members.size(rank), participant.timing, stack

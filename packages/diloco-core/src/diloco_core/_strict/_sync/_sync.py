@@ -5,7 +5,7 @@ from __future__ import annotations
 from functools import partial
 from typing import TYPE_CHECKING
 
-from ..._arithmetic._clip import own_norms
+from ..._arithmetic._clip import measure_norms
 from ..._arithmetic._rate import chosen
 from ..._arithmetic._sharded import carried_groups, check_contribution, contributions
 from ..._errors import RunExistsError, SyncTimeoutError
@@ -58,8 +58,8 @@ class StoreSync:
         self._previous = previous
         self._owned = participant.owned(job.layout)
         self._groups = carried_groups(job)
-        self._proposed = job.proposal.rate(participant.rank)
-        self._amount = job.amount
+        self._proposed = job.contribution.proposal.rate(participant.rank)
+        self._amount = job.contribution.amount
         self._description = describe(job.kind, job.name, progress)
         self._traffic = Traffic()
         self._contributing = 0.0  # seconds
@@ -74,7 +74,7 @@ class StoreSync:
         clock = self._participant.timing.clock
         start = clock()
         participant = self._participant
-        self._job.norms = own_norms(self._job, participant.rank, participant.scratch)
+        measure_norms(self._job, participant.rank, participant.scratch)
         (key,) = self.contributed
         self._traffic.sent += self._participant.store.put(key, self._delta_parts)
         self._contributing = clock() - start
@@ -135,10 +135,12 @@ class StoreSync:
     def _superseded_syncs(self) -> Sequence[int]:
         coded = self._job.coded
         if coded is None:
-            return self._job.supersedes
+            return self._job.contribution.supersedes
         if not coded.full.is_full(self._progress.number):
             return ()  # this sync has only an update, so what came before is still needed
-        return [sync for last in self._job.supersedes for sync in coded.full.needed(last)]
+        return [
+            sync for last in self._job.contribution.supersedes for sync in coded.full.needed(last)
+        ]
 
     def repair(self) -> None:
         """Write those shards of this replica again that others have found damaged; see :meth:`._published.OwnShards.repair`."""
@@ -185,7 +187,7 @@ class StoreSync:
             )
 
         delta = self._objects.delta(participant.rank, self._groups, self._proposed, self._amount)
-        yield from delta.parts(sent, self._job.norms)
+        yield from delta.parts(sent, self._job.contribution.norms)
 
     def _wait_for_commit(self) -> None:
         """Wait for the commit record. A replica that sees all contributions writes it; the others wait for that one key."""
