@@ -31,7 +31,7 @@ from .._model._unsynced_watch import UnsyncedWatch
 from .._planner._warning import warn_of_long_syncs
 from .._store._api import InBackground, check_size
 from .._store._patient import Patient
-from .._terms._support import Support
+from .._terms._support import EVERYTHING_SENT
 from .._timing import WATCH_EVERY, Timing
 from ._claims import check_claim, watch_claim
 from ._ending import leave_run, tell_failure
@@ -112,12 +112,9 @@ class ElasticExchange(ResumableExchange):
         self.settings = settings
         # In the gather topology every replica computes all values itself, and only a few syncs publish any.
         gather = settings.topology == "gather"
-        self.support = Support(
-            codecs=True,
-            weighs=True,
+        self.support = replace(
+            EVERYTHING_SENT,
             state_codecs=not gather,
-            delays=True,
-            agrees_on_lr=True,
             gather=gather,
             keeps_state=True,
             takes_run=True,

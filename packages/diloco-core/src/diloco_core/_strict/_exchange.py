@@ -24,7 +24,7 @@ from .._exchange._resumable import Position, RestartableExchange
 from .._planner._warning import fragment_bytes, warn_of_long_syncs
 from .._store._api import check_size
 from .._store._patient import Patient
-from .._terms._support import Support
+from .._terms._support import EVERYTHING_SENT
 from .._timing import WATCH_EVERY, Timing
 from ._beginning import begin_run
 from ._claims import claim
@@ -97,12 +97,8 @@ class ObjectStoreExchange(RestartableExchange):
         self._syncs = Syncs()
         given = timing or Timing()
         self._timing = replace(given, sleep=self._syncs.sleeping(given.sleep))
-        self.support = Support(
-            codecs=True,
-            weighs=True,
-            state_codecs=True,
-            delays=True,
-            agrees_on_lr=True,
+        self.support = replace(
+            EVERYTHING_SENT,
             keeps_state=True,
             in_background=given.in_background,
             clock=given.clock,

@@ -50,6 +50,12 @@ class Support:
     check_window: Callable[[float], None] | None = None
 
 
+EVERYTHING_SENT = Support(
+    codecs=True, weighs=True, state_codecs=True, delays=True, agrees_on_lr=True
+)
+"""What exchanges can do that send contributions and state as the terms of the run say, each with more of its own."""
+
+
 def support_of(exchange: object) -> Support:
     """Return what an exchange can do; one that does not say so can do nothing but take means."""
     support = getattr(exchange, "support", None)
