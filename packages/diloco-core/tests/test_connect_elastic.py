@@ -34,6 +34,14 @@ class TestElastic:
                 {"min_replicas": 2, "grace": 1800.0},
                 "grace must be less than sync_timeout",
             ),
+            (
+                {"min_replicas": 2, "sync_timeout": 30},
+                r"grace must be less than sync_timeout \(30 s\), but it is 60 s \(60 s if left out\)",
+            ),
+            (
+                {"beat_interval": 60},
+                r"lost_after must be .* \(60 s\), but it is 90 s \(90 s if left out\)",
+            ),
             ({"min_replicas": 2, "grace": 0.0}, "grace must be a positive number of seconds"),
             ({"min_replicas": 2, "late": "keep"}, "late must be 'carry' or 'drop', not 'keep'"),
             (
@@ -60,6 +68,9 @@ class TestElastic:
             ("grace", 0.0),
             ("late", "keep"),
             ("retention", 0),
+            ("publish_every", 0),
+            ("resume", 1),
+            ("resume", 0),
         ],
     )
     def test_what_no_run_could_have_is_refused_where_it_is_written(self, name, value):

@@ -129,6 +129,17 @@ def test_publish_every_publishes_more_often_or_is_refused(tmp_path):
     assert len(often) > len(rare)
     with pytest.raises(ConfigurationError, match="publish_every=1 cannot be used with topology="):
         published(tmp_path / "sharded", topology="sharded", publish_every=1)
+    settings = Elastic(1, topology="sharded", publish_every=2)
+    with pytest.raises(ConfigurationError, match="publish_every=2 cannot be used with topology="):
+        connect(tmp_path / "settings", rank=0, world_size=1, elastic=settings)
+
+
+@pytest.mark.parametrize("kind", ["strict", "sharded", "gather"])
+@pytest.mark.parametrize("value", [1, 0])
+def test_a_number_does_not_say_whether_to_resume(tmp_path, kind, value):
+    with pytest.raises(ConfigurationError, match=f"resume must be False, True .* not {value}"):
+        connect(tmp_path / "run", rank=0, world_size=2, resume=value, **KINDS[kind])
+    assert not (tmp_path / "run").exists()
 
 
 @pytest.mark.parametrize("kind", KINDS)

@@ -134,7 +134,8 @@ def connect(
         late: Whether a contribution that came too late goes into the next sync (``carry``) or is forgotten (``drop``).
         topology: Which replica updates which parameters: ``sharded``, ``gather``, or ``auto``, which chooses by the size of
             the model and the number of replicas.
-        publish_every: In the gather topology, the number of syncs of a fragment from one published state to the next.
+        publish_every: In the gather topology, the number of syncs of a fragment from one published state to the next. Where
+            ``auto`` chooses ``sharded``, it is refused when the run begins.
         retention: How many syncs a replica may lag without having to reload. A larger number keeps more objects in the store.
         resume: Continue the run that the prefix holds, even if another launch began it. A strict run must have stopped, and all
             of its ranks continue it together, with the same model and settings (``sync_every`` may change on all of them).

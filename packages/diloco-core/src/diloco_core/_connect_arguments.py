@@ -66,14 +66,11 @@ def elastic_of(elastic: object, options: Mapping[str, Any]) -> Elastic | None:
                 f"elastic must be an Elastic such as Elastic(min_replicas=2), not {kind_of(elastic)}"
             )
         _check_once("elastic", "Elastic", options)
+    elif "min_replicas" in options:
+        elastic = Elastic(**options)
+    if elastic is not None:
+        elastic.check_published(elastic.topology)
         return elastic
-    if "min_replicas" in options:
-        if "publish_every" in options and options.get("topology") == "sharded":
-            raise ConfigurationError(
-                f"publish_every={options['publish_every']!r} cannot be used with topology='sharded', which publishes the state "
-                "in every sync. Leave it out, or pass topology='gather'"
-            )
-        return Elastic(**options)
     for name, value in options.items():
         if name == "resume":
             check_resume(value)

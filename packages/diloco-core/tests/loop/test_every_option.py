@@ -15,7 +15,7 @@ from delay_lab import exchanges
 from training_lab import PATIENCE
 from warm_processes import WarmProcess
 
-from diloco_core import ConfigurationError, DiLoCo, ProcessGroupExchange, Seconds
+from diloco_core import ConfigurationError, DiLoCo, ProcessGroupExchange, Seconds, connect
 from diloco_core.testing import run_replicas
 
 
@@ -189,6 +189,29 @@ def cases():
 def test_an_option_of_the_loop_does_something_or_is_refused(kind, name):
     for row in LOOP[name]:
         acts_or_is_refused(over(kind, row.replicas), name, row)
+
+
+def test_publish_every_is_refused_where_auto_chooses_what_publishes_in_every_sync(tmp_path):
+    """By all replicas when they enter the block, also by those that find the run begun; and nothing is trained."""
+
+    def met(folder, first, second):
+        options = {"world_size": 2, "min_replicas": 2, "grace": 300.0}
+        return run_replicas(
+            lambda exchange: trained(exchange, {}),
+            [
+                connect(folder, rank=rank, **options, **more)
+                for rank, more in enumerate((first, second))
+            ],
+        )
+
+    errors = met(tmp_path / "both", *2 * [{"publish_every": 2}])
+    told = (
+        "publish_every=2 cannot be used with topology='sharded', which topology='auto' has chosen"
+    )
+    assert [type(error) for error in errors] == [ConfigurationError, ConfigurationError]
+    assert all(told in str(error) for error in errors)
+    assert list((tmp_path / "both").glob("state/*")) == []
+    assert list((tmp_path / "both").glob("initial/*")) == []
 
 
 def of_a_group(meet, rank):

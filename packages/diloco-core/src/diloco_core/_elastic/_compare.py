@@ -30,17 +30,20 @@ def check_same_run(
     Raises:
         RunExistsError: The run belongs to another launch, and this replica was not told to resume it.
         MismatchError: The message names the first difference, what the run has, what was given, and what to do.
+        ConfigurationError: A setting has no effect in the run's topology.
     """
     if manifest.run_id != run_id and not settings.resume:
         raise RunExistsError(
             f"{uri} belongs to run {manifest.run_id!r}, but this replica belongs to run {run_id!r}. Give every run a prefix of "
             "its own, or pass resume=True to continue the run that is there."
         )
+    if settings.topology == "auto":
+        settings.check_published(manifest.topology)
     own_settings = {
         "world_size": world_size,
         "min_replicas": settings.min_replicas,
         "topology": manifest.topology if settings.topology == "auto" else settings.topology,
-        "publish_every": settings.publish_every,
+        "publish_every": settings.published_every,
         "retention": settings.retention,
     }
     for name, given in own_settings.items():

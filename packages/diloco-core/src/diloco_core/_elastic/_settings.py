@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
-from .._checks import check_positive, check_whole, whole
+from .._checks import check_positive, check_resume, check_whole, whole
 from .._codecs._plain import PLAIN
 from .._errors import ConfigurationError
 from .._planner._plan import USUAL_BANDWIDTH, plan_exchange
@@ -25,7 +25,8 @@ class Elastic:
             committed without the late replica, and if an owner of shards is late, others update its shards.
         late: What becomes of a contribution that came too late: ``"carry"`` adds it to the next sync, ``"drop"`` discards it.
         topology: ``"sharded"``, ``"gather"``, or ``"auto"`` for the one that suits the size of the model and of the run.
-        publish_every: In the gather topology, the number of syncs of a fragment from one publication of its state to the next.
+        publish_every: In the gather topology, the number of syncs of a fragment from one publication of its state to the next;
+            4 if left out. Where ``"auto"`` chooses the sharded topology, it is refused when the run begins.
         retention: How many syncs a replica may lag behind without having to reload.
         resume: True to continue the run that the prefix holds, whichever launch began it. ``"newest-whole"`` also allows the
             run to go back: if the newest state is damaged and cannot be made again, the run continues from the newest states
@@ -39,7 +40,7 @@ class Elastic:
     grace: float = 60.0
     late: str = "carry"
     topology: str = "auto"
-    publish_every: int = 4
+    publish_every: int | None = None
     retention: int = 2
     resume: bool | Literal["newest-whole"] = False
 
@@ -49,7 +50,6 @@ class Elastic:
         allowed = {
             "late": ("carry", "drop"),
             "topology": ("auto", "sharded", "gather"),
-            "resume": (False, True, "newest-whole"),
         }
         for name, values in allowed.items():
             value = getattr(self, name)
@@ -58,8 +58,14 @@ class Elastic:
                 raise ConfigurationError(
                     f"{name} must be {', '.join(all_but_last)} or {last}, not {value!r}"
                 )
-        for name in ("publish_every", "retention"):
-            check_whole(name, getattr(self, name))
+        check_resume(self.resume)
+        check_whole("publish_every", self.published_every)
+        check_whole("retention", self.retention)
+
+    @property
+    def published_every(self) -> int:
+        """As ``publish_every``, also if that was left out."""
+        return 4 if self.publish_every is None else self.publish_every
 
     def check(self, world_size: int, sync_timeout: float) -> None:
         """Refuse settings that do not fit a run of this size and with this timeout in seconds.
@@ -74,8 +80,21 @@ class Elastic:
             )
         if self.grace >= sync_timeout:
             raise ConfigurationError(
-                f"grace must be less than sync_timeout ({sync_timeout:g} s), not {self.grace!r} s: otherwise a sync would fail "
-                "before it could continue without a late replica"
+                f"grace must be less than sync_timeout ({sync_timeout:g} s), but it is {self.grace:g} s (60 s if left out): a sync "
+                "would fail before it could continue without a late replica. Pass a smaller grace, or a larger sync_timeout"
+            )
+
+    def check_published(self, topology: str) -> None:
+        """Refuse ``publish_every`` where the topology publishes the state in every sync.
+
+        Raises:
+            ConfigurationError: The message says what was given and what to do.
+        """
+        if self.publish_every is not None and topology == "sharded":
+            chosen = ", which topology='auto' has chosen," if self.topology == "auto" else ""
+            raise ConfigurationError(
+                f"publish_every={self.publish_every} cannot be used with topology='sharded'{chosen} since that publishes the "
+                "state in every sync. Leave publish_every out, or pass topology='gather'"
             )
 
 

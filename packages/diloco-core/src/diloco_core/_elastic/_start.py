@@ -58,6 +58,7 @@ def open_run(
         RendezvousError: There is no run to resume.
         RunExistsError: The prefix belongs to another run.
         MismatchError: This replica has another model or other settings.
+        ConfigurationError: A setting has no effect in the topology that ``auto`` chooses.
     """
     manifest = _read_or_restore(store, timing)
     if manifest is None and settings.resume:
@@ -65,6 +66,9 @@ def open_run(
         raise RendezvousError(
             f"{store.uri} holds no run to resume: there is no {MANIFEST}. Check the URI, or leave resume out to begin a new run."
         )
+    if manifest is None:
+        # Before anybody waits: replicas with the same settings are refused at the same time.
+        topology = _topology(store, jobs, schema, world_size, settings)
     if manifest is None and rank != 0:
         manifest = wait_for_manifest(
             partial(read_manifest, store, timing),
@@ -79,7 +83,7 @@ def open_run(
         _remove_leftover(store)
         with beginning(store, timing, rank=rank, run_id=run_id, grace=settings.grace):
             own_manifest = _initial(
-                store, jobs, schema, rank, world_size, run_id, settings, chunk_bytes
+                store, jobs, schema, rank, world_size, run_id, settings, topology, chunk_bytes
             )
             store.create(MANIFEST, own_manifest.to_json)
         manifest = read_manifest(store, timing)
@@ -194,7 +198,7 @@ def _check_unused(store: Patient) -> None:
     # A run that has not created its manifest yet has written only initial states. A replica that began the run at the same
     # moment and was faster has created the manifest by now.
     remains = _remains(store, claims)
-    if remains and store.get(MANIFEST) is None:
+    if remains and store.peek(MANIFEST) is None:
         raise RunExistsError(
             f"{store.uri} holds objects of an earlier run (such as {remains[0]}), but its {MANIFEST} is missing, and the copy of "
             "it is missing or damaged. To continue that run, put the manifest back (replicas of it that are still running do so "
@@ -205,8 +209,32 @@ def _check_unused(store: Patient) -> None:
 def _remove_leftover(store: Patient) -> None:
     """Delete a copy of an earlier run's manifest, which would be believed if this process died before it has written its own."""
     key = copy_key(MANIFEST)
-    if store.read(key, lambda _: True) and store.get(MANIFEST) is None:
+    if store.read(key, lambda _: True) and store.peek(MANIFEST) is None:
         store.delete([key])
+
+
+def _topology(
+    store: Patient,
+    jobs: Sequence[ResumableJob],
+    schema: Schema,
+    world_size: int,
+    settings: Elastic,
+) -> str:
+    """The topology of a run that this replica begins; refuses settings that have no effect in it."""
+    topology = choose_topology(
+        settings.topology,
+        state_bytes=max(layout_bytes(job.layout) for job in jobs),
+        world_size=world_size,
+        publish_every=settings.published_every,
+        near=store.near,
+        transfer=store.store.transfer if isinstance(store.store, InBackground) else None,
+        outer_state=schema.outer_state(),
+        codec=schema.terms.codec,
+        coded=schema.terms.coding is not None,
+    )
+    if settings.topology == "auto":
+        settings.check_published(topology)
+    return topology
 
 
 def _initial(
@@ -217,6 +245,7 @@ def _initial(
     world_size: int,
     run_id: str,
     settings: Elastic,
+    topology: str,
     chunk_bytes: int,
 ) -> Manifest:
     """Upload this replica's initial state. Returns the manifest that names it, which is not written yet."""
@@ -242,24 +271,13 @@ def _initial(
     )
     for (index, _), shard_sums in zip(numbers, published, strict=True):
         sums[index].append(shard_sums)
-    largest = max(layout_bytes(job.layout) for job in jobs)
     return Manifest(
         run_id=run_id,
         writer=rank,
         world_size=world_size,
         min_replicas=settings.min_replicas,
-        topology=choose_topology(
-            settings.topology,
-            state_bytes=largest,
-            world_size=world_size,
-            publish_every=settings.publish_every,
-            near=store.near,
-            transfer=store.store.transfer if isinstance(store.store, InBackground) else None,
-            outer_state=schema.outer_state(),
-            codec=schema.terms.codec,
-            coded=schema.terms.coding is not None,
-        ),
-        publish_every=settings.publish_every,
+        topology=topology,
+        publish_every=settings.published_every,
         retention=settings.retention,
         settings=dict(schema.settings),
         tensors=dict(schema.tensors),
