@@ -13,7 +13,7 @@ import secrets
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
-from .._errors import CorruptedObjectError, RendezvousTimeoutError, StoreError
+from .._errors import RendezvousTimeoutError, StoreError
 from .._timing import Wait
 from ._records._keys import BEGINNING
 
@@ -125,10 +125,10 @@ def wait_for_manifest(
         now = wait.elapsed()
         if now >= min(look_at, turn):
             look_at = now + min(_LOOK_SECONDS, grace / _LOOKS)
-            sign = _sign(store)
+            sign = store.peek(BEGINNING, _LARGEST)
             # What the sign says does not matter: if its sender begins another run, or has another version, the manifest will
             # show it.
-            if sign is not None and sign != last_sign:
+            if sign and sign != last_sign:
                 last_sign, last_sign_at, turn = sign, now, now + patience
                 wait.extend()
         if now >= turn:
@@ -142,10 +142,3 @@ def wait_for_manifest(
             return None
         wait.pause()
     return manifest
-
-
-def _sign(store: Patient) -> bytes | None:
-    try:
-        return store.get(BEGINNING, _LARGEST)
-    except CorruptedObjectError:  # too large for a sign
-        return None

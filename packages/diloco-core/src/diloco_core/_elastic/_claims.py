@@ -65,7 +65,7 @@ def claim(store: Patient, rank: int, run: str) -> tuple[int, bytes]:
         store.create(claim_key(rank, epoch), partial(bytes, _record(epoch, identity)))
     for epoch in range(highest + 1, highest + 1 + _MOST):
         key, record = claim_key(rank, epoch), _record(epoch, identity)
-        if store.create(key, partial(bytes, record)) or store.get(key) == record:
+        if store.create(key, partial(bytes, record)) or store.peek(key) == record:
             return epoch, record
     raise RunExistsError(
         f"rank {rank} could not join the run at {store.uri}: for each of the {_MOST} epochs that it tried, another process had "
@@ -85,7 +85,7 @@ def check_claim(life: Life) -> None:
     if life.late or life.members.get(life.rank) != life.epoch:
         watch_claim(life)
     # This check comes last, so that it is as close as possible to what the caller is about to write.
-    if life.store.get(claim_key(life.rank, life.epoch + 1)) is not None:
+    if life.store.peek(claim_key(life.rank, life.epoch + 1)) is not None:
         raise _fenced(life, "a newer life")
 
 
@@ -149,7 +149,7 @@ def _traces(store: Patient, rank: int, run: str) -> Iterator[int]:
                 yield payload.epoch
     # The newest record belongs to the sync of the newest contributions, or to the sync before it.
     for sync in range(max(1, newest - 1), newest + 1):
-        data = store.get(commit_key(sync))
+        data = store.peek(commit_key(sync))
         if data is None:
             continue
         try:

@@ -242,7 +242,7 @@ def _mend_rollback(life: Life) -> None:
 
 def _mend_done(life: Life, index: int) -> Reload | None:
     sync = life.fragments[index].sync
-    if life.store.get(done_key(sync, index)) is None:
+    if life.store.peek(done_key(sync, index)) is None:
         return None
     try:
         done = read_done(life, sync, index)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 from typing import TYPE_CHECKING, TypeVar
 
-from .._errors import ObjectNotFoundError, StoreUnavailableError
+from .._errors import CorruptedObjectError, ObjectNotFoundError, StoreUnavailableError
 from .._retry import Downtime, Notices, Retries
 from ._api import RECORD_BYTES, creates_once
 
@@ -75,6 +75,13 @@ class Patient:
         except ObjectNotFoundError:
             return None
 
+    def peek(self, key: str, largest: int = RECORD_BYTES) -> bytes | None:
+        """Read a small object whose content may be anything: as :meth:`get`, but of one that is too large, return no bytes."""
+        try:
+            return self.get(key, largest)
+        except CorruptedObjectError:
+            return b""
+
     def read(
         self, key: str, use: Callable[[ObjectReader], T], opened: ObjectReader | None = None
     ) -> T | None:
@@ -140,7 +147,8 @@ class Patient:
             return self._retries.run(act, again, self.store.patience, self._downtime)
         except StoreUnavailableError as error:
             waited = self._retries.clock() - start
-            if waited < _WORTH_SAYING:
+            told = self.store.retries and not error.anew and not error.lasting
+            if told or waited < _WORTH_SAYING:
                 raise
             reason = (
                 ", and no longer, since this does not pass until somebody removes the cause"

@@ -143,12 +143,7 @@ def check_not_resumed(store: Patient, own_claim: Claim) -> None:
     Raises:
         RunExistsError: A later process has claimed the rank.
     """
-    key = claim_key(own_claim.rank, own_claim.life + 1)
-    try:
-        resumed = store.get(key) is not None
-    except CorruptedObjectError:  # too large for a record, but it is there
-        resumed = True
-    if resumed:
+    if store.peek(claim_key(own_claim.rank, own_claim.life + 1)) is not None:
         raise RunExistsError(
             f"rank {own_claim.rank} of {store.uri} has been taken over by a later process, which has resumed the run with "
             "resume=True because this process had ended or had shown no sign of life for a long time. This process stops. What "

@@ -88,4 +88,4 @@ def _holds_rank(store: Patient, own_claim: Claim, timing: Timing) -> bool:
 
 def _is_free(store: Patient, rank: int, error: BaseException) -> bool:
     """Whether no process holds a rank. A note must not end a run that another process takes part in."""
-    return not isinstance(error, RunExistsError) and store.get(claim_key(rank)) is None
+    return not isinstance(error, RunExistsError) and store.peek(claim_key(rank)) is None

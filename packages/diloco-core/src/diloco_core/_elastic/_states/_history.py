@@ -103,7 +103,7 @@ def close_gaps(life: Life, history: History) -> None:
             (rollback for rollback in rollbacks if rollback.states[index] < lost < rollback.sync),
             None,
         )
-        if life.store.get(commit_key(lost)) is not None:
+        if life.store.peek(commit_key(lost)) is not None:
             continue  # the record is there: the listing was out of date
         if giving_up is None:
             commit_again(life, lost, None)
@@ -136,7 +136,7 @@ def _rollbacks(life: Life, recorded: set[int]) -> list[tuple[Rollback, str]]:
     and other records that are lost do not stop it. If a record cannot be read, the record before it is read instead.
     """
     newest = max(recorded, default=0)
-    while life.store.get(commit_key(newest + 1)) is not None:  # a listing may be out of date
+    while life.store.peek(commit_key(newest + 1)) is not None:  # a listing may be out of date
         newest += 1
         recorded.add(newest)
     rollbacks: list[tuple[Rollback, str]] = []

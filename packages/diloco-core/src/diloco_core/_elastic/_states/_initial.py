@@ -100,7 +100,7 @@ def _is_collected(life: Life, index: int) -> bool:
     if life.whole_every > 1:
         return False  # contributions are deleted when any newer state is complete, and this one when a whole one is
     first_sync = index + 1
-    return life.store.get(commit_key(first_sync)) is not None and not any(
+    return life.store.peek(commit_key(first_sync)) is not None and not any(
         map(Delta.parse, life.store.list(deltas(first_sync)))
     )
 
