@@ -171,8 +171,9 @@ class FsspecDriver:
     def judge(self, error: Exception) -> tuple[Verdict, str]:
         """What an error means: drivers raise OSErrors, their own errors, and OSErrors that are caused by their own errors."""
         status, code, sentence = _answer(error)
-        said = f"{error}" or sentence or ""
-        message = f"{type(error).__name__}: {said}" + (f" ({code})" if code else "")
+        said = next(filter(None, (str(error), sentence, *map(str, _causes(error)))), "")
+        message = ": ".join(filter(None, (type(error).__name__, said)))
+        message += f" ({code})" if code else ""
         if is_known(code):
             return verdict_of(status, code) or Verdict.PERMANENT, message
         if type(error).__name__ in _NO_CREDENTIALS:
@@ -364,9 +365,16 @@ def _mode(exclusive: bool) -> dict[str, str]:
     return {"mode": "create"} if exclusive else {}
 
 
+def _causes(error: BaseException) -> Iterator[BaseException]:
+    """The error that caused this one, and so on: fsspec raises a timeout without a text over that of s3fs over botocore's."""
+    while error.__cause__ is not None:
+        error = error.__cause__
+        yield error
+
+
 def _answer(error: BaseException) -> tuple[int | None, str | None, str | None]:
-    """HTTP status, the service's own code and its sentence, from an error or its cause (botocore, google, azure, aiohttp)."""
-    for link in (error, error.__cause__):
+    """HTTP status, the service's own code and its sentence, from an error or its causes (botocore, google, azure, aiohttp)."""
+    for link in (error, *_causes(error)):
         if type(link).__module__ == "aiohttp.http_exceptions":
             continue  # the answer was cut off, and this "code" was not sent by a server
         response = getattr(link, "response", None)
