@@ -1,28 +1,104 @@
-"""Strict runs in virtual time, whose processes are killed at chosen operations and started again."""
+"""Runs of all ranks in virtual time, whose processes are killed at chosen operations and started again."""
 
+import contextlib
 import random
+import threading
 from dataclasses import dataclass, field
 from functools import partial
-from unittest import mock
 
+import keys_lab
 import pytest
 import torch
 from training_lab import fill, push, values
 
-from diloco_core import DiLoCo, ObjectStoreExchange, Timing
-from diloco_core._strict._liveness import Liveness
+from diloco_core import DiLoCo, ObjectStoreExchange, StoreUnavailableError, Timing
 from diloco_core._strict._records._manifest import Manifest
-from diloco_core._strict._records._records import Claim, beat_key
-from diloco_core.testing import Fault, SimulatedStore
+from diloco_core._strict._records._records import Claim
+from diloco_core.testing import Fault, Killed, SimulatedStore
 from diloco_core.testing._connection import Connection
-from diloco_core.testing._scheduler import Killed, Scheduler
+from diloco_core.testing._scheduler import Scheduler
 
 LOST_AFTER = 100.0
 
 
+class Process(Connection):
+    """One process's access to the store.
+
+    Args:
+        number: The number of the process in its simulation.
+        before: Called with the process, a kind of request and a key before each request; None for nothing.
+        beats: Seconds between its signs of life; 0 if it gives only the first one.
+        **options: Those of a connection.
+    """
+
+    def __init__(self, shared, scheduler, *, number, before, beats, **options):
+        super().__init__(shared, scheduler, **options)
+        self.number = number
+        self.ended = False
+        self._call_at = scheduler.call_at
+        self._write = shared.write
+        self._before = before or (lambda *_: None)
+        self._beats = beats
+        self._thread = threading.get_ident()
+
+    def put(self, key, parts):
+        if threading.get_ident() != self._thread:
+            return 0  # a sign of life in real time
+        self._before(self, "put", key)
+        data = b"".join(map(bytes, parts))
+        size = super().put(key, [data])
+        if self._beats and keys_lab.of("beat")(key):
+            self._beat_later(key, data)
+        return size
+
+    def _beat_later(self, key, beat, count=1):
+        def act():
+            if not (self.killed or self.ended):
+                with contextlib.suppress(StoreUnavailableError):
+                    self._before(self, "beat", key)
+                    self._write(key, keys_lab.later_beat(beat, count))
+                self._beat_later(key, beat, count + 1)
+
+        self._call_at(self.clock() - self.offset + self._beats, act)
+
+    def create(self, key, data):
+        self._before(self, "create", key)
+        return super().create(key, data)
+
+    def get(self, key, *largest):
+        self._before(self, "get", key)
+        return super().get(key, *largest)
+
+    def open(self, key, size=None):
+        self._before(self, "open", key)
+        return super().open(key, size)
+
+    def list(self, prefix):
+        self._before(self, "list", prefix)
+        return super().list(prefix)
+
+    def delete(self, keys, *, unread=False):
+        keys = list(keys)
+        for key in keys:
+            self._before(self, "delete", key)
+        super().delete(keys, unread=unread)
+
+    def die(self):
+        """Be killed now: nothing that the process does from now on reaches the store."""
+        self.killed = True
+        raise Killed
+
+
 @dataclass
 class Run:
-    """One run with all of its lives; every call of :meth:`live` starts all of its ranks once."""
+    """One run with all of its lives; every call of :meth:`live` starts all of its ranks once.
+
+    Attributes:
+        limits: For some ranks, limits of :class:`Timing` for processes that are started from now on.
+        before: Called with the process, a kind of request and a key before each request.
+        beats: Seconds between the signs of life of each process; 0 if each gives only its first one.
+        ended: When each process of the last simulation ended, in virtual seconds.
+    """
 
     ranks: int = 2
     fragments: int = 1
@@ -34,12 +110,17 @@ class Run:
     wishes: dict = field(default_factory=dict)  # outer learning rates, by (rank, inner step)
     behind: int = 0
     chunk: int = 64
+    limits: dict = field(default_factory=dict)
+    before: object = None
+    beats: float = 0.0
+    ended: dict = field(default_factory=dict)
 
     def whole(self):
         """Whether the store holds an initial state of every fragment."""
-        published = {key.split("/")[1] for key in self.store.objects if key.startswith("state/")}
-        shards = sum(key.startswith("state/00000000/") for key in self.store.objects)
-        return len(published) > self.fragments or (self.fragments == 1 and shards == self.ranks)
+        states = keys_lab.keys_of(self.store.objects, "state", copy=False)
+        syncs = {keys_lab.kept(key).sync for key in states}
+        first = sum(map(keys_lab.of("state", sync=0), states))
+        return len(syncs) > self.fragments or (self.fragments == 1 and first == self.ranks)
 
     def net(self):
         return fill(torch.nn.Sequential(torch.nn.Linear(3, 5), torch.nn.Linear(5, 2)))
@@ -55,7 +136,7 @@ class Run:
     def overtaken(self, sleeps, at, seed=0, alive=None):
         """Start all ranks, let some hang (rank, operation, seconds), and resume the run at a time. What all processes came to.
 
-        Those in ``alive`` give a sign of life every so many seconds, ten times.
+        Those in ``alive``, a rank or (rank, life), give a sign of life every so many seconds, ten times.
         """
         faults = [
             Fault(rank, 1, operation, "zombie", seconds) for rank, operation, seconds in sleeps
@@ -65,34 +146,49 @@ class Run:
         results = self.simulate([*first, *second], seed, alive or {}, until=self.syncs)
         return results[: self.ranks], results[self.ranks :]
 
-    def simulate(self, processes, seed, alive=None, events=None, **more):
+    def silent(self, *ranks, until, **more):
+        """Let all ranks train, and kill some before they can say that they leave. What each returned or raised."""
+
+        def before(process, kind, key):
+            if process.rank in ranks and kind == "put" and keys_lab.of("note")(key):
+                process.die()
+
+        self.before, before = before, self.before
+        results = self.live(until=until, **more)
+        self.before = before
+        return results
+
+    def simulate(self, processes, seed=0, alive=None, events=None, **more):
         self.lives += 1
         scheduler = Scheduler()
         for rank, seconds in (alive or {}).items():
+            key = keys_lab.beat_key(*rank) if isinstance(rank, tuple) else keys_lab.beat_key(rank)
             for count in range(1, 11):
-                beat = partial(self.store.write, beat_key(rank), b"%d" % count)
+                beat = partial(self.store.write, key, b"%d" % count)
                 scheduler.call_at(count * seconds, beat)
         for seconds, event in (events or {}).items():
             scheduler.call_at(seconds, event)
-        results, connections = {}, {}
+        results = {}
 
         def process(number, rank, faults, resume):
-            connection = Connection(
+            connection = Process(
                 self.store,
                 scheduler,
+                number=number,
+                before=self.before,
+                beats=self.beats,
                 rank=rank,
                 faults=faults,
                 chance=random.Random(f"{self.lives}/{seed}/{number}"),
                 replace=lambda: None,
             )
-            connections[number] = connection
-            timing = Timing(
-                clock=connection.clock,
-                sleep=connection.sleep,
-                lost_after=LOST_AFTER,
-                sync_timeout=1000.0,
-                join_timeout=1000.0,
-            )
+            limits = {
+                "lost_after": LOST_AFTER,
+                "sync_timeout": 1000.0,
+                "join_timeout": 1000.0,
+                **self.limits.get(rank, {}),
+            }
+            timing = Timing(clock=connection.clock, sleep=connection.sleep, **limits)
             try:
                 exchange = ObjectStoreExchange(
                     connection,
@@ -105,13 +201,14 @@ class Run:
                 results[number] = self.train(exchange, **more)
             except (Exception, Killed) as error:
                 results[number] = error
+            connection.ended = True
+            self.ended[number] = scheduler.now
 
-        # A beat that needs no thread: who is alive has written it once, and nobody is watched for longer than that here.
-        with mock.patch.object(Liveness, "start", lambda liveness: liveness._beat(0)):
-            for number, (rank, start, faults, resume) in enumerate(processes):
-                body = partial(process, number, rank, faults, resume)
-                scheduler.start_at(start, body)
-            assert scheduler.run(100_000.0)
+        self.ended.clear()
+        for number, (rank, start, faults, resume) in enumerate(processes):
+            body = partial(process, number, rank, faults, resume)
+            scheduler.start_at(start, body)
+        assert scheduler.run(100_000.0)
         return [results[number] for number in sorted(results)]
 
     def train(self, exchange, until, seen=None, **more):

@@ -1,10 +1,11 @@
 """What is damaged or gone when a strict run is to be continued: it is named, mended or passed over."""
 
-import json
 import logging
 
+import keys_lab
 import pytest
 from damage_lab import flip
+from keys_lab import MANIFEST, copy_key
 from strict_lab import Run, refused
 from training_lab import identical
 
@@ -14,19 +15,23 @@ from diloco_core import (
     ReplicaLostError,
     RunExistsError,
 )
-from diloco_core._store._copies import copy_key
-from diloco_core._strict._records._manifest import MANIFEST
-from diloco_core._wire._sealed import seal, unseal
 from diloco_core.testing import SimulatedStore
 
 INCOMPLETE = (
     r"the state after outer step 3 in .* is incomplete: state/00000003/.* missing.*newest-whole"
 )
+SECOND = keys_lab.manifest_key(2)
+CLAIM, MEETING = keys_lab.claim_key(1, 2), keys_lab.meeting_key(1, 2)
 
 
 class TestWhatIsDamaged:
-    def newest(self, run, fragment="state/"):
-        return max(key for key in run.store.objects if key.startswith(fragment))
+    def newest(self, run, kind="state", **wanted):
+        return keys_lab.keys_of(run.store.objects, kind, **wanted)[-1]
+
+    def kept(self, run, *kinds):
+        """The objects of some kinds."""
+        objects = run.store.objects.items()
+        return {key: data for key, data in objects if keys_lab.kept(key).kind in kinds}
 
     def harm(self, run, key, place=0.5):
         for harmed in {key, copy_key(key)} & set(run.store.objects):
@@ -42,17 +47,14 @@ class TestWhatIsDamaged:
     def test_a_state_is_named_and_the_one_before_is_taken_if_that_is_asked_for(
         self, stopped, caplog, place, rank
     ):
-        sync = self.newest(stopped).split("/")[1]
-        (key,) = (
-            key for key in stopped.store.objects if key.startswith(f"state/{sync}/{rank:05}.")
-        )
-        before, seen = stopped.store.below("state/"), {}
+        key = self.newest(stopped, rank=rank)
         self.harm(stopped, key, place)
+        before, seen = self.kept(stopped, "state"), {}
         results = stopped.live(resume=True)
         named = next(result for result in results if isinstance(result, CorruptedObjectError))
         assert key in str(named)
         assert 'resume="newest-whole"' in str(named)
-        assert stopped.store.below("state/") == before
+        assert self.kept(stopped, "state") == before
         with caplog.at_level(logging.WARNING):
             results = stopped.live(resume="newest-whole", seen=seen)
         assert identical(results)
@@ -62,18 +64,19 @@ class TestWhatIsDamaged:
 
     def test_inner_state_of_a_sync_that_was_given_up_is_named(self, stopped, caplog):
         """The only save is that of the last sync, whose state is damaged."""
-        for key in stopped.store.below("inner/"):
-            if "/00000003." not in key:
+        for key in self.kept(stopped, "inner"):
+            if keys_lab.kept(key).sync != 3:
                 stopped.store.remove(key)
         self.harm(stopped, self.newest(stopped))
+        saved = [self.newest(stopped, "inner", rank=rank) for rank in range(2)]
         seen = {}
         with caplog.at_level(logging.WARNING):
             assert identical(
                 stopped.live(resume="newest-whole", seen=seen, until=3, save_inner_every=10)
             )
         assert seen == dict.fromkeys(range(2), (2, 4, 4))
-        for rank in range(2):
-            assert f"the inner state in simulated://run/inner/{rank:05}/00000003." in caplog.text
+        for key in saved:
+            assert f"the inner state in simulated://run/{key}" in caplog.text
         assert "was saved after sync 3, which the run has since given up" in caplog.text
         assert "holds no inner state" not in caplog.text
         caplog.clear()
@@ -81,7 +84,7 @@ class TestWhatIsDamaged:
         assert "given up" not in caplog.text, "it was deleted when the next one was saved"
 
     def test_nothing_older_is_left(self, stopped):
-        for key in stopped.store.below("state/"):
+        for key in self.kept(stopped, "state"):
             self.harm(stopped, key, 0.9)
         result, _ = stopped.live(resume="newest-whole")
         with pytest.raises(CorruptedObjectError, match="holds no whole state any more"):
@@ -93,11 +96,12 @@ class TestWhatIsDamaged:
         with pytest.raises(CorruptedObjectError, match=INCOMPLETE):
             raise result
 
-    @pytest.mark.parametrize("evidence", ["deltas/", "inner/"])
+    @pytest.mark.parametrize("evidence", ["contribution", "inner"])
     def test_a_part_of_the_last_sync_of_a_killed_run_is_gone(self, stopped, caplog, evidence):
         """No record of a later sync shows that the state was whole, but what somebody wrote after that sync does."""
         self.killed(stopped, evidence)
-        stopped.store.remove(self.newest(stopped))
+        lost = self.newest(stopped)
+        stopped.store.remove(lost)
         result, _ = stopped.live(resume=True)
         with pytest.raises(CorruptedObjectError, match=INCOMPLETE):
             raise result
@@ -105,17 +109,15 @@ class TestWhatIsDamaged:
         with caplog.at_level(logging.ERROR):
             assert identical(stopped.live(resume="newest-whole", seen=seen))
         assert seen[0][:2] == seen[1][:2] == (2, 4)
-        assert "is incomplete: state/00000003/" in caplog.text
+        assert f"is incomplete: {lost} missing" in caplog.text
         assert "continues from outer step 2, since no newer state is whole" in caplog.text
 
     @pytest.mark.parametrize("resume", [True, "newest-whole"])
     def test_a_part_of_the_initial_state_of_a_killed_run_is_gone(self, resume):
         run = Run(2)
         run.live(until=-1)  # which it has reached when it begins
-        self.killed(run, "deltas/")
-        self.remove(
-            run, f"{self.newest(run).split('.')[0]}.{self.newest(run).split('.')[1]}.safetensors"
-        )
+        self.killed(run, "contribution")
+        self.remove(run, self.newest(run, copy=False))
         result, _ = run.live(resume=resume)
         with pytest.raises(
             CorruptedObjectError,
@@ -125,19 +127,17 @@ class TestWhatIsDamaged:
 
     def killed(self, run, evidence):
         """Leave the store as a killed run does, with nothing but contributions or inner state that shows its last sync."""
-        for folder in ("notes/", "inner/", "deltas/"):
-            for key in run.store.below(folder) if folder != evidence else ():
-                run.store.remove(key)
-        if evidence == "deltas/":
-            _, sync, name = self.newest(run).split("/")
-            _, own_name, _ = name.split(".")
-            delta = f"deltas/{int(sync) + 1:08}/00001.{own_name}.{16 * '0'}.1.safetensors"
+        for key in self.kept(run, *{"note", "inner", "contribution"} - {evidence}):
+            run.store.remove(key)
+        if evidence == "contribution":
+            newest = keys_lab.kept(self.newest(run))
+            delta = keys_lab.contribution_key(newest.run, newest.sync + 1, 1)
             run.store.write(delta, b"of a sync that was never committed")
 
     @pytest.mark.parametrize("place", [0.02, 0.5, 0.999])
     def test_inner_state(self, stopped, caplog, place):
         """The one before is taken, and the batches that it lacks are said."""
-        keys = sorted(stopped.store.below("inner/00001/"))
+        keys = keys_lab.keys_of(stopped.store.objects, "inner", rank=1)
         assert len(keys) == 2
         self.harm(stopped, keys[-1], place)
         seen = {}
@@ -151,13 +151,13 @@ class TestWhatIsDamaged:
     def test_inner_state_of_another_rank_or_sync(self, stopped, caplog):
         """Its bytes are whole, but they belong under another key."""
         objects = stopped.store.objects
-        newest, theirs = self.newest(stopped, "inner/00001/"), self.newest(stopped, "inner/00000/")
+        newest, theirs = (self.newest(stopped, "inner", rank=rank) for rank in (1, 0))
         objects[newest] = objects[theirs]
         assert identical(stopped.live(resume=True))
         assert "written under another key" in caplog.text
 
     def test_inner_state_that_a_late_process_has_saved_is_not_looked_at(self, stopped, caplog):
-        late = f"inner/00001/00000005.{16 * 'f'}.0001.safetensors"
+        late = keys_lab.inner_key(16 * "f", 5, 1, 1)
         stopped.store.write(late, b"of a sync that does not count")
         assert identical(stopped.live(resume=True))
         assert late not in caplog.text
@@ -168,20 +168,16 @@ class TestWhatIsDamaged:
     def test_the_newest_manifest(self, stopped, lives, place):
         if lives == 2:
             stopped.live(resume=True)
-        key = {1: MANIFEST, 2: "manifests/0002.json"}[lives]
+        key = keys_lab.manifest_key(lives)
         self.harm(stopped, key, place)
         refused(stopped, CorruptedObjectError, key)
 
     @pytest.mark.parametrize(
         ("record", "error", "match"),
         [
-            (
-                "claims/00001.0002.json",
-                RendezvousTimeoutError,
-                "missing: rank 1.*claims/00001.0002",
-            ),
+            (CLAIM, RendezvousTimeoutError, f"missing: rank 1.*{CLAIM}"),
             # Rank 1 has met, and waits for rank 0, which cannot read that.
-            ("meetings/00001.0002.json", ReplicaLostError, "rank 1 has counted this replica"),
+            (MEETING, ReplicaLostError, "rank 1 has counted this replica"),
         ],
     )
     def test_what_replicas_meet_by(self, stopped, record, error, match, monkeypatch):
@@ -197,7 +193,7 @@ class TestWhatIsDamaged:
             raise result
         assert identical(stopped.live(resume=True)), "what a dead process has left does no harm"
 
-    @pytest.mark.parametrize("record", ["claims/00001.0002.json", "meetings/00001.0002.json"])
+    @pytest.mark.parametrize("record", [CLAIM, MEETING])
     def test_what_replicas_meet_by_is_written_again(self, stopped, record):
         """It rots between the first look at it and the next one."""
 
@@ -209,10 +205,11 @@ class TestWhatIsDamaged:
 
     def test_what_is_damaged_after_its_writer_has_met_is_written_again(self, stopped, monkeypatch):
         """Rank 1 has met, and waits for the choice of rank 0, which cannot read what rank 1 has said."""
-        write, key, harmed = SimulatedStore.write, "meetings/00001.0002.json", []
+        write, harmed = SimulatedStore.write, []
 
         def damaged_once(store, written, data):
-            if written == key and not harmed and "" not in json.loads(data)["nonces"]:
+            met = written == MEETING and "" not in keys_lab.fields(MEETING, data)["nonces"]
+            if met and not harmed:
                 harmed.append(data)
                 data = flip(data, 4 * len(data))
             write(store, written, data)
@@ -223,13 +220,11 @@ class TestWhatIsDamaged:
 
     def test_a_manifest_of_other_processes_is_not_obeyed(self, stopped, monkeypatch):
         """On a store that lets objects be overwritten, another rank 0 may have written it."""
-        write, key = SimulatedStore.write, "manifests/0002.json"
+        write = SimulatedStore.write
 
         def of_another(store, written, data):
-            if written == key:
-                fields = unseal("manifest", key, data, "x")
-                fields["run"] = 32 * "f"
-                data = seal("manifest", key, fields)
+            if written == SECOND:
+                data = keys_lab.sealed_again(SECOND, data, run=32 * "f")
             write(store, written, data)
 
         monkeypatch.setattr(SimulatedStore, "write", of_another)
@@ -239,15 +234,15 @@ class TestWhatIsDamaged:
 
     def test_a_deleted_manifest_of_a_later_life(self, stopped, caplog):
         stopped.live(resume=True, until=4)
-        self.remove(stopped, "manifests/0002.json")
-        before = stopped.store.below("state/")
+        self.remove(stopped, SECOND)
+        before, commit = self.kept(stopped, "state"), self.newest(stopped, "commit")
         result, _ = stopped.live(resume=True)
         with pytest.raises(
             CorruptedObjectError,
-            match=r"holds commits/00000004.* no manifest says so: an object under manifests/",
+            match=rf"holds {commit}, .* no manifest says so: an object under manifests/",
         ):
             raise result
-        assert stopped.store.below("state/") == before
+        assert self.kept(stopped, "state") == before
         seen = {}
         with caplog.at_level(logging.ERROR):
             assert identical(stopped.live(resume="newest-whole", seen=seen))
@@ -258,12 +253,12 @@ class TestWhatIsDamaged:
     @pytest.mark.parametrize("until", [3, 4])
     def test_a_damaged_manifest_of_a_later_life(self, stopped, until):
         stopped.live(resume=True, until=until)
-        self.harm(stopped, "manifests/0002.json")
-        refused(stopped, CorruptedObjectError, r"manifests/0002\.json.*newest-whole")
+        self.harm(stopped, SECOND)
+        refused(stopped, CorruptedObjectError, f"{SECOND}.*newest-whole")
         seen = {}
         assert identical(stopped.live(resume="newest-whole", seen=seen))
         assert seen == dict.fromkeys(range(2), (3, 6, 0))
 
     def test_objects_of_another_run_alone_say_nothing(self, stopped):
-        stopped.store.write(f"state/00000009/00000.{16 * 'f'}.safetensors", b"of an emptied prefix")
+        stopped.store.write(keys_lab.state_key(16 * "f", 9, 0), b"of an emptied prefix")
         assert identical(stopped.live(resume=True))

@@ -2,21 +2,18 @@
 
 import logging
 
+import keys_lab
 import pytest
 from damage_lab import flip
+from keys_lab import MANIFEST, copy_key
 from strict_lab import Run, in_folder, refused
 from training_lab import identical
 
-from diloco_core import CorruptedObjectError, RunExistsError, Timing, export
-from diloco_core._store._copies import copy_key
-from diloco_core._store._open import open_store
-from diloco_core._store._patient import Patient
-from diloco_core._strict._records._manifest import MANIFEST, Manifest
-from diloco_core._strict._resume._base import newest_manifest
-from diloco_core._wire._sealed import seal, unseal
+from diloco_core import CorruptedObjectError, RunExistsError, export
+from diloco_core.testing import SimulatedStore
 
-SECOND = "manifests/0002.json"
-SECOND_COPY = "manifests/0002.copy.json"
+SECOND = keys_lab.manifest_key(2)
+SECOND_COPY = copy_key(SECOND)
 
 
 @pytest.fixture
@@ -35,8 +32,14 @@ def damage(run, key):
     run.store.objects[key] = flip(run.store.objects[key], 4 * len(run.store.objects[key]))
 
 
-def stored(run, key=SECOND, life=2):
-    return Manifest.from_bytes(run.store.objects[key], life, key)
+def stored(run, key=SECOND):
+    """The fields of a manifest in the store."""
+    return keys_lab.fields(key, run.store.objects[key])
+
+
+def names(run, name):
+    """The kinds of objects whose keys have this name of the run."""
+    return {found.kind for found in map(keys_lab.kept, run.store.objects) if found.run == name}
 
 
 class TestOfAnotherRun:
@@ -50,7 +53,7 @@ class TestOfAnotherRun:
             assert isinstance(result, RunExistsError)
             assert f"holds '{SECOND}' of an earlier run" in str(result)
         written = set(twice.store.objects).difference(left)
-        assert not [key for key in written if key.startswith(("claims/", "state/"))]
+        assert not {keys_lab.kept(key).kind for key in written} & {"claim", "state"}
 
     def test_one_that_appears_later_is_not_believed(self, twice, tmp_path):
         other = Run(2)
@@ -74,9 +77,10 @@ class TestOfAnotherRun:
         ids=["no first life", "no name", "a name that counts"],
     )
     def test_one_that_contradicts_itself_is_damaged(self, twice, field, value):
-        fields = unseal("manifest", SECOND, twice.store.objects[SECOND], "x")
-        fields[field] = value(fields)
-        twice.store.objects[SECOND] = seal("manifest", SECOND, fields)
+        changed = keys_lab.sealed_again(
+            SECOND, twice.store.objects[SECOND], **{field: value(stored(twice))}
+        )
+        twice.store.objects[SECOND] = changed
         twice.store.remove(SECOND_COPY)
         refused(twice, CorruptedObjectError, SECOND)
 
@@ -172,35 +176,40 @@ class TestWhenItIsLost:
 
     def test_what_was_given_up_raises_no_alarm_again(self, stopped, tmp_path, harm):
         stopped.live(resume=True, until=4)
-        lost = stored(stopped)
-        left = [key for key in stopped.store.objects if f".{lost.run[:16]}." in key]
-        assert {key.split("/")[0] for key in left} >= {"commits", "inner", "state"}
+        lost = stored(stopped)["run"]
+        assert names(stopped, lost[:16]) >= {"commit", "inner", "state"}
         self.harm(stopped, SECOND, harm)
         assert identical(stopped.live(resume="newest-whole", until=5))
-        third = stored(stopped, "manifests/0003.json", 3)
-        assert third.given_up == [lost.run[:16]]
-        assert lost.run not in [name for name, _ in third.earlier]
-        left = [key for key in stopped.store.objects if f".{lost.run[:16]}." in key]
-        assert {key.split("/")[0] for key in left} == {"commits"}
+        third = stored(stopped, keys_lab.manifest_key(3))
+        assert third["given_up"] == [lost[:16]]
+        assert lost not in [earlier["run"] for earlier in third["earlier"]]
+        assert names(stopped, lost[:16]) == {"commit"}
         stopped.live(resume=True, ranks=[0])  # nobody comes, so it fails
-        assert "claims/00000.0004.json" in stopped.store.objects
+        assert keys_lab.claim_key(0, 4) in stopped.store.objects
         assert export(in_folder(stopped, tmp_path / "run"), tmp_path / "model") == 5
         assert identical(stopped.live(resume=True))
-        newest = max(key for key in stopped.store.objects if key.startswith("manifests/"))
-        assert stored(stopped, newest, int(newest[10:14])).given_up == [lost.run[:16]]
+        manifests = keys_lab.keys_of(stopped.store.objects, "manifest", copy=False)
+        newest = max(manifests, key=lambda key: keys_lab.kept(key).life)
+        assert stored(stopped, newest)["given_up"] == [lost[:16]]
 
 
-def test_one_that_a_listing_shows_and_that_is_gone_is_not_passed_over_in_silence(
-    twice, tmp_path, monkeypatch
-):
+class Stale(SimulatedStore):
+    """A store whose listings of later manifests still show the second one."""
+
+    def below(self, prefix):
+        listing = super().below(prefix)
+        if prefix.startswith(keys_lab.LATER_MANIFESTS):
+            listing.setdefault(SECOND, 1)
+        return listing
+
+
+def test_one_that_a_listing_shows_and_that_is_gone_is_not_passed_over_in_silence(twice):
     """Somebody deletes it at this moment, or the listing is older than that."""
-    folder = in_folder(twice, tmp_path / "run")
-    store, timing = Patient(open_store(str(folder)), Timing()), Timing()
-    monkeypatch.setattr(store, "list", lambda prefix: {SECOND: 1})
-    for key in (SECOND, SECOND_COPY):
-        (tmp_path / "run" / key).unlink()
-    with pytest.raises(
-        CorruptedObjectError, match=rf"{SECOND} and its copy are gone.*newest-whole"
-    ):
-        newest_manifest(store, timing, may_go_back=False)
-    assert newest_manifest(store, timing, may_go_back=True) == stored(twice, MANIFEST, 1)
+    run = Run(2, store=Stale(), lives=twice.lives)
+    for key, data in twice.store.objects.items():
+        if key not in {SECOND, SECOND_COPY}:
+            run.store.write(key, data)
+    refused(run, CorruptedObjectError, rf"{SECOND} and its copy are gone.*newest-whole")
+    seen = {}
+    assert identical(run.live(resume="newest-whole", seen=seen))
+    assert {place[:2] for place in seen.values()} == {(3, 6)}, "as the first manifest says"

@@ -1,12 +1,13 @@
 """What lives and what differs is refused by name when a strict run is to be continued."""
 
-import json
+import copy
 
+import keys_lab
 import pytest
 import torch
 from inner_lab import Loader
-from strict_lab import Run, claim, manifest, refused
-from training_lab import Clock, fill, identical
+from strict_lab import LOST_AFTER, Run, refused
+from training_lab import fill, identical
 
 from diloco_core import (
     ConfigurationError,
@@ -16,110 +17,132 @@ from diloco_core import (
     MismatchError,
     ObjectStoreAllReduce,
     RendezvousError,
+    RendezvousTimeoutError,
     RunExistsError,
-    Timing,
+    StoreUnavailableError,
     connect,
     in_process,
 )
-from diloco_core._exchange._endings import Ending, Progress
 from diloco_core._loop._membership import FixedMembership
-from diloco_core._store._copies import copy_key
-from diloco_core._store._open import open_store
-from diloco_core._store._patient import Patient
-from diloco_core._strict._records._manifest import MANIFEST
-from diloco_core._strict._records._records import beat_key, claim_key, note, note_key
-from diloco_core._strict._records._version import VERSION
-from diloco_core._strict._resume._ended import check_ended
-from diloco_core._wire._sealed import seal, unseal
+from diloco_core.testing import Killed
+
+SELDOM = {"beat_interval": 600.0, "lost_after": 1200.0}
 
 
 class TestWhatLives:
     """A second life inside a living run is refused."""
 
     @pytest.fixture
-    def watch(self, tmp_path):
-        """Watches two processes, of which those in ``alive`` beat, and returns the seconds that it took."""
+    def dead(self):
+        """A run whose two processes were killed after three outer steps, and have not said how they ended."""
+        run = Run(2)
+        run.silent(0, 1, until=3)
+        return run
 
-        def watched(*alive, notes=(), downtime=lambda now: 0.0, before=2, claims=(), every=1.0):
-            clock, store = Clock(), open_store(str(tmp_path / "run"))
+    def resumed(self, run, alive=None):
+        """Resume the run while some processes give signs of life. What both ranks came to."""
+        return run.simulate([(rank, 0.0, [], True) for rank in range(2)], alive=alive, until=3)
 
-            class Away(Patient):
-                downtime = property(lambda self: downtime_of(clock.now))
+    def seconds(self, run):
+        """Resume the run. When its ranks were done, which they are as soon as they may go on."""
+        assert identical(self.resumed(run))
+        return max(run.ended.values())
 
-            downtime_of = downtime
-            for rank in range(2):
-                store.put(beat_key(rank), [b"0"])
-            for rank, nonce in notes:
-                record = note(Ending(rank, "failed", Progress(3, 3), "x"), nonce)
-                store.put(note_key(rank), [record])
+    def attempt(self, run, *ranks):
+        """Some ranks begin to resume the run, and are killed as soon as they have claimed their ranks."""
 
-            for (rank, life), data in claims:
-                store.put(claim_key(rank, life), [data])
+        def before(process, kind, key):
+            if keys_lab.of("claim", rank=process.rank)(key) and kind == "create":
+                claiming.append(process)
+            elif process in claiming:
+                process.die()
 
-            def sleep(seconds):
-                clock.sleep(seconds)
-                for rank in alive:
-                    store.put(beat_key(rank, before - 1), [b"%d" % (clock.now // every)])
-
-            timing = Timing(lost_after=90.0, clock=clock, sleep=sleep)
-            check_ended(Away(store, timing), timing, manifest(), 0, before)
-            return clock.now
-
-        return watched
+        run.before, claiming = before, []
+        assert all(isinstance(result, Killed) for result in run.live(resume=True, ranks=ranks))
+        run.before = None
 
     @pytest.mark.parametrize("rank", [0, 1])
-    def test_whose_beat_changes(self, watch, rank):
-        with pytest.raises(
-            RunExistsError, match=rf"rank {rank} of the run at .* is alive.*End that process"
-        ):
-            watch(rank)
+    def test_whose_beat_changes(self, dead, rank):
+        before = dict(dead.store.objects)
+        for result in self.resumed(dead, {rank: 5.0}):
+            with pytest.raises(
+                RunExistsError, match=rf"rank {rank} of the run at .* is alive.*End that process"
+            ):
+                raise result
+        assert dead.store.objects.keys() == before.keys(), "nothing was claimed"
 
-    def test_whose_beat_stands_still_is_dead_after_lost_after(self, watch):
-        assert 90.0 < watch() <= 110.0
+    def test_whose_beat_stands_still_is_dead_after_lost_after(self, dead):
+        assert LOST_AFTER < self.seconds(dead) <= 1.3 * LOST_AFTER
 
-    def test_who_beats_less_often_is_watched_for_longer(self, watch):
-        """By the claim of its process; this one would call it dead after 90 seconds."""
-        claims = [((1, 1), claim(1, "nonce 1", beat=600.0).to_bytes())]
-        assert 1200.0 < watch(claims=claims) <= 1210.0
-        with pytest.raises(RunExistsError, match=r"rank 1 of the run at .* is alive"):
-            watch(1, claims=claims, every=600.0)
+    def test_who_beats_less_often_is_watched_for_longer(self):
+        """By the claim of its process; the others would call it dead after 100 seconds."""
+        run = Run(2, limits={1: SELDOM})
+        run.silent(0, 1, until=3)
+        again = copy.deepcopy(run)
+        run.limits = dict.fromkeys(range(2), {"join_timeout": 10_000.0})
+        assert 1200.0 < self.seconds(run) <= 1300.0
+        again.limits = {}
+        for result in self.resumed(again, {1: 600.0}):
+            with pytest.raises(RunExistsError, match=r"rank 1 of the run at .* is alive"):
+                raise result
 
     @pytest.mark.parametrize(
-        "data",
+        "damaged",
         [
-            claim(1, "of another run", beat=600.0).to_bytes(),
-            claim(1, "nonce 1", beat=600.0).to_bytes()[:-20],
-            claim(1, "nonce 1", beat=1.0).to_bytes(),
+            lambda key, data: keys_lab.sealed_again(
+                key, data, nonce="another", beat_milliseconds=600_000
+            ),
+            lambda key, data: keys_lab.sealed_again(key, data, beat_milliseconds=600_000)[:-20],
+            lambda key, data: keys_lab.sealed_again(key, data, beat_milliseconds=1000),
         ],
         ids=["of another process", "damaged", "of one that beats more often"],
     )
-    def test_what_a_claim_says_counts_only_where_it_makes_the_time_longer(self, watch, data):
-        assert 90.0 < watch(claims=[((1, 1), data)]) <= 110.0
+    def test_what_a_claim_says_counts_only_where_it_makes_the_time_longer(self, dead, damaged):
+        key = keys_lab.claim_key(1)
+        dead.store.damage(key, damaged(key, dead.store.objects[key]))
+        assert LOST_AFTER < self.seconds(dead) <= 1.3 * LOST_AFTER
 
-    def test_an_earlier_attempt_that_beats_less_often_is_watched_for_longer(self, watch):
-        notes = [(0, "nonce 0"), (1, "nonce 1")]
-        claims = [((0, 2), claim(0, "attempt", 2, beat=600.0).to_bytes())]
-        assert watch(notes=notes, before=3, claims=claims) > 1200.0
+    def test_an_earlier_attempt_that_beats_less_often_is_watched_for_longer(self, stopped):
+        stopped.limits = {0: SELDOM}
+        self.attempt(stopped, 0)
+        stopped.limits = dict.fromkeys(range(2), {"join_timeout": 10_000.0})
+        assert self.seconds(stopped) > 1200.0
 
-    def test_who_has_left_a_note_need_not_be_watched(self, watch):
-        assert watch(notes=[(0, "nonce 0"), (1, "nonce 1")]) == 0.0
-        assert watch(1, notes=[(0, "nonce 0"), (1, "nonce 1")]) == 0.0
+    @pytest.mark.parametrize("alive", [{}, {1: 5.0}])
+    def test_who_has_left_a_note_need_not_be_watched(self, stopped, alive):
+        assert identical(self.resumed(stopped, alive))
+        assert max(stopped.ended.values()) < 0.3 * LOST_AFTER
 
-    def test_the_note_of_another_process_counts_for_nothing(self, watch):
-        with pytest.raises(RunExistsError, match="rank 1"):
-            watch(1, notes=[(0, "nonce 0"), (1, "of another run")])
+    def test_the_note_of_another_process_counts_for_nothing(self, stopped):
+        key = keys_lab.note_key(1)
+        note = keys_lab.sealed_again(key, stopped.store.objects[key], nonce="another")
+        stopped.store.damage(key, note)
+        for result in self.resumed(stopped, {1: 5.0}):
+            with pytest.raises(RunExistsError, match="rank 1"):
+                raise result
 
-    def test_another_attempt_to_resume_the_same_rank(self, watch):
-        notes = [(0, "nonce 0"), (1, "nonce 1")]
+    def test_another_attempt_to_resume_the_same_rank(self, stopped):
+        self.attempt(stopped, 0, 1)
+        again = copy.deepcopy(stopped)
+        first, _ = self.resumed(stopped, {(0, 2): 25.0})
         with pytest.raises(RunExistsError, match=r"rank 0 of the run at .* is alive"):
-            watch(0, notes=notes, before=3)
-        assert watch(1, notes=notes, before=3) > 90.0, "other ranks look after themselves"
+            raise first
+        first, second = self.resumed(again, {(1, 2): 25.0})
+        with pytest.raises(RunExistsError, match=r"rank 1 of the run at .* is alive"):
+            raise second
+        assert isinstance(first, RendezvousTimeoutError), "other ranks look after themselves"
+        assert first.missing == (1,)
+        assert again.ended[0] > LOST_AFTER
 
-    def test_time_without_the_store_does_not_count(self, watch):
-        """It was away from second 20 to second 220."""
-        assert watch(downtime=lambda now: min(max(now - 20.0, 0.0), 200.0)) > 305.0, (
-            "and all get the whole time again when it is back"
-        )
+    def test_time_without_the_store_does_not_count(self, dead):
+        """It is away from second 20 to second 220, and all get the whole time again when it is back."""
+
+        def away(process, *_):
+            if 20.0 <= process.clock() < 220.0:
+                raise StoreUnavailableError("the store is away")
+
+        dead.before = away
+        assert self.seconds(dead) > 220.0 + LOST_AFTER
 
     def test_one_rank_alone_does_not_come_back_while_another_lives(self):
         """Rank 1 was killed; rank 0 waits for it, and has not noticed that yet."""
@@ -127,7 +150,7 @@ class TestWhatLives:
         _, later = run.overtaken([(1, 45, 400.0)], at=30.0, alive={0: 25.0})
         assert all(isinstance(result, RunExistsError) for result in later)
         assert "rank 0 of the run at simulated://run is alive" in str(later[1])
-        assert not [key for key in run.store.objects if ".0002" in key]
+        assert not [key for key in run.store.objects if keys_lab.kept(key).life == 2]
 
     def test_without_resume_a_used_prefix_is_refused(self, stopped):
         before = dict(stopped.store.objects)
@@ -186,10 +209,8 @@ class TestWhatDiffers:
     def test_sync_every_may_change_if_it_is_the_same_everywhere(self, stopped):
         results = stopped.live(resume=True, sync_every=4)
         assert identical(results)
-        assert (
-            json.loads(stopped.store.objects["manifests/0002.json"])["settings"]["sync_every"]
-            == "4"
-        )
+        key = keys_lab.manifest_key(2)
+        assert keys_lab.fields(key, stopped.store.objects[key])["settings"]["sync_every"] == "4"
 
     def test_sync_every_differs(self, stopped):
         stopped.options = {}
@@ -232,7 +253,7 @@ class TestWhatDiffers:
         refused(run, RendezvousError, "ended before all of its replicas had met")
 
     def test_a_run_without_its_manifest(self, stopped):
-        for key in (MANIFEST, copy_key(MANIFEST)):
+        for key in (keys_lab.MANIFEST, keys_lab.copy_key(keys_lab.MANIFEST)):
             del stopped.store.objects[key]
         refused(stopped, CorruptedObjectError, "manifest.json and its copy are gone")
 
@@ -259,13 +280,14 @@ class TestWhatDiffers:
             ObjectStoreAllReduce(again).mean([torch.ones(3)])
 
     def test_a_run_of_another_version(self, stopped):
-        fields = unseal("manifest", MANIFEST, stopped.store.objects[MANIFEST], "x")
-        del fields["version"]
-        stopped.store.objects[MANIFEST] = seal("manifest", MANIFEST, fields)
+        key = keys_lab.MANIFEST
+        manifest = stopped.store.objects[key]
+        version = keys_lab.fields(key, manifest)["version"]
+        stopped.store.objects[key] = keys_lab.sealed_again(key, manifest, version=...)
         refused(
             stopped,
             FormatError,
-            f"of an earlier version, and this version of diloco-core reads version {VERSION} only",
+            f"of an earlier version, and this version of diloco-core reads version {version} only",
         )
 
     def test_a_loaded_state(self, tmp_path):
