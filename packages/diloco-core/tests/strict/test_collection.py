@@ -1,29 +1,31 @@
 """What a strict run deletes: contributions and states that all replicas have left behind, and nothing that is still needed."""
 
 import pytest
+import torch
+from keys_lab import kept, keys_of
 
-from diloco_core import export
+from diloco_core import ObjectStoreAllReduce, export
 from diloco_core.testing import run_replicas
 
 pytestmark = pytest.mark.processes
 
-FOLDERS = ("deltas", "state")
+KINDS = ("contribution", "state")
 
 
-def syncs_below(store, folder):
-    return sorted({int(key.split("/")[1]) for key in store.list(f"{folder}/")})
+def syncs_of(store, kind):
+    return sorted({kept(key).sync for key in keys_of(store.list(""), kind)})
 
 
-@pytest.mark.parametrize("fragments", [1, 2])
+@pytest.mark.parametrize("fragments", [1, 2, 3])
 def test_the_store_holds_the_newest_states_of_each_fragment(lab, tmp_path, fragments):
     def replica(exchange):
         net = lab.small_model()
 
         def note(report):
-            held.append((report.sync, *(syncs_below(exchange.store, f) for f in FOLDERS)))
+            held.append((report.sync, *(syncs_of(exchange.store, kind) for kind in KINDS)))
 
         outer, optimizer = lab.outer_loop(
-            net, exchange, sync_every=2, fragments=fragments, on_sync=note
+            net, exchange, sync_every=fragments, fragments=fragments, on_sync=note
         )
         optimizer.param_groups[0]["lr"] = 1e-3
         with outer:
@@ -39,3 +41,18 @@ def test_the_store_holds_the_newest_states_of_each_fragment(lab, tmp_path, fragm
         assert deltas[-1] - deltas[0] <= 1, "the other replica may be one sync ahead"
         assert states == list(range(states[-1] - 2 * fragments, states[-1] + 1))
     assert export(str(tmp_path / "run"), tmp_path / "model") > 0
+
+
+def test_of_means_only_the_last_ones_are_there(lab, tmp_path):
+    def replica(exchange):
+        with ObjectStoreAllReduce(exchange) as reduce:
+            for _ in range(6):
+                reduce.mean([torch.ones(4)])
+                held.append([syncs_of(exchange.store, kind) for kind in KINDS])
+
+    held = []
+    lab.run(replica, lab.store_exchanges(tmp_path, 2))
+    for deltas, states in held:
+        assert deltas[-1] - deltas[0] <= 1, "the other replica may be one sync ahead"
+        assert states[-1] - states[0] <= 2
+    assert max(states[-1] for _, states in held) == 5

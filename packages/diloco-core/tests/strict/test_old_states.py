@@ -4,18 +4,19 @@ import copy
 
 import pytest
 from damage_lab import flip, late_bit
+from keys_lab import copy_key, kept, keys_of
 from strict_lab import Run, in_folder
 from training_lab import identical
 
 from diloco_core import RunExistsError, export
-from diloco_core._store._copies import copy_key
-from diloco_core._strict._old_states import OldStates
-from diloco_core._strict._resume._loading import Loader
 
 
-def published(run, copies=False):
-    keys = sorted(key for key in run.store.objects if key.startswith("state/"))
-    return [key for key in keys if (".copy." in key) == copies]
+def published(run, copies=False, **wanted):
+    return keys_of(run.store.objects, "state", copy=copies, **wanted)
+
+
+def syncs_of(keys):
+    return {kept(key).sync for key in keys}
 
 
 def survives(run, fragments, at_least):
@@ -63,8 +64,7 @@ def test_however_often_it_is_resumed_nothing_piles_up(fragments):
     assert max(counts) <= 2 * (2 * fragments + 1)
     assert len(set(counts[2:])) == 1
     run.live(resume=True, until=11 + 3 * fragments)
-    syncs = {int(key.split("/")[1]) for key in published(run)}
-    assert len(syncs) == 2 * fragments + 1
+    assert len(syncs_of(published(run))) == 2 * fragments + 1
 
 
 @pytest.mark.parametrize("fragments", [1, 2])
@@ -76,7 +76,7 @@ def test_before_its_first_outer_step_a_fragment_has_a_copy_of_its_state(
     run = Run(2, fragments)
     run.live(until=fragments - 1 or -1)
     copies = published(run, copies=True)
-    initial = [key for key in published(run) if int(key.split("/")[1]) < fragments]
+    initial = [key for key in published(run) if kept(key).sync < fragments]
     assert copies == [copy_key(key) for key in initial]
     assert all(run.store.objects[copy_key(key)] == run.store.objects[key] for key in initial)
     expected = copy.deepcopy(run).live(resume=True)
@@ -90,7 +90,7 @@ def test_before_its_first_outer_step_a_fragment_has_a_copy_of_its_state(
         folder = in_folder(again, tmp_path / key.replace("/", "."))
         assert export(folder, tmp_path / "model") == fragments - 1
         assert identical([*again.live(resume=True), *expected])
-        is_newest = key in initial and int(key.split("/")[1]) == fragments - 1
+        is_newest = key in initial and kept(key).sync == fragments - 1
         assert ("Its copy is used instead" in caplog.text) == is_newest
         if harm == "gone":  # a file of tensors needs the values alone
             assert ("Its copy is read instead" in caplog.text) == is_newest
@@ -103,7 +103,7 @@ def test_who_resumes_the_run_writes_both_again(harm, rank):
     run = Run(2)
     run.live(until=-1)
     before = {key: run.store.objects[key] for key in [*published(run), *published(run, True)]}
-    (key,) = (key for key in published(run) if f"/{rank:05}." in key)
+    (key,) = published(run, rank=rank)
     if harm == "state damaged":
         run.store.damage(key, late_bit(run.store.objects[key]))
     else:
@@ -112,23 +112,25 @@ def test_who_resumes_the_run_writes_both_again(harm, rank):
     assert {key: run.store.objects.get(key) for key in before} == before
 
 
-def test_who_was_replaced_meanwhile_writes_neither(monkeypatch):
+def test_who_was_replaced_meanwhile_writes_neither():
     """It hangs until the run was resumed without it, and has deleted its first states."""
-    run, hung, write_again = Run(2), [], Loader._write_again
+    run, loading, hung = Run(2), [], []
     run.live(until=-1)
-    (lost,) = (key for key in published(run, copies=True) if "/00001." in key)
+    (lost,) = published(run, copies=True, rank=1)
     run.store.remove(lost)
 
-    def late(loader, *shards):
-        participant = loader._participant
-        if participant.rank == 1 and not hung:
-            hung.append(participant.run)
-            participant.timing.sleep(5000.0)
-        write_again(loader, *shards)
+    def hang_when_all_is_read(process, kind, key):
+        if process.number != 1 or hung:
+            return
+        if kind == "open" and kept(key).kind == "state":
+            loading.append(key)
+        elif loading:
+            hung.append(process)
+            process.sleep(5000.0)
 
-    monkeypatch.setattr(Loader, "_write_again", late)
+    run.before = hang_when_all_is_read
     processes = [(rank, start, [], True) for start in (0.0, 2500.0) for rank in range(2)]
-    results = run.simulate(processes, 0, until=6)
+    results = run.simulate(processes, until=6)
     assert hung
     assert isinstance(results[1], RunExistsError)
     assert identical(results[2:])
@@ -142,8 +144,7 @@ def test_the_copies_are_deleted_with_the_first_states(fragments):
     run.live(until=3 * fragments)
     assert published(run)
     assert not published(run, copies=True)
-    copies = [key for key in deleted if ".copy." in key]
-    assert {int(key.split("/")[1]) for key in copies} == set(range(fragments))
+    assert syncs_of(keys_of(deleted, "state", copy=True)) == set(range(fragments))
 
 
 def test_a_run_that_is_resumed_before_its_first_outer_step_deletes_the_copies_later():
@@ -151,14 +152,4 @@ def test_a_run_that_is_resumed_before_its_first_outer_step_deletes_the_copies_la
     run.live(until=1)
     for until in (2, 3, 6):
         run.live(resume=True, until=until)
-        named = {int(key.split("/")[1]) for key in published(run) if int(key.split("/")[1]) < 2}
-        copied = {int(key.split("/")[1]) for key in published(run, copies=True)}
-        assert copied == named
-
-
-def test_what_is_kept_of_three_fragments():
-    states = OldStates(3)
-    superseded = [states.supersede([f"of sync {sync}"]) for sync in range(6)]
-    assert superseded == [[], [], [], ["of sync 0"], ["of sync 1"], ["of sync 2"]]
-    assert OldStates(0).supersede(["a mean"]) == ["a mean"]
-    assert OldStates(1, [["the one before"]]).supersede(["the last one"]) == ["the one before"]
+        assert syncs_of(published(run, copies=True)) == syncs_of(published(run)) & {0, 1}

@@ -5,7 +5,7 @@ import logging
 import keys_lab
 import pytest
 from damage_lab import flip
-from keys_lab import MANIFEST, copy_key
+from keys_lab import copy_key
 from strict_lab import Run, refused
 from training_lab import identical
 

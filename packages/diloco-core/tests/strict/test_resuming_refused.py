@@ -27,6 +27,7 @@ from diloco_core._loop._membership import FixedMembership
 from diloco_core.testing import Killed
 
 SELDOM = {"beat_interval": 600.0, "lost_after": 1200.0}
+PATIENT = {rank: {"join_timeout": 10_000.0} for rank in range(2)}
 
 
 class TestWhatLives:
@@ -79,7 +80,7 @@ class TestWhatLives:
         run = Run(2, limits={1: SELDOM})
         run.silent(0, 1, until=3)
         again = copy.deepcopy(run)
-        run.limits = dict.fromkeys(range(2), {"join_timeout": 10_000.0})
+        run.limits = PATIENT
         assert 1200.0 < self.seconds(run) <= 1300.0
         again.limits = {}
         for result in self.resumed(again, {1: 600.0}):
@@ -105,7 +106,7 @@ class TestWhatLives:
     def test_an_earlier_attempt_that_beats_less_often_is_watched_for_longer(self, stopped):
         stopped.limits = {0: SELDOM}
         self.attempt(stopped, 0)
-        stopped.limits = dict.fromkeys(range(2), {"join_timeout": 10_000.0})
+        stopped.limits = PATIENT
         assert self.seconds(stopped) > 1200.0
 
     @pytest.mark.parametrize("alive", [{}, {1: 5.0}])
