@@ -139,14 +139,35 @@ class TestADeletedNamespace:
         (cause,) = json.loads(caught.value.body)["details"]["causes"]
         assert cause["reason"] == "NamespaceTerminating"
         clients.world.advance(3)
+        assert all("deletionTimestamp" in pod["metadata"] for pod in clients.pods())
         assert len(clients.pods()) == 2
+        # The pods go first, and nothing else does before they have gone.
+        assert "deletionTimestamp" not in clients.job("run")["metadata"]
+        clients.core.read_namespaced_config_map(name="map", namespace="ns")
+        clients.world.settle(within=20)
         with clients.refused(404, "NotFound", "jobs"):
             clients.job("run")
         with clients.refused(404, "NotFound", "configmaps"):
             clients.core.read_namespaced_config_map(name="map", namespace="ns")
-        clients.world.settle(within=10)
         with clients.refused(404, "NotFound", "namespaces"):
             clients.core.read_namespace(name="ns")
+
+    def test_its_pods_are_not_replaced(self, clients):
+        """Neither they nor events can be made there; the Job is told of their ends, and goes after them."""
+        clients.running(clients.indexed("run", 2))
+        first = {pod["metadata"]["uid"] for pod in clients.pods()}
+        clients.core.delete_namespace(name="ns")
+        pods = set()
+        while listed := clients.pods():
+            pods |= {pod["metadata"]["uid"] for pod in listed}
+            assert clients.world.step()
+        assert pods == first
+        events = clients.core.list_namespaced_event(namespace="ns").items
+        assert "FailedCreate" not in [event.reason for event in events]
+        assert clients.job("run")["status"]["failed"] == 2
+        clients.world.settle(within=20)
+        with clients.refused(404, "NotFound", "jobs"):
+            clients.job("run")
 
     def test_an_empty_one_goes_soon_and_can_be_made_again(self, clients):
         clients.core.create_namespace(body={"metadata": {"name": "other"}})

@@ -1,56 +1,76 @@
-"""The namespace controller: takes out what is in a namespace that was deleted, and then the namespace."""
+"""The namespace controller: of a namespace that was deleted, the pods go first, then the rest, and then the namespace."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
 from .._objects._resources import ALL, JOBS, NAMESPACES, PODS
+from .._pods import _facts
 from ._delays import Delay
 
 if TYPE_CHECKING:
-    from .._objects._store import Change
+    from .._objects._store import Change, Store
     from ._cluster import Cluster
 
 Json = dict[str, Any]
 
-EMPTY = Delay(0.1, 0.05, 1.0)  # from a change to a look at a namespace that is being deleted
+EMPTY = Delay(0.1, 0.05, 1.0)  # from the delete of a namespace to the first look at it
+HELD_SECONDS = 15.0  # what the controller expects of objects that a finalizer holds
 _OTHERS = [each for each in ALL if each.namespaced and each not in (JOBS, PODS)]
 
 
+def is_terminating(store: Store, name: str) -> bool:
+    """Return whether a namespace was deleted and is still there: nothing is made in it any more."""
+    namespace = store.find(NAMESPACES, "", name)
+    return namespace is not None and "deletionTimestamp" in namespace["metadata"]
+
+
 class NamespaceController:
-    """Looks after the namespaces of a cluster from now on. All methods run under the cluster's lock."""
+    """Looks after the namespaces of a cluster from now on. All methods run under the cluster's lock.
+
+    https://github.com/kubernetes/enhancements/tree/master/keps/sig-api-machinery/5080-ordered-namespace-deletion
+    """
 
     def __init__(self, cluster: Cluster) -> None:
         self._cluster = cluster
         cluster.store.listeners.append(self._heard)
 
     def _heard(self, change: Change) -> None:
-        name = ""
         if change.resource is NAMESPACES and change.new is not None:
             name = change.new["metadata"]["name"]
-        elif change.resource in (PODS, JOBS) and change.new is None and change.old is not None:
-            name = change.old["metadata"]["namespace"]
-        if name and self._terminating(name):
-            seconds = self._cluster.delays.of(EMPTY)
-            self._cluster.timeline.after(seconds, lambda: self._empty(name))
+            if is_terminating(self._cluster.store, name):
+                self._look_in(self._cluster.delays.of(EMPTY), name)
 
-    def _terminating(self, name: str) -> bool:
-        namespace = self._cluster.store.find(NAMESPACES, "", name)
-        return namespace is not None and "deletionTimestamp" in namespace["metadata"]
+    def _look_in(self, seconds: float, name: str) -> None:
+        self._cluster.timeline.after(seconds, lambda: self._empty(name))
 
     def _empty(self, name: str) -> None:
-        """Take out what there is, tell the pods to go, and take the namespace out once they have."""
-        if not self._terminating(name):
-            return
+        """Tell the pods to go, and take out all the rest once they have gone."""
         cluster, store = self._cluster, self._cluster.store
+        if not is_terminating(store, name):
+            return
+        for pod in store.list(PODS, name):
+            cluster.delete_pod(name, pod["metadata"]["name"])
+        pods = store.list(PODS, name)
+        if pods:
+            self._look_in(_patience(pods), name)
+            return
         for job in store.list(JOBS, name):
             cluster.delete_job(name, job["metadata"]["name"], "Background")
-        for pod in store.list(PODS, name):
-            cluster.release(pod)
-            if store.find(PODS, name, pod["metadata"]["name"]) is not None:
-                cluster.delete_pod(name, pod["metadata"]["name"])
         for resource in _OTHERS:
             for obj in store.list(resource, name):
                 store.remove(resource, name, obj["metadata"]["name"])
-        if not store.list(PODS, name) and not store.list(JOBS, name):
+        if store.list(JOBS, name):
+            self._look_in(HELD_SECONDS / 2 + 1, name)
+        else:
             store.remove(NAMESPACES, "", name)
+
+
+def _patience(pods: list[Json]) -> float:
+    """Return how long the controller waits for pods: half of what it expects, and a second, as its source says."""
+    graces = [
+        float(pod["spec"].get("terminationGracePeriodSeconds", 30))
+        for pod in pods
+        if not _facts.ended(pod)
+    ]
+    return max(graces, default=HELD_SECONDS) // 2 + 1
