@@ -1,5 +1,6 @@
 """Executors whose threads write where the others read: T1."""
 
+from contextlib import contextmanager
 from dataclasses import replace
 
 from toy_executor import ToyExecutor
@@ -92,3 +93,21 @@ class WhatWasToldLastIsTrueForAWhile(CountsWhatItSaw):
         again = kept is not None and kept.state == "running" and status.state == "pending"
         self.told[handle] = status, int(again)
         return status
+
+
+class NoOrder:
+    """Stands where BaseExecutor puts looks in order, and lets each of them tell what it saw."""
+
+    @contextmanager
+    def look(self):
+        yield 0
+
+    def newest(self, number, handle, status):
+        return status
+
+
+@mutant(OLDER, "T1")
+class EveryLookTellsWhatItSaw(ToyExecutor):
+    def __init__(self, *args, **options):
+        super().__init__(*args, **options)
+        self._looks = NoOrder()

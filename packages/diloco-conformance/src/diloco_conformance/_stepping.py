@@ -12,7 +12,7 @@ import sys
 import threading
 from collections.abc import Callable, Iterator
 from types import CodeType, FrameType
-from typing import Any
+from typing import Any, NamedTuple
 
 from diloco_protocol import BaseExecutor
 
@@ -81,11 +81,26 @@ def places(executor: BaseExecutor, call: Callable[[], Any]) -> tuple[Any, list[P
     return gave, list(seen)[::every]
 
 
+class Two(NamedTuple):
+    """What two calls gave or raised.
+
+    Attributes:
+        first: What the first gave.
+        second: What the second gave.
+        meanwhile: Whether the second came back while the first was in the middle of it.
+    """
+
+    first: Any
+    second: Any
+    meanwhile: bool = False
+
+
 def interrupted(
     executor: BaseExecutor, first: Callable[[], Any], second: Callable[[], Any], where: Place
-) -> list[Any]:
+) -> Two:
     """What two calls give or raise, the second of which is made in another thread when the first comes to a line."""
     answers: list[Any] = [None, None]
+    meanwhile = False
 
     def answer(number: int, call: Callable[[], Any]) -> None:
         try:
@@ -96,13 +111,15 @@ def interrupted(
     other = threading.Thread(target=answer, args=(1, second), daemon=True)
 
     def act(place: Place) -> None:
+        nonlocal meanwhile
         if place == where and other.ident is None:
             other.start()
             other.join(GIVEN_UP)
+            meanwhile = not other.is_alive()
 
     with each_line(executor, act, elsewhere=False):
         answer(0, first)
     if other.ident is None:  # this time the first did not come there
         other.start()
     other.join()
-    return answers
+    return Two(answers[0], answers[1], meanwhile)

@@ -16,17 +16,17 @@ from ._lab import Lab
 from ._logs import allowed
 from ._model import Replica
 from ._purged import check_purged
-from ._stepping import interrupted, places
+from ._stepping import Two, interrupted, places
 
 Pair = tuple[Callable[[], Any], Callable[[], Any]]
 """A call, and the one in the middle of it."""
 
 
-def in_between(lab: Lab, make: Callable[[], Pair]) -> Iterator[list[Any]]:
+def in_between(lab: Lab, make: Callable[[], Pair]) -> Iterator[Two]:
     """What two calls give, one after the other, and then with the second before each line of the first; made anew each time."""
     first, second = make()
     gave, lines = lab.verb("T1", lambda: places(lab.executor, first))
-    yield [gave, lab.verb("T1", second)]
+    yield Two(gave, lab.verb("T1", second))
     for line in lines:
         first, second = make()
         yield lab.verb(
@@ -62,14 +62,17 @@ class Meanwhile:
             for pair in ((lives, ended), (ended, other)):
                 lab.note(f"{name} of {pair[0]} and {pair[1]} at once")
                 first, second = (partial(verb, replica.handle) for replica in pair)
-                for answers in in_between(lab, lambda pair=(first, second): pair):  # type: ignore[misc]
-                    for replica, gave in zip(pair, answers, strict=True):
+                for two in in_between(lab, lambda pair=(first, second): pair):  # type: ignore[misc]
+                    for replica, gave in zip(pair, two[:2], strict=True):
                         if gave not in (true := right(replica)):
                             lab.broken("T1", f"{gave!r} of {replica}", f"it is {true[0]!r}")
                 lab.observe_all()
 
     def test_t1_an_older_look_undoes_nothing_that_a_newer_one_has_told(self, lab: Lab) -> None:
-        """A replica starts, and is seen to run, while another thread is in the middle of looking at it."""
+        """A replica starts, and is seen to run, while another thread is in the middle of looking at it.
+
+        What that thread saw before is old by then: its look says what the newer one has told already.
+        """
         if lab.harness.starts_by_itself:
             pytest.skip("here replicas are real, and start when they please")
         replicas: list[Replica] = []
@@ -89,10 +92,16 @@ class Meanwhile:
             return poll, start_and_poll
 
         with lab.part_of("T1"):
-            for older, newer in in_between(lab, make):
+            for older, newer, meanwhile in in_between(lab, make):
                 if older not in ("pending", "running") or newer != "running":
                     lab.broken(
                         "T1", f"poll gave {older!r} and {newer!r}", "it was pending, and runs"
+                    )
+                if meanwhile and older != "running":
+                    lab.broken(
+                        "T1",
+                        f"a poll that began earlier came back later, and gave {older!r}",
+                        "another thread had been told already that it runs",
                     )
                 lab.observe(replicas[-1])
                 now = lab.verb("T1", partial(lab.executor.describe, replicas[-1].handle))
@@ -117,9 +126,9 @@ class Meanwhile:
                 )
                 return first, second
 
-            for answers in in_between(lab, make):
-                if answers != [None, None]:
-                    lab.broken("T1", f"{verb} gave {answers!r}", "nothing stands in its way")
+            for two in in_between(lab, make):
+                if two[:2] != (None, None):
+                    lab.broken("T1", f"{verb} gave {two[:2]!r}", "nothing stands in its way")
                 with lab.part_of("T1"):
                     for one in pairs[-1]:
                         if verb == "cancel":
