@@ -14,7 +14,7 @@ import sys
 import time
 from collections.abc import Callable
 
-from diloco_eks._facts import read_job, read_pod
+from diloco_eks._reading import read_job, read_pod
 from diloco_eks._states import map_states
 from diloco_protocol import Outcome, Reason, outcome_to_message
 

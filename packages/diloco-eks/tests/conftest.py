@@ -160,7 +160,7 @@ class Bench:
         return self.create(path, body, "PATCH", "application/merge-patch+json")
 
     def pods(self, handle):
-        return self.world.pods(handle.metadata["job_name"])
+        return self.world.pods(handle.metadata["job_name"], handle.metadata["namespace"])
 
     def close(self):
         for executor in self.executors:
@@ -181,7 +181,7 @@ class Run:
         return self.handles[0].metadata["job_name"]
 
     def pod(self, rank):
-        return self.world.pod(self.name, rank)
+        return self.world.pod(self.name, rank, self.handles[0].metadata["namespace"])
 
     def states(self, executor=None):
         return [str((executor or self.executor).poll(handle)) for handle in self.handles]

@@ -3,7 +3,7 @@
 import pytest
 
 from diloco_eks._cancel import cancel_patch
-from diloco_eks._facts import read_job
+from diloco_eks._reading import read_job
 from diloco_protocol import (
     BackendError,
     FolderJournal,

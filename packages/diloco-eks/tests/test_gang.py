@@ -2,7 +2,7 @@
 
 import pytest
 
-from diloco_eks._facts import read_job, read_pod
+from diloco_eks._reading import read_job, read_pod
 from diloco_eks._states import Seen, map_states
 from diloco_protocol import Reason, ReplicaState
 

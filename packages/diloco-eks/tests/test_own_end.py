@@ -4,8 +4,8 @@ from datetime import datetime, timedelta
 
 import pytest
 
-from diloco_eks._facts import read_job, read_pod
 from diloco_eks._own_end import own_end, uncounted_success
+from diloco_eks._reading import read_job, read_pod
 from diloco_eks._states import map_states
 from diloco_protocol import Reason
 
@@ -132,3 +132,44 @@ def test_an_end_after_the_runs_is_not_its_own(a_job, a_pod):
     job, pod = gang(a_job, a_pod)
     status, _ = map_states(job, [pod], [1])[1]
     assert status.reason is Reason.GANG_FAILED
+
+
+@pytest.mark.parametrize(
+    ("code", "words", "ended", "reason"),
+    [
+        (143, None, 17, Reason.PLATFORM),
+        (137, None, 17, Reason.PLATFORM),
+        (1, {"exit_code": 1, "reason": Reason.CANCEL_REQUESTED}, 17, Reason.PLATFORM),
+        (143, None, 18, Reason.GANG_FAILED),
+        (4, None, 17, Reason.ERROR),
+        (143, {"exit_code": 143, "signal": "SIGTERM", "reason": Reason.ERROR}, 17, Reason.ERROR),
+    ],
+)
+def test_who_comes_after_the_last_delete_tells_an_end_by_how_it_left(
+    a_job, a_pod, report, code, words, ended, reason
+):
+    """When it was told to end is not known any more, and the run's end was decided in second 18."""
+    at = {**ENDED, "type": "FailureTarget", "lastTransitionTime": "2026-11-21T12:48:18Z"}
+    job = read_job(a_job(2, {"failedIndexes": "0", "conditions": [at, ENDED]}))
+    state = {"exitCode": code, "startedAt": "2026-11-21T12:48:01Z", "reason": "Error"}
+    state |= {"finishedAt": f"2026-11-21T12:48:{ended}Z", "message": words and report(**words)[0]}
+    pods = []
+    for index in (0, 1):
+        pods.append(a_pod(index, "Failed", {"terminated": state}, failures=0))
+        pods[-1]["metadata"] |= LAST_DELETE
+    counted, other = map_states(job, [read_pod(pod) for pod in pods], [0, 1]).values()
+    assert other[0].reason is reason
+    # The Job lists rank 0, and so has not ended it.
+    assert counted[0].reason is (Reason.PLATFORM if reason is Reason.GANG_FAILED else reason)
+    for status in (counted[0], other[0]):
+        if status.reason is Reason.PLATFORM:
+            assert status.exit_code is None
+            assert "was deleted: by hand, with its namespace" in status.message
+
+
+def test_a_container_that_ran_out_of_memory_was_not_told_to_end(a_job, a_pod):
+    job = read_job(a_job(1, {"failedIndexes": "0"}))
+    state = {"exitCode": 137, "reason": "OOMKilled", "finishedAt": "2026-11-21T12:48:17Z"}
+    pod = a_pod(0, "Failed", {"terminated": state}, failures=0)
+    pod["metadata"] |= LAST_DELETE
+    assert map_states(job, [read_pod(pod)], [0])[0][0].reason is Reason.OOM

@@ -1,6 +1,6 @@
 """When a replica started, as long as anything says so."""
 
-from diloco_eks._facts import read_job, read_pod
+from diloco_eks._reading import read_job, read_pod
 from diloco_eks._states import map_states
 
 BEGAN = 1795235448.0  # 2026-11-21T04:30:48Z

@@ -2,7 +2,7 @@
 
 import pytest
 
-from diloco_eks._facts import read_pod
+from diloco_eks._reading import read_pod
 from diloco_eks._verdict import judge, read_message
 from diloco_protocol import Outcome, Reason, outcome_to_message
 

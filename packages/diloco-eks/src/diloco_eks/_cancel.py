@@ -8,9 +8,10 @@ from diloco_protocol import ForbiddenError, ReplicaHandle, UnavailableError
 
 from ._cluster import Cluster
 from ._errors import ConflictError, MissingError
-from ._facts import JobFacts, read_job
+from ._facts import JobFacts
 from ._handles import same_run
 from ._names import CANCELLED
+from ._reading import read_job
 
 _TRIES = 10
 

@@ -29,8 +29,9 @@ def why_gone(pod: PodFacts | None) -> str:
     """Why the last pod of a replica is gone; empty if that is not known."""
     if pod is not None and pod.disruption is not None:
         return f"its pod {pod.name} was taken away ({taken_away(pod)})"
-    if pod is not None and pod.deleting and pod.told_to_end is not None:
-        return f"its pod {pod.name} was deleted at {clock(pod.told_to_end)}: {_NO_REASON}"
+    if pod is not None and pod.deleting:
+        when = "" if pod.told_to_end is None else f" at {clock(pod.told_to_end)}"
+        return f"its pod {pod.name} was deleted{when}: {_NO_REASON}"
     return ""
 
 

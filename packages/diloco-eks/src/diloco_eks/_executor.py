@@ -32,7 +32,7 @@ from ._check import check_cluster
 from ._client import Client
 from ._cluster import Cluster
 from ._errors import ConflictError
-from ._facts import JobFacts, run_of
+from ._facts import JobFacts
 from ._handles import check_handle, find_job, make_handles
 from ._kubeconfig import DEFAULT, namespace_of
 from ._launch import (
@@ -48,6 +48,7 @@ from ._launch import (
 from ._log_verbs import LogVerbs
 from ._manifest import job_manifest
 from ._options import EKSOptions
+from ._reading import run_of
 from ._runs import Runs
 
 

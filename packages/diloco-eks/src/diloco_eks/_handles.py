@@ -9,8 +9,9 @@ from diloco_protocol.backend import read_whole, shown
 
 from ._cluster import Cluster
 from ._errors import MissingError
-from ._facts import JobFacts, read_job
+from ._facts import JobFacts
 from ._names import check_dns_label
+from ._reading import read_job
 
 
 def make_handles(

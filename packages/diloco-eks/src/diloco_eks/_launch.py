@@ -19,7 +19,8 @@ from . import _names as names
 from ._arguments import put_arguments
 from ._cluster import Cluster
 from ._errors import ConflictError, MissingError, UnreachedError
-from ._facts import JobFacts, read_job
+from ._facts import JobFacts
+from ._reading import read_job
 
 
 class UnknownLaunchError(BackendError):

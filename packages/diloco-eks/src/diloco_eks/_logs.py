@@ -27,8 +27,9 @@ from diloco_protocol.backend import check_whole
 from ._client import pieces
 from ._cluster import Cluster
 from ._errors import BadRequestError, MissingError
-from ._facts import PodFacts, pods_by_index, read_pod
+from ._facts import PodFacts, pods_by_index
 from ._lines import Line, Place, lines_of, written
+from ._reading import read_pod
 from ._verdict import read_message
 
 T = TypeVar("T")

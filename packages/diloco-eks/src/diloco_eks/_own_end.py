@@ -9,6 +9,7 @@ from diloco_protocol import Reason
 
 from ._facts import JobFacts, PodFacts
 from ._verdict import Verdict, judge, read_message
+from ._whose_end import ended_by_itself
 
 _SHOWN = 500
 
@@ -29,7 +30,7 @@ def own_end(pod: PodFacts | None, job: JobFacts) -> Verdict | None:
     if verdict is not None and verdict.reason is Reason.TIMEOUT:
         return verdict
     started, decided = pod.started_at, job.decided_at
-    if pod.ended_by_itself(decided) and verdict is not None:
+    if ended_by_itself(pod, decided) and verdict is not None:
         return verdict if verdict.exit_code else None
     if job.timeout is None or started is None or decided is None:
         return None
@@ -43,7 +44,7 @@ def own_end(pod: PodFacts | None, job: JobFacts) -> Verdict | None:
 
 def uncounted_success(pod: PodFacts | None, job: JobFacts) -> str:
     """For the message of a replica whose program had ended well, but too late to be counted; empty for all others."""
-    if pod is None or pod.terminated is None or not pod.ended_by_itself(job.decided_at):
+    if pod is None or pod.terminated is None or not ended_by_itself(pod, job.decided_at):
         return ""
     report = read_message(pod)
     if pod.terminated.get("exitCode") != 0 or report is None or report.outcome.exit_code != 0:

@@ -21,9 +21,10 @@ from ._client import Client
 from ._cluster import Cluster
 from ._errors import MissingError
 from ._events import is_stuck
-from ._facts import JobFacts, PodFacts, pods_by_index, read_job, read_pod
+from ._facts import JobFacts, PodFacts, pods_by_index
 from ._handles import index_of, make_handles, same_run
 from ._memory import Memory
+from ._reading import read_job, read_pod
 from ._results import read_result
 from ._states import map_states
 from ._warnings import Warnings

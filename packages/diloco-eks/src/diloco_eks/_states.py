@@ -13,6 +13,7 @@ from ._facts import JobFacts, PodFacts, pods_by_index
 from ._indexes import compress_ranks
 from ._own_end import own_end, uncounted_success
 from ._verdict import Verdict, interrupted, judge, taken_away
+from ._whose_end import deleted_by_others, ended_by_itself
 
 PENDING, RUNNING = ReplicaState.PENDING, ReplicaState.RUNNING
 SUCCEEDED, FAILED, CANCELLED = ReplicaState.SUCCEEDED, ReplicaState.FAILED, ReplicaState.CANCELLED
@@ -87,7 +88,7 @@ def _evidence(pod: PodFacts | None, before: Seen | None, job: JobFacts) -> PodFa
     if pod is None or last is None:
         return pod or last
     same = last.name == pod.name
-    return last if same and last.ended_by_itself(job.decided_at) else pod
+    return last if same and ended_by_itself(last, job.decided_at) else pod
 
 
 def _told_first(pod: PodFacts, before: Seen | None) -> PodFacts:
@@ -149,7 +150,10 @@ class _View:
         pod = next((pod for pod in reversed(pods) if pod.phase == "Succeeded"), None)
         last = before.pod if pod is None and before else pod
         if last is not None and interrupted(last):
-            return self._from_verdict(judge(last), last)
+            if last.disrupted:
+                return self._from_verdict(judge(last), last)
+            if deleted_by_others(last, self.job.decided_at):
+                return self._deleted(last)
         verdict = None if pod is None else judge(pod)
         return ReplicaStatus(
             SUCCEEDED,
@@ -167,7 +171,7 @@ class _View:
         )
         last = before.pod if pod is None and before is not None else pod
         if last is not None and last.failures >= self.job.restarts:
-            if last.deleted_by_others(self.job.decided_at):
+            if deleted_by_others(last, self.job.decided_at, counted=True):
                 return self._deleted(last)
             if last.terminated is not None:
                 return self._from_verdict(judge(last), last)
@@ -177,7 +181,7 @@ class _View:
         return ReplicaStatus(
             FAILED,
             attempt=1 + self.job.restarts,
-            reason=Reason.ERROR,
+            reason=Reason.PLATFORM,
             message=f"the Job counts it as failed; {gone}, so neither exit code nor message are "
             "known",
             native=_native_end(None),
@@ -218,7 +222,7 @@ class _View:
             and pod.phase == "Failed"
             and not (pod.deleting or pod.disrupted)
             and pod.failures >= job.restarts
-            and (pod.terminated is None or pod.ended_by_itself(job.decided_at))
+            and (pod.terminated is None or ended_by_itself(pod, job.decided_at))
         )
         if pod is not None and own_failure:
             return self._from_verdict(judge(pod), pod)
@@ -242,7 +246,7 @@ class _View:
             own = own_end(last, job)
             if last is not None and own is not None:
                 return self._from_verdict(own, last)
-            if last is not None and last.deleted_by_others(job.decided_at):
+            if last is not None and deleted_by_others(last, job.decided_at):
                 return self._deleted(last)
             reason, message = Reason.GANG_FAILED, self._gang_message(condition.message)
         else:

@@ -69,14 +69,14 @@ def interrupted(pod: PodFacts) -> bool:
 
     The runner leaves with another code then, so this is about containers in which something else has the last word.
     """
-    if pod.disruption is None or pod.terminated is None:
+    told = pod.told_to_end if pod.disruption is None else pod.disruption.time
+    if pod.terminated is None or (pod.disruption is None and told is None):
         return False
     report = read_message(pod)
     if report is not None:
         return report.outcome.exit_code != 0
-    ended = parse_time(pod.terminated.get("finishedAt"))
-    # Times are whole seconds.
-    return ended is None or pod.disruption.time is None or ended >= pod.disruption.time
+    ended = pod.finished_at
+    return ended is None or told is None or ended >= told  # times are whole seconds
 
 
 def judge(pod: PodFacts) -> Verdict:

@@ -1,0 +1,178 @@
+"""Reads what a Job and a pod say of themselves from their JSON, which may be anything."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from diloco_protocol import InvalidRequestError
+from diloco_protocol.backend import read_whole, redact_and_cut
+
+from . import _names as names
+from ._facts import Condition, JobFacts, PodFacts, parse_time
+from ._indexes import expand_indexes
+
+_MOST = 10**9
+_SHOWN = 4096  # of a text for people
+
+
+def run_of(job: Mapping[str, Any]) -> str:
+    """Return the run of a Job; empty if diloco did not launch it.
+
+    Whoever may create Jobs may give them our labels: a run's Job has its name, and its ranks.
+    """
+    metadata = _mapping(job.get("metadata"))
+    labels, annotations = _mapping(metadata.get("labels")), _mapping(metadata.get("annotations"))
+    first = _number(annotations.get(names.FIRST_RANK))
+    size = _number(annotations.get(names.WORLD_SIZE))
+    count = _count(_mapping(job.get("spec")).get("completions"))
+    named = metadata.get("name") == labels.get(names.RUN)
+    ranked = first is not None and size is not None and 0 < count <= size - first
+    ours = labels.get(names.MANAGED_BY) == names.MANAGER and named and ranked
+    return _text(labels.get(names.RUN)) if ours else ""
+
+
+def read_job(job: Mapping[str, Any]) -> JobFacts:
+    """The facts of a Job.
+
+    Raises:
+        BackendError: Its lists of indexes make no sense.
+    """
+    metadata, spec, status = (_mapping(job.get(part)) for part in ("metadata", "spec", "status"))
+    labels, annotations = _mapping(metadata.get("labels")), _mapping(metadata.get("annotations"))
+    completions = _count(spec.get("completions"))
+    conditions = _conditions(status)
+    return JobFacts(
+        name=_text(metadata.get("name")),
+        uid=_text(metadata.get("uid")),
+        version=_text(metadata.get("resourceVersion")),
+        created=parse_time(metadata.get("creationTimestamp")) or 0.0,
+        completions=completions,
+        completed=expand_indexes(_text(status.get("completedIndexes")), completions),
+        failed=expand_indexes(_text(status.get("failedIndexes")), completions),
+        conditions=conditions,
+        suspended=spec.get("suspend") is True and "Suspended" in conditions,
+        cancelled=names.CANCELLED in annotations,
+        deleting=bool(metadata.get("deletionTimestamp")),
+        idle=not _count(status.get("active")) and not _count(status.get("terminating")),
+        restarts=_count(spec.get("backoffLimitPerIndex")),
+        deadline=_count(spec.get("activeDeadlineSeconds")) or None,
+        timeout=_seconds(annotations.get(names.TIMEOUT)),
+        first_rank=_number(annotations.get(names.FIRST_RANK)) or 0,
+        world_size=_number(annotations.get(names.WORLD_SIZE)) or 0,
+        run_id=run_of(job),
+        fingerprint=_text(annotations.get(names.FINGERPRINT)),
+        queue=_text(labels.get(names.QUEUE)) or None,
+    )
+
+
+def read_pod(pod: Mapping[str, Any]) -> PodFacts:
+    """The facts of a pod."""
+    metadata, status = _mapping(pod.get("metadata")), _mapping(pod.get("status"))
+    labels, annotations = _mapping(metadata.get("labels")), _mapping(metadata.get("annotations"))
+    index = _number(labels.get(names.INDEX, annotations.get(names.INDEX)))
+    failures, ignored = (
+        _number(annotations.get(name)) or 0 for name in (names.FAILURES, names.IGNORED_FAILURES)
+    )
+    ours: Mapping[str, Any] = {}
+    waiting: tuple[str, str] | None = None
+    for container in (
+        *_items(status.get("initContainerStatuses")),
+        *_items(status.get("containerStatuses")),
+    ):
+        state = _mapping(container.get("state"))
+        if container.get("name") == names.CONTAINER:
+            ours = state
+        held = _mapping(state.get("waiting"))
+        if held and (waiting is None or waiting[0] in {"PodInitializing", "ContainerCreating"}):
+            waiting = _why(held)
+    why = _why(status)
+    blocked = None
+    unready_since = None
+    for condition in _items(status.get("conditions")):
+        if condition.get("type") == "PodScheduled" and condition.get("status") == "False":
+            blocked = _why(condition)
+        if condition.get("type") == "Ready" and condition.get("status") != "True":
+            unready_since = parse_time(condition.get("lastTransitionTime"))
+    return PodFacts(
+        name=_text(metadata.get("name")),
+        uid=_text(metadata.get("uid")),
+        index=-1 if index is None else index,
+        created=parse_time(metadata.get("creationTimestamp")) or 0.0,
+        attempt=1 + failures + ignored,
+        failures=failures,
+        phase=_text(status.get("phase")),
+        deleting=bool(metadata.get("deletionTimestamp")),
+        node=_text(_mapping(pod.get("spec")).get("nodeName")),
+        unready_since=unready_since,
+        told_to_end=_told_to_end(metadata, ended=bool(ours.get("terminated"))),
+        disruption=_conditions(status).get("DisruptionTarget"),
+        reason=why[0],
+        message=why[1],
+        blocked=blocked,
+        waiting=waiting,
+        running="running" in ours,
+        running_since=parse_time(_mapping(ours.get("running")).get("startedAt")),
+        terminated=_mapping(ours["terminated"]) if ours.get("terminated") else None,
+    )
+
+
+def _conditions(status: Mapping[str, Any]) -> dict[str, Condition]:
+    return {
+        _text(condition.get("type")): Condition(
+            *_why(condition),
+            parse_time(condition.get("lastTransitionTime")),
+        )
+        for condition in _items(status.get("conditions"))
+        if condition.get("status") == "True"  # one that has become false stays in the list
+    }
+
+
+def _mapping(value: object) -> Mapping[str, Any]:
+    return value if isinstance(value, dict) else {}
+
+
+def _items(value: object) -> list[Mapping[str, Any]]:
+    return [item for item in value if isinstance(item, dict)] if isinstance(value, list) else []
+
+
+def _text(value: object) -> str:
+    return value if isinstance(value, str) else ""
+
+
+def _why(value: Mapping[str, Any]) -> tuple[str, str]:
+    """A reason and its message, which may be as long as somebody likes."""
+    reason, message = (_text(value.get(key)) for key in ("reason", "message"))
+    return reason[:_SHOWN], redact_and_cut(message, _SHOWN)
+
+
+def _count(value: object) -> int:
+    return value if type(value) is int and value > 0 else 0
+
+
+def _told_to_end(metadata: Mapping[str, Any], *, ended: bool) -> float | None:
+    """The deletionTimestamp is when the grace is over.
+
+    Once the container has ended, the kubelet deletes the pod for good: with no grace, and a
+    deletionTimestamp that says nothing of the first one.
+    """
+    over = parse_time(metadata.get("deletionTimestamp"))
+    grace = metadata.get("deletionGracePeriodSeconds")
+    if over is None or type(grace) is not int or (ended and grace == 0):
+        return None
+    return over - grace
+
+
+def _seconds(value: object) -> float | None:
+    try:
+        seconds = float(_text(value))
+    except ValueError:
+        return None
+    return seconds if seconds >= 0 else None  # and not NaN
+
+
+def _number(value: object) -> int | None:
+    try:
+        return read_whole("a number", _text(value), 0, _MOST)
+    except InvalidRequestError:
+        return None
