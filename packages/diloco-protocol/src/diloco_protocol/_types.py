@@ -155,7 +155,8 @@ class Capabilities:
         retention: Seconds for which records are kept after the end, and not much longer; None: until they are purged.
         counts_attempts: Whether the backend can tell a rank's attempts apart.
         remembers_ended: Whether the log and the attempt of a replica that the backend has ended (by a cancel, or since a
-            sibling failed) can still be read. If not, reading the log raises ReplicaNotFoundError.
+            sibling failed) can still be read. If not, reading the log raises ReplicaNotFoundError. In a
+            gang, also whether an executor that never saw a rank run knows that it was too late together with a sibling.
         calls_per_look: ``"run"``: a look at a run takes a few calls, however many ranks it has. ``"rank"``: it takes a few calls
             for each rank whose end the executor has not seen yet, since the backend cannot be asked about many at once.
     """
