@@ -3,8 +3,8 @@
 import keys_lab
 import pytest
 from damage_lab import late_bit
-from safetensors.torch import load_file
 from keys_lab import copy_key
+from safetensors.torch import load_file
 from strict_lab import Run, in_folder
 from training_lab import identical
 
