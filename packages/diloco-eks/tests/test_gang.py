@@ -3,7 +3,8 @@
 import pytest
 
 from diloco_eks._reading import read_job, read_pod
-from diloco_eks._states import Seen, map_states
+from diloco_eks._seen import Seen
+from diloco_eks._states import map_states
 from diloco_protocol import Reason, ReplicaState
 
 

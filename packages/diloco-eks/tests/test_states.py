@@ -8,7 +8,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from diloco_eks._reading import read_job, read_pod
-from diloco_eks._states import Seen, map_states
+from diloco_eks._seen import Seen
+from diloco_eks._states import map_states
 from diloco_eks._verdict import interrupted
 from diloco_protocol import BackendError, Reason, ReplicaState
 

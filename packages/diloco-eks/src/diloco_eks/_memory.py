@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING
 
 from ._facts import PodFacts
-from ._states import Seen
+from ._seen import Seen
 
 if TYPE_CHECKING:
     from diloco_protocol import ReplicaHandle, ReplicaStatus

@@ -3,20 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, replace
 
 from diloco_protocol import Reason, ReplicaState, ReplicaStatus
 
 from ._arguments import map_name
 from ._departure import clock, why_going, why_gone
+from ._ends import Ends
 from ._facts import JobFacts, PodFacts, pods_by_index
-from ._indexes import compress_ranks
-from ._own_end import own_end, uncounted_success
-from ._verdict import Verdict, interrupted, judge, taken_away
-from ._whose_end import deleted_by_others, ended_by_itself
+from ._native import native
+from ._seen import Seen, began, evidence, in_order, told_first
+from ._verdict import judge, taken_away
 
 PENDING, RUNNING = ReplicaState.PENDING, ReplicaState.RUNNING
-SUCCEEDED, FAILED, CANCELLED = ReplicaState.SUCCEEDED, ReplicaState.FAILED, ReplicaState.CANCELLED
 
 _IMAGE = frozenset(
     {
@@ -29,23 +27,6 @@ _IMAGE = frozenset(
         "SignatureValidationFailed",
     }
 )
-
-
-@dataclass(frozen=True, slots=True)
-class Seen:
-    """What an observer saw of a replica the last time; it keeps one observer's reports in order, and states are right without it.
-
-    Attributes:
-        state: Its state.
-        attempt: Its attempt.
-        podless: It had no pod.
-        pod: Its newest pod. Pods that are ended before the cluster has counted them vanish with all that they said.
-    """
-
-    state: ReplicaState
-    attempt: int
-    podless: bool = False
-    pod: PodFacts | None = None
 
 
 def map_states(
@@ -67,221 +48,47 @@ def map_states(
     """
     known = seen or {}
     by_index = {
-        index: [*rest, _told_first(newest, known.get(index))]
+        index: [*rest, told_first(newest, known.get(index))]
         for index, (*rest, newest) in pods_by_index(pods).items()
     }
-    view = _View(job, by_index, known, any(pod.live for pod in pods))
+    ends = Ends(job, by_index, known)
+    view = _View(job, ends, live=any(pod.live for pod in pods))
     statuses = {}
     for index in indexes:
         before = known.get(index)
         index_pods = by_index.get(index, [])
-        status = _in_order(view.status(index, index_pods, before), before)
-        pod = _evidence(index_pods[-1] if index_pods else None, before, job)
+        status = in_order(view.status(index, index_pods, before), before)
+        pod = evidence(index_pods[-1] if index_pods else None, before, job)
         last = Seen(status.state, status.attempt, podless=not index_pods, pod=pod)
         statuses[index] = (status, last)
     return statuses
 
 
-def _evidence(pod: PodFacts | None, before: Seen | None, job: JobFacts) -> PodFacts | None:
-    """The pod to remember: as it is now, unless it had been seen to end by itself before it was told to."""
-    last = None if before is None else before.pod
-    if pod is None or last is None:
-        return pod or last
-    same = last.name == pod.name
-    return last if same and ended_by_itself(last, job.decided_at) else pod
-
-
-def _told_first(pod: PodFacts, before: Seen | None) -> PodFacts:
-    """A pod that was told to end when it was first seen to be, whatever it says later."""
-    last = None if before is None else before.pod
-    if last is None or last.name != pod.name or last.told_to_end is None:
-        return pod
-    return replace(pod, told_to_end=last.told_to_end)
-
-
-def _began(before: Seen | None) -> float | None:
-    """When a replica started whose pod is gone, if that was seen."""
-    return before.pod.started_at if before is not None and before.pod is not None else None
-
-
-def _in_order(status: ReplicaStatus, before: Seen | None) -> ReplicaStatus:
-    """An attempt never goes back, and a replica that was running waits only for its next one."""
-    if before is None:
-        return status
-    least = before.attempt
-    if before.state is RUNNING and status.state is PENDING:
-        least += 1
-    return status if status.attempt >= least else replace(status, attempt=least)
-
-
 class _View:
     """One look at a run."""
 
-    def __init__(
-        self,
-        job: JobFacts,
-        by_index: Mapping[int, list[PodFacts]],
-        seen: Mapping[int, Seen],
-        live: bool,
-    ) -> None:
+    def __init__(self, job: JobFacts, ends: Ends, *, live: bool) -> None:
         self.job = job
-        self.by_index = by_index
-        self.seen = seen
+        self.ends = ends
         self.live = live
-        self._culprits: str | None = None
 
     def status(self, index: int, pods: list[PodFacts], before: Seen | None) -> ReplicaStatus:
         """The status of one index; its pods are given with the newest last."""
         job = self.job
         newest = pods[-1] if pods else None
         if index in job.completed:
-            return self._succeeded(pods, before)
+            return self.ends.succeeded(pods, before)
         if index in job.failed:
-            return self._failed(pods, before)
+            return self.ends.failed(pods, before)
         if job.finished or (job.cancelled and job.suspended and job.idle and not self.live):
-            return self._ended_with_the_job(newest, before)
+            return self.ends.ended_with_the_job(newest, before)
         if newest is None:
             return self._without_pod(before)
         return self._alive(newest, before)
 
-    # --- terminal ---
-
-    def _succeeded(self, pods: list[PodFacts], before: Seen | None) -> ReplicaStatus:
-        pod = next((pod for pod in reversed(pods) if pod.phase == "Succeeded"), None)
-        last = before.pod if pod is None and before else pod
-        if last is not None and interrupted(last):
-            if last.disrupted:
-                return self._from_verdict(judge(last), last)
-            if deleted_by_others(last, self.job.decided_at):
-                return self._deleted(last)
-        verdict = None if pod is None else judge(pod)
-        return ReplicaStatus(
-            SUCCEEDED,
-            attempt=1 if pod is None else pod.attempt,
-            reason=Reason.COMPLETED,
-            exit_code=0,
-            started_at=None if verdict is None else verdict.started_at,
-            finished_at=None if verdict is None else verdict.finished_at,
-            native=_native_end(pod),
-        )
-
-    def _failed(self, pods: list[PodFacts], before: Seen | None) -> ReplicaStatus:
-        pod = next((pod for pod in reversed(pods) if pod.phase == "Failed"), None) or (
-            pods[-1] if pods else None
-        )
-        last = before.pod if pod is None and before is not None else pod
-        if last is not None and last.failures >= self.job.restarts:
-            if deleted_by_others(last, self.job.decided_at, counted=True):
-                return self._deleted(last)
-            if last.terminated is not None:
-                return self._from_verdict(judge(last), last)
-        if pod is not None:
-            return self._from_verdict(judge(pod), pod)
-        gone = why_gone(last) or "its pod has been removed"
-        return ReplicaStatus(
-            FAILED,
-            attempt=1 + self.job.restarts,
-            reason=Reason.PLATFORM,
-            message=f"the Job counts it as failed; {gone}, so neither exit code nor message are "
-            "known",
-            native=_native_end(None),
-        )
-
-    def _deleted(self, pod: PodFacts) -> ReplicaStatus:
-        """The end of a replica whose pod somebody deleted, which is no failure of its own."""
-        code = (pod.terminated or {}).get("exitCode")
-        how = "how its program ended is not known" if code is None else f"its exit code was {code}"
-        return ReplicaStatus(
-            FAILED,
-            attempt=pod.attempt,
-            reason=Reason.PLATFORM,
-            message=f"{why_gone(pod)}; {how}",
-            started_at=pod.started_at,
-            finished_at=pod.finished_at,
-            native=_native_end(pod),
-        )
-
-    def _from_verdict(self, verdict: Verdict, pod: PodFacts) -> ReplicaStatus:
-        return ReplicaStatus(
-            FAILED,
-            attempt=pod.attempt,
-            reason=verdict.reason,
-            exit_code=verdict.exit_code,
-            signal=verdict.signal,
-            message=verdict.message,
-            started_at=verdict.started_at,
-            finished_at=verdict.finished_at,
-            native=_native_end(pod),
-        )
-
-    def _ended_with_the_job(self, pod: PodFacts | None, before: Seen | None) -> ReplicaStatus:
-        job = self.job
-        last = _evidence(pod, before, job)
-        own_failure = (
-            pod is not None
-            and pod.phase == "Failed"
-            and not (pod.deleting or pod.disrupted)
-            and pod.failures >= job.restarts
-            and (pod.terminated is None or ended_by_itself(pod, job.decided_at))
-        )
-        if pod is not None and own_failure:
-            return self._from_verdict(judge(pod), pod)
-        condition = job.conditions.get("Failed")
-        state = FAILED
-        if job.cancelled and "Complete" not in job.conditions:
-            state, reason, message = CANCELLED, Reason.CANCEL_REQUESTED, "the run was cancelled"
-        elif condition is None:
-            reason, message = (
-                Reason.PLATFORM,
-                "the Job is complete, but does not list this index as succeeded",
-            )
-        elif condition.reason == "DeadlineExceeded":
-            reason = Reason.TIMEOUT
-            message = f"the Job passed its deadline of {job.deadline} s, which counts the wait for nodes and images too"
-        elif job.failed or condition.reason in {
-            "BackoffLimitExceeded",
-            "PodFailurePolicy",
-            "MaxFailedIndexesExceeded",
-        }:
-            own = own_end(last, job)
-            if last is not None and own is not None:
-                return self._from_verdict(own, last)
-            if last is not None and deleted_by_others(last, job.decided_at):
-                return self._deleted(last)
-            reason, message = Reason.GANG_FAILED, self._gang_message(condition.message)
-        else:
-            reason, message = Reason.PLATFORM, condition.message or condition.reason
-        end = condition or job.conditions.get("Complete")
-        return ReplicaStatus(
-            state,
-            attempt=1 if pod is None else pod.attempt,
-            reason=reason,
-            message=message + uncounted_success(last, job),
-            finished_at=None if end is None else end.time,
-            native=self._native(pod),
-        )
-
-    def _gang_message(self, native: str) -> str:
-        """Who failed, for the messages of those that were ended because of it."""
-        if self._culprits is None:
-            job = self.job
-            text = native
-            if job.failed:
-                first = min(job.failed)
-                why = self._failed(self.by_index.get(first, []), self.seen.get(first)).message
-                text = f"rank {job.first_rank + first} failed"
-                if len(job.failed) > 1:
-                    ranks = compress_ranks(job.first_rank + index for index in job.failed)
-                    text = f"ranks {ranks} failed; rank {job.first_rank + first}"
-                text += f": {why}" if why else ""
-            self._culprits = f"the run was ended because {text}"
-        return self._culprits
-
-    # --- not terminal ---
-
     def _without_pod(self, before: Seen | None) -> ReplicaStatus:
         job = self.job
-        native = self._native(None)
+        words = native(job, None)
         if job.decided or job.deleting or (job.cancelled and not job.suspended):
             # Pods that are ended may vanish before the Job says that it is over.
             reason, message = self._why_stopping()
@@ -293,26 +100,26 @@ class _View:
                 reason=reason,
                 stopping=True,
                 message=message,
-                started_at=_began(before) if state is RUNNING else None,
-                native=native,
+                started_at=began(before) if state is RUNNING else None,
+                native=words,
             )
         if job.suspended or "Suspended" in job.conditions:
             reason = Reason.CANCEL_REQUESTED if job.cancelled else Reason.QUEUED
             text = self._why_suspended()
             return ReplicaStatus(
-                PENDING, reason=reason, stopping=job.cancelled, message=text, native=native
+                PENDING, reason=reason, stopping=job.cancelled, message=text, native=words
             )
         if before is not None and before.state is RUNNING and not before.podless:
             # The Job was read before the pods: it may have counted this pod by now. The next look knows.
             text = why_gone(before.pod) or "its pod is gone"
             text += "; whether it is replaced is not known yet"
-            return ReplicaStatus(RUNNING, message=text, started_at=_began(before), native=native)
+            return ReplicaStatus(RUNNING, message=text, started_at=began(before), native=words)
         reason = Reason.PREEMPTED if before is not None and before.attempt > 1 else Reason.STARTING
         if before is not None and before.state is RUNNING:
             reason = Reason.PREEMPTED
         gone = why_gone(before.pod) if before is not None else ""
         text = f"{gone}; there is no pod for it yet" if gone else "there is no pod for it yet"
-        return ReplicaStatus(PENDING, reason=reason, message=text, native=native)
+        return ReplicaStatus(PENDING, reason=reason, message=text, native=words)
 
     def _alive(self, pod: PodFacts, before: Seen | None) -> ReplicaStatus:
         job = self.job
@@ -348,7 +155,7 @@ class _View:
             stopping=stopping,
             message=message,
             started_at=started,
-            native=self._native(pod),
+            native=native(job, pod),
         )
 
     def _why_suspended(self) -> str:
@@ -369,27 +176,6 @@ class _View:
         if condition is not None:
             return None, f"the run is being ended: {condition.message or condition.reason}"
         return None, ""
-
-    def _native(self, pod: PodFacts | None) -> str:
-        job = self.job
-        decided = next(
-            (
-                c
-                for c in ("Failed", "Complete", "FailureTarget", "Suspended")
-                if c in job.conditions
-            ),
-            "active",
-        )
-        condition = job.conditions.get(decided)
-        text = f"Job {decided}" + (f" ({condition.reason})" if condition is not None else "")
-        return f"{text}; {_native_end(pod)}"
-
-
-def _native_end(pod: PodFacts | None) -> str:
-    if pod is None:
-        return "no pod"
-    word = pod.terminated.get("reason") if pod.terminated is not None else (pod.waiting or ("",))[0]
-    return f"pod {pod.name} {pod.phase}" + (f" ({word})" if word else "")
 
 
 def _why_pending(pod: PodFacts) -> tuple[Reason, str]:

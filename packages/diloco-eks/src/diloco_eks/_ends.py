@@ -1,0 +1,175 @@
+"""How ranks have ended: those that the Job lists, and all others once it is over."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from diloco_protocol import Reason, ReplicaState, ReplicaStatus
+
+from ._departure import why_gone
+from ._facts import JobFacts, PodFacts
+from ._indexes import compress_ranks
+from ._native import native, native_end
+from ._own_end import own_end, uncounted_success
+from ._seen import Seen, evidence
+from ._verdict import Verdict, interrupted, judge
+from ._whose_end import deleted_by_others, ended_by_itself
+
+
+class Ends:
+    """The ends of one run, as one look has found it.
+
+    Args:
+        job: The Job.
+        by_index: The pods of every index, the newest last.
+        seen: What was seen of the indexes before.
+    """
+
+    def __init__(
+        self,
+        job: JobFacts,
+        by_index: Mapping[int, list[PodFacts]],
+        seen: Mapping[int, Seen],
+    ) -> None:
+        self.job = job
+        self.by_index = by_index
+        self.seen = seen
+        self._culprits: str | None = None
+
+    def succeeded(self, pods: list[PodFacts], before: Seen | None) -> ReplicaStatus:
+        """Return the status of an index that the Job lists as completed."""
+        pod = next((pod for pod in reversed(pods) if pod.phase == "Succeeded"), None)
+        last = before.pod if pod is None and before else pod
+        if last is not None and interrupted(last):
+            if last.disrupted:
+                return self._from_verdict(judge(last), last)
+            if deleted_by_others(last, self.job.decided_at):
+                return self._deleted(last)
+        verdict = None if pod is None else judge(pod)
+        return ReplicaStatus(
+            ReplicaState.SUCCEEDED,
+            attempt=1 if pod is None else pod.attempt,
+            reason=Reason.COMPLETED,
+            exit_code=0,
+            started_at=None if verdict is None else verdict.started_at,
+            finished_at=None if verdict is None else verdict.finished_at,
+            native=native_end(pod),
+        )
+
+    def failed(self, pods: list[PodFacts], before: Seen | None) -> ReplicaStatus:
+        """Return the status of an index that the Job lists as failed."""
+        pod = next((pod for pod in reversed(pods) if pod.phase == "Failed"), None) or (
+            pods[-1] if pods else None
+        )
+        last = before.pod if pod is None and before is not None else pod
+        if last is not None and last.failures >= self.job.restarts:
+            if deleted_by_others(last, self.job.decided_at, counted=True):
+                return self._deleted(last)
+            if last.terminated is not None:
+                return self._from_verdict(judge(last), last)
+        if pod is not None:
+            return self._from_verdict(judge(pod), pod)
+        gone = why_gone(last) or "its pod has been removed"
+        return ReplicaStatus(
+            ReplicaState.FAILED,
+            attempt=1 + self.job.restarts,
+            reason=Reason.PLATFORM,
+            message=f"the Job counts it as failed; {gone}, so neither exit code nor message are "
+            "known",
+            native=native_end(None),
+        )
+
+    def _deleted(self, pod: PodFacts) -> ReplicaStatus:
+        """The end of a replica whose pod somebody deleted, which is no failure of its own."""
+        code = (pod.terminated or {}).get("exitCode")
+        how = "how its program ended is not known" if code is None else f"its exit code was {code}"
+        return ReplicaStatus(
+            ReplicaState.FAILED,
+            attempt=pod.attempt,
+            reason=Reason.PLATFORM,
+            message=f"{why_gone(pod)}; {how}",
+            started_at=pod.started_at,
+            finished_at=pod.finished_at,
+            native=native_end(pod),
+        )
+
+    def _from_verdict(self, verdict: Verdict, pod: PodFacts) -> ReplicaStatus:
+        return ReplicaStatus(
+            ReplicaState.FAILED,
+            attempt=pod.attempt,
+            reason=verdict.reason,
+            exit_code=verdict.exit_code,
+            signal=verdict.signal,
+            message=verdict.message,
+            started_at=verdict.started_at,
+            finished_at=verdict.finished_at,
+            native=native_end(pod),
+        )
+
+    def ended_with_the_job(self, pod: PodFacts | None, before: Seen | None) -> ReplicaStatus:
+        """Return the status of an index that the Job does not list, once the Job is over."""
+        job = self.job
+        last = evidence(pod, before, job)
+        own_failure = (
+            pod is not None
+            and pod.phase == "Failed"
+            and not (pod.deleting or pod.disrupted)
+            and pod.failures >= job.restarts
+            and (pod.terminated is None or ended_by_itself(pod, job.decided_at))
+        )
+        if pod is not None and own_failure:
+            return self._from_verdict(judge(pod), pod)
+        condition = job.conditions.get("Failed")
+        state = ReplicaState.FAILED
+        if job.cancelled and "Complete" not in job.conditions:
+            state, reason, message = (
+                ReplicaState.CANCELLED,
+                Reason.CANCEL_REQUESTED,
+                "the run was cancelled",
+            )
+        elif condition is None:
+            reason, message = (
+                Reason.PLATFORM,
+                "the Job is complete, but does not list this index as succeeded",
+            )
+        elif condition.reason == "DeadlineExceeded":
+            reason = Reason.TIMEOUT
+            message = f"the Job passed its deadline of {job.deadline} s, which counts the wait for nodes and images too"
+        elif job.failed or condition.reason in {
+            "BackoffLimitExceeded",
+            "PodFailurePolicy",
+            "MaxFailedIndexesExceeded",
+        }:
+            own = own_end(last, job)
+            if last is not None and own is not None:
+                return self._from_verdict(own, last)
+            if last is not None and deleted_by_others(last, job.decided_at):
+                return self._deleted(last)
+            reason, message = Reason.GANG_FAILED, self._gang_message(condition.message)
+        else:
+            reason, message = Reason.PLATFORM, condition.message or condition.reason
+        end = condition or job.conditions.get("Complete")
+        return ReplicaStatus(
+            state,
+            attempt=1 if pod is None else pod.attempt,
+            reason=reason,
+            message=message + uncounted_success(last, job),
+            finished_at=None if end is None else end.time,
+            native=native(job, pod),
+        )
+
+    def _gang_message(self, native: str) -> str:
+        """Who failed, for the messages of those that were ended because of it."""
+        if self._culprits is None:
+            job = self.job
+            text = native
+            if job.failed:
+                first = min(job.failed)
+                why = self.failed(self.by_index.get(first, []), self.seen.get(first)).message
+                text = f"rank {job.first_rank + first} failed"
+                if len(job.failed) > 1:
+                    ranks = compress_ranks(job.first_rank + index for index in job.failed)
+                    text = f"ranks {ranks} failed; rank {job.first_rank + first}"
+                text += f": {why}" if why else ""
+            self._culprits = f"the run was ended because {text}"
+        return self._culprits

@@ -1,0 +1,59 @@
+"""What an observer saw of a replica the last time, and what follows from it for what it sees now."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+from diloco_protocol import ReplicaState, ReplicaStatus
+
+from ._facts import JobFacts, PodFacts
+from ._whose_end import ended_by_itself
+
+
+@dataclass(frozen=True, slots=True)
+class Seen:
+    """What an observer saw of a replica the last time; it keeps one observer's reports in order, and states are right without it.
+
+    Attributes:
+        state: Its state.
+        attempt: Its attempt.
+        podless: It had no pod.
+        pod: Its newest pod. Pods that are ended before the cluster has counted them vanish with all that they said.
+    """
+
+    state: ReplicaState
+    attempt: int
+    podless: bool = False
+    pod: PodFacts | None = None
+
+
+def evidence(pod: PodFacts | None, before: Seen | None, job: JobFacts) -> PodFacts | None:
+    """The pod to remember: as it is now, unless it had been seen to end by itself before it was told to."""
+    last = None if before is None else before.pod
+    if pod is None or last is None:
+        return pod or last
+    same = last.name == pod.name
+    return last if same and ended_by_itself(last, job.decided_at) else pod
+
+
+def told_first(pod: PodFacts, before: Seen | None) -> PodFacts:
+    """A pod that was told to end when it was first seen to be, whatever it says later."""
+    last = None if before is None else before.pod
+    if last is None or last.name != pod.name or last.told_to_end is None:
+        return pod
+    return replace(pod, told_to_end=last.told_to_end)
+
+
+def began(before: Seen | None) -> float | None:
+    """When a replica started whose pod is gone, if that was seen."""
+    return before.pod.started_at if before is not None and before.pod is not None else None
+
+
+def in_order(status: ReplicaStatus, before: Seen | None) -> ReplicaStatus:
+    """An attempt never goes back, and a replica that was running waits only for its next one."""
+    if before is None:
+        return status
+    least = before.attempt
+    if before.state is ReplicaState.RUNNING and status.state is ReplicaState.PENDING:
+        least += 1
+    return status if status.attempt >= least else replace(status, attempt=least)
