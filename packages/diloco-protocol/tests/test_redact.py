@@ -98,6 +98,16 @@ FORMS = [
     *(f'{{"password": "{SECRET} x', f"password='{SECRET} x"),
     *(f"password ={SECRET}", f"password => {SECRET}", f"password := {SECRET}", f"Password : {SECRET}9"),
     *(f"//u:{SECRET}@h/x", f"at '//u:{SECRET}@h'", f"u:{SECRET}@/db", f"https:/u:{SECRET}@h"),
+    # lists and objects, and a name beside its value, in JSON and elsewhere
+    *(f'{{"password": ["{SECRET}"]}}', f'x {{"password": {{"value": "{SECRET}"}}, "a": 1}} y', f'{{"auth": [{{"a": "{SECRET}'),
+    *(f"{{'password': ['x', '{SECRET}']}}", f"Spec(password=['x', '{SECRET}'], a=1)", f"password={{'a': '{SECRET} x'}}"),
+    *(f'{{\\"password\\": [\\"{SECRET}\\"]}}', f'{{"password": "]", "token": ["]", "{SECRET}"]}}'),
+    *(f'{{"value": "{SECRET}", "name": "DB_PASS"}}', f"value: {SECRET}\n  name: DB_PASS", f"value='{SECRET}', key='DB_PASS'"),
+    *(f"- name: DB_PASS\n  value: {SECRET}", f"- name: 'DB_PASS'\n  value: '{SECRET} x'", f"name='DB_PASS', value='{SECRET}'"),
+    *(f'{{\\"name\\": \\"DB_PASS\\", \\"value\\": \\"{SECRET}\\"}}', f"<password>{SECRET} x</password>"),
+    # more of commands, and names that are written in another way
+    *(f"curl -u user:{SECRET} https://h", f"curl --user 'u:{SECRET}' x", f"--proxy-user=u:{SECRET}", f"['-u', 'u:{SECRET}']"),
+    *(f"run --token\n{SECRET}\n", f'run --token \\"{SECRET} x\\"', f"https://h/?p%61ssword={SECRET}", f"p%61ssword={SECRET}"),
     # cut off before its second quote
     *(f"run '--password=a;b {SECRET}", f"curl -H 'X-Api-Key: \\\n{SECRET}", f"'--token=a {SECRET}\\"),
 ]  # fmt: skip
@@ -113,6 +123,14 @@ def test_what_has_the_form_of_a_secret_is_left_out(text):
 
 
 def test_what_stands_around_a_secret_is_shown():
+    assert redact_text('{"password": {"a": ["x", 5]}, "b": 1}') == (
+        f'{{"password": {{"a": ["{REDACTED}", "{REDACTED}"]}}, "b": 1}}'
+    )
+    assert redact_text("{'password': ['x', (1)], 'b': 1}") == f"{{'password': {REDACTED}, 'b': 1}}"
+    assert redact_text('{"secret": {"secretName": "hub"}}') == '{"secret": {"secretName": "hub"}}'
+    assert redact_text("curl -u me:x https://h") == f"curl -u me:{REDACTED} https://h"
+    assert redact_text('{"value": "x", "name": "lr"}') == '{"value": "x", "name": "lr"}'
+    assert redact_text("<token>x</token><b>c</b>") == f"<token>{REDACTED}</token><b>c</b>"
     assert redact_text("run --password=x1 --lr 3") == f"run --password={REDACTED} --lr 3"
     assert redact_text("AccountName=a;AccountKey=x==;B=c") == f"AccountName=a;AccountKey={REDACTED};B=c"  # fmt: skip
     assert redact_text("{'password': 'x', 'a': 1}") == f"{{'password': '{REDACTED}', 'a': 1}}"
@@ -152,6 +170,10 @@ def test_known_tokens_are_found_wherever_they_stand(token):
      "python:3.11@sha256:0123", "registry.io:5000/img@sha256:0123", "git@github.com:org/repo", "mailto:a@b.org",
      "secret: not found", "the password is wrong", "secrets['HF_TOKEN'] must be text, not 3", "Basic authentication is needed",
      "bearer of bad news", "12:30:45 12:31", "https://h/?page=2&author=x#part=1", "['password', 'username', 'x']",
+     "tokens=1024", "tokens: 123456", "--tokens 12", "n tokens: 1,234.5k", "secrets=3", "rng_key=1a2b3c4d", "hidden_key=3",
+     "module.token:train1", "token-ablation-3: 1234567", "job secret-sauce: failed12", "diloco-password-0: 1234567",
+     "12:30:45@host", "2026-03-14T12:30:45.123Z@host", "Basic training2 is", "docker run -u 1000:1000 x", "--token\nSee README",
+     '{"tokens": [101, 2054]}', '{"password": []}', "name: lr, value: abc123", "<path>x1</path>", "100%token_count=3",
      "arn:aws:iam::123456789012:role/x", 'User "system:serviceaccount:ns:a" cannot get', "http://127.0.0.1:1234/x and y@z"],
 )  # fmt: skip
 def test_what_has_no_secret_is_left_as_it_is(text):
@@ -188,6 +210,13 @@ def test_commands_and_what_is_json_in_a_text():
         *(f"--api-key={REDACTED}", f"DB_PASS={REDACTED}"),
     ]
     assert redact_json(["--password", 123, "--token", ["x"]]) == ["--password", REDACTED, "--token", [REDACTED]]  # fmt: skip
+    assert redact_json(["curl", "-u", "me:x", "-u", "1:2"]) == ["curl", "-u", f"me:{REDACTED}", "-u", "1:2"]  # fmt: skip
+    assert redact_json({"tokens": 4096, "all": {"tokens": [1, 2]}}) == {"tokens": 4096, "all": {"tokens": [1, 2]}}  # fmt: skip
+    assert redact_json({"tokens": 10**5000, "credentials": {"pins": 1234}}) == {
+        "tokens": REDACTED,
+        "credentials": {"pins": REDACTED},
+    }
+    assert redact("TOKENS", "1024") == "1024"
     assert redact_json({"password": ["-x", "y"]}) == {"password": [REDACTED, REDACTED]}
     assert redact_json({"password": 12345, "use_auth": True}) == {"password": REDACTED, "use_auth": True}  # fmt: skip
     assert redact("CONFIG", '{"credentials": ["x", {"a": "y"}], "b": 1}') == (
@@ -320,6 +349,37 @@ NASTY = [
         "hooks.slack.com/services/",
         "a" * 300 + "=",
         "password=\\",
+    ),
+    *(
+        '"password": [',
+        '"password": ["',
+        "password={'",
+        "'password': ('\\",
+        '"name": "DB_PASS", "value": ',
+        "name: PASSWORD\n",
+    ),
+    *(
+        "value: ",
+        'value="',
+        "value=\"value='",
+        "value=a",
+        'value="a", name=',
+        "<password>",
+        "<token>a",
+        "-u ",
+        "--user a:",
+        "--token\n",
+    ),
+    *(
+        "p%61ssword=",
+        "%",
+        "12:30:45",
+        "1:11:11@",
+        "Basic aaaa",
+        "token =",
+        "password => ",
+        "token-a:",
+        "a.token: ",
     ),
     *("'Authorization: \\", "'--password=\\", '"--token=\\', "'x-a-token: ", '"Cookie:\\"'),
 ]

@@ -9,7 +9,13 @@ from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
 from ._secret_forms import REDACTED, TOKEN, forms
-from ._secret_names import is_secret_name, is_secret_parameter, is_secret_reference
+from ._secret_names import (
+    is_count,
+    is_secret_name,
+    is_secret_parameter,
+    is_secret_reference,
+    is_secret_term,
+)
 from ._userinfo import without_userinfo
 
 if TYPE_CHECKING:
@@ -17,6 +23,11 @@ if TYPE_CHECKING:
 
 _SETTING = re.compile(r"(-{0,2}[A-Za-z_][\w.\-]*+)=")
 _OPTION = re.compile(r"-{1,2}[A-Za-z][\w.\-]*")
+_BELOW = "secret"  # the name of all that is below the name of a secret
+_BRACKET = re.compile(
+    r"""(?P<open>[\[({])|(?P<close>[\])}])|\\.|"(?:\\.|[^"\\])*+"?|'(?:\\.|[^'\\])*+'?""",
+    re.DOTALL,
+)
 # What nobody has to guess.
 _NOTHING = frozenset({"", "0", "1", "false", "none", "null", "true"})
 _LONGEST_JSON = 1 << 20
@@ -31,13 +42,13 @@ def redact(name: str, value: str) -> str:
         name: Its name. If that looks like the name of a secret, the value is ``"<redacted>"``.
         value: Its value, of which secrets are left out that :func:`redact_text` finds.
     """
-    if is_secret_name(name) and not _is_nothing(value):
+    if is_secret_name(name) and not _is_shown(name, value):
         return REDACTED
     setting = _SETTING.match(value)
     if (
         setting is not None
         and is_secret_name(setting[1])
-        and not _is_nothing(value[setting.end() :])
+        and not _is_shown(setting[1], value[setting.end() :])
     ):
         return f"{setting[0]}{REDACTED}"
     return redact_text(_redact_encoded(value))
@@ -80,7 +91,7 @@ def redact_json(value: Any, name: str = "") -> Any:
     if isinstance(value, str):
         return redact(name, value)
     if isinstance(value, dict):
-        return _redact_members(value, name if secret else "")
+        return _redact_members(value, _BELOW if secret else "")
     if isinstance(value, (list, tuple)):
         shown = [redact_json(inside, name) for inside in value]
         for number, (option, given) in enumerate(pairwise(value), start=1):
@@ -88,8 +99,12 @@ def redact_json(value: Any, name: str = "") -> Any:
             another = isinstance(given, str) and given.startswith("--")
             if an_option and not another and is_secret_name(option):
                 shown[number] = redact_json(given, option)
+            elif an_option and isinstance(given, str) and shown[number] == given:
+                # Some options are known by what they take: -u user:password
+                shown[number] = redact_text(f"{option} {given}").partition(" ")[2]
         return type(value)(shown)
-    return value if not secret or value is None or value in (0, 1) else REDACTED
+    is_shown = not secret or value is None or value in (0, 1) or _counts(name, value)
+    return value if is_shown else REDACTED
 
 
 def redact_spec(spec: ReplicaSpec) -> ReplicaSpec:
@@ -146,22 +161,54 @@ def _without(before: re.Pattern[str], secret: re.Pattern[str], text: str) -> str
         # A value is only read if it is secret: it may hold other names, and would be read again for each.
         if not _names_a_secret(named) or (found := secret.match(text, place)) is None:
             continue
-        groups = found.groupdict()
+        groups, end = named.groupdict() | found.groupdict(), found.end()
+        name = groups.get("name") or groups.get("term") or ""
         value = groups.get("quoted") or groups.get("bare")
-        if value is not None and _is_nothing(value):
+        if not _names_a_secret(found) or (value is not None and _is_shown(name, value)):
             continue
-        quote = groups.get("quote") or ""
-        pieces += [text[done:place], quote, REDACTED, quote]
-        done = place = found.end()
+        quote, shown = groups.get("quote") or "", REDACTED
+        if groups.get("list"):
+            end = _end_of_list(text, place)
+            shown = _redact_list(text[place:end], name)
+        pieces += [text[done:place], quote, shown, quote]
+        done = place = end
     return "".join([*pieces, text[done:]])
+
+
+def _end_of_list(text: str, start: int) -> int:
+    """Where the list or object ends that begins there; where the text ends if it was cut off before."""
+    depth = 0
+    for mark in _BRACKET.finditer(text, start):
+        depth += (mark.lastgroup == "open") - (mark.lastgroup == "close")
+        if depth == 0:
+            return mark.end()
+    return len(text)
+
+
+def _redact_list(text: str, name: str) -> str:
+    """A list or an object below the name of a secret: as :func:`redact_json` shows it if it is JSON, or nothing of it."""
+    try:
+        data = json.loads(text)
+        shown = redact_json(data, name)
+    except (ValueError, RecursionError):
+        return REDACTED
+    return text if shown == data else json.dumps(shown)
 
 
 def _names_a_secret(match: re.Match[str]) -> bool:
     groups = match.groupdict()
     if "parameter" in groups:
         return is_secret_parameter(groups["parameter"])
+    if "term" in groups:
+        return is_secret_term(groups["term"])
     return "name" not in groups or is_secret_name(groups["name"])
 
 
-def _is_nothing(value: str) -> bool:
-    return value.lower() in _NOTHING
+def _counts(name: str, value: object) -> bool:
+    # Of larger integers Python makes no text.
+    return type(value) is int and value.bit_length() <= 64 and is_count(name, str(value))
+
+
+def _is_shown(name: str, value: str) -> bool:
+    """Whether a value is no secret, whatever its name."""
+    return value.lower() in _NOTHING or is_count(name, value)

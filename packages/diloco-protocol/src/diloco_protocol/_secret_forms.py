@@ -36,24 +36,31 @@ TOKEN = re.compile(
 """Tokens whose issuers begin them so that they can be found, addresses that are secret, and private keys."""
 
 _NEW = rf"(?!{REDACTED})"  # what has been left out is not left out again
-_NAME = r"(?<![\w.\-])(?P<name>[\w.\-]++)"
+_NAME = r"(?<![\w.\-%])(?P<name>[\w.\-%]++)"
 _OPTION = r"(?P<name>-{1,2}[A-Za-z][\w.\-]*+)"
 _HEADER = (
     r"(?<![\w\-])(?P<name>(?:proxy-)?authorization|(?:set-)?cookie|api-key|x-[\w\-]{1,40})"
     r"[ \t]{0,4}+:[ \t]{0,4}+"
 )
-# A key in JSON, or in what Python makes of a dict; also if that has been quoted once more.
-_KEY = r"(?P<around>\\{0,3}[\"'])(?P<name>[\w.\-]{1,64})(?P=around)"
+_MARK = r"\\{0,3}[\"']"  # a quote, also if it has been quoted once more
+# A key in JSON, or in what Python makes of a dict.
+_KEY = rf"(?P<around>{_MARK})(?P<name>[\w.\-]{{1,64}})(?P=around)"
+_INSIDE_QUOTES = rf"(?P<quote>{_MARK})(?P<quoted>(?:(?!(?P=quote))(?:\\.|.))*+)"
 # What has been cut off may lack its second quote.
-_QUOTED = r"(?P<quote>[\"'])(?P<quoted>(?:\\.|(?!(?P=quote)).)*+)(?:(?P=quote)|\Z)"
+_QUOTED = rf"{_INSIDE_QUOTES}(?:(?P=quote)|\Z)"
 # A value ends at a blank; at a quote that ends something; and at a separator before another name, or before nothing.
 _BARE = (
     _NEW + r"(?P<bare>(?:[^\s,;&\"'\\]|[,;&](?!\s|\Z|[\w.\-%\[\]]{1,64}=)"
     r"|[\"'](?![\s,;:)\]}]|\Z)|\\(?![\"'nrt]))++)"
 )
+_LIST = r"(?P<list>[\[{(])"  # a list or an object, of which the rest is looked for by counting
 _LINE_END = r"(?=[ \t]*+$)"
 # Without an end that fits a text that was cut off, this would read on from each quote to the end of the text.
 _INSIDE = {quote: _NEW + rf"(?:\\.|[^{quote}\\])++(?={quote}|\\?\Z)" for quote in "\"'"}
+# One of the two members that are a name and its value, in JSON, YAML, or the words of Python.
+_MEMBER = rf"(?<![\w.\-])(?:%s)(?:{_MARK})?\s{{0,4}}+[:=]\s{{0,8}}+"
+_NAMED = rf"{_MEMBER % 'name|key'}(?:{_MARK})?(?P<name>[\w.\-]{{1,64}})"
+_BETWEEN = rf"(?:{_MARK})?\s{{0,40}}+(?:,\s{{0,40}}+)?+(?:{_MARK})?"
 
 # What stands before a secret, and the secret.
 _FORMS: tuple[tuple[str, str], ...] = (
@@ -64,35 +71,52 @@ _FORMS: tuple[tuple[str, str], ...] = (
     (r"(?<=[?&;#])(?P<parameter>[^=&;#?\s]++)=", rf"{_NEW}[^&;#\s\"'<>\\]+"),
     # '--password=x y'
     *((f"{quote}{_OPTION}=", inside) for quote, inside in _INSIDE.items()),
-    # password=x, password =x, password => x
-    (rf"{_NAME}(?:=| = | =(?=[^\s=>])| => | := )", rf"(?:{_QUOTED}|{_BARE})"),
-    # --password x
-    (rf"(?<![\w.\-]){_OPTION}[ \t]{{1,8}}+", rf"(?:{_QUOTED}|(?!-){_BARE})"),
-    # '--password', 'x'
-    (rf"(?P<around>[\"']){_OPTION}(?P=around)\s{{0,4}}+,\s{{0,8}}+", _QUOTED),
-    # password: x, as a whole line; and in a line what is no word, unlike "token: not found"
+    # password=x, password = x, password => x, password=['x']
     (
-        rf"^[ \t]{{0,40}}(?:-[ ])?{_NAME}:[ \t]{{1,8}}+",
+        rf"{_NAME}(?:[ \t]{{1,4}}+(?:=>|:=|=)[ \t]{{0,4}}+|=>|:=|=)",
+        rf"(?:{_QUOTED}|{_LIST}(?=\s{{0,8}}+[\"'\[{{(])|{_BARE})",
+    ),
+    # --password x, also on a line of its own
+    (rf"(?<![\w.\-]){_OPTION}[ \t]{{1,8}}+", rf"(?:{_QUOTED}|(?!-){_BARE})"),
+    (
+        rf"(?<![\w.\-]){_OPTION}[ \t]{{0,8}}+\r?\n[ \t]{{0,40}}+",
+        rf"(?:{_QUOTED}|(?!-){_BARE}){_LINE_END}",
+    ),
+    # '--password', 'x'
+    (rf"(?P<around>{_MARK}){_OPTION}(?P=around)\s{{0,4}}+,\s{{0,8}}+", _QUOTED),
+    # -u user:x, of curl; not -u 1000:1000, of docker
+    (
+        r"(?<![\w.\-])(?:-u|--(?:proxy-)?user)(?:=|[ \t]{1,8}+|[\"']\s{0,4}+,\s{0,8}+)[\"']?"
+        r"(?![0-9]{1,9}:[0-9]{1,9}(?![^\s\"']))[^\s:\"']{1,64}:",
+        rf"{_NEW}[^\s\"']++",
+    ),
+    # password: x, as a whole line; and in a line what is no word, unlike "token: not found" and
+    # "module.token:train1"
+    (
+        r"^[ \t]{0,40}(?:-[ ])?(?<![\w.\-])(?P<term>[\w.\-]++):[ \t]{1,8}+",
         rf"(?:{_QUOTED}|{_NEW}(?P<bare>[^\s\"'|>{{\[]\S*+)){_LINE_END}",
     ),
-    (rf"{_NAME}[ ]?:[ \t]{{0,8}}+", rf"(?=[^\s]{{6}})(?=[^\s]{{0,40}}[0-9]){_BARE}"),
+    (
+        r"(?<![\w.\-])(?P<term>[\w\-]++(?=:\S)|[\w.\-]++(?=[ ]?:[ \t]))[ ]?:[ \t]{0,8}+",
+        rf"(?=[^\s]{{6}})(?=[^\s]{{0,40}}[0-9]){_BARE}",
+    ),
     # ('password', 'x')
     (rf"[(\[]{_KEY},\s{{0,8}}+", rf"{_QUOTED}(?=[)\]])"),
-    # "password": "x", "password": 1234
+    # "password": "x", "password": 1234, "password": ["x"]
+    (rf"{_KEY}\s{{0,8}}+:\s{{0,8}}+", rf"(?:{_QUOTED}|{_LIST}|(?P<bare>-?[0-9][0-9.eE+\-]*+))"),
+    # "name": "DB_PASS", "value": "x", and the other way round
+    (_NAMED + _BETWEEN + _MEMBER % "value", rf"(?:{_QUOTED}|{_BARE})"),
     (
-        rf"{_KEY}\s{{0,8}}+:\s{{0,8}}+",
-        r"(?:(?P<quote>\\{0,3}[\"'])(?P<quoted>(?:(?!(?P=quote))(?:\\.|.))*+)(?:(?P=quote)|\Z)"
-        r"|(?P<bare>-?[0-9][0-9.eE+\-]*+))",
+        _MEMBER % "value",
+        rf"(?:{_INSIDE_QUOTES}(?P=quote)|{_NEW}(?P<bare>[^\s,;&\"'\\]{{1,200}}+))"
+        rf"(?={_BETWEEN}{_NAMED})",
     ),
-    # "name": "DB_PASS", "value": "x"
+    # <password>x</password>
+    (r"<(?P<name>[\w.\-]{1,64})>", r"[^<>]++(?=</)"),
+    # Bearer x; what follows has a digit, or it is a word of a sentence; for Basic it is Base64
     (
-        r"(?P<around>[\"'])(?:name|key)(?P=around):\s{0,8}+(?P=around)(?P<name>[\w.\-]{1,64})"
-        r"(?P=around),\s{0,8}+(?P=around)value(?P=around):\s{0,8}+",
-        _QUOTED,
-    ),
-    # Bearer x; what follows has a digit, or it is a word of a sentence
-    (
-        r"(?<![A-Za-z0-9])(?:Bearer|Basic) +",
+        r"(?<![A-Za-z0-9])(?:Bearer +"
+        r"|Basic +(?=(?:[a-z0-9+/]{4})++(?:[a-z0-9+/]{2,3}={1,2})?(?![a-z0-9+/=])))",
         r"(?=[A-Za-z._~+/\-]{0,200}[0-9=])[A-Za-z0-9._~+/=\-]{6,}",
     ),
 )
@@ -102,8 +126,9 @@ _FORMS: tuple[tuple[str, str], ...] = (
 def forms() -> list[tuple[re.Pattern[str], re.Pattern[str]]]:
     """Return the forms: what stands before a secret, and what the secret is, to be looked for right behind that.
 
-    If the first has a group "name" or "parameter", something is secret only if that is the name of a secret. The second may have
-    the groups "quote", whose marks are no part of the secret, and "quoted" or "bare", what is within them.
+    If one of them has a group "name", "parameter" or "term", something is secret only if that is the
+    name of a secret. The second may have the groups "quote", whose marks are no part of the secret,
+    and "quoted" or "bare", what is within them; or "list", where a list or an object begins.
 
     They are compiled when they are first used, since replicas rarely need them.
     """

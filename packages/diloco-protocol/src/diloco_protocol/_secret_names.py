@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from functools import lru_cache
+from urllib.parse import unquote
 
 _WORD = re.compile(r"[A-Z]+(?![a-z])|[A-Z]?[a-z]+")
 _LONGEST = 200  # the end of a name says what it is
@@ -29,11 +30,11 @@ _NO_ENDINGS = _words(
 # Words before "key", "token" and "pass" with which these are the terms of programmers and of language models.
 _ORDINARY = {
     "key": _words(
-        "answer attention batch cache column data dataset dict event feature field foreign group "
-        "hash id idempotency image index input join label lookup loss map merge message metric "
-        "monitor name object order output param partition primary prompt public query range record "
-        "resource result route routing row score shard sort source state target text time topology "
-        "unique value"
+        "answer attention batch cache column data dataset dict event feature field foreign "
+        "group hash hidden id idempotency image index input jax join kv label lookup loss map "
+        "merge message metric monitor name object order output param partition primary prng "
+        "prompt public query random range record resource result rng route routing row score "
+        "shard sort source state target text time topology unique value"
     ),
     "token": _words(
         "audio beginning bos cls decoder end eos first forced image last mask max min n new next "
@@ -60,6 +61,9 @@ _REFERENCES = _words(
     "provider ref refs required seconds ttl type uri url version"
 )
 _NOT_SECRET = frozenset({"PWD", "OLDPWD", "imagePullSecrets", "serviceAccountToken"})
+# Ends of names that are no plural; and what a number of things is written with.
+_SINGULAR = ("ss", "as")
+_NUMBER = "0123456789.,_kKmMbB"
 _OF_PARAMETERS = frozenset({"key", "sig", "signature", "sas"})
 
 
@@ -94,6 +98,21 @@ def is_secret_reference(name: str) -> bool:
     return len(words) > 1 and words[-1] in _REFERENCES and is_secret_name("_".join(words[:-1]))
 
 
+def is_secret_term(name: str) -> bool:
+    """Whether what follows a name and a colon is secret: not after "token-ablation-3", a run."""
+    last = name.rpartition("-")[2]
+    return is_secret_name(name) and (
+        last == name or last.lower() in {"key", "id"} or is_secret_name(last)
+    )
+
+
+def is_count(name: str, value: str) -> bool:
+    """Whether a value is how many secrets there are, or how many tokens, rather than one."""
+    words = _words_of(name)
+    plural = bool(words) and words[-1].endswith("s") and not words[-1].endswith(_SINGULAR)
+    return plural and value[:1].isdecimal() and not value.strip(_NUMBER)
+
+
 def is_secret_parameter(name: str) -> bool:
     """Whether the value of a parameter of a URI is secret because of its name."""
     words = _words_of(name)
@@ -101,7 +120,8 @@ def is_secret_parameter(name: str) -> bool:
 
 
 def _words_of(name: str) -> list[str]:
-    return [word.lower() for word in _WORD.findall(name[-_LONGEST:])]
+    name = name[-_LONGEST:]
+    return [word.lower() for word in _WORD.findall(unquote(name) if "%" in name else name)]
 
 
 def _ends_as_a_secret(word: str) -> bool:
