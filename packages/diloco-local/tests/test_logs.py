@@ -233,14 +233,14 @@ def test_a_cut_line_has_the_time_of_its_end(tmp_path):
 
 def test_samples_are_read_to_the_end(tmp_path):
     """A run of days has megabytes of them."""
-    out = "\n".join(map(str, range(5000))) + "\n"
-    samples = "".join(f"[{number}.0, 2, 0]{' ' * 1000}\n" for number in range(5000))
-    assert len(samples) > 1 << 22
+    out = "x\n" * 100_000
+    samples = "".join(f"[{number}.0, {2 * number}, 0]{' ' * 20}\n" for number in range(99_000))
+    assert len(samples) > 1 << 21
     replica = attempt_of(tmp_path, out=out, err="b\n")
-    samples += f"[5000.0, {len(out)}, 0]\n[5001.0, {len(out)}, 2]\n"
+    samples += f"[100000.0, {len(out)}, 0]\n[100001.0, {len(out)}, 2]\n"
     replica.attempt(1).times.write_text(samples)
     assert tail(replica, 1) == ["b"]
-    assert lines_of(replica, since=5000.5) == ["b"]
+    assert lines_of(replica, since=100000.5) == ["b"]
 
 
 def test_a_last_line_without_end_is_read_wherever_the_pieces_end(tmp_path):
@@ -318,12 +318,30 @@ def test_any_number_of_samples_takes_bounded_memory(tmp_path, monkeypatch):
     monkeypatch.setattr(_logs, "_MOST_SAMPLES", 1000)
     replica = attempt_of(tmp_path, out="a\n")
     replica.attempt(1).times.write_text("[1,2,0]\n" * (1 << 18))
-    clock = _logs._Clock(replica.attempt(1).times)
+    clock = _logs._Clock(replica.attempt(1))
     clock.refresh()
     assert 1000 <= len(clock.times) < 1000 + (1 << 18) // len("[1,2,0]\n") + 1
     assert tail(replica, 1) == ["a"]
     replica.attempt(1).times.write_text(f"[1,{1 << 63},0]\n[2,2,0]\n")
     assert lines_of(replica, since=2.0) == ["a"]
+
+
+@pytest.mark.parametrize("sample", ["[1,1,1]\n", "[{0},{0},{0}]\n", "[1,1,1]"])
+@pytest.mark.parametrize("read", [read_all, read_followed, read_tail])
+def test_of_samples_no_more_are_read_than_a_log_can_have(tmp_path, read, sample, monkeypatch):
+    """A replica can write there, and a short log is to be read at once."""
+    replica = attempt_of(tmp_path, out="a\n" * 100)
+    samples = "".join(sample.format(number) for number in range(200_000))
+    replica.attempt(1).times.write_text(samples)
+    seen = []
+
+    def counted(path, mode, opened=_logs.open_own_stream):
+        stream = opened(path, mode)
+        return Counted(stream, seen) if path == replica.attempt(1).times else stream
+
+    monkeypatch.setattr(_logs, "open_own_stream", counted)
+    assert read(replica)[-1] == "a"
+    assert 0 < sum(seen) <= 1 << 18 < len(samples)
 
 
 def test_the_streams_of_a_long_log_are_merged(tmp_path):

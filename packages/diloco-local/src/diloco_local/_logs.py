@@ -40,6 +40,7 @@ _BLOCK = 1 << 16
 _FAR = 64 * LINE_BYTES
 # The samples of 24 days in which a log never rested; lines after them have the time of the newest. A replica can write there.
 _MOST_SAMPLES = 1 << 22
+_SAMPLE_BYTES = 64
 
 
 def check_streams(streams: str) -> tuple[str, ...]:
@@ -160,7 +161,7 @@ class _Reader:
 class _Clock:
     """Tells when a byte of an attempt's logs was written, from the samples."""
 
-    path: Path
+    attempt: AttemptDir
     times: array[float] = field(default_factory=lambda: array("d"))
     sizes: dict[str, array[int]] = field(
         default_factory=lambda: {"stdout": array("q"), "stderr": array("q")}
@@ -168,10 +169,14 @@ class _Clock:
     reader: _Reader = field(init=False)
 
     def __post_init__(self) -> None:
-        self.reader = _Reader(self.path)
+        self.reader = _Reader(self.attempt.times)
 
     def refresh(self) -> None:
-        while len(self.times) < _MOST_SAMPLES and (lines := self.reader.read(last=False)):
+        # There is a sample only where a log has grown: so many bytes of them at most, or they are somebody else's.
+        most = _SAMPLE_BYTES * sum(size_of(self.attempt.log(stream)) for stream in self.sizes)
+        while self.reader.offset <= most and len(self.times) < _MOST_SAMPLES:
+            if not (lines := self.reader.read(last=False)):
+                return
             for line in lines:
                 if (sample := read_sample(line.text)) is not None:
                     moment, out, err = sample
@@ -201,7 +206,7 @@ def tail(replica: ReplicaDir, n_lines: int, streams: str = "combined") -> list[s
         wanted = n_lines - len(result)
         if wanted <= 0:
             break
-        clock = _Clock(attempt.times)
+        clock = _Clock(attempt)
         clock.refresh()
         otherwise = _newest(attempt, names)
         lines = [
@@ -302,7 +307,7 @@ class _Attempt:
         self._since = since
         self._until = until
         self._pattern = pattern
-        self._clock = _Clock(attempt.times)
+        self._clock = _Clock(attempt)
         self._readers = {name: _Reader(attempt.log(name)) for name in names}
 
     def lines(self, *, last: bool) -> Iterator[str]:
