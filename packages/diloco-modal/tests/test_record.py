@@ -3,6 +3,7 @@
 import json
 import re
 
+import modal
 import pytest
 from modal_truth import told
 
@@ -230,11 +231,30 @@ def test_a_damaged_call_hides_no_other_rank(lab, caplog):
     assert executor.attach("run") == handles[1:]
     assert "the entry 'call-0' of the run's record" in caplog.text
     assert executor.poll(handles[1]) == "succeeded"
-    with pytest.raises(DamagedRecordError, match="the entry 'call-0'"):
-        executor.purge(handles[1])
+    for handle in handles:
+        with pytest.raises(DamagedRecordError, match=r"'run' is not purged, .* the entry 'call-0'"):
+            executor.purge(handle)
     lab.record().put("call-1", "damaged")
     with pytest.raises(DamagedRecordError, match="the entry 'call-0'"):
         lab.executor().attach("run")
+
+
+@pytest.mark.parametrize("key", ["call-0", "launch"])
+def test_a_run_with_a_damaged_record_is_purged_by_hand(lab, key):
+    """As the error says: end what the record knows, look at what it does not, and remove the Dict."""
+    handles = lab.launch(2)
+    lab.record().put(key, "damaged")
+    executor = lab.executor()
+    with pytest.raises(DamagedRecordError, match=r"is not purged, .*'modal dict delete diloco-RUN"):
+        executor.purge(handles[1])
+    with pytest.raises(DamagedRecordError, match="were told to end"):
+        executor.cancel_run("run")
+    assert executor.exists("run")
+    modal.Dict.objects.delete("diloco-run", client=lab.client)
+    lab.world.advance(60)
+    executor.purge(handles[1])
+    assert not executor.exists("run")
+    assert len(lab.launch(1, executor)) == 1
 
 
 @pytest.mark.parametrize("odd", ["\ud800", "fc-" + "x" * 300_000, "fc-a b", "ap-1", 7, None])

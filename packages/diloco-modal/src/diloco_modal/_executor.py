@@ -43,6 +43,7 @@ from ._looks import Looks, is_of
 from ._options import DAY, ModalOptions
 from ._payload import LONGEST_CALL, MARGIN, MAX_RESULT_BYTES, call_timeout, payloads
 from ._record import (
+    DamagedRecordError,
     calls_of,
     check_time,
     launch_of,
@@ -251,11 +252,16 @@ class ModalSpawnExecutor(BaseExecutor):
                 record, entries = self._patiently(lambda: self._call_looks.read(handle.run_id))
             except ReplicaNotFoundError:
                 return
-            if not is_of(handle, launch_of(entries), entries):
-                return
-            # One whose call cannot be read may be running, and nobody could find it without the record.
-            run_id = str(handle.run_id)  # read() refuses None
-            handles = _handles_of(run_id, launch_of(entries), calls_of(entries))
+            try:
+                if not is_of(handle, launch_of(entries), entries):
+                    return
+                run_id = str(handle.run_id)  # read() refuses None
+                handles = _handles_of(run_id, launch_of(entries), calls_of(entries))
+            except DamagedRecordError as error:
+                # Nobody could find it without the record.
+                raise DamagedRecordError(
+                    f"run {handle.run_id!r} is not purged, since a call that its record does not name may be running: {error}"
+                ) from error
             found = self._patiently(lambda handles=handles: self._observe_run(handles))  # type: ignore[misc]
             alive = sorted(each.rank for each, status in found.items() if not status.state.terminal)
             if alive:
