@@ -42,6 +42,12 @@ def test_a_long_message_is_cut():
     assert len(told) < 700
 
 
+def test_no_half_of_a_secret_is_left_where_a_message_is_cut():
+    for before in range(500, 620, 3):
+        text = f"{'x' * before} https://user:hunter2hunter2hunter2@registry.example/image"
+        assert "hunter2" not in explained(WAITING, read_events([event("Pull", text)])).message
+
+
 def test_newer_events_count_and_date_themselves_in_a_series():
     series = {"count": 7, "lastObservedTime": "2026-11-21T04:30:00.000000Z"}
     bare = {"lastTimestamp": None, "eventTime": "2026-11-21T04:01:00.000000Z"}

@@ -4,7 +4,8 @@ import json
 
 import pytest
 
-from diloco_protocol import spec_from_environment
+from diloco_eks import EKSExecutor
+from diloco_protocol import DilocoError, ReplicaHandle, spec_from_environment
 from diloco_protocol.backend import REDACTED
 
 SECRETS = {
@@ -99,3 +100,37 @@ def test_wherever_it_stands(bench, dry_run):
     plan = executor.plan(1, "trainer:train", dry_run=dry_run)
     assert secret not in json.dumps(plan.requests)
     assert secret not in repr(plan)
+
+
+@pytest.mark.parametrize("name", ["DB_PASSWORD", "HF_TOKEN"])
+def test_a_value_under_the_name_of_a_secret_is_in_no_refusal(bench, name):
+    secret = "k-1 of many"
+    refused = [
+        *({"labels": {name: value}} for value in (secret, [secret])),
+        *({"gpu_types": {name: value}} for value in (secret, {"label": secret}, {"x": [[secret]]})),
+        *({"gpu_types": {"H1": {name: value}}} for value in (secret, [[secret]], secret.encode())),
+        {"gpu_types": [{name: secret}]},
+    ]
+    for options in refused:
+        with pytest.raises(DilocoError) as caught:
+            EKSExecutor("image", kubeconfig=bench.kubeconfig, **options)
+        assert next(iter(options)) in str(caught.value)
+        assert secret not in str(caught.value)
+    with pytest.raises(DilocoError, match="labels") as caught:
+        bench.executor().plan(1, "trainer:train", labels={name: secret})
+    assert secret not in str(caught.value)
+
+
+@pytest.mark.parametrize("field", ["job_name", "namespace", "first_rank"])
+def test_what_a_handle_says_is_cut_in_errors(bench, field):
+    run = bench.launch(1)
+    (handle,) = run.handles
+    long = {**handle.metadata, field: "x" * 200_000}
+    other = ReplicaHandle(0, "eks", long, run_id=handle.run_id, world_size=1)
+    told = {"describe": "", "stream_logs": "", "cancel": ""}
+    for verb in told:
+        with pytest.raises(DilocoError) as caught:
+            getattr(run.executor, verb)(other)
+        told[verb] = str(caught.value)
+    assert max(map(len, told.values())) < 2000
+    assert run.executor.poll(handle) == "running"

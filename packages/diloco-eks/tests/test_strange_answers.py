@@ -40,6 +40,19 @@ def test_what_is_not_json_is_named(server, executor, body, status):
     assert len(str(caught.value)) < 2000
 
 
+@pytest.mark.parametrize("status", [200, 503])
+def test_no_half_of_a_secret_is_left_where_an_answer_is_cut(server, executor, status):
+    """The @ that tells where a password ends is what would be cut off."""
+    shown = {200: 200, 503: 500}[status]
+    for before in range(shown - 45, shown, 3):
+        server.body = b"x" * before + b" https://user:hunter2hunter2hunter2@proxy.example/"
+        server.status = status
+        with pytest.raises(UnavailableError) as caught:
+            executor.list_runs()
+        assert "xxx" in str(caught.value)
+        assert "hunter2" not in str(caught.value)
+
+
 def test_an_answer_without_an_end_is_not_read_to_it(server, executor, monkeypatch):
     monkeypatch.setattr(_client, "_ANSWER_BYTES", 10_000)
     server.body = b'{"items": []' + b" " * 20_000 + b"}"

@@ -9,7 +9,7 @@ from itertools import product
 from typing import Any
 
 from diloco_protocol import InvalidRequestError
-from diloco_protocol.backend import ANY, parse_gpu
+from diloco_protocol.backend import ANY, parse_gpu, shown
 
 KARPENTER = "karpenter.k8s.aws/instance-gpu-name"
 AUTO_MODE = "eks.amazonaws.com/instance-gpu-name"
@@ -134,16 +134,17 @@ def check_table(table: Table | None) -> dict[str, dict[str, tuple[str, ...]]]:
     checked: dict[str, dict[str, tuple[str, ...]]] = {}
     if table is not None and not isinstance(table, Mapping):
         raise InvalidRequestError(
-            f"gpu_types must map names of GPUs to node labels and their values, not {table!r}"
+            f"gpu_types must map names of GPUs to node labels and their values, not {shown(table)}"
         )
     for name, places in (table or {}).items():
         if not isinstance(name, str) or not _NAME.fullmatch(name) or name.lower() == ANY:
             raise InvalidRequestError(
-                f"gpu_types has the name {name!r}: letters, digits, '-', '_' and '.' are allowed"
+                f"gpu_types has the name {shown(name)}: letters, digits, '-', '_' and '.' are allowed"
             )
+        called = f"gpu_types[{name!r}]"
         if not isinstance(places, Mapping) or not places:
             raise InvalidRequestError(
-                f"gpu_types[{name!r}] must map node labels to lists of values, not {places!r}"
+                f"{called} must map node labels to lists of values, not {shown(places, called)}"
             )
         for label, values in places.items():
             if (
@@ -152,8 +153,9 @@ def check_table(table: Table | None) -> dict[str, dict[str, tuple[str, ...]]]:
                 or not values
                 or not all(isinstance(value, str) for value in values)
             ):
+                inside = f"{called}[{shown(label)}]"
                 raise InvalidRequestError(
-                    f"gpu_types[{name!r}][{label!r}] must be a list of the label's values, not {values!r}"
+                    f"{inside} must be a list of the label's values, not {shown(values, inside)}"
                 )
         checked[name.upper()] = {label: tuple(values) for label, values in places.items()}
     return checked
