@@ -2,12 +2,11 @@
 
 import pytest
 import torch
+from keys_lab import MANIFEST, copy_key, keys_of
 from strict_lab import Run, in_folder
 from training_lab import fill, identical
 
 from diloco_core import RunExistsError, export
-from diloco_core._strict._records._manifest import MANIFEST, manifest_keys
-from diloco_core._strict._resume import _choosing
 from diloco_core.testing import Fault
 
 EMPTIED, BEGUN, WOKEN = 2500.0, 2600.0, 2601.0
@@ -80,18 +79,18 @@ def test_a_new_run_gets_back_a_manifest_that_was_overwritten():
     assert identical(run.live(resume=True, until=13))
 
 
-def test_a_manifest_that_is_overwritten_while_the_run_is_resumed_is_not_believed(monkeypatch):
+def test_a_manifest_that_is_overwritten_while_the_run_is_resumed_is_not_believed():
+    """By a new run on the same prefix, when both ranks have seen which run they resume, and have claimed their ranks."""
     run, other = Run(2), Run(2)
     run.live(until=1)
     other.live(until=1)
-    check_own = _choosing.check_own
 
-    def overwritten(store, claim, timing):
-        for key in manifest_keys(1):
-            run.store.damage(key, other.store.objects[key])
-        check_own(store, claim, timing)
+    def overwritten(*_):
+        if len(keys_of(run.store.objects, "claim", life=2)) == 2:
+            for harmed in (MANIFEST, copy_key(MANIFEST)):
+                run.store.damage(harmed, other.store.objects[harmed])
 
-    monkeypatch.setattr(_choosing, "check_own", overwritten)
+    run.before = overwritten
     with pytest.raises(RunExistsError, match="holds another run by now"):
         raise run.live(resume=True)[0]
-    assert not run.store.below("manifests/")
+    assert keys_of(run.store.objects, "manifest") == [copy_key(MANIFEST), MANIFEST]

@@ -1,16 +1,15 @@
 """A strict run that has stopped is continued by all of its ranks, as if it had not stopped."""
 
-import json
 import logging
 import random
 
+import keys_lab
 import pytest
 import torch
 from strict_lab import Run
 from training_lab import identical
 
 from diloco_core import RendezvousTimeoutError, RunExistsError
-from diloco_core.testing import Fault
 
 
 def same(held, wanted):
@@ -48,7 +47,7 @@ def until_the_end(run, chance, most_stops, latest=80):
     """Start all ranks again and again, and kill any of them anywhere, until the run comes to its end."""
     stops, results = 0, run.live(*kills(run, chance, 25, latest), seed=0)
     while not all(isinstance(result, dict) for result in results):
-        begun = "manifest.json" in run.store.objects and run.whole()
+        begun = keys_lab.MANIFEST in run.store.objects and run.whole()
         if not begun:
             return None
         stops += 1
@@ -125,7 +124,7 @@ def test_a_run_with_encoded_state_keeps_what_it_will_need(fragments):
 def test_encoded_state_without_an_update_before_it_is_incomplete():
     run = Run(2, options=ENCODED)
     run.live(until=5)
-    (lost,) = [key for key in run.store.objects if key.startswith("state/00000004/00001")]
+    (lost,) = keys_lab.keys_of(run.store.objects, "state", sync=4, rank=1)
     run.store.remove(lost)
     results = run.live(resume=True)
     assert any(f"is incomplete: {lost} missing" in str(result) for result in results)
@@ -135,7 +134,7 @@ def test_initial_values_are_not_written_again_with_later_ones():
     """The first object is gone and its copy is used; by the time that all updates are added, there are other values."""
     run = Run(2, options=ENCODED)
     run.live(until=2)
-    (lost,) = [key for key in run.store.objects if key.startswith("state/00000000/00001")][:1]
+    (lost,) = keys_lab.keys_of(run.store.objects, "state", sync=0, rank=1, copy=False)
     before = run.store.objects[lost]
     run.store.remove(lost)
     assert same(run.live(until=2, resume=True), Run(2, options=ENCODED).live(until=2))
@@ -185,8 +184,8 @@ def test_ranks_may_have_had_different_numbers_of_lives():
     assert alone.missing == (1, 2)
     run.live((1, 25, "kill after"), (2, 30, "kill before"), (0, 30, "kill after"), resume=True)
     assert same(run.live(resume=True), Run(3).live())
-    claims = sorted(key for key in run.store.objects if key.startswith("claims/"))
-    assert [sum(f"/{rank:05}." in key for key in claims) for rank in range(3)] == [4, 3, 3]
+    claims = [keys_lab.keys_of(run.store.objects, "claim", rank=rank) for rank in range(3)]
+    assert list(map(len, claims)) == [4, 3, 3]
 
 
 def test_what_earlier_lives_left_behind_goes():
@@ -195,20 +194,40 @@ def test_what_earlier_lives_left_behind_goes():
     run.live(resume=True)
     run.syncs += 3
     run.live(resume=True)
-    newest = json.loads(run.store.objects["manifests/0003.json"])
-    for folder, most in (("state/", 6), ("deltas/", 4), ("inner/", 4)):
-        assert len(run.store.below(folder)) <= most, folder
-    assert all(newest["run"][:16] in key for key in run.store.below("state/"))
+    newest = keys_lab.name_in(run.store.objects[keys_lab.manifest_key(3)], 3)
+    for kind, most in (("state", 6), ("contribution", 4), ("inner", 4)):
+        assert len(keys_lab.keys_of(run.store.objects, kind)) <= most, kind
+    states = keys_lab.keys_of(run.store.objects, "state")
+    assert {keys_lab.kept(key).run for key in states} == {newest}
 
 
-@pytest.mark.parametrize("operation", [31, 32, 45, 46, 59, 60])
-def test_who_wakes_up_while_it_saves_inner_state_leaves_that_of_the_next_life(operation):
-    run = Run(2, adam=True, syncs=6)
-    _, later = run.overtaken([(0, operation, 320.0)], at=200.0)
-    assert all(isinstance(result, dict) for result in later)
-    newest = json.loads(run.store.objects["manifests/0002.json"])["run"][:16]
-    for sync in (5, 6):
-        assert f"inner/00000/{sync:08}.{newest}.0002.safetensors" in run.store.objects
+@pytest.mark.parametrize("kind", ["get", "put", "list", "delete"])
+@pytest.mark.parametrize("sync", [2, 4])
+def test_who_wakes_up_while_it_saves_inner_state_leaves_that_of_the_next_life(kind, sync):
+    """It hangs before one of the requests with which it saves: it looks who holds its rank, writes, and tidies up."""
+    run, saving, hung = Run(2, adam=True, syncs=6), [], []
+
+    def before(process, request, key):
+        if process.number or hung:
+            return
+        # A contribution comes next after it has saved what belongs to the sync before.
+        found = keys_lab.kept(key)
+        saving[:] = [process] if found.kind == "state" and found.sync == sync else saving
+        place = found.kind == "claim" or key.startswith(f"inner/{process.rank:05}/")
+        if saving and request == kind and place:
+            hung.append(key)
+            process.sleep(320.0)
+
+    run.before = before
+    _, later = run.overtaken([], at=200.0)
+    run.before = None
+    assert hung
+    assert identical(later)
+    newest = keys_lab.name_in(run.store.objects[keys_lab.manifest_key(2)], 2)
+    for saved in (5, 6):
+        assert keys_lab.inner_key(newest, saved, 0, 2) in run.store.objects
+    assert identical(run.live(resume=True, until=8))
+    assert {keys_lab.kept(key).life for key in keys_lab.keys_of(run.store.objects, "inner")} == {3}
 
 
 def test_two_launches_at_the_same_time_where_a_store_ignores_conditions():
@@ -222,20 +241,31 @@ def test_two_launches_at_the_same_time_where_a_store_ignores_conditions():
     assert all("another process has begun to resume rank" in str(error) for error in others)
 
 
-@pytest.mark.parametrize("gap", [0.0, 0.02])
-def test_two_processes_of_rank_0_choose_only_once(monkeypatch, gap):
-    """Whose claim was overwritten is refused, and so is who wakes up when the other one has chosen."""
-    monkeypatch.setattr("diloco_core._strict._resume._resuming.check_not_claimed", lambda *_: None)
+def test_two_processes_of_rank_0_choose_only_once():
+    """Both look for other claims before either has made its own, and the store lets both claim the rank.
+
+    Whose claim was overwritten is refused, and so is who wakes up when the other one has chosen.
+    """
     reasons = set()
-    for hang in [None, *range(4, 10)]:
+    for late, hang in [(0.0, 0.0), (0.1, 0.0), (0.4, 0.0), (1.0, 0.0), (0.1, 60.0), (60.0, 0.0)]:
         run = Run(1, syncs=30)
         run.store.exclusive = False
         run.live((0, 50, "kill after"))
-        faults = [] if hang is None else [Fault(0, 1, hang, "zombie", 60.0)]
-        processes = [(0, 0.0, [], True), (0, gap, faults, True)]
-        results = run.simulate(processes, 0, until=30)
+        claimed = []
+
+        def before(process, kind, key, late=late, hang=hang, claimed=claimed):
+            if kind == "create" and keys_lab.kept(key).kind == "claim":
+                process.sleep(1.0 + late * process.number)
+                claimed.append(process)
+            elif process.number and process in claimed and hang not in claimed:
+                claimed.append(hang)
+                process.sleep(hang)
+
+        run.before = before
+        results = run.simulate([(0, 0.0, [], True) for _ in range(2)], until=30)
         refused = [str(error) for error in results if isinstance(error, RunExistsError)]
-        assert len(refused) + sum(isinstance(result, dict) for result in results) == 2
+        assert len(refused) + sum(isinstance(result, dict) for result in results) == 2, results
+        assert len(claimed) == 3
         reasons.update(
             part for part in ("is taken by", "has already chosen") if part in str(refused)
         )

@@ -4,6 +4,8 @@ from dataclasses import dataclass, field
 
 import pytest
 import torch
+from damage_lab import flip
+from keys_lab import kept, keys_of
 from strict_lab import Run
 from training_lab import identical, push, values
 
@@ -57,12 +59,27 @@ def test_a_save_that_ends_late_does_not_take_the_place_of_a_newer_one():
     """Rank 1 was stopped during its last save, and has gone on after the next life had ended."""
     run, seen = Batches(2), {}
     run.live(steps=(8, 8))
-    late = {key: run.store.objects[key] for key in run.store.below("inner/00001/")}
+    late = {key: run.store.objects[key] for key in keys_of(run.store.objects, "inner", rank=1)}
     run.live(resume=True, steps=(9, 9))
     for key, data in late.items():
         run.store.write(key, data)
     assert identical(run.live(resume=True, steps=(9, 9), seen=seen))
     assert seen == {0: (9, 0), 1: (9, 0)}
+
+
+def test_of_one_sync_that_of_the_newest_life_counts_and_the_one_before_stays():
+    """Which is what is left where the newest one is damaged."""
+    run, seen = Batches(1, options={"save_inner_every": 1}), {}
+    run.live(steps=(8,))
+    run.live(resume=True, steps=(9,))
+    saved = keys_of(run.store.objects, "inner")
+    assert [(kept(key).sync, kept(key).life) for key in saved] == [(1, 1), (2, 2)]
+    run.live(resume=True, steps=(9,), seen=seen)
+    assert seen == {0: (9, 0)}
+    for key in keys_of(run.store.objects, "inner", sync=2):
+        run.store.damage(key, flip(run.store.objects[key], 4000))
+    run.live(resume=True, steps=(9,), seen=seen)
+    assert seen == {0: (8, 4)}, "that of sync 1 is restored, and four batches are missing"
 
 
 def test_open_steps_that_are_lost_are_counted_in_the_log(caplog):
@@ -81,7 +98,7 @@ def test_open_steps_that_are_lost_are_counted_in_the_log(caplog):
 def test_a_save_that_is_gone_is_noticed(caplog):
     run = Batches(1, 2, options={"save_inner_every": 1})
     run.live(steps=(8,))
-    *_, newest = sorted(run.store.below("inner/"))
+    *_, newest = keys_of(run.store.objects, "inner")
     caplog.clear()
     seen = {}
     run.live(resume=True, seen=seen, steps=(8,))
@@ -185,7 +202,7 @@ def test_what_may_have_changed_since_the_last_save_is_saved_at_the_end_and_nothi
     run, saves, seen, write = Scheduled(1, saved=saved), [], [], SimulatedStore.write
 
     def counting(store, key, data):
-        saves.extend([key] if key.startswith("inner/") else [])
+        saves.extend(keys_of([key], "inner"))
         write(store, key, data)
 
     monkeypatch.setattr(SimulatedStore, "write", counting)

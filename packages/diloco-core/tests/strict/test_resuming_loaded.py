@@ -7,11 +7,12 @@ from dataclasses import dataclass, field
 import pytest
 import torch
 from damage_lab import flip
+from keys_lab import kept, keys_of
 from strict_lab import Run
 from training_lab import identical, push, values
 
 from diloco_core import DiLoCo
-from diloco_core.testing._scheduler import Killed
+from diloco_core.testing import Killed
 
 
 @dataclass
@@ -95,14 +96,14 @@ def test_without_its_inner_state_the_model_and_the_outer_state_are_as_they_were(
     first.live(until=3)
     run = Loaded(2, fragments, saved=first.saved)
     run.live(until=3, load=True)
-    for key in run.store.below("inner/"):
+    for key in keys_of(run.store.objects, "inner"):
         del run.store.objects[key]
     seen = run.live(until=3, resume=True)
     assert identical([*seen, *run.live(until=3, resume=True)])
     assert run.behind > 0
     momenta = {
-        key.split("/")[1]
-        for key in run.store.below("state/")
+        kept(key).sync
+        for key in keys_of(run.store.objects, "state")
         if b"momentum_buffer" in run.store.objects[key]
     }
     assert len(momenta) == fragments
@@ -115,9 +116,9 @@ def test_no_single_damaged_object_ends_it():
     run = Loaded(2, 2, saved=first.saved)
     run.live(until=2, load=True)
     run.live(until=3, resume=True)
-    for key, size in run.store.below("state/").items():
+    for key in keys_of(run.store.objects, "state"):
         again = Loaded(2, 2, store=copy.deepcopy(run.store), lives=run.lives)
-        again.store.objects[key] = flip(again.store.objects[key], 4 * size)
+        again.store.objects[key] = flip(again.store.objects[key], 4 * len(run.store.objects[key]))
         assert identical(again.live(until=4, resume="newest-whole")), key
 
 
@@ -168,7 +169,7 @@ def test_what_was_loaded_is_saved_at_once_if_it_is_between_two_inner_steps(half)
     run = TwoOptimizers(1, saved=first.saved)
     (result,) = run.live(until=6, load=True, killed=True)
     assert isinstance(result, Killed)
-    assert len(run.store.below("inner/")) == (not half)
+    assert len(keys_of(run.store.objects, "inner")) == (not half)
     resumed = run.live(until=11, resume=True)
     assert run.behind == (4 if half else 0), "one sync has counted four steps"
     if not half:
