@@ -205,6 +205,6 @@ def test_an_entry_with_the_name_of_a_secret_is_not_shown():
 def test_keys_of_any_kind_and_what_contains_itself_have_a_text():
     loop = {1: "x9"}
     loop["password"] = {2: "x9"}
-    assert shown(loop) == "{1: 'x9', 'password': {2: '<redacted>'}}"
+    assert shown(loop) == "{1: 'x9', 'password': <redacted>}"
     loop["loop"] = loop
     assert shown(loop) == "a dict that cannot be shown"
