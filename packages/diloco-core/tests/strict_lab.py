@@ -11,7 +11,13 @@ import pytest
 import torch
 from training_lab import fill, push, values
 
-from diloco_core import DiLoCo, ObjectStoreExchange, StoreUnavailableError, Timing
+from diloco_core import (
+    DiLoCo,
+    ObjectStoreAllReduce,
+    ObjectStoreExchange,
+    StoreUnavailableError,
+    Timing,
+)
 from diloco_core._strict._records._manifest import Manifest
 from diloco_core._strict._records._records import Claim
 from diloco_core.testing import Fault, Killed, SimulatedStore
@@ -234,6 +240,18 @@ class Run:
                     outer.set_outer_lr(self.wishes[exchange.rank, outer.inner_steps])
                 push(net, inner, exchange.rank, outer.inner_steps)
         return values(net)
+
+
+@dataclass
+class Means(Run):
+    """Replicas that take ``until`` means together; each ends with the last one."""
+
+    def train(self, exchange, until):
+        with ObjectStoreAllReduce(exchange) as reduce:
+            for number in range(until):
+                tensor = torch.full((64,), float(exchange.rank + number))
+                reduce.mean([tensor])
+        return {"mean": tensor}
 
 
 def in_folder(run, folder):

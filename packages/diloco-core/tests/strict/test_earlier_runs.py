@@ -2,34 +2,27 @@
 
 import shutil
 import threading
-from pathlib import Path
+from dataclasses import dataclass
+from functools import partial
 
+import keys_lab
 import pytest
 import torch
+from damage_lab import flip
 from safetensors.torch import load_file
-from strict_lab import claim
-from training_lab import PATIENCE
+from strict_lab import LOST_AFTER, Means, Run
+from training_lab import PATIENCE, identical
 
 from diloco_core import (
     CorruptedObjectError,
     DiLoCo,
     ObjectStoreAllReduce,
     ObjectStoreExchange,
+    ReplicaLostError,
     RunExistsError,
     export,
 )
-from diloco_core._exchange._endings import Ending, Progress
 from diloco_core._store._open import open_store
-from diloco_core._store._patient import Patient
-from diloco_core._strict._liveness import Liveness
-from diloco_core._strict._records._records import (
-    claim_key,
-    commit_key,
-    committed_sync,
-    note,
-    note_key,
-)
-from diloco_core._timing import Timing
 from diloco_core.testing import run_replicas
 
 pytestmark = pytest.mark.processes
@@ -60,11 +53,6 @@ class Replicas:
         thread.start()
         return thread
 
-    def look_around_at_once(self):
-        """As it is after some seconds of waiting."""
-        for exchange in self.exchanges:
-            exchange._participant.check_claim()
-
     def sync(self):
         for thread in [self.start(rank) for rank in range(2)]:
             thread.join(PATIENCE)
@@ -85,7 +73,7 @@ def test_what_wakes_up_late_stops_and_changes_nothing(lab, tmp_path, first):
 
     def tell(key, parts):
         written = put(key, parts)
-        if key.startswith("deltas/"):
+        if keys_lab.kept(key).kind == "contribution":
             contributed.set()
         return written
 
@@ -99,53 +87,95 @@ def test_what_wakes_up_late_stops_and_changes_nothing(lab, tmp_path, first):
         thread.join(PATIENCE)
     assert later.failed == []
     assert all(torch.equal(tensor, torch.full((64,), 0.5)) for tensor in later.tensors)
-    assert store.list("notes/") == {}, "it must not end the later run"
+    assert keys_lab.keys_of(store.list(""), "note") == [], "it must not end the later run"
     for reduce in (*later.reduces, earlier.reduces[0]):
         reduce.close()
-    assert len(store.list("notes/")) == 2
+    assert len(keys_lab.keys_of(store.list(""), "note")) == 2
 
 
-@pytest.mark.parametrize(
-    "harm", [Path.unlink, lambda path: path.write_bytes(b"damaged")], ids=["gone", "damaged"]
-)
-def test_a_claim_that_is_gone_or_damaged_does_not_end_a_run_that_has_met(lab, tmp_path, harm):
-    replicas = Replicas(lab.store_exchanges(tmp_path, 2))
-    replicas.sync()
-    for path in (tmp_path / "run" / "claims").iterdir():
-        harm(path)
-    replicas.look_around_at_once()
-    replicas.sync()
-    for reduce in replicas.reduces:
-        reduce.close()
-    assert len(replicas.exchanges[0].store.list("notes/")) == 2, "the others are told of the end"
+def waits_for_rank_1(run, act):
+    """Rank 0 of the run waits in sync 1 for rank 1, which calls ``act`` before it contributes."""
+
+    def before(process, kind, key):
+        if process.rank == 1 and kind == "put" and keys_lab.of("contribution", sync=1)(key):
+            act(process)
+
+    run.before = before
 
 
-def test_its_notes_and_beats_are_no_signs_of_its_successor(lab, tmp_path, caplog):
-    store, clock = open_store(str(tmp_path)), lab.Clock()
-    timing = Timing(beat_interval=10.0, lost_after=60.0, clock=clock, sleep=clock.sleep)
-    observer = Liveness(Patient(store, timing), 0, 2, timing, "observer")
-    observer.know(claim(1, "successor"))
-    store.put("notes/00001.json", [note(Ending(1, "failed", Progress(3, 3), "x"), "sleeper")])
-    store.put("beats/00001", [b"successor 0"])
-    observer.check([1], Progress(), "sync 1")
-    for beat in range(6):
-        clock.sleep(10)
-        store.put("beats/00001", [f"sleeper {beat}".encode()])
-        observer.check([1], Progress(), "sync 1")
-    clock.sleep(10)
-    with pytest.raises(Exception, match="rank 1 has shown no sign of life for 70 s"):
-        observer.check([1], Progress(), "sync 1")
-    assert (
-        caplog.text.count(
-            "a note that says how rank 1 ended is ignored, since a process of an earlier run has written it"
-        )
-        == 1
-    )
-    store.put(
-        "notes/00001.json", [note(Ending(1, "failed", Progress(3, 3), "its own"), "successor")]
-    )
-    with pytest.raises(Exception, match="its own"):
-        observer.check([1], Progress(), "sync 1")
+@pytest.mark.parametrize("harm", ["gone", "damaged"])
+def test_a_claim_that_is_gone_or_damaged_does_not_end_a_run_that_has_met(harm):
+    run, harmed = Means(2), []
+
+    def act(process):
+        for key in keys_lab.keys_of(run.store.objects, "claim"):
+            harmed.append(key)
+            if harm == "gone":
+                run.store.remove(key)
+            else:
+                run.store.damage(key, flip(run.store.objects[key], 100))
+        process.sleep(0.5 * LOST_AFTER)  # rank 0 looks whether its claim is there
+
+    waits_for_rank_1(run, act)
+    assert identical([*run.live(until=3), *Means(2).live(until=3)])
+    assert harmed == [keys_lab.claim_key(rank) for rank in range(2)]
+    notes = keys_lab.keys_of(run.store.objects, "note")
+    assert len(notes) == 2, "the others are told of the end"
+
+
+@dataclass
+class Failing(Means):
+    """Rank 1 fails after its first means."""
+
+    message: str = ""
+
+    def train(self, exchange, until):
+        if not exchange.rank:
+            return super().train(exchange, until)
+        with ObjectStoreAllReduce(exchange) as reduce:
+            reduce.mean([torch.zeros(64)])
+            exchange.store.sleep(60.0)
+            raise ValueError(self.message)
+
+
+@pytest.fixture
+def sleeper():
+    """What rank 1 of an earlier run writes: its note and its sign of life."""
+    run = Failing(2, message="of the earlier run")
+    run.live(until=2)
+    return {key: run.store.objects[key] for key in (keys_lab.note_key(1), keys_lab.beat_key(1))}
+
+
+def written_later(run, sleeper):
+    """A sleeper of an earlier run writes its note, and beats every 10 seconds, while rank 0 waits for rank 1."""
+    note, beat = sleeper
+
+    def write(count):
+        run.store.write(note, sleeper[note])
+        run.store.write(beat, keys_lab.later_beat(sleeper[beat], count))
+
+    return {10.0 * count: partial(write, count) for count in range(1, 6)}
+
+
+def test_beats_of_another_process_are_no_signs_of_life(sleeper, caplog):
+    run = Means(2)
+    waits_for_rank_1(run, lambda process: process.die())
+    processes = [(rank, 0.0, [], False) for rank in range(2)]
+    result, _ = run.simulate(processes, events=written_later(run, sleeper), until=2)
+    with pytest.raises(ReplicaLostError, match=r"rank 1 has shown no sign of life for 10[0-9] s"):
+        raise result
+    assert LOST_AFTER < run.ended[0] < LOST_AFTER + 10.0
+    ignored = "a note that says how rank 1 ended is ignored, since a process of an earlier run has"
+    assert caplog.text.count(ignored) == 1
+
+
+def test_its_own_note_ends_the_wait_after_that_of_another_process(sleeper, caplog):
+    run = Failing(2, message="its own")
+    processes = [(rank, 0.0, [], False) for rank in range(2)]
+    result, _ = run.simulate(processes, events=written_later(run, sleeper), until=2)
+    with pytest.raises(ReplicaLostError, match="rank 1 failed after 1 sync: ValueError: its own"):
+        raise result
+    assert "a note that says how rank 1 ended is ignored" in caplog.text
 
 
 def history(lab, folder, seed):
@@ -173,13 +203,15 @@ def test_objects_of_another_run_are_not_exported(lab, tmp_path):
     weight = history(lab, tmp_path / "one", 10)
     history(lab, tmp_path / "other", 20)
     one, other = tmp_path / "one" / "run", tmp_path / "other" / "run"
-    newest = sorted((one / "state").iterdir())[-1]
-    (own,) = newest.glob("00001.*")
-    (theirs,) = (other / "state" / newest.name).glob("00001.*")
-    shutil.copy(theirs, newest)  # under its own name it is passed over
+    own, theirs = (
+        keys_lab.keys_of(open_store(str(folder)).list(""), "state", rank=1)[-1]
+        for folder in (one, other)
+    )
+    assert keys_lab.kept(own).sync == keys_lab.kept(theirs).sync == 2
+    shutil.copy(other / theirs, one / theirs)  # under its own name it is passed over
     export(str(one), tmp_path / "model")
     assert torch.equal(load_file(tmp_path / "model")["weight"], weight)
-    shutil.copy(theirs, own)
+    shutil.copy(other / theirs, one / own)
     with pytest.raises(CorruptedObjectError, match="00001"):
         export(str(one), tmp_path / "model", at=2)
 
@@ -189,21 +221,36 @@ def test_who_was_taken_over_publishes_nothing_and_deletes_nothing(lab, tmp_path)
     (exchange,) = lab.store_exchanges(tmp_path, 1)
     reduce = ObjectStoreAllReduce(exchange)
     reduce.mean([torch.ones(4)])
-    before = exchange.store.list("deltas/") | exchange.store.list("state/")
-    exchange.store.put(claim_key(0, 2), [b"a later process"])
+    before = held(exchange.store)
+    exchange.store.put(keys_lab.claim_key(0, 2), [b"a later process"])
     with pytest.raises(
         RunExistsError, match=r"rank 0 of .* has been taken over by a later process"
     ):
         reduce.mean([torch.ones(4)])
-    after = exchange.store.list("deltas/") | exchange.store.list("state/")
-    assert before.keys() <= after.keys()
-    assert not [key for key in after if key.startswith("state/00000001/")]
+    after = held(exchange.store)
+    assert before <= after
+    assert keys_lab.keys_of(after, "state", sync=1) == []
+
+
+def held(store):
+    """The keys of contributions and states."""
+    keys = store.list("")
+    return {*keys_lab.keys_of(keys, "contribution"), *keys_lab.keys_of(keys, "state")}
 
 
 def test_the_record_of_a_sync_says_of_which_run_it_is():
-    assert committed_sync(commit_key(32 * "a", 7)) == (16 * "a", 7)
-    assert committed_sync("commits/00000007.json") is None
-    assert commit_key(32 * "a", 7) != commit_key(32 * "b", 7)
+    """What is left of another run, or of an earlier version, is not taken for the record of a sync."""
+    runs = Run(2), Run(2)
+    for run in runs:
+        run.live(until=3)
+    ours, theirs = (set(keys_lab.keys_of(run.store.objects, "commit")) for run in runs)
+    assert len(ours) == len(theirs) == 4
+    assert not ours & theirs
+    run, other = runs
+    for key in sorted(theirs):
+        run.store.write(key, other.store.objects[key])
+    run.store.write("commits/00000009.json", b"of an earlier version")
+    assert identical([*run.live(resume=True), *Run(2).live()])
 
 
 @pytest.mark.parametrize("error", [RuntimeError("the data is missing"), RunExistsError("taken")])
@@ -214,8 +261,9 @@ def test_who_fails_before_it_has_claimed_its_rank_speaks_for_no_other_process(
     """Its note would end the run of the process that holds the rank."""
     store = open_store(str(tmp_path))
     if is_taken:
-        store.put(claim_key(1), [b"another process holds the rank"])
+        store.put(keys_lab.claim_key(1), [b"another process holds the rank"])
     exchange = ObjectStoreExchange(open_store(str(tmp_path)), 1, 2)
     exchange.abort(error)
     told = not is_taken and isinstance(error, RuntimeError)
-    assert list(store.list("notes/")) == ([note_key(1)] if told else [])
+    notes = keys_lab.keys_of(store.list(""), "note")
+    assert notes == ([keys_lab.note_key(1)] if told else [])
