@@ -101,8 +101,9 @@ class Timing:
             check_positive(name, getattr(self, name), " of seconds")
         if self.lost_after < 2 * self.beat_interval:
             raise ConfigurationError(
-                f"lost_after must be at least twice beat_interval ({self.beat_interval:g} s), but it is {self.lost_after:g} s (90 s if "
-                "left out): replicas that are alive would count as lost. Pass a larger lost_after, or a smaller beat_interval"
+                f"lost_after must be at least twice beat_interval ({self.beat_interval:g} s), but it is "
+                f"{self.lost_after:g} s (90 s if left out): replicas that are alive would count as lost. "
+                "Pass a larger lost_after, or a smaller beat_interval"
             )
 
 

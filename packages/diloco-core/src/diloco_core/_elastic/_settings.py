@@ -80,8 +80,9 @@ class Elastic:
             )
         if self.grace >= sync_timeout:
             raise ConfigurationError(
-                f"grace must be less than sync_timeout ({sync_timeout:g} s), but it is {self.grace:g} s (60 s if left out): a sync "
-                "would fail before it could continue without a late replica. Pass a smaller grace, or a larger sync_timeout"
+                f"grace must be less than sync_timeout ({sync_timeout:g} s), but it is {self.grace:g} s "
+                "(60 s if left out): a sync would fail before it could continue without a late "
+                "replica. Pass a smaller grace, or a larger sync_timeout"
             )
 
     def check_published(self, topology: str) -> None:
