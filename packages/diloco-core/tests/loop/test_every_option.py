@@ -86,7 +86,7 @@ class Net(torch.nn.Module):
         self.register_buffer("seen", torch.zeros(2, dtype=torch.float64))
 
 
-def trained(exchange, options):
+def trained(exchange, options, *, raises=False):
     """What one replica holds and was told in the end; or what was raised."""
     model, said = Net(exchange.rank), []
     inner = torch.optim.SGD(model.parameters(), lr=0.1)
@@ -120,6 +120,8 @@ def trained(exchange, options):
                     outer.count_tokens(1 + 3 * exchange.rank)
                 inner.step()
     except Exception as error:  # what is raised is compared
+        if raises:
+            raise
         return error
     tensors = {name: tensor.flatten().tolist() for name, tensor in model.state_dict().items()}
     return tensors, said
@@ -192,26 +194,19 @@ def test_an_option_of_the_loop_does_something_or_is_refused(kind, name):
 
 
 def test_publish_every_is_refused_where_auto_chooses_what_publishes_in_every_sync(tmp_path):
-    """By all replicas when they enter the block, also by those that find the run begun; and nothing is trained."""
+    """Also by who finds the run begun; and nothing is trained."""
+    options = {"world_size": 2, "min_replicas": 1, "grace": 0.1}
+    told = r"publish_every=4 cannot be used .*, which topology='auto' has chosen, since"
 
-    def met(folder, first, second):
-        options = {"world_size": 2, "min_replicas": 2, "grace": 300.0}
-        return run_replicas(
-            lambda exchange: trained(exchange, {}),
-            [
-                connect(folder, rank=rank, **options, **more)
-                for rank, more in enumerate((first, second))
-            ],
-        )
+    def refused(rank):
+        exchange = connect(tmp_path, rank=rank, **options, publish_every=4)
+        with pytest.raises(ConfigurationError, match=told):
+            trained(exchange, {}, raises=True)
+        return sorted(str(path.relative_to(tmp_path)) for path in tmp_path.rglob("*.*"))
 
-    errors = met(tmp_path / "both", *2 * [{"publish_every": 2}])
-    told = (
-        "publish_every=2 cannot be used with topology='sharded', which topology='auto' has chosen"
-    )
-    assert [type(error) for error in errors] == [ConfigurationError, ConfigurationError]
-    assert all(told in str(error) for error in errors)
-    assert list((tmp_path / "both").glob("state/*")) == []
-    assert list((tmp_path / "both").glob("initial/*")) == []
+    assert refused(0) == refused(1) == []
+    trained(connect(tmp_path, rank=0, **options), {}, raises=True)
+    assert not [key for key in refused(1) if "/00001" in key]
 
 
 def of_a_group(meet, rank):

@@ -131,6 +131,21 @@ def test_the_way_out_of_a_driver_is_the_other_one(clocked, small_s3):
         store.put("k", [b"x"])
 
 
+@pytest.mark.parametrize("act", ACTS)
+def test_what_does_not_pass_in_time_has_the_reason_of_the_service(clocked, small_s3, act):
+    store, now = clocked
+    store.patience = 20
+    method, run = ACTS[act]
+    if act == "delete" and not store.driver.deletes_many:
+        method = "DELETE"
+    small_s3.fail(400, method, times=999, code="RequestTimeout")
+    with pytest.raises(StoreUnavailableError, match=r"no, said the store") as caught:
+        run(store)
+    assert "RequestTimeout" in str(caught.value)
+    assert ": ." not in str(caught.value)
+    assert now[0] > 10
+
+
 def test_a_wrong_clock_is_named(clocked, small_s3):
     store, now = clocked
     small_s3.fail(403, "PUT", times=99, code="RequestTimeTooSkewed")

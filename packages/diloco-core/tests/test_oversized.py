@@ -1,0 +1,114 @@
+"""An object that is larger than any record is what a damaged record in its place is: passed over, mended or named, not more."""
+
+import pytest
+from strict_lab import Run
+
+from diloco_core import Elastic
+from diloco_core._elastic._records._keys import claim_key, commit_key
+from diloco_core._store._api import RECORD_BYTES
+from diloco_core.testing import Schedule, SimulatedStore, SimulatedTraining, simulate
+
+LARGE = bytes(RECORD_BYTES + 1)
+SYNCS = 3
+
+
+class Meddled(SimulatedStore):
+    """Holds some objects from the start; once a certain key is written, ``meddle(store)`` is called."""
+
+    def __init__(self, objects=(), when="", meddle=None):
+        super().__init__()
+        self.when = ""
+        for key, data in dict(objects).items():
+            super().write(key, data)
+        self.written, self.when, self.meddle = [], when, meddle
+
+    def write(self, key, data):
+        super().write(key, data)
+        if key == self.when:
+            self.when = ""
+            self.meddle(self)
+        if key not in getattr(self, "written", [key]):
+            self.written.append(key)
+
+
+def elastic(store, topology, syncs=SYNCS, *, resume=False):
+    """How the replicas of an elastic run end, and its store."""
+    training = SimulatedTraining(syncs=syncs, sizes=(12,), sync_every=2, save_every=2)
+    settings = Elastic(2, grace=5.0, topology=topology, resume=resume)
+    outcome = simulate(
+        training, Schedule(2, latency=0.01), settings, store=store, most_lives=1, limit=500.0
+    )
+    return {life: type(error) for life, error in outcome.errors().items()}
+
+
+def strict(store, syncs=SYNCS, *, resume=False, kills=()):
+    results = Run(store=store, syncs=syncs).live(*kills, resume=resume)
+    return [type(result) for result in results]
+
+
+KINDS = {
+    "strict": strict,
+    "sharded": lambda store, *args, **options: elastic(store, "sharded", *args, **options),
+    "gather": lambda store, *args, **options: elastic(store, "gather", *args, **options),
+}
+
+
+def same_end(live, objects, key, harmed, **options):
+    """A run over these objects ends as it does where the object is only damaged."""
+    ends = []
+    for data in (harmed, LARGE):
+        store = Meddled(objects)
+        store.damage(key, data)
+        ends.append(live(store, **options))
+    assert ends[0] == ends[1], key
+
+
+@pytest.fixture(scope="module", params=KINDS)
+def stopped(request):
+    """How a kind of run is gone on with, the objects of one that has stopped, and keys that it would write next."""
+    live, store = KINDS[request.param], Meddled()
+    live(store)
+    more = Meddled(store.objects)
+    live(more, SYNCS + 2, resume=True)
+    return live, store.objects, [key for key in more.written if key not in store.objects]
+
+
+def sample(keys, slow):
+    """A few of the keys by default: one of each folder."""
+    return keys if slow else list({key.partition("/")[0]: key for key in keys}.values())
+
+
+@pytest.mark.parametrize("slow", [False, pytest.param(True, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("resume", [True, "newest-whole"])
+def test_in_the_place_of_an_object(stopped, resume, slow):
+    live, objects, _ = stopped
+    for key in sample(sorted(objects), slow):
+        same_end(live, objects, key, objects[key][:-9], syncs=SYNCS + 1, resume=resume)
+
+
+@pytest.mark.parametrize("slow", [False, pytest.param(True, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("resume", [True, "newest-whole"])
+def test_where_nothing_was_yet(stopped, resume, slow):
+    live, objects, keys = stopped
+    for key in sample(keys, slow):
+        same_end(live, objects, key, b"stray", syncs=SYNCS + 1, resume=resume)
+
+
+def test_a_note_of_a_run_that_was_killed():
+    store = SimulatedStore()
+    strict(store, kills=[(1, 45, "kill before")])
+    key = "notes/00000.json"
+    for resume in (True, "newest-whole"):
+        same_end(strict, store.objects, key, store.objects[key][:-9], resume=resume)
+
+
+@pytest.mark.parametrize("topology", ["sharded", "gather"])
+@pytest.mark.parametrize("key", [claim_key(0, 1), claim_key(0, 2), commit_key(2), commit_key(3)])
+def test_while_the_run_goes_on(topology, key):
+    ends = [
+        elastic(
+            Meddled((), commit_key(2), lambda store, data=data: store.damage(key, data)), topology
+        )
+        for data in (b"stray", LARGE)
+    ]
+    assert ends[0] == ends[1]
