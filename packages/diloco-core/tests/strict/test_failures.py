@@ -3,15 +3,17 @@
 import threading
 import time
 
+import keys_lab
 import pytest
 import torch
-from strict_lab import claim
+from strict_lab import LOST_AFTER, Means
 from training_lab import PATIENCE
 
 from diloco_core import (
     ConfigurationError,
     NonFiniteDeltaError,
     ObjectStoreAllReduce,
+    ObjectStoreExchange,
     ReplicaLostError,
     SyncError,
     SyncTimeoutError,
@@ -20,11 +22,8 @@ from diloco_core import (
     in_process,
 )
 from diloco_core._exchange._base import Schema
-from diloco_core._exchange._endings import Progress
 from diloco_core._store._open import open_store
-from diloco_core._store._patient import Patient
-from diloco_core._strict._liveness import Liveness
-from diloco_core.testing import run_replicas
+from diloco_core.testing import SimulatedStore, run_replicas
 
 pytestmark = pytest.mark.processes
 
@@ -67,75 +66,6 @@ class TestSyncing:
                 break  # or the machine is so busy that not even the first sync was in time
         assert lab.kinds(results)[0] is SyncTimeoutError
         assert results[0].missing == (1,)
-
-    def test_a_replica_whose_beat_stops_is_lost(self, lab, tmp_path):
-        store, clock = open_store(str(tmp_path)), lab.Clock()
-        timing = Timing(beat_interval=10.0, lost_after=60.0, clock=clock, sleep=clock.sleep)
-        observer = Liveness(Patient(store, timing), 0, 2, timing, "n")
-        for beat in range(3):  # it lives for a while
-            store.put("beats/00001", [str(beat).encode()])
-            observer.check([1], Progress(7, 6), "sync 7")
-            clock.sleep(50)
-        observer.check([1], Progress(7, 6), "sync 7")
-        clock.sleep(20)
-        with pytest.raises(
-            ReplicaLostError, match="rank 1 has shown no sign of life for 70 s, so sync 7"
-        ) as caught:
-            observer.check([1], Progress(7, 6), "sync 7")
-        assert caught.value.rank == 1
-
-    def test_a_replica_that_has_never_beaten_is_lost_too(self, lab, tmp_path):
-        clock = lab.Clock()
-        timing = Timing(clock=clock, sleep=clock.sleep)
-        observer = Liveness(Patient(open_store(str(tmp_path)), timing), 0, 2, timing, "n")
-        observer.check([1], Progress(), "sync 1")
-        clock.sleep(91)
-        with pytest.raises(ReplicaLostError, match="rank 1"):
-            observer.check([1], Progress(), "sync 1")
-
-    def test_a_replica_that_beats_less_often_is_lost_later(self, lab, tmp_path):
-        """As its claim says; it may have been connected with other limits."""
-        clock = lab.Clock()
-        timing = Timing(beat_interval=10.0, lost_after=60.0, clock=clock, sleep=clock.sleep)
-        observer = Liveness(Patient(open_store(str(tmp_path)), timing), 0, 3, timing, "n")
-        observer.know(claim(1, "one", beat=600.0))
-        observer.know(claim(2, "two", beat=1.0))
-        observer.check([1, 2], Progress(), "sync 1")
-        clock.sleep(61)
-        with pytest.raises(ReplicaLostError, match="rank 2 has shown no sign of life for 61 s"):
-            observer.check([1, 2], Progress(), "sync 1")
-        clock.sleep(1139)
-        observer.check([1], Progress(), "sync 1")
-        clock.sleep(1)
-        with pytest.raises(ReplicaLostError, match="rank 1 has shown no sign of life for 1201 s"):
-            observer.check([1], Progress(), "sync 1")
-
-    def test_of_many_that_are_missing_some_are_looked_at_each_time(
-        self, lab, tmp_path, monkeypatch
-    ):
-        """While beats are read, nobody looks whether the wait is over; and yet everybody has a turn."""
-        store, clock = open_store(str(tmp_path)), lab.Clock()
-        timing = Timing(beat_interval=10.0, lost_after=60.0, clock=clock, sleep=clock.sleep)
-        observer = Liveness(Patient(store, timing), 0, 301, timing, "n")
-        missing, read = list(range(1, 301)), []
-        for rank in missing:
-            store.put(f"beats/{rank:05}", [b"0"])
-        get = store.get
-        monkeypatch.setattr(
-            store, "get", lambda key, *rest, **more: read.append(key) or get(key, *rest, **more)
-        )
-        for _ in range(5):
-            before = len(read)
-            observer.check(missing, Progress(), "sync 1")
-            assert len(read) - before <= 64
-        assert set(read) == {f"beats/{rank:05}" for rank in missing}
-        clock.sleep(70)
-        for rank in missing[:-1]:
-            store.put(f"beats/{rank:05}", [b"1"])
-        for _ in range(4):
-            observer.check(missing, Progress(), "sync 1")
-        with pytest.raises(ReplicaLostError, match="rank 300 has shown no sign of life"):
-            observer.check(missing, Progress(), "sync 1")
 
     def test_a_failure_is_told_to_the_others_at_once(self, lab, tmp_path):
         def replica(exchange):
@@ -190,8 +120,9 @@ class TestSyncing:
         assert lab.kinds(results)[1 - rank] is ReplicaLostError
         assert "NaN or infinity" in str(results[1 - rank])
         store = exchanges[0].store
-        assert not [key for key in store.list("deltas/00000002/") if f"/{rank:05}." in key]
-        assert "00000002" not in str(store.list("commits/"))
+        keys = store.list("")
+        assert not keys_lab.keys_of(keys, "contribution", sync=2, rank=rank)
+        assert not keys_lab.keys_of(keys, "commit", sync=2)
 
     def test_large_finite_values_are_no_overflow(self, lab, tmp_path):
         def replica(exchange):
@@ -243,16 +174,111 @@ def test_the_beat_goes_on_until_the_replica_leaves(lab, tmp_path):
     exchange.leave()
 
 
-def test_the_beat_changes(tmp_path):
-    store = open_store(str(tmp_path))
-    timing = Timing(beat_interval=0.001, lost_after=1.0)
-    liveness = Liveness(Patient(store, timing), 3, 4, timing, "n")
-    liveness.start()
-    try:
-        seen = set()
-        deadline = time.monotonic() + PATIENCE
-        while len(seen) < 3 and time.monotonic() < deadline:
-            seen.add(store.get("beats/00003"))
-    finally:
-        liveness.stop()
-    assert len(seen) == 3
+@pytest.mark.parametrize("fails", [False, True], ids=["always", "after a failure"])
+def test_the_beat_changes(tmp_path, caplog, fails):
+    """Also after one that could not be written."""
+    store, failures, seen = open_store(str(tmp_path)), [], set()
+    put = store.put
+
+    def failing(key, parts):
+        if fails and seen and keys_lab.of("beat")(key) and not failures:
+            failures.append(key)
+            raise OSError("the disk is full")
+        return put(key, parts)
+
+    store.put = failing
+    timing = Timing(beat_interval=0.001, lost_after=1.0, sleep=lambda seconds: None)
+    exchange = ObjectStoreExchange(store, 0, 1, timing=timing)
+    exchange.join(Schema({}, {}))
+    deadline = time.monotonic() + PATIENCE
+    while len(seen) < 3 + fails and time.monotonic() < deadline:
+        seen.add(store.get(keys_lab.beat_key(0)))
+    exchange.leave()
+    assert len(seen) == 3 + fails
+    assert len(failures) == caplog.text.count("rank 0 could not write its beat") == fails
+
+
+class TestSilence:
+    """Rank 0 waits in sync 1, which messages call mean 2, for ranks that have died without a word."""
+
+    def dies(self, run, *ranks, after=0.0):
+        """Let some ranks live so many seconds longer, and die before they contribute."""
+
+        def before(process, _, key):
+            if process.rank in ranks and keys_lab.of("contribution", sync=1)(key):
+                process.sleep(after)
+                process.die()
+
+        run.before = before
+
+    def lost(self, run, *, seconds):
+        """The rank that rank 0 calls lost, which it says after so many seconds, or up to eight more."""
+        (result, *_) = run.live(until=2)
+        assert isinstance(result, ReplicaLostError), result
+        text = f"rank {result.rank} has shown no sign of life for "
+        assert str(result).startswith(text)
+        assert "s, so mean 2 cannot be completed" in str(result)
+        assert seconds <= int(str(result).removeprefix(text).split()[0]) <= seconds + 8
+        return result.rank
+
+    def test_a_replica_whose_beat_stops_is_lost(self):
+        run = Means(2, beats=10.0)
+        self.dies(run, 1, after=500.0)
+        assert self.lost(run, seconds=LOST_AFTER) == 1
+        assert 590.0 < run.ended[0] < 620.0
+
+    def test_a_replica_that_has_never_beaten_is_lost_too(self):
+        class NoBeats(SimulatedStore):
+            def write(self, key, data):
+                if key != keys_lab.beat_key(1):
+                    super().write(key, data)
+
+        run = Means(2, store=NoBeats())
+        self.dies(run, 1)
+        assert self.lost(run, seconds=LOST_AFTER) == 1
+
+    def test_a_replica_that_beats_less_often_is_lost_later(self):
+        """As its claim says; it may have been connected with other limits."""
+        limits = {
+            0: {"beat_interval": 10.0, "lost_after": 60.0, "sync_timeout": 5000.0},
+            1: {"beat_interval": 600.0, "lost_after": 1200.0},
+            2: {"beat_interval": 1.0, "lost_after": LOST_AFTER, "sync_timeout": 5000.0},
+        }
+        run = Means(3, limits=limits)
+        self.dies(run, 1, 2)
+        assert self.lost(run, seconds=60.0) == 2
+        run = Means(3, limits=limits)
+        self.dies(run, 1)
+        assert self.lost(run, seconds=1200.0) == 1
+
+    def test_of_many_that_are_missing_some_are_looked_at_each_time(self):
+        """While beats are read, nobody looks whether the wait is over; and yet everybody has a turn."""
+        run, others, key = Means(301), range(1, 301), keys_lab.claim_key(1)
+        run.before = lambda process, *_: process.die() if key in run.store.objects else None
+        run.live(until=2, ranks=[1])
+        claim = run.store.objects[key]
+        for rank in others:
+            under, nonce = keys_lab.claim_key(rank), f"nonce-of-{rank}"
+            other = keys_lab.sealed_again(key, claim, under, rank=rank, nonce=nonce)
+            run.store.write(under, other)
+            run.store.write(keys_lab.beat_key(rank), f"{nonce} 0".encode())
+        looks = [[]]
+
+        def before(_, kind, key):
+            if kind == "get" and keys_lab.of("beat")(key):
+                looks[-1].append(keys_lab.kept(key).rank)
+            elif looks[-1]:
+                looks.append([])
+
+        def beat():
+            for rank in others[:-1]:
+                key = keys_lab.beat_key(rank)
+                run.store.write(key, keys_lab.later_beat(run.store.objects[key], 1))
+
+        run.before = before
+        processes, events = [(0, 0.0, [], False)], {0.7 * LOST_AFTER: beat}
+        (result,) = run.simulate(processes, events=events, until=2)
+        with pytest.raises(ReplicaLostError, match="rank 300 has shown no sign of life"):
+            raise result
+        assert max(map(len, looks)) <= 64
+        assert {rank for look in looks[:5] for rank in look} == set(others)
