@@ -1,8 +1,13 @@
 """A namespace that somebody deletes under running replicas: none has failed by itself, whoever looks, and whenever."""
 
-import pytest
+import time
 
-from diloco_localcloud import KubernetesStandIn
+import pytest
+from eks_lab import PATIENCE
+from kubernetes import client, config
+
+from diloco_eks import EKSExecutor
+from diloco_localcloud import KubernetesProcesses, KubernetesStandIn
 
 
 @pytest.fixture(params=[0, 3], ids=["usual", "strict"])
@@ -79,3 +84,31 @@ def test_a_failure_of_its_own_stays_one(team, report):
     for ends in (watched, newcomers):
         assert ("failed", "error", 4, "ValueError: mine") in ends
         assert not [end for end in ends if end[1] == "error" and end[2] != 4]
+
+
+@pytest.mark.processes
+@pytest.mark.slow
+def test_what_runners_report_of_it_is_no_failure_of_their_own(tmp_path):
+    """Pods are processes, whose runner is told to end, ends the program, and says so."""
+    with KubernetesProcesses(namespace="team", tls=False) as cluster:
+        path = cluster.kubeconfig(tmp_path / "kubeconfig")
+        options = {"kubeconfig": path, "namespace": "team", "grace": 2.0}
+        options |= {"cpu_request": "1", "memory_request": "1Gi"}
+        with EKSExecutor("any", **options) as executor:
+            arguments = {"args": ["sleep", "600"]}
+            handles = executor.launch_replicas(2, "subprocess:call", arguments)
+            deadline = time.monotonic() + PATIENCE
+            while {executor.poll(handle) for handle in handles} != {"running"}:
+                assert time.monotonic() < deadline
+        api = config.new_client_from_config(str(path))
+        client.CoreV1Api(api).delete_namespace(name="team")
+        reasons, codes = set(), set()
+        while "lost" not in reasons:
+            assert time.monotonic() < deadline
+            with EKSExecutor("any", **options) as newcomer:
+                ends = newcomer.collect(handles, timeout=0)
+            reasons |= {each["reason"] for each in ends if each["status"] == "failed"}
+            codes |= {each["exit_code"] for each in ends}
+        api.rest_client.pool_manager.clear()
+    assert reasons <= {"platform", "gang_failed", "lost"}
+    assert codes == {None}
