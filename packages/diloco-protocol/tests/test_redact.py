@@ -98,6 +98,7 @@ FORMS = [
     *(f'{{"password": "{SECRET} x', f"password='{SECRET} x"),
     *(f"password ={SECRET}", f"password => {SECRET}", f"password := {SECRET}", f"Password : {SECRET}9"),
     *(f"//u:{SECRET}@h/x", f"at '//u:{SECRET}@h'", f"u:{SECRET}@/db", f"https:/u:{SECRET}@h"),
+    *(f'run "--password=a;b {SECRET}" x', f"['run', '--password', '{SECRET}', 'x']", f"a: b\npassword: '{SECRET} x'\nc: d"),
     # lists and objects, and a name beside its value, in JSON and elsewhere
     *(f'{{"password": ["{SECRET}"]}}', f'x {{"password": {{"value": "{SECRET}"}}, "a": 1}} y', f'{{"auth": [{{"a": "{SECRET}'),
     *(f"{{'password': ['x', '{SECRET}']}}", f"Spec(password=['x', '{SECRET}'], a=1)", f"password={{'a': '{SECRET} x'}}"),
@@ -131,6 +132,13 @@ def test_what_stands_around_a_secret_is_shown():
     assert redact_text("curl -u me:x https://h") == f"curl -u me:{REDACTED} https://h"
     assert redact_text('{"value": "x", "name": "lr"}') == '{"value": "x", "name": "lr"}'
     assert redact_text("<token>x</token><b>c</b>") == f"<token>{REDACTED}</token><b>c</b>"
+    for quote in "'\"":
+        assert redact_text(f"curl -H {quote}Cookie: x{quote} y") == (
+            f"curl -H {quote}Cookie: {REDACTED}{quote} y"
+        )
+    assert redact_text("a:\n  - password: swordfish \n  - b: c") == (
+        f"a:\n  - password: {REDACTED} \n  - b: c"
+    )
     assert redact_text("run --password=x1 --lr 3") == f"run --password={REDACTED} --lr 3"
     assert redact_text("AccountName=a;AccountKey=x==;B=c") == f"AccountName=a;AccountKey={REDACTED};B=c"  # fmt: skip
     assert redact_text("{'password': 'x', 'a': 1}") == f"{{'password': '{REDACTED}', 'a': 1}}"
