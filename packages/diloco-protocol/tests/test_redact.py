@@ -181,7 +181,7 @@ def test_known_tokens_are_found_wherever_they_stand(token):
      "tokens=1024", "tokens: 123456", "--tokens 12", "n tokens: 1,234.5k", "secrets=3", "rng_key=1a2b3c4d", "hidden_key=3",
      "module.token:train1", "token-ablation-3: 1234567", "job secret-sauce: failed12", "diloco-password-0: 1234567",
      "12:30:45@host", "2026-03-14T12:30:45.123Z@host", "Basic training2 is", "docker run -u 1000:1000 x", "--token\nSee README",
-     '{"tokens": [101, 2054]}', '{"password": []}', "name: lr, value: abc123", "<path>x1</path>", "100%token_count=3",
+     '{"tokens": [101, 2054]}', '{"tokens":[101,2054]}', '{"password": []}', "name: lr, value: abc123", "<path>x1</path>", "100%token_count=3",
      "arn:aws:iam::123456789012:role/x", 'User "system:serviceaccount:ns:a" cannot get', "http://127.0.0.1:1234/x and y@z"],
 )  # fmt: skip
 def test_what_has_no_secret_is_left_as_it_is(text):
@@ -229,6 +229,10 @@ def test_commands_and_what_is_json_in_a_text():
     assert redact_json({"password": 12345, "use_auth": True}) == {"password": REDACTED, "use_auth": True}  # fmt: skip
     assert redact("CONFIG", '{"credentials": ["x", {"a": "y"}], "b": 1}') == (
         f'{{"credentials": ["{REDACTED}", {{"a": "{REDACTED}"}}], "b": 1}}'
+    )
+    assert (
+        redact("CONFIG", '{"my password": "x", "b":1}')
+        == f'{{"my password": "{REDACTED}", "b": 1}}'
     )
     assert redact("CONFIG", '{"b":1}') == '{"b":1}'
     assert redact_json({"ghp_" + "a1B2" * 9: 1}) == {REDACTED: 1}
@@ -427,3 +431,4 @@ def test_secrets_are_looked_for_before_a_text_is_cut():
         assert "hunter" not in redact_and_cut(text, most)
     assert redact_and_cut("short", 5) == "short"
     assert redact_and_cut("a" * 9000, 5) == "aaaaa…"
+    assert redact_and_cut(f"password='{'a' * 9000}'", 50) == f"password='{REDACTED}'…"
