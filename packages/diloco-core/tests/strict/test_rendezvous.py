@@ -2,9 +2,10 @@
 
 import time
 
+import keys_lab
 import pytest
 import torch
-from strict_lab import claim
+from strict_lab import Means
 
 from diloco_core import (
     ConfigurationError,
@@ -14,27 +15,62 @@ from diloco_core import (
     ObjectStoreAllReduce,
     ObjectStoreExchange,
     RendezvousTimeoutError,
+    ReplicaLostError,
     RunExistsError,
     Timing,
     in_process,
 )
 from diloco_core._exchange._base import Schema
-from diloco_core._exchange._endings import Ending, Progress
 from diloco_core._store._open import open_store
-from diloco_core._strict._records._records import (
-    Claim,
-    claim_key,
-    note,
-    read_note,
-    schema_digest,
-    schema_key,
-)
-from diloco_core._strict._records._version import VERSION
 from diloco_core._wire._fields import LARGEST
-from diloco_core._wire._sealed import FORMAT, seal, unseal
-from diloco_core.testing import run_replicas
+from diloco_core._wire._sealed import FORMAT
+from diloco_core.testing import SimulatedStore, run_replicas
 
 pytestmark = pytest.mark.processes
+
+
+@pytest.fixture(scope="module")
+def met():
+    """A run of two ranks, and the claim of rank 1."""
+    run, key = Means(2), keys_lab.claim_key(1)
+    run.live(until=1)
+    return run, key, run.store.objects[key]
+
+
+def joined(run, key, claim):
+    """What rank 0 of such a run comes to that finds this claim of rank 1."""
+    again = type(run)(2)
+    again.store.write(key, claim)
+    (result,) = again.live(until=1, ranks=[0])
+    return result
+
+
+class Failing(Means):
+    """Rank 1 fails after one mean."""
+
+    def train(self, exchange, until):
+        if not exchange.rank:
+            return super().train(exchange, until)
+        with ObjectStoreAllReduce(exchange) as reduce:
+            reduce.mean([torch.zeros(64)])
+            raise ValueError("m")
+
+
+class Changing(SimulatedStore):
+    """A store in which one object is another one than was written."""
+
+    def __init__(self, key, change):
+        super().__init__()
+        self.key, self.change = key, change
+
+    def write(self, key, data):
+        super().write(key, self.change(key, data) if key == self.key else data)
+
+
+def told(change):
+    """What rank 0 comes to when rank 1 has failed, and its note is changed."""
+    result, _ = Failing(2, store=Changing(keys_lab.note_key(1), change)).live(until=2)
+    return result
 
 
 class TestMeeting:
@@ -105,18 +141,16 @@ class TestMeeting:
     def test_a_table_that_cannot_be_read_hides_no_difference(self, lab, tmp_path, what):
         first, second = lab.store_exchanges(tmp_path, 2)
         theirs = Schema({"a": "float32[3]"}, {})
-        key = schema_key(schema_digest(theirs))
         put = second.store.put
 
-        def damaging(at, parts):
-            if at != key:
-                return put(at, parts)
-            tables = {
-                "other": {"tensors": {"b": "float32[3]"}, "settings": {}},
-                "damaged": {},
-                "gone": None,
-            }
-            return None if tables[what] is None else put(at, [seal("schema", key, tables[what])])
+        def damaging(key, parts):
+            if not keys_lab.of("table")(key):
+                return put(key, parts)
+            changes = {"other": {"tensors": {"b": "float32[3]"}}, "damaged": {"tensors": ...}}
+            record = b"".join(map(bytes, parts))
+            if what == "gone":
+                return len(record)
+            return put(key, [keys_lab.sealed_again(key, record, **changes[what])])
 
         second.store.put = damaging
         results = run_replicas(
@@ -207,18 +241,17 @@ class TestMeeting:
 
         rival_claim = [b""]
         rival.join(Schema({}, {}))
-        rival_claim[0] = rival.store.get("claims/00000.json")
+        rival_claim[0] = rival.store.get(keys_lab.claim_key(0))
         monkeypatch.setattr(exchange.store, "create", overwriting)
         with pytest.raises(RunExistsError):
             exchange.join(Schema({}, {}))
         rival.leave()
 
     @pytest.mark.parametrize("data", [b"", b"[]", b"{}", b"[" * 10**5, b"\xff" * 100, b"x" * 10**6])
-    def test_a_claim_that_is_damaged_is_named(self, lab, tmp_path, data):
-        (exchange,) = lab.store_exchanges(tmp_path, 2, ranks=[0], join_timeout=50.0)
-        exchange.store.put("claims/00001.json", [data])
-        with pytest.raises(CorruptedObjectError, match=r"claims/00001.json"):
-            exchange.join(Schema({}, {}))
+    def test_a_claim_that_is_damaged_is_named(self, met, data):
+        run, key, _ = met
+        with pytest.raises(CorruptedObjectError, match=key):
+            raise joined(run, key, data)
 
     @pytest.mark.parametrize(
         "field",
@@ -234,86 +267,72 @@ class TestMeeting:
         ],
     )
     @pytest.mark.parametrize("value", [None, -1, 10**30, 1.5, True, "x", [], {"a": 1}, ...])
-    def test_every_field_of_a_claim_is_checked(self, field, value):
+    def test_every_field_of_a_claim_is_checked(self, met, field, value):
         """A sealed record may still be made by something that is not ours."""
-        key = "claims/00001.json"
-        fields = unseal(
-            "claim",
-            key,
-            Claim(1, 2, "a", 64, schema_digest(Schema({"t": "1"}, {})), "n", "h", 7, 9).to_bytes(),
-            "x",
-        )
-        assert Claim.from_bytes(seal("claim", key, fields), 1, "x").pid == 7
-        if value is ...:
-            del fields[field]
-        else:
-            fields[field] = value
+        run, key, claim = met
         if field in {"run_id", "nonce"} and value == "x":
             return
-        with pytest.raises(CorruptedObjectError, match=f"'{field}'"):
-            Claim.from_bytes(seal("claim", key, fields), 1, "x")
+        changed = keys_lab.sealed_again(key, claim, **{field: value})
+        with pytest.raises(CorruptedObjectError, match=f"{key}.*'{field}'"):
+            raise joined(run, key, changed)
 
     @pytest.mark.parametrize(
         "field", ["rank", "nonce", "event", "number", "syncs", "message", "cause_rank"]
     )
     @pytest.mark.parametrize("value", [-1, 10**30, 1.5, True, "x", [], ...])
-    def test_every_field_of_a_note_is_checked(self, field, value):
-        key, ending = "notes/00001.json", Ending(1, "failed", Progress(3, 2), "m", 0)
-        fields = unseal("note", key, note(ending, "n"), "x")
-        assert read_note(seal("note", key, fields), 1, "x") == (ending, "n")
-        if value is ...:
-            del fields[field]
-        else:
-            fields[field] = value
+    def test_every_field_of_a_note_is_checked(self, caplog, field, value):
         if not isinstance(value, list) and (field, value) in {
             ("message", "x"),
             ("nonce", "x"),
             ("cause_rank", -1),
         }:
             return
-        with pytest.raises(CorruptedObjectError, match=f"'{field}'"):
-            read_note(seal("note", key, fields), 1, "x")
+        # What it says is not believed, so rank 1 counts as lost when its time is over.
+        with pytest.raises(ReplicaLostError, match=r"rank 1 has shown no sign of life .* damaged"):
+            raise told(lambda key, note: keys_lab.sealed_again(key, note, **{field: value}))
+        ignored = "the note that says how rank 1 ended cannot be read and is ignored: "
+        assert f"'{field}'" in caplog.text.partition(ignored)[2].splitlines()[0]
 
-    def test_a_claim_of_another_rank_under_this_key_is_refused(self):
-        data = Claim(2, 3, "a", 64, schema_digest(Schema({}, {})), "n", "h", 7, 9).to_bytes()
+    def test_a_note_that_is_whole_is_believed(self):
+        with pytest.raises(ReplicaLostError, match="rank 1 failed after 1 sync: ValueError: m"):
+            raise told(keys_lab.sealed_again)
+
+    def test_a_claim_of_another_rank_under_this_key_is_refused(self, met):
+        run, key, claim = met
+        other = keys_lab.sealed_again(key, claim, keys_lab.claim_key(2))
         with pytest.raises(CorruptedObjectError, match="another key"):
-            Claim.from_bytes(data, 1, "x")
+            raise joined(run, key, other)
 
-    def test_a_claim_of_another_version_is_named(self, lab, tmp_path):
-        (exchange,) = lab.store_exchanges(tmp_path, 2, ranks=[0], join_timeout=50.0)
-        exchange.store.put("claims/00001.json", [b'{"format": 1, "rank": 1}'])
+    def test_a_claim_of_another_version_is_named(self, met):
+        run, key, _ = met
+        with pytest.raises(FormatError, match=rf"{key} has format 1.*reads format {FORMAT} only"):
+            raise joined(run, key, b'{"format": 1, "rank": 1}')
+
+    @pytest.mark.parametrize("later", [None, 1])
+    def test_a_claim_of_a_strict_run_of_another_version_is_named(self, met, later):
+        run, key, claim = met
+        version = keys_lab.fields(key, claim)["version"]
+        other = ... if later is None else version + later
+        named = "an earlier version" if later is None else f"version {other}"
         with pytest.raises(
-            FormatError, match=rf"claims/00001.json has format 1.*reads format {FORMAT} only"
+            FormatError,
+            match=rf"{key} is the claim of a strict run of {named}, and .* version {version} only",
         ):
-            exchange.join(Schema({}, {}))
+            raise joined(run, key, keys_lab.sealed_again(key, claim, version=other))
 
+    # A thread cannot wait for 1e300 seconds, so nothing comes after the first sign of life.
+    @pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
     @pytest.mark.parametrize(
-        ("version", "named"),
-        [(None, "an earlier version"), (VERSION + 1, f"version {VERSION + 1}")],
+        ("seconds", "milliseconds"), [(10.0, 10_000), (0.0004, 1), (1e300, LARGEST)]
     )
-    def test_a_claim_of_a_strict_run_of_another_version_is_named(
-        self, lab, tmp_path, version, named
-    ):
-        (exchange,) = lab.store_exchanges(tmp_path, 2, ranks=[0], join_timeout=50.0)
-        key = claim_key(1)
-        fields = unseal("claim", key, claim(1, "n").to_bytes(), "x")
-        del fields["version"]
-        if version is not None:
-            fields["version"] = version
-        exchange.store.put(key, [seal("claim", key, fields)])
-        with pytest.raises(
-            FormatError, match=rf"claims/00001.json is the claim of a strict run of {named}, and"
-        ):
-            exchange.join(Schema({}, {}))
-
-    @pytest.mark.parametrize(
-        ("seconds", "milliseconds"), [(10.0, 10_000), (0.0004, 1), (1e308, LARGEST)]
-    )
-    def test_a_claim_says_how_often_its_process_beats(self, seconds, milliseconds):
-        new = Claim.of_this_process(0, 1, "", 64, Schema({}, {}), "n", seconds)
-        stored = Claim.from_bytes(new.to_bytes(), 0, "x")
-        assert stored == new
-        assert stored.beat_milliseconds == milliseconds
+    def test_a_claim_says_how_often_its_process_beats(self, tmp_path, seconds, milliseconds):
+        timing = Timing(beat_interval=seconds, lost_after=2 * seconds)
+        exchange = ObjectStoreExchange(open_store(str(tmp_path)), 0, 1, timing=timing)
+        exchange.join(Schema({}, {}))
+        key = keys_lab.claim_key(0)
+        claim = keys_lab.fields(key, exchange.store.get(key))
+        exchange.leave()
+        assert claim["beat_milliseconds"] == milliseconds
 
     def test_what_else_lies_in_the_prefix_is_passed_over(self, lab, tmp_path):
         """Placeholders of consoles, leftovers of copies, files of other tools, in every folder of the run."""
@@ -346,7 +365,7 @@ class TestMeeting:
                 "00001.safetensors",
                 "\u0661\u0661.json",
             )
-            if f"{folder}/{name}" != "beats/00001"
+            if f"{folder}/{name}" != keys_lab.beat_key(1)
         ]
         stray += [
             "requests/x",
@@ -362,11 +381,11 @@ class TestMeeting:
     @pytest.mark.parametrize(
         "left",
         [
-            "manifest.json",
-            "manifests/0002.json",
+            keys_lab.MANIFEST,
+            keys_lab.manifest_key(2),
             "commits/00000000.json",
-            f"commits/00000000.{16 * 'a'}.json",
-            f"state/00000000/00000.{16 * 'a'}.safetensors",
+            keys_lab.commit_key(16 * "a", 0),
+            keys_lab.state_key(16 * "a", 0, 0),
         ],
     )
     def test_what_is_left_of_another_run_is_refused(self, lab, tmp_path, left):
