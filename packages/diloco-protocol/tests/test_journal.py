@@ -341,3 +341,80 @@ def test_the_state_folder(monkeypatch, tmp_path):
         assert state_folder().is_relative_to(tmp_path / "home")
     monkeypatch.delenv("XDG_STATE_HOME")
     assert state_folder().is_relative_to(tmp_path / "home")
+
+
+def test_a_launch_of_nothing_is_no_launch(tmp_path):
+    FolderJournal(tmp_path / "new").record_launch([])
+    assert not (tmp_path / "new").exists()
+
+
+def test_what_is_known_to_be_the_latest_launch_is_not_written_again(tmp_path):
+    journal = FolderJournal(tmp_path)
+    journal.record_launch(handles("a"))
+    (record,) = (tmp_path / "a").iterdir()
+    number = record.stat().st_ino
+    journal.record_launch(handles("a"))
+    assert [path.stat().st_ino for path in (tmp_path / "a").iterdir()] == [number]
+
+
+@pytest.mark.parametrize("begin", ["x", "", "\N{ARABIC-INDIC DIGIT THREE}", "9" * 200, "-1", "1e3"])
+def test_a_launch_whose_file_has_another_name_is_the_oldest(tmp_path, begin):
+    journal = FolderJournal(tmp_path)
+    old = [replace(handle, metadata={"id": "old"}) for handle in handles("a")]
+    journal.record_launch(old)
+    (record,) = (tmp_path / "a").iterdir()
+    record.rename(record.with_name(f"{begin}.0.launched.json"))
+    assert journal.handles("a") == old
+    journal.record_launch(handles("a"))
+    assert journal.handles("a") == handles("a")
+
+
+def test_the_record_of_another_replica_is_none_of_this_one(tmp_path):
+    journal = FolderJournal(tmp_path)
+    first, second, _ = handles("a")
+    journal.record_end(first, DONE, 1)
+    (record,) = (tmp_path / "a").iterdir()
+    journal.record_end(second, DONE, 2)
+    (other,) = set((tmp_path / "a").iterdir()) - {record}
+    other.write_bytes(record.read_bytes())
+    assert journal.end(second) is None
+    assert journal.end(first) == (DONE, 1)
+
+
+def test_what_could_not_be_read_is_not_written(tmp_path, monkeypatch):
+    monkeypatch.setattr("diloco_protocol._journal.OUTCOME_BYTES", 2000)
+    monkeypatch.setattr("diloco_protocol._journal.RECORD_BYTES", 2000)
+    journal = FolderJournal(tmp_path)
+    for write in (
+        lambda: journal.record_end(handles()[0], DONE, "x" * 2000),
+        lambda: journal.record_launch(handles(count=100)),
+    ):
+        with pytest.raises(InvalidRequestError, match="is larger than 2000 bytes"):
+            write()
+    assert list(tmp_path.rglob("*.json*")) == []
+
+
+def test_where_files_have_no_links_the_first_end_stays_too(tmp_path, monkeypatch):
+    def refused(*_):
+        raise PermissionError("this file system has no hard links")
+
+    monkeypatch.setattr(os, "link", refused)
+    journal = FolderJournal(tmp_path)
+    handle = handles()[0]
+    journal.record_end(handle, DONE, 1)
+    journal.record_end(handle, replace(DONE, attempt=9), 2)
+    assert journal.end(handle) == (DONE, 1)
+    assert len(list((tmp_path / "a").iterdir())) == 1
+
+
+def test_a_record_that_cannot_be_read_is_no_damage(tmp_path, monkeypatch):
+    journal = FolderJournal(tmp_path)
+    handle = handles()[0]
+    journal.record_end(handle, DONE, 1)
+
+    def refused(*_):
+        raise OSError("input/output error")
+
+    monkeypatch.setattr("diloco_protocol._journal.read_private", refused)
+    with pytest.raises(UnavailableError, match="cannot be read: input/output error"):
+        journal.end(handle)

@@ -150,6 +150,15 @@ def test_halves_of_surrogate_pairs_in_texts_are_escaped():
     assert (read.error, read.error_type, read.traceback) == ("no file \\udcff", "\\ud800", "at \\udc80")  # fmt: skip
 
 
+@pytest.mark.parametrize("name", sorted({*Outcome.__slots__} - {"version"}))
+def test_an_outcome_has_all_of_its_fields_and_no_other(name):
+    data = json.loads(Outcome(0).to_json())
+    value = data.pop(name)
+    for wrong in (data, {**data, name: value, "more": 1}, {**data, f"{name}s": value}):
+        with pytest.raises(InvalidRequestError, match="this outcome has the fields"):
+            Outcome.from_json(json.dumps(wrong))
+
+
 def test_of_a_very_long_text_both_ends_are_written():
     read = Outcome.from_json(Outcome(1, error="begin" + "x" * 10**6 + "end").to_json())
     assert len(read.error) <= TEXT_CHARACTERS

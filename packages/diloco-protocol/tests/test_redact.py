@@ -99,6 +99,7 @@ FORMS = [
     *(f"password ={SECRET}", f"password => {SECRET}", f"password := {SECRET}", f"Password : {SECRET}9"),
     *(f"//u:{SECRET}@h/x", f"at '//u:{SECRET}@h'", f"u:{SECRET}@/db", f"https:/u:{SECRET}@h"),
     *(f'run "--password=a;b {SECRET}" x', f"['run', '--password', '{SECRET}', 'x']", f"a: b\npassword: '{SECRET} x'\nc: d"),
+    *(f"Private-Token: {SECRET} x", f"with storage-key: {SECRET} x", f"the modal-token-id: {SECRET} x"),
     # lists and objects, and a name beside its value, in JSON and elsewhere
     *(f'{{"password": ["{SECRET}"]}}', f'x {{"password": {{"value": "{SECRET}"}}, "a": 1}} y', f'{{"auth": [{{"a": "{SECRET}'),
     *(f"{{'password': ['x', '{SECRET}']}}", f"Spec(password=['x', '{SECRET}'], a=1)", f"password={{'a': '{SECRET} x'}}"),
@@ -181,7 +182,8 @@ def test_known_tokens_are_found_wherever_they_stand(token):
      "tokens=1024", "tokens: 123456", "--tokens 12", "n tokens: 1,234.5k", "secrets=3", "rng_key=1a2b3c4d", "hidden_key=3",
      "module.token:train1", "token-ablation-3: 1234567", "job secret-sauce: failed12", "diloco-password-0: 1234567",
      "12:30:45@host", "2026-03-14T12:30:45.123Z@host", "Basic training2 is", "docker run -u 1000:1000 x", "--token\nSee README",
-     '{"tokens": [101, 2054]}', '{"tokens":[101,2054]}', '{"password": []}', "name: lr, value: abc123", "<path>x1</path>", "100%token_count=3",
+     '{"tokens": [101, 2054]}', '{"tokens":[101,2054]}',
+     '{"password": []}', "name: lr, value: abc123", "<path>x1</path>", "100%token_count=3",
      "arn:aws:iam::123456789012:role/x", 'User "system:serviceaccount:ns:a" cannot get', "http://127.0.0.1:1234/x and y@z"],
 )  # fmt: skip
 def test_what_has_no_secret_is_left_as_it_is(text):
@@ -293,6 +295,7 @@ def test_a_spec_without_its_secrets():
     assert shown.kwargs == {"hub": {"token": REDACTED}, "data": f"s3://{REDACTED}@c", "steps": 3}
     assert shown.rendezvous_uri == f"s3://{REDACTED}@bucket"
     assert (shown.entrypoint, shown.rank, shown.world_size) == ("m:f", 1, 2)
+    assert redact_spec(ReplicaSpec("m:f", {}, 0, 1)).rendezvous_uri is None
     assert json.dumps(spec.kwargs) == json.dumps(kwargs), "the spec itself is as it was"
 
 
