@@ -3,6 +3,7 @@
 import contextlib
 import json
 import os
+import sys
 import threading
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
@@ -332,15 +333,21 @@ def test_an_unwritable_folder_is_named(tmp_path):
         FolderJournal(tmp_path / "file" / "journal").record_launch(handles())
 
 
-def test_the_state_folder(monkeypatch, tmp_path):
+@pytest.mark.parametrize(
+    ("platform", "usual"),
+    [("linux", ".local/state/diloco"), ("darwin", "Library/Application Support/diloco")],
+)
+def test_the_state_folder(monkeypatch, tmp_path, platform, usual):
+    monkeypatch.setattr(sys, "platform", platform)
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
     assert state_folder() == tmp_path / "diloco"
+    assert FolderJournal().folder == tmp_path / "diloco" / "journal"
     monkeypatch.setenv("HOME", str(tmp_path / "home"))
     for ignored in ("", "state", "./state"):
         monkeypatch.setenv("XDG_STATE_HOME", ignored)
-        assert state_folder().is_relative_to(tmp_path / "home")
+        assert state_folder() == tmp_path / "home" / usual
     monkeypatch.delenv("XDG_STATE_HOME")
-    assert state_folder().is_relative_to(tmp_path / "home")
+    assert state_folder() == tmp_path / "home" / usual
 
 
 def test_a_launch_of_nothing_is_no_launch(tmp_path):
