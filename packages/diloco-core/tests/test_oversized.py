@@ -73,24 +73,29 @@ def stopped(request):
     return live, store.objects, [key for key in more.written if key not in store.objects]
 
 
-def sample(keys, slow):
-    """A few of the keys by default: one of each folder."""
-    return keys if slow else list({key.partition("/")[0]: key for key in keys}.values())
+@pytest.fixture(params=["some", pytest.param("all", marks=pytest.mark.slow)])
+def some(request):
+    """Chooses of keys: by default one of each folder, the last one, and of the folders every second one."""
+
+    def chosen(keys, first):
+        if request.param == "all":
+            return keys
+        return list({key.partition("/")[0]: key for key in keys}.values())[first::2]
+
+    return chosen
 
 
-@pytest.mark.parametrize("slow", [False, pytest.param(True, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("resume", [True, "newest-whole"])
-def test_in_the_place_of_an_object(stopped, resume, slow):
+def test_in_the_place_of_an_object(stopped, resume, some):
     live, objects, _ = stopped
-    for key in sample(sorted(objects), slow):
+    for key in some(sorted(objects), resume is True):
         same_end(live, objects, key, objects[key][:-9], syncs=SYNCS + 1, resume=resume)
 
 
-@pytest.mark.parametrize("slow", [False, pytest.param(True, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("resume", [True, "newest-whole"])
-def test_where_nothing_was_yet(stopped, resume, slow):
+def test_where_nothing_was_yet(stopped, resume, some):
     live, objects, keys = stopped
-    for key in sample(keys, slow):
+    for key in some(sorted(keys), resume is True):
         same_end(live, objects, key, b"stray", syncs=SYNCS + 1, resume=resume)
 
 
