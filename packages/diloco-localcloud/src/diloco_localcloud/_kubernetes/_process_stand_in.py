@@ -14,6 +14,7 @@ from .._server._errors import StandInError
 from .._server._ticker import Ticker
 from .._server._timeline import Timeline
 from ._control._cluster import Cluster
+from ._control._garbage import GarbageCollector
 from ._control._images import Images
 from ._control._job_controller import JobController
 from ._control._namespaces import NamespaceController
@@ -102,6 +103,7 @@ class KubernetesProcesses(Service):
             nodes=[each.manifest() for each in declared],
             strict_timing=strict_timing,
         )
+        self._garbage = GarbageCollector(cluster)
         self._namespaces = NamespaceController(cluster)
         self._jobs = JobController(cluster, backoff_seconds=backoff_seconds)
         self._folder = Path(tempfile.gettempdir()) / f"stand-in-{secrets.token_hex(8)}"

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 from .._server._errors import StandInError
 from .._server._timeline import Timeline
 from ._control._cluster import Cluster
+from ._control._garbage import GarbageCollector
 from ._control._images import Images
 from ._control._job_controller import JobController
 from ._control._namespaces import NamespaceController
@@ -75,6 +76,7 @@ class KubernetesStandIn(Service):
             nodes=[each.manifest() for each in declared],
             strict_timing=strict_timing,
         )
+        self._garbage = GarbageCollector(cluster)
         self._namespaces = NamespaceController(cluster)
         self._jobs = JobController(cluster)
         version = KUEUE_VERSIONS[0] if kueue is True else kueue or None

@@ -6,6 +6,7 @@ import pytest
 
 from diloco_localcloud._kubernetes._api._checks import _jobs
 from diloco_localcloud._kubernetes._control._cluster import Cluster
+from diloco_localcloud._kubernetes._control._garbage import GarbageCollector
 from diloco_localcloud._kubernetes._control._job_controller import JobController
 from diloco_localcloud._kubernetes._control._node import Node
 from diloco_localcloud._kubernetes._objects._resources import JOBS, PODS
@@ -69,6 +70,7 @@ def test_a_controller_makes_its_pods_again_after_the_back_off_that_it_was_given(
 
 
 def test_a_pod_that_was_held_only_by_its_job_does_not_keep_the_others(cluster):
+    GarbageCollector(cluster)
     JobController(cluster)
     with cluster.changed:
         add_job(cluster)

@@ -1,16 +1,13 @@
-"""The cluster: store, clock, garbage collection; and whatever runs the pods."""
+"""The cluster: store and clock; and whatever runs the pods."""
 
 from __future__ import annotations
 
-import functools
 import threading
 from typing import TYPE_CHECKING, Any
 
 from ..._server import _timeline
 from .._admission import _quota
-from .._jobs import _status
 from .._objects._resources import (
-    CONFIG_MAPS,
     JOBS,
     KUEUE,
     KUEUE_VERSIONS,
@@ -33,8 +30,6 @@ if TYPE_CHECKING:
 
 Json = dict[str, Any]
 
-COLLECT = Delay(0.1, 0.05, 0.5)  # from the end of an owner to the delete of what it owned
-FOREGROUND = Delay(0.3, 0.1, 0.8)
 # A pod whose last delete is written is seen so for a moment: of 30, 4 were.
 LAST_DELETE = Delay(0.0, 0.0, 0.4)
 UNSCHEDULED_SECONDS = 20.0  # until a deleted pod that never had a node is made Failed
@@ -93,6 +88,11 @@ class Cluster:
         account = {"metadata": {"name": "default", "namespace": name}}
         self.store.add(SERVICE_ACCOUNTS, self.store.prepare(SERVICE_ACCOUNTS, account))
         return made
+
+    def is_terminating(self, name: str) -> bool:
+        """Whether a namespace was deleted and is still there: nothing is made in it any more."""
+        namespace = self.store.find(NAMESPACES, "", name)
+        return namespace is not None and "deletionTimestamp" in namespace["metadata"]
 
     def job(self, namespace: str, name: str) -> Json:
         """The Job as stored, which is not to be changed.
@@ -213,7 +213,7 @@ class Cluster:
         if stored is not None:
             self.store.replace(PODS, {**stored, "metadata": dict(stored["metadata"])})
 
-    # -- jobs ----------------------------------------------------------------------------------------------------------
+    # -- jobs ----------------------------------------------------------------------------------------------------
 
     def delete_job(self, namespace: str, name: str, policy: str) -> Json:
         """Delete a Job.
@@ -227,73 +227,21 @@ class Cluster:
             The Job as it was last.
         """
         job = self.store.get(JOBS, namespace, name)
-        uid = job["metadata"]["uid"]
-        if policy == "Background" and not job["metadata"].get("finalizers"):
-            self.store.remove(JOBS, namespace, name)
-            self.timeline.after(self.delays.of(COLLECT), lambda: self._end_pods(uid))
-            return job
+        finalizer = {"Foreground": "foregroundDeletion", "Orphan": "orphan"}.get(policy)
+        held = job["metadata"].get("finalizers", [])
         if "deletionTimestamp" in job["metadata"]:
             return job
-        finalizer = {"Foreground": "foregroundDeletion", "Orphan": "orphan"}.get(policy)
+        if finalizer is None and not held:
+            self.store.remove(JOBS, namespace, name)
+            return job
         meta = {
             **job["metadata"],
             "deletionTimestamp": self.timeline.stamp(),
             "deletionGracePeriodSeconds": 0,
-            "finalizers": [
-                *job["metadata"].get("finalizers", []),
-                *([finalizer] if finalizer else []),
-            ],
+            "finalizers": [*held, *([finalizer] if finalizer else [])],
         }
         self.store.replace(JOBS, {**job, "metadata": meta})
-        seconds = self.delays.of(FOREGROUND)
-        if policy == "Orphan":
-            self.timeline.after(seconds, lambda: self._orphan(namespace, name, uid))
-        else:
-            self.timeline.after(seconds, lambda: self._end_pods(uid))
-            self.timeline.after(seconds, lambda: self._finish_delete(uid, namespace, name))
         return self.store.get(JOBS, namespace, name)
-
-    def _owned_pods(self, uid: str) -> list[Json]:
-        return [pod for kind, pod in self.store.owned(uid) if kind == "pods"]
-
-    def _end_pods(self, uid: str) -> None:
-        for pod in self._owned_pods(uid):
-            meta = pod["metadata"]
-            self.release(pod)
-            # A pod that was being deleted already, and was held by nothing else, has gone with its finalizer.
-            if self.pod(meta["namespace"], meta["name"], meta["uid"]) is not None:
-                self.delete_pod(meta["namespace"], meta["name"])
-
-    def _finish_delete(self, uid: str, namespace: str, name: str) -> None:
-        job = self.store.find(JOBS, namespace, name)
-        if job is None or job["metadata"]["uid"] != uid:
-            return
-        if "deletionTimestamp" in job["metadata"] and not self._owned_pods(uid):
-            self._take_finalizers(job, {"foregroundDeletion"})
-
-    def _collect_maps(self, uid: str) -> None:
-        owned = [obj["metadata"] for kind, obj in self.store.owned(uid) if kind == "configmaps"]
-        for meta in owned:
-            self.store.remove(CONFIG_MAPS, meta["namespace"], meta["name"])
-
-    def _orphan(self, namespace: str, name: str, uid: str) -> None:
-        for pod in self._owned_pods(uid):
-            self.release(pod)
-            stored = self.pod(namespace, pod["metadata"]["name"], pod["metadata"]["uid"])
-            if stored is not None:
-                meta = {
-                    key: value
-                    for key, value in stored["metadata"].items()
-                    if key != "ownerReferences"
-                }
-                self.store.replace(PODS, {**stored, "metadata": meta})
-        job = self.store.find(JOBS, namespace, name)
-        if job is not None and job["metadata"]["uid"] == uid:
-            self._take_finalizers(job, {"orphan"})
-
-    def _take_finalizers(self, job: Json, names: Iterable[str]) -> None:
-        left = [each for each in job["metadata"].get("finalizers", []) if each not in names]
-        self.store.replace(JOBS, {**job, "metadata": {**job["metadata"], "finalizers": left}})
 
     # -- changes -------------------------------------------------------------------------------------------------------
 
@@ -306,31 +254,3 @@ class Cluster:
                 self.runtime.removed(change.old)
         if change.resource in (PODS, QUOTAS):
             _quota.refresh(self.store, (change.new or change.old or {})["metadata"]["namespace"])
-        if change.resource is PODS and change.new is None and change.old is not None:
-            for owner in change.old["metadata"].get("ownerReferences", []):
-                args = (owner["uid"], change.old["metadata"]["namespace"], owner["name"])
-                finish = functools.partial(self._finish_delete, *args)
-                self.timeline.after(self.delays.of(COLLECT), finish)
-        if change.resource is JOBS and change.new is None and change.old is not None:
-            uid = change.old["metadata"]["uid"]
-            self.timeline.after(self.delays.of(COLLECT), lambda: self._collect_maps(uid))
-        if change.resource is JOBS and change.new is not None:
-            self._watch_ttl(change.new)
-
-    def _watch_ttl(self, job: Json) -> None:
-        seconds = job["spec"].get("ttlSecondsAfterFinished")
-        if seconds is None or not _status.finished(job) or "deletionTimestamp" in job["metadata"]:
-            return
-        meta = job["metadata"]
-
-        def expire() -> None:
-            stored = self.store.find(JOBS, meta["namespace"], meta["name"])
-            if stored is None or stored["metadata"]["uid"] != meta["uid"]:
-                return
-            ttl = stored["spec"].get("ttlSecondsAfterFinished")
-            if ttl is not None and _status.finish_time(stored) + ttl <= self.timeline.now():
-                self.delete_job(meta["namespace"], meta["name"], "Foreground")
-
-        self.timeline.after(
-            max(0.0, _status.finish_time(job) + seconds - self.timeline.now()), expire
-        )

@@ -10,7 +10,6 @@ from .._jobs._backoff import FIRST_SECONDS, Backoff
 from .._objects._refusals import ApiError
 from .._objects._resources import JOBS, PODS
 from ._delays import Delay
-from ._namespaces import is_terminating
 
 if TYPE_CHECKING:
     from .._objects._store import Change
@@ -145,7 +144,7 @@ class JobController:
 
     def _create(self, job: Json, wanted: list[tuple[int | None, dict[str, str]]]) -> int:
         store = self._cluster.store
-        if is_terminating(store, job["metadata"]["namespace"]):
+        if self._cluster.is_terminating(job["metadata"]["namespace"]):
             return 0  # it is refused, and no event can be written there either
         for made, (index, notes) in enumerate(wanted):
             new = store.prepare(PODS, _new_pod.from_job(job, index, store.suffix(), notes))

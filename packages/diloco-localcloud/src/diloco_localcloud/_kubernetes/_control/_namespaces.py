@@ -9,7 +9,7 @@ from .._pods import _facts
 from ._delays import Delay
 
 if TYPE_CHECKING:
-    from .._objects._store import Change, Store
+    from .._objects._store import Change
     from ._cluster import Cluster
 
 Json = dict[str, Any]
@@ -17,12 +17,6 @@ Json = dict[str, Any]
 EMPTY = Delay(0.1, 0.05, 1.0)  # from the delete of a namespace to the first look at it
 HELD_SECONDS = 15.0  # what the controller expects of objects that a finalizer holds
 _OTHERS = [each for each in ALL if each.namespaced and each not in (JOBS, PODS)]
-
-
-def is_terminating(store: Store, name: str) -> bool:
-    """Return whether a namespace was deleted and is still there: nothing is made in it any more."""
-    namespace = store.find(NAMESPACES, "", name)
-    return namespace is not None and "deletionTimestamp" in namespace["metadata"]
 
 
 class NamespaceController:
@@ -38,7 +32,7 @@ class NamespaceController:
     def _heard(self, change: Change) -> None:
         if change.resource is NAMESPACES and change.new is not None:
             name = change.new["metadata"]["name"]
-            if is_terminating(self._cluster.store, name):
+            if self._cluster.is_terminating(name):
                 self._look_in(self._cluster.delays.of(EMPTY), name)
 
     def _look_in(self, seconds: float, name: str) -> None:
@@ -47,7 +41,7 @@ class NamespaceController:
     def _empty(self, name: str) -> None:
         """Tell the pods to go, and take out all the rest once they have gone."""
         cluster, store = self._cluster, self._cluster.store
-        if not is_terminating(store, name):
+        if not cluster.is_terminating(name):
             return
         for pod in store.list(PODS, name):
             cluster.delete_pod(name, pod["metadata"]["name"])
