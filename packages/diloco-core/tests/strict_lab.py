@@ -242,6 +242,22 @@ class Run:
         return values(net)
 
 
+class Changing(SimulatedStore):
+    """A store in which some objects become others while they are written.
+
+    Args:
+        wanted: Which: given a key, whether it is one of them.
+        change: Given the key and what is written, returns what is stored.
+    """
+
+    def __init__(self, wanted, change):
+        super().__init__()
+        self.wanted, self.change = wanted, change
+
+    def write(self, key, data):
+        super().write(key, self.change(key, data) if self.wanted(key) else data)
+
+
 @dataclass
 class Means(Run):
     """Replicas that take ``until`` means together; each ends with the last one."""

@@ -5,7 +5,7 @@ import time
 import keys_lab
 import pytest
 import torch
-from strict_lab import Means
+from strict_lab import Changing, Means
 
 from diloco_core import (
     ConfigurationError,
@@ -24,7 +24,7 @@ from diloco_core._exchange._base import Schema
 from diloco_core._store._open import open_store
 from diloco_core._wire._fields import LARGEST
 from diloco_core._wire._sealed import FORMAT
-from diloco_core.testing import SimulatedStore, run_replicas
+from diloco_core.testing import run_replicas
 
 pytestmark = pytest.mark.processes
 
@@ -56,20 +56,9 @@ class Failing(Means):
             raise ValueError("m")
 
 
-class Changing(SimulatedStore):
-    """A store in which one object is another one than was written."""
-
-    def __init__(self, key, change):
-        super().__init__()
-        self.key, self.change = key, change
-
-    def write(self, key, data):
-        super().write(key, self.change(key, data) if key == self.key else data)
-
-
 def told(change):
     """What rank 0 comes to when rank 1 has failed, and its note is changed."""
-    result, _ = Failing(2, store=Changing(keys_lab.note_key(1), change)).live(until=2)
+    result, _ = Failing(2, store=Changing(keys_lab.of("note", rank=1), change)).live(until=2)
     return result
 
 

@@ -1,140 +1,168 @@
 """How long a strict sync waits and what it says then; and records that are taken away while a run lives."""
 
-from dataclasses import replace
-from types import SimpleNamespace
+import itertools
 
+import keys_lab
 import pytest
 import torch
+from strict_lab import Changing, Means
+from training_lab import identical
 
 from diloco_core import (
     CorruptedObjectError,
     DiLoCo,
+    ObjectNotFoundError,
     RendezvousTimeoutError,
     RunExistsError,
+    StoreUnavailableError,
     SyncTimeoutError,
-    Timing,
     export,
 )
-from diloco_core._allreduce import Mean
-from diloco_core._arithmetic._sharded import Scratch
 from diloco_core._exchange._base import Schema
-from diloco_core._exchange._endings import Progress
-from diloco_core._store._open import open_store
-from diloco_core._store._patient import Patient
-from diloco_core._strict._participant import Participant
-from diloco_core._strict._sync._sync import StoreSync
 from diloco_core.testing import run_replicas
+
+LIMITS = {"sync_timeout": 500.0, "lost_after": 5000.0}
+REST = 6000.0
+"""Longer than anybody waits."""
 
 
 class TestWaits:
+    """Rank 0 waits in sync 1, which messages call mean 2."""
+
     @pytest.fixture
-    def sync(self, lab):
-        clock = lab.Clock()
-        timing = Timing(sync_timeout=50.0, clock=clock, sleep=clock.sleep)
-        store = SimpleNamespace(near=True, uri="file:///run", downtime=0.0)
-        job = Mean([torch.ones(4)], 2)
-        job.begin()
-        participant = Participant(
-            store, 0, 2, 32 * "0", timing, None, 64, Scratch(64), lambda: None, lambda: None
-        )
-        return SimpleNamespace(
-            one=StoreSync(participant, Progress(), job), clock=clock, store=store
-        )
+    def run(self):
+        return Means(2, limits=dict.fromkeys(range(2), LIMITS))
 
-    def test_time_without_the_store_does_not_count(self, sync):
-        wait = sync.one._wait(lambda: None, lambda: [1])
-        sync.clock.now, sync.store.downtime = 80.0, 40.0
-        wait.pause()
-        sync.clock.now, sync.store.downtime = 131.0, 81.0
-        wait.pause()
-        with pytest.raises(SyncTimeoutError, match="waiting for rank 1") as caught:
-            wait.pause()
-        assert caught.value.missing == (1,)
+    def before(self, act, *, rank, kind, number=1, requests=("put",)):
+        """Call ``act`` with the process of a rank before such requests of an object of a sync."""
 
-    def test_a_process_that_stood_still_itself_does_not_name_nobody(self, sync):
-        wait = sync.one._wait(lambda: None, list)
-        sync.clock.now = 51.0
-        wait.pause()
+        def before(process, request, key):
+            if process.rank == rank and request in requests and keys_lab.of(kind, sync=number)(key):
+                act(process)
+
+        return before
+
+    def rests(self, process):
+        process.sleep(REST)
+
+    def test_time_without_the_store_does_not_count(self, run):
+        """It is away from second 100 to second 500."""
+
+        def before(process, request, key):
+            silent(process, request, key)
+            if not process.rank and 100.0 <= process.clock() < 500.0:
+                raise StoreUnavailableError("the store is away")
+
+        silent = self.before(self.rests, rank=1, kind="contribution")
+        run.before = before
+        result, _ = run.live(until=2)
         with pytest.raises(
-            SyncTimeoutError, match="within 50 s; no rank is missing, so this process itself stood"
+            SyncTimeoutError, match=r"within 500 s; .* waiting for rank 1"
         ) as caught:
-            wait.pause()
+            raise result
+        assert caught.value.missing == (1,)
+        assert 900.0 < run.ended[0] < 920.0
+
+    def test_a_process_that_stood_still_itself_does_not_name_nobody(self, run):
+        """All have contributed, but it does not see the record of that, also where it has written it."""
+
+        def hidden(process):
+            process.sleep(1.0)
+            raise ObjectNotFoundError("there is no such object")
+
+        run.before = self.before(hidden, rank=0, kind="commit", requests=["get"])
+        result, _ = run.live(until=2)
+        with pytest.raises(
+            SyncTimeoutError, match="within 500 s; no rank is missing, so this process itself stood"
+        ) as caught:
+            raise result
         assert caught.value.missing == ()
 
-    def test_the_log_says_once_a_minute_who_is_waited_for(self, sync, caplog):
-        missing = [1]
-        wait = sync.one._wait(lambda: None, lambda: missing)
-        wait._deadline = 500.0
-        while sync.clock.now < 200.0:
-            wait.pause()
-        said = [record.getMessage() for record in caplog.records]
-        assert [int(text.rsplit(" for ")[2].split()[0]) for text in said] == [60, 120, 180]
-        assert (
-            said[0]
-            == "rank 0: mean 1 has been waiting for rank 1 for 60 s, and gives up after 50 s"
+    def test_the_log_says_once_a_minute_who_is_waited_for(self, run, caplog):
+        run.before = self.before(lambda process: process.sleep(200.0), rank=1, kind="contribution")
+        assert identical([*run.live(until=2), *Means(2).live(until=2)])
+        said = [text for text in map(str, caplog.messages) if " has been waiting " in text]
+        seconds = [int(text.partition(" for rank 1 for ")[2].split()[0]) for text in said]
+        assert len(seconds) == 3
+        assert all(0 <= second - 60 * count < 6 for count, second in enumerate(seconds, 1))
+        assert said[0] == (
+            f"rank 0: mean 2 has been waiting for rank 1 for {seconds[0]} s, and gives up after 500 s"
         )
-        missing.clear()
-        while sync.clock.now < 300.0:
-            wait.pause()
-        assert len(caplog.records) == 3
 
-    def test_where_a_damaged_shard_is_waited_for_that_is_what_is_said(self, sync):
-        wait = sync.one._wait(lambda: None, lambda: [1])
-        sync.one._repairs._asked[1] = CorruptedObjectError(
-            "state/00000000/00001.safetensors: the checksum is wrong"
+    def test_where_nobody_is_waited_for_the_log_says_nothing(self, run, caplog):
+        def hidden(process):
+            if process.clock() < 300.0:
+                process.sleep(1.0)
+                raise ObjectNotFoundError("there is no such object")
+
+        run.before = self.before(hidden, rank=0, kind="commit", requests=["get"])
+        assert identical([*run.live(until=2), *Means(2).live(until=2)])
+        assert run.ended[0] > 300.0
+        assert not [text for text in caplog.messages if text.startswith("rank 0: mean 2")]
+
+    def test_where_a_damaged_shard_is_waited_for_that_is_what_is_said(self, run):
+        """Its owner is alive, and does not come to write it again."""
+        run.store = Changing(
+            keys_lab.of("state", sync=1, rank=1), lambda key, data: bytes(len(data))
         )
-        sync.clock.now = 51.0
-        wait.pause()
-        with pytest.raises(CorruptedObjectError, match="the checksum is wrong"):
-            wait.pause()
+        run.before = self.before(self.rests, rank=1, kind="contribution", number=2)
+        result, _ = run.live(until=3)
+        (shard,) = keys_lab.keys_of(run.store.objects, "state", sync=1, rank=1)
+        with pytest.raises(CorruptedObjectError, match=f"{shard}: .* damaged"):
+            raise result
+        assert 500.0 < run.ended[0] < 520.0
 
-    def test_who_waits_for_shards_sees_that_another_run_uses_the_prefix(self, sync):
-        def taken():
-            raise RunExistsError("the prefix is taken")
+    def test_who_waits_for_shards_sees_that_another_run_uses_the_prefix(self, run):
+        other, key = Means(2), keys_lab.claim_key(0)
+        other.live(until=1)
 
-        sync.store.list = lambda prefix: {}
-        sync.store.store = SimpleNamespace(near=True)
-        sync.one._participant = replace(sync.one._participant, check_claim=taken)
-        with pytest.raises(RunExistsError, match="the prefix is taken"):
-            sync.one._adopt()
+        def taken(process):
+            run.store.damage(key, other.store.objects[key])
+            process.sleep(REST)
 
-    def test_it_looks_around_while_it_waits(self, sync):
+        run.before = self.before(taken, rank=1, kind="state")
+        result, _ = run.live(until=2)
+        with pytest.raises(RunExistsError, match=r"rank 0 of .* is taken by an earlier run"):
+            raise result
+        assert run.ended[0] < 30.0
+
+    @pytest.mark.parametrize("kind", ["contribution", "state"])
+    def test_it_looks_around_while_it_waits(self, run, kind):
+        """Whoever it waits for may have left word."""
         looks = []
-        wait = sync.one._wait(lambda: looks.append(sync.clock.now), lambda: [1])
-        while sync.clock.now < 49.0:
-            wait.pause()
-        assert len(looks) >= 100
+
+        def before(process, request, key):
+            if not process.rank and request == "list" and key.startswith("notes/"):
+                looks.append(process.clock())
+            silent(process, request, key)
+
+        silent = self.before(self.rests, rank=1, kind=kind)
+        run.before = before
+        result, _ = run.live(until=2)
+        assert isinstance(result, SyncTimeoutError)
+        pauses = [later - look for look, later in itertools.pairwise(looks)]
+        assert len(looks) > 500.0 / 8
+        assert max(pauses) < 8.0
 
 
-def test_who_wakes_up_past_the_deadline_takes_what_has_arrived(tmp_path):
+def test_who_wakes_up_past_the_deadline_takes_what_has_arrived():
     """Rank 1 contributes while rank 0 stands still, and stands still itself before it can write the record of the sync."""
-    now, later = [0.0], []
+    run = Means(2, limits=dict.fromkeys(range(2), LIMITS))
 
-    def sleep(seconds):
-        now[0] += seconds
-        if later:
-            later.pop(0)()
+    def before(process, request, key):
+        contributed = keys_lab.keys_of(run.store.objects, "contribution", sync=1, rank=1)
+        if process.rank == 1 and keys_lab.of("contribution", sync=1)(key):
+            process.sleep(100.0)
+        elif contributed and process not in stood_still:
+            stood_still.append(process)
+            if process.rank:
+                process.sleep(300.0)
+            else:
+                process.offset = 2000.0
 
-    timing = Timing(sync_timeout=50.0, clock=lambda: now[0], sleep=sleep)
-    liveness = SimpleNamespace(check=lambda *_: None, ending=lambda _: None)
-    tensors, syncs = [torch.full((4,), float(rank)) for rank in range(2)], []
-    for rank in range(2):
-        job = Mean([tensors[rank]], 2)
-        job.begin()
-        store = Patient(open_store(str(tmp_path / "run")), timing)
-        participant = Participant(
-            store, rank, 2, 32 * "0", timing, liveness, 64, Scratch(64), bool, bool
-        )
-        syncs.append(StoreSync(participant, Progress(), job))
-
-    def stand_still():
-        syncs[1].contribute()
-        now[0] += 5000.0
-
-    syncs[0].contribute()
-    later = [stand_still, lambda: None, lambda: syncs[1].finish([])]
-    assert syncs[0].finish([]).committed
-    assert all(torch.equal(tensor, torch.full((4,), 0.5)) for tensor in tensors)
+    run.before, stood_still = before, []
+    assert identical([*run.live(until=2), *Means(2).live(until=2)])
+    assert len(stood_still) == 2
 
 
 def test_the_log_says_once_a_minute_who_has_not_come(lab, tmp_path, caplog):
@@ -148,7 +176,9 @@ def test_the_log_says_once_a_minute_who_has_not_come(lab, tmp_path, caplog):
     assert said[0].endswith("DiLoCo(...) refused an argument: look at its log.")
 
 
-@pytest.mark.parametrize("gone", [["manifest.json"], ["claims/00000.json", "claims/00001.json"]])
+@pytest.mark.parametrize(
+    "gone", [[keys_lab.MANIFEST], [keys_lab.claim_key(0), keys_lab.claim_key(1)]]
+)
 def test_records_that_are_taken_away_while_a_run_lives(lab, tmp_path, gone):
     """Nobody in the run needs them any more, and it ends as it would have; nobody else mistakes the prefix for a free one."""
 
