@@ -12,6 +12,7 @@ from diloco_protocol import (
     ReplicaHandle,
     ReplicaState,
     ReplicaStatus,
+    UnavailableError,
 )
 
 HANDLE = ReplicaHandle(0, "b", {"id": "0"}, run_id="a")
@@ -127,3 +128,14 @@ def test_a_record_that_is_no_text_is_refused(journal):
     file.write_bytes(b"\xff")
     with pytest.raises(InvalidRequestError, match=r"ended\.json is damaged: .*codec"):
         journal.end(HANDLE)
+
+
+def test_a_record_that_goes_while_it_is_read_is_no_damage(journal, monkeypatch):
+    """Somebody else may take it away between two looks."""
+
+    def gone(*_):
+        raise FileNotFoundError("it is gone")
+
+    monkeypatch.setattr(os, "open", gone)
+    with pytest.raises(UnavailableError, match="cannot be read: it is gone"):
+        journal.handles(HANDLE.run_id)

@@ -25,6 +25,7 @@ from diloco_protocol import (
     result_from_lines,
     spec_to_environment,
 )
+from diloco_protocol.backend import OUTCOME_BYTES
 from diloco_protocol.runner import START_FAILED_CODE
 
 LIMIT = OutcomeMessage.max_result_bytes
@@ -317,3 +318,8 @@ def test_a_message_that_can_never_be_written_keeps_the_program_from_starting(tmp
     assert done.returncode == START_FAILED_CODE
     assert "No such file or directory" in done.stderr
     assert not mark.exists()
+
+
+def test_what_is_larger_than_any_message_is_not_parsed():
+    with pytest.raises(InvalidRequestError, match="this message is larger than"):
+        outcome_from_message("[" * (OUTCOME_BYTES + 1))
