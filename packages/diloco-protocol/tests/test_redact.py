@@ -102,6 +102,7 @@ FORMS = [
     *(f"Private-Token: {SECRET} x", f"with storage-key: {SECRET} x", f"the modal-token-id: {SECRET} x"),
     # lists and objects, and a name beside its value, in JSON and elsewhere
     *(f'{{"password": ["{SECRET}"]}}', f'x {{"password": {{"value": "{SECRET}"}}, "a": 1}} y', f'{{"auth": [{{"a": "{SECRET}'),
+    f"{{'password': b'{SECRET}'}}",
     *(f"{{'password': ['x', '{SECRET}']}}", f"Spec(password=['x', '{SECRET}'], a=1)", f"password={{'a': '{SECRET} x'}}"),
     *(f'{{\\"password\\": [\\"{SECRET}\\"]}}', f'{{"password": "]", "token": ["]", "{SECRET}"]}}'),
     *(f'{{"value": "{SECRET}", "name": "DB_PASS"}}', f"value: {SECRET}\n  name: DB_PASS", f"value='{SECRET}', key='DB_PASS'"),

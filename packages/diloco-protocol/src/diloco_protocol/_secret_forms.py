@@ -103,7 +103,10 @@ _FORMS: tuple[tuple[str, str], ...] = (
     # ('password', 'x')
     (rf"[(\[]{_KEY},\s{{0,8}}+", rf"{_QUOTED}(?=[)\]])"),
     # "password": "x", "password": 1234, "password": ["x"]
-    (rf"{_KEY}\s{{0,8}}+:\s{{0,8}}+", rf"(?:{_QUOTED}|{_LIST}|(?P<bare>-?[0-9][0-9.eE+\-]*+))"),
+    (
+        rf"{_KEY}\s{{0,8}}+:\s{{0,8}}+(?:[bru]{{1,2}}(?=[\"']))?+",
+        rf"(?:{_QUOTED}|{_LIST}|(?P<bare>-?[0-9][0-9.eE+\-]*+))",
+    ),
     # "name": "DB_PASS", "value": "x", and the other way round
     (_NAMED + _BETWEEN + _MEMBER % "value", rf"(?:{_QUOTED}|{_BARE})"),
     (
