@@ -109,7 +109,7 @@ def test_a_value_under_the_name_of_a_secret_is_in_no_refusal(bench, name):
         *({"labels": {name: value}} for value in (secret, [secret])),
         *({"gpu_types": {name: value}} for value in (secret, {"label": secret}, {"x": [[secret]]})),
         *({"gpu_types": {"H1": {name: value}}} for value in (secret, [[secret]], secret.encode())),
-        {"gpu_types": [{name: secret}]},
+        *({"gpu_types": [{name: secret}]}, {"mounts": {name: secret}}),
     ]
     for options in refused:
         with pytest.raises(DilocoError) as caught:

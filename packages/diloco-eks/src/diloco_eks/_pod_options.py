@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
 from diloco_protocol import InvalidRequestError
-from diloco_protocol.backend import check_names, check_texts
+from diloco_protocol.backend import check_names, check_texts, shown
 
 from . import _names as names
 
@@ -44,9 +44,10 @@ def check_mounts(what: str, value: object) -> dict[str, str]:
     for path, source in mounts.items():
         match = _MOUNT.fullmatch(source)
         if match is None:
+            called = f"{what}[{path!r}]"
             raise InvalidRequestError(
-                f"{what}[{path!r}] must be 'pvc/NAME', 'configmap/NAME' or 'secret/NAME', with ':ro' behind it for read-only, "
-                f"not {source!r}; FSx and EFS are mounted by a claim of their driver"
+                f"{called} must be 'pvc/NAME', 'configmap/NAME' or 'secret/NAME', with ':ro' behind it for read-only, "
+                f"not {shown(source, called)}; FSx and EFS are mounted by a claim of their driver"
             )
         names.check_object_name(f"{what}[{path!r}]", match["name"])
         if not _PATH.fullmatch(path):
