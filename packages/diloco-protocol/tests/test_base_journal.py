@@ -108,6 +108,21 @@ class TestJournal:
         (alone,) = executor.collect(handles[1:2])
         assert alone == results[1]
 
+    def test_a_damaged_end_of_what_a_backend_does_not_find_is_lost(self, tmp_path):
+        def not_found(handles):
+            raise ReplicaNotFoundError("there is no such run")
+
+        executor = Memory({}, journal=FolderJournal(tmp_path))
+        handles = executor.launch_replicas(1, "m:f", run_id="mine")
+        executor.world.update(dict.fromkeys(handles, DONE))
+        executor.collect(handles)
+        (file,) = tmp_path.rglob("*.ended.json")
+        file.write_text("{")
+        executor._observe_run = not_found
+        (result,) = executor.collect(handles)
+        assert (result["status"], result["reason"]) == ("failed", "lost")
+        assert str(file) in result["error"]
+
     def test_a_lost_result_stays_lost(self, tmp_path):
         executor = Memory({}, journal=FolderJournal(tmp_path))
         handles = executor.launch_replicas(1, "m:f", run_id="mine")
