@@ -1,21 +1,16 @@
 """Rank 0 of a living strict run writes its manifest again when that is lost or damaged, and nobody else's."""
 
-import re
+import copy
 
+import keys_lab
 import pytest
 import torch
 from damage_lab import flip
-from strict_lab import Run, claim
+from keys_lab import MANIFEST, copy_key, manifest_key
+from strict_lab import Run
 from training_lab import Clock, fill, identical, push
 
 from diloco_core import DiLoCo, Elastic, ReplicaLostError, RunExistsError, Timing, connect
-from diloco_core._exchange._base import Schema
-from diloco_core._store._copies import copy_key
-from diloco_core._store._open import open_store
-from diloco_core._store._patient import Patient
-from diloco_core._strict._records._manifest import MANIFEST, Manifest, manifest_key, manifest_keys
-from diloco_core._strict._records._records import claim_key
-from diloco_core._strict._watch import Watch, write_manifest
 from diloco_core.testing import SimulatedStore
 
 HARM = {
@@ -41,8 +36,8 @@ class TestInALivingRun:
                 write(store, written, data)
                 if written == key and not whole:
                     whole.append(bytes(data))
-                published = re.match("state/([0-9]{8})/00000[.]", written)
-                sync = int(published[1]) if published else 0
+                published = keys_lab.of("state", rank=0, copy=False)(written)
+                sync = keys_lab.kept(written).sync if published else 0
                 if sync == 4:
                     store.remove(key)
                     if (harmed := HARM[harm](whole[0])) is not None:
@@ -64,7 +59,7 @@ class TestInALivingRun:
         found = harmed(harm)
         assert identical(stopped.live(resume=True, until=9, save_inner_every=every))
         assert found == [False, False, False, True, True], "eight syncs are done after sync 7"
-        assert "manifests/0002.json" in caplog.text
+        assert manifest_key(2) in caplog.text
         assert "It is written again with the same content" in caplog.text
         assert self.is_whole(stopped)
 
@@ -74,97 +69,157 @@ class TestInALivingRun:
         assert found == [False, False]
         assert self.is_whole(stopped)
 
-    def test_when_it_fails(self, stopped, harmed, monkeypatch):
+    def test_when_it_fails(self, stopped, harmed):
         harmed("gone")
-        train = type(stopped).train
 
-        def loses_rank_1(run, exchange, until, **more):
-            if exchange.rank:
-                exchange._liveness.tell = lambda ending: None  # as if it were killed
-                until = 5
-            return train(run, exchange, until, **more)
+        def killed(process, _, key):
+            if process.rank and keys_lab.of("contribution", sync=6)(key):
+                process.die()
 
-        with monkeypatch.context() as patch:
-            patch.setattr(type(stopped), "train", loses_rank_1)
-            result, _ = stopped.live(resume=True)
+        stopped.before = killed
+        result, _ = stopped.live(resume=True)
+        stopped.before = None
         with pytest.raises(ReplicaLostError, match="rank 1"):
             raise result
         assert self.is_whole(stopped)
 
 
+class Alone:
+    """A run of one replica in a folder, which leaves it after something was done to its objects."""
+
+    def __init__(self, folder):
+        self.folder = folder / "run"
+        self.life, self.steps = 0, 0
+
+    def live(self, act=lambda: None, more=0):
+        """Take two outer steps, and ``more`` after ``act``, and leave. The manifest is looked at at every eighth, and then."""
+        clock = Clock()
+        timing = Timing(clock=clock, sleep=clock.sleep)
+        net = fill(torch.nn.Linear(2, 1))
+        inner = torch.optim.SGD(net.parameters(), lr=0.5)
+        exchange = connect(self.folder, rank=0, world_size=1, timing=timing, resume=self.life > 0)
+        with DiLoCo(net, inner, exchange, sync_every=1, save_inner_every=0) as outer:
+            self.life += 1
+            for _ in range(2):
+                push(net, inner, 0, outer.inner_steps)
+            self.store = exchange.store
+            act()
+            for _ in range(more):
+                push(net, inner, 0, outer.inner_steps)
+
+    @property
+    def key(self):
+        return manifest_key(self.life)
+
+    def get(self, key):
+        return (self.folder / key).read_bytes() if (self.folder / key).exists() else None
+
+    def put(self, key, data):
+        (self.folder / key).write_bytes(data)
+
+    def gone(self, *more):
+        for key in (self.key, copy_key(self.key), *more):
+            (self.folder / key).unlink()
+
+
 class TestWhatIsWrittenAgain:
     @pytest.fixture(params=[1, 2])
-    def watched(self, request, tmp_path):
-        clock, schema, life = Clock(), Schema({}, {}), request.param
-        timing = Timing(clock=clock, sleep=clock.sleep)
-        store = Patient(open_store(str(tmp_path / "run")), timing)
-        own_claim = claim(0, "mine", life, world_size=1)
-        earlier = [(32 * "a", 3)] if life > 1 else []
-        manifest = Manifest(
-            "", 32 * "c", 1, {"committed": "0"}, {}, [], {}, [(life, "mine")], earlier
-        )
-        store.put(claim_key(0, life), lambda: [own_claim.to_bytes()])
-        return (
-            store,
-            own_claim,
-            manifest,
-            Watch(store, timing, own_claim, manifest, schema.unsynced),
-        )
+    def run(self, request, tmp_path):
+        """A run whose next life is its first or its second one."""
+        run = Alone(tmp_path)
+        for _ in range(1, request.param):
+            run.live()
+        return run
 
-    def look(self, watched):
-        store, _, manifest, watch = watched
-        watch.look_at_manifest()
-        return store.get(manifest_key(manifest.life))
+    def look(self, run, act, more=0):
+        """Let rank 0 look at its manifest after ``act``. What it was before; the manifest and its copy afterwards."""
+        before = []
 
-    def test_it_is_written_where_nothing_speaks_against_it(self, watched):
-        assert self.look(watched) == watched[2].to_bytes()
+        def acting():
+            before.append(run.get(run.key))
+            act()
 
-    def test_what_is_whole_stays_untouched(self, watched, caplog):
-        self.look(watched)
-        caplog.clear()
-        watched[0].put = None
-        self.look(watched)
-        assert caplog.text == ""
+        run.live(acting, more)
+        assert before[0] is not None
+        return before[0], run.get(run.key), run.get(copy_key(run.key))
 
-    def test_after_the_prefix_was_emptied(self, watched):
-        store, own_claim, *_ = watched
-        store.delete([claim_key(0, own_claim.life)])
-        assert self.look(watched) is None
+    def test_it_is_written_where_nothing_speaks_against_it(self, run):
+        before, manifest, copy = self.look(run, run.gone)
+        assert manifest == copy == before
+
+    def test_what_is_whole_stays_untouched(self, run, caplog):
+        written = []
+
+        def act():
+            caplog.clear()
+            put = run.store.put
+            run.store.put = lambda key, parts: written.append(key) or put(key, parts)
+
+        before, manifest, copy = self.look(run, act)
+        assert manifest == copy == before
+        assert not keys_lab.keys_of(written, "manifest")
+        assert keys_lab.keys_of(written, "note") == [keys_lab.note_key(0, run.life)]
+        assert not [record for record in caplog.records if record.levelname == "ERROR"]
+
+    def test_after_the_prefix_was_emptied(self, run):
+        _, manifest, copy = self.look(run, lambda: run.gone(keys_lab.claim_key(0, run.life)))
+        assert manifest is copy is None
 
     @pytest.mark.parametrize("later", [0, 1], ids=["of another run", "by a later process"])
-    def test_after_the_rank_was_claimed(self, watched, later):
-        store, own_claim, *_ = watched
-        life = own_claim.life + later
-        other = claim(0, "another", life, world_size=1)
-        store.put(claim_key(0, life), lambda: [other.to_bytes()])
-        assert self.look(watched) is None
+    def test_after_the_rank_was_claimed(self, run, later):
+        def act():
+            own, other = (keys_lab.claim_key(0, run.life + more) for more in (0, later))
+            run.put(other, keys_lab.sealed_again(own, run.get(own), other, nonce="another"))
+            run.gone()
 
-    def test_over_that_of_another_version(self, watched):
-        store, _, manifest, _ = watched
-        store.put(manifest_key(manifest.life), lambda: [b'{"kind": "manifest", "format": 2}'])
-        assert self.look(watched) == manifest.to_bytes()
+        # A later process is noticed in the next outer step.
+        _, manifest, copy = self.look(run, act, more=0 if later else 9)
+        assert manifest is copy is None
 
-    def test_over_that_of_another_run(self, watched):
-        store, _, manifest, _ = watched
-        other = Manifest(
-            "", 32 * "d", 1, {"committed": "0"}, {}, [], {}, manifest.members, manifest.earlier
+    def test_over_that_of_another_version(self, run):
+        before, manifest, _ = self.look(
+            run, lambda: run.put(run.key, b'{"kind": "manifest", "format": 2}')
         )
-        store.put(manifest_key(manifest.life), lambda: [other.to_bytes()])
-        store.put(copy_key(manifest_key(manifest.life)), lambda: [other.to_bytes()])
-        assert self.look(watched) == manifest.to_bytes(), "the claims say whose the prefix is"
-        assert store.get(copy_key(manifest_key(manifest.life))) == manifest.to_bytes()
+        assert manifest == before
+
+    def test_over_that_of_another_run(self, run):
+        """The claims say whose the prefix is."""
+
+        def act():
+            for key in (run.key, copy_key(run.key)):
+                other = keys_lab.sealed_again(run.key, run.get(run.key), run=32 * "d")
+                run.put(key, other)
+
+        before, manifest, copy = self.look(run, act)
+        assert manifest == copy == before
 
 
-def test_who_was_replaced_meanwhile_writes_none(tmp_path):
-    """Its upload of what is not synced, or its check of a state, has taken so long that a later process has resumed the run."""
-    store = Patient(open_store(str(tmp_path / "run")), Timing())
-    own_claim, later = (claim(0, nonce, life, world_size=1) for nonce, life in (("a", 1), ("b", 2)))
-    manifest = Manifest("", 32 * "c", 1, {"committed": "0"}, {}, [], {}, [(1, "a")])
-    for rank_0 in (own_claim, later):
-        store.put(claim_key(0, rank_0.life), lambda: [rank_0.to_bytes()])  # noqa: B023 - called at once
-    with pytest.raises(RunExistsError):
-        write_manifest(store, manifest, own_claim, Timing())
-    assert not any(map(store.get, manifest_keys(1)))
+def test_who_was_replaced_meanwhile_writes_none(stopped):
+    """Rank 0 hangs before it writes the manifest of its second life, and a later process resumes the run."""
+    requests = []
+
+    def before(process, kind, key):
+        if process.number:
+            return
+        if keys_lab.of("manifest", life=2)(key) and kind == "put":
+            requests.append(process.operations)
+        if process.operations in hangs:
+            process.sleep(5000.0)
+
+    again, hangs = copy.deepcopy(stopped), []
+    stopped.before = before
+    stopped.live(resume=True, until=4)
+    assert len(requests) == 2
+    # Looking whether it still holds its rank is the last that it does before it writes. Before the second one of the two, the
+    # first one has been written.
+    for hang, written in ((requests[0] - 1, 0), (requests[1] - 1, 1)):
+        run, hangs[:] = copy.deepcopy(again), [hang]
+        run.before = before
+        processes = [(rank, start, [], True) for start in (0.0, 3000.0) for rank in range(2)]
+        results = run.simulate(processes, until=6)
+        assert isinstance(results[0], RunExistsError), results[0]
+        assert identical(results[2:])
+        assert len(keys_lab.keys_of(run.store.objects, "manifest", life=2)) == written
 
 
 def test_a_first_life_writes_manifest_json_again(monkeypatch):
@@ -172,7 +227,7 @@ def test_a_first_life_writes_manifest_json_again(monkeypatch):
 
     def harmful(store, written, data):
         write(store, written, data)
-        if written.startswith("state/00000001/00000."):
+        if keys_lab.of("state", sync=1, rank=0)(written):
             store.remove(MANIFEST)
 
     with monkeypatch.context() as patch:
