@@ -139,17 +139,18 @@ class _Reader:
     ended: bool = False
     splitter: LineSplitter = field(default_factory=LineSplitter)
 
-    def read(self, *, last: bool, limit: int = 1 << 18) -> list[Line]:
+    def read(self, *, last: bool, size: int | None = None, limit: int = 1 << 18) -> list[Line]:
         """The new lines in the next ``limit`` bytes; an unfinished one only if nobody will finish it (``last``).
 
-        Sets ``ended`` if this was the end of a file that nobody writes to any more.
+        Sets ``ended`` if this was the end of a file that nobody writes to any more, or of its first ``size`` bytes.
         """
+        room = limit if size is None else max(0, min(limit, size - self.offset))
         data = b""
         with contextlib.suppress(FileNotFoundError), open_own_stream(self.path, "rb") as stream:
             stream.seek(self.offset)
-            data = stream.read(limit)
+            data = stream.read(room)
         self.offset += len(data)
-        self.ended = last and len(data) < limit
+        self.ended = last and (len(data) < room or self.offset == size or not room)
         return list(_lines(self.splitter, [data], 0, last=self.ended))
 
     @property
@@ -324,10 +325,11 @@ class _Attempt:
         # Up to the size of now: a replica that writes faster than we read would otherwise keep us reading without end.
         size = reader.size
         while True:
-            new_lines = reader.read(last=last)
+            before = reader.offset
+            new_lines = reader.read(last=last, size=size)
             self._clock.refresh()
             otherwise = _newest(self._attempt, self._names)
             for line in new_lines:
                 yield self._clock.at(name, line.end, otherwise), order, line.end, line.text
-            if reader.offset >= size and (reader.ended or not last):
+            if reader.ended or reader.offset in {before, size}:
                 return
