@@ -1,13 +1,15 @@
 """What is damaged between being written and being read: a flip on the way is read again, one at rest is mended or named."""
 
-import json
 import time
 from functools import partial
 from types import SimpleNamespace
 
 import damage_lab
+import keys_lab
 import pytest
 import torch
+from strict_lab import Changing, Means, Run
+from training_lab import identical
 
 from diloco_core import (
     CorruptedObjectError,
@@ -16,24 +18,13 @@ from diloco_core import (
     ObjectStoreExchange,
     ReplicaLostError,
     Timing,
+    UnequalSyncsError,
 )
 from diloco_core._allreduce import Mean
 from diloco_core._arithmetic._sharded import Scratch, carried_groups, contributions
-from diloco_core._exchange._base import Schema
-from diloco_core._exchange._endings import Ending, Progress
 from diloco_core._store._open import open_store
 from diloco_core._store._patient import Patient
-from diloco_core._strict._liveness import Liveness
 from diloco_core._strict._records._delta import DeltaFile, DeltaPlan, ShardDelta
-from diloco_core._strict._records._manifest import Manifest
-from diloco_core._strict._records._records import (
-    Claim,
-    check_commit,
-    commit,
-    note,
-    read_note,
-    schema_digest,
-)
 from diloco_core._wire._sections import seed as wire_seed
 from diloco_core.testing import run_replicas
 
@@ -124,29 +115,28 @@ class TestAtRest:
         self, lab, tmp_path, harm
     ):
         made = exchanges(
-            tmp_path, lambda store: DamagingWrites(store, HARMS[harm], lambda key: "deltas/" in key)
+            tmp_path, lambda store: DamagingWrites(store, HARMS[harm], keys_lab.of("contribution"))
         )
         results = run_replicas(means(1), made)
         assert lab.kinds(results)[0] is CorruptedObjectError, results
         assert "deltas/" in str(results[0])
-        assert not [key for key in made[0].store.list("state/") if "/00000." in key]
+        assert not keys_lab.keys_of(made[0].store.list(""), "state", rank=0)
 
     @pytest.mark.parametrize("harm", HARMS)
     def test_a_shard_whose_owner_has_left_is_named(self, lab, tmp_path, harm):
         made = exchanges(
-            tmp_path, lambda store: DamagingWrites(store, HARMS[harm], lambda key: "state/" in key)
+            tmp_path, lambda store: DamagingWrites(store, HARMS[harm], keys_lab.of("state"))
         )
         results = run_replicas(means(1), made)
         assert lab.kinds(results) == [CorruptedObjectError, list]
-        assert "state/00000000/00001" in str(results[0])
+        (shard,) = keys_lab.keys_of(made[0].store.list(""), "state", sync=0, rank=1)
+        assert shard in str(results[0])
         assert "Rank 1, which had the values, has left the run" in str(results[0])
 
     @pytest.mark.parametrize("harm", HARMS)
     def test_a_shard_whose_owner_lives_is_written_again(self, lab, tmp_path, caplog, harm):
         def wrap(store):
-            return DamagingWrites(
-                store, HARMS[harm], lambda key: key.startswith("state/00000003/"), times=1
-            )
+            return DamagingWrites(store, HARMS[harm], keys_lab.of("state", sync=3), times=1)
 
         healthy = lab.train(
             lambda rank: lab.fill(lab.small_model()), exchanges(tmp_path / "a"), steps=8
@@ -158,14 +148,13 @@ class TestAtRest:
             + healthy
         )
         assert "is written again with the same content" in caplog.text
-        assert not open_store(str(tmp_path / "b" / "run")).list("requests/")
+        keys = open_store(str(tmp_path / "b" / "run")).list("")
+        assert not keys_lab.keys_of(keys, "request")
 
     def test_tensors_that_have_changed_since_are_not_taken_for_the_shard(self, lab, tmp_path):
         made = exchanges(
             tmp_path,
-            lambda store: DamagingWrites(
-                store, flip, lambda key: key.startswith("state/00000000/"), times=1
-            ),
+            lambda store: DamagingWrites(store, flip, keys_lab.of("state", sync=0), times=1),
         )
 
         def replica(exchange):
@@ -184,9 +173,7 @@ class TestAtRest:
         harms = {"other": lambda data: data.replace(b"commit", b"commut"), **HARMS}
 
         def wrap(store):
-            return DamagingWrites(
-                store, harms[harm], lambda key: key.startswith("commits/"), times=1
-            )
+            return DamagingWrites(store, harms[harm], keys_lab.of("commit"), times=1)
 
         (made,) = exchanges(tmp_path, wrap, world_size=1)
         with ObjectStoreAllReduce(made) as reduce:
@@ -194,61 +181,57 @@ class TestAtRest:
         assert (
             "a commit record is damaged and is written again with the same content" in caplog.text
         )
-        (key,) = made.store.list("commits/")
-        assert json.loads(made.store.get(key))["sync"] == 0
+        (key,) = keys_lab.keys_of(made.store.list(""), "commit")
+        assert keys_lab.fields(key, made.store.get(key))["sync"] == 0
 
-    def test_a_commit_record_of_others_is_refused(self, tmp_path):
-        def another(_):
-            return commit(made._participant.run, 0, "mean", ["deltas/00000000/else"])
-
-        (made,) = exchanges(
-            tmp_path,
-            lambda store: DamagingWrites(store, another, lambda key: "commits/" in key),
-            world_size=1,
+    @pytest.mark.parametrize(
+        ("changes", "match"),
+        [
+            ({"members": [{"rank": 0, "key": "deltas/00000000/else"}]}, "other members"),
+            ({"name": "another"}, "is not what the replicas of this run write"),
+        ],
+        ids=["members", "fragment"],
+    )
+    def test_a_commit_record_of_others_is_refused(self, changes, match):
+        store = Changing(
+            keys_lab.of("commit"), lambda key, data: keys_lab.sealed_again(key, data, **changes)
         )
-        with pytest.raises(MismatchError, match="other members"):
-            ObjectStoreAllReduce(made).mean([torch.ones(1)])
+        (result,) = Means(1, store=store).live(until=1)
+        with pytest.raises(MismatchError, match=match):
+            raise result
 
-    def test_a_damaged_note_is_ignored_loudly(self, lab, tmp_path, caplog):
-        made = exchanges(
-            tmp_path,
-            lambda store: DamagingWrites(store, lambda data: data[:9], lambda key: "notes" in key),
-        )
-        assert all_equal(
-            run_replicas(means(1), made), 1
-        )  # rank 1 has left; nobody needs it any more
+    def test_a_damaged_note_is_ignored_loudly(self, caplog):
+        """Rank 1 has left after one mean. If rank 0 takes one more, the note is not believed."""
+        store = Changing(keys_lab.of("note", rank=1), lambda key, data: data[:9])
+        assert identical(Leaving(2, store=store).live(until=1)), "nobody needs it any more"
+        result, _ = Leaving(2, store=Changing(store.wanted, store.change)).live(until=2)
         with pytest.raises(
             ReplicaLostError, match=r"no sign of life .* how it ended, but that note is damaged"
         ):
-            observe(made)
+            raise result
         assert "the note that says how rank 1 ended cannot be read and is ignored" in caplog.text
 
 
-def observe(made):
-    """Let rank 0 wait for rank 1 until it counts as lost."""
-    now = [0.0]
-    timing = Timing(clock=lambda: now[0], sleep=lambda seconds: None)
-    liveness = Liveness(Patient(made[0].store, timing), 0, 2, timing, "n")
-    while now[0] < 200:
-        liveness.check([1], Progress(1, 1), "sync 2")
-        now[0] += 50
+class Leaving(Means):
+    """Rank 1 leaves after one mean."""
+
+    def train(self, exchange, until):
+        return super().train(exchange, 1 if exchange.rank else until)
 
 
 class TestOnTheWay:
     @pytest.mark.parametrize("harm", HARMS)
-    @pytest.mark.parametrize("folder", ["deltas/", "state/", "commits/", "claims/", "notes/"])
-    def test_what_does_not_match_is_read_again(self, lab, tmp_path, folder, harm):
+    @pytest.mark.parametrize("kind", ["contribution", "state", "commit", "claim", "note"])
+    def test_what_does_not_match_is_read_again(self, lab, tmp_path, kind, harm):
         damaging = []
 
         def wrap(store):
-            damaging.append(
-                DamagingReads(store, HARMS[harm], lambda key: key.startswith(folder), times=2)
-            )
+            damaging.append(DamagingReads(store, HARMS[harm], keys_lab.of(kind), times=2))
             return damaging[0]
 
         results = run_replicas(means(3), exchanges(tmp_path, wrap))
         assert all_equal(results, 3), results
-        assert folder == "notes/" or not damaging[0].times
+        assert kind == "note" or not damaging[0].times
 
     @pytest.mark.parametrize("stale", [1, 3, 10**9])
     def test_a_listing_that_is_older_than_the_record_is_read_again(self, lab, tmp_path, stale):
@@ -257,10 +240,11 @@ class TestOnTheWay:
         class Stale(Damaging):
             def list(self, prefix):
                 listing = self.inner.list(prefix)
-                committed = bool(self.inner.list("commits/"))
+                committed = bool(keys_lab.keys_of(self.inner.list(""), "commit"))
                 if not prefix.startswith("deltas/") or (committed and not self.hits(prefix)):
                     return listing
-                return {key: size for key, size in listing.items() if "/00001." in key}
+                theirs = set(keys_lab.keys_of(listing, "contribution", rank=0))
+                return {key: size for key, size in listing.items() if key not in theirs}
 
         results = run_replicas(
             means(1), exchanges(tmp_path, lambda store: Stale(store, None, bool, stale))
@@ -281,7 +265,7 @@ class TestOnTheWay:
                 lambda store, bit=bit: DamagingReads(
                     store,
                     lambda data: flip(data, bit % (8 * len(data))),
-                    lambda key: "deltas/" in key,
+                    keys_lab.of("contribution"),
                     times=1,
                 ),
                 chunk_bytes=16,
@@ -289,68 +273,69 @@ class TestOnTheWay:
             assert all_equal(run_replicas(means(1), made), 1)
 
 
-RUN = 32 * "a"
-MEMBERS = ["deltas/00000003/00000.x", "deltas/00000003/00001.x"]
-RECORDS = {
-    "claim": (
-        Claim(
-            1,
-            2,
-            "monday",
-            64,
-            schema_digest(Schema({"a": "float32[3]"}, {"sync_every": "5"})),
-            "0f",
-            "host",
-            7,
-            10_000,
-        ).to_bytes(),
-        lambda data: Claim.from_bytes(data, 1, "x"),
-    ),
-    "note": (
-        note(Ending(1, "failed", Progress(3, 2), "ValueError: x", 0), "n"),
-        lambda data: read_note(data, 1, "x"),
-    ),
-    "commit": (
-        commit(RUN, 3, "0", MEMBERS),
-        lambda data: check_commit(data, RUN, 3, "0", 2, lambda rank, key: 1, "x"),
-    ),
-    "manifest": (
-        Manifest(
-            "monday",
-            32 * "0",
-            2,
-            {"sync_every": "5"},
-            {"a": "float32[3]"},
-            [],
-            {},
-            [(2, "0f"), (2, "f0")],
-            [(32 * "1", 4)],
-            [16 * "2"],
-        ).to_bytes(),
-        lambda data: Manifest.from_bytes(data, 2, "x"),
-    ),
-}
+def harms(size, step):
+    """Flips of one bit of every ``step``, and cuts after every so manieth byte, as functions of the bytes."""
+    flips = [partial(flip, bit=bit) for bit in range(step // 2, 8 * size, step)]
+    return flips + [lambda data, end=end: data[:end] for end in range(0, size, step)]
 
 
-def test_the_record_of_another_fragments_sync_is_refused():
-    with pytest.raises(MismatchError, match="is not what the replicas of this run write"):
-        check_commit(commit(RUN, 3, "1", MEMBERS), RUN, 3, "0", 2, lambda rank, key: 1, "x")
+SLOWLY = [False, pytest.param(True, marks=pytest.mark.slow)]
 
 
+@pytest.mark.parametrize("slowly", SLOWLY, ids=["sampled", ""])
 class TestEveryBit:
-    """A single bit, or everything after a byte: a named error, or the very same. In whole runs: ``test_exchange_bits``."""
+    """A single bit, or everything after a byte: no record is believed. In whole runs: ``test_bits``."""
 
-    @pytest.mark.parametrize("kind", RECORDS)
-    def test_of_a_record(self, kind):
-        data, read = RECORDS[kind]
-        assert read(data) == read(data)
-        harmed = [flip(data, bit) for bit in range(8 * len(data))] + [
-            data[:size] for size in range(len(data))
-        ]
-        for one in harmed:
-            with pytest.raises(CorruptedObjectError):
-                read(one)
+    def test_of_a_claim(self, slowly):
+        run, key = Means(2), keys_lab.claim_key(1)
+        run.live(until=1)
+        claim = run.store.objects[key]
+        for harm in harms(len(claim), 1 if slowly else 61):
+            again = Means(2)
+            again.store.write(key, harm(claim))
+            (result,) = again.live(until=1, ranks=[0])
+            assert isinstance(result, CorruptedObjectError), result
+            assert key in str(result)
 
+    def test_of_a_note(self, slowly):
+        """It says that rank 1 has left, which is not taken for a reason not to wait for it."""
+        run, wanted = Leaving(2), keys_lab.of("note", rank=1)
+        result, _ = run.live(until=2)
+        assert isinstance(result, UnequalSyncsError)
+        (key,) = filter(wanted, run.store.objects)
+        for harm in harms(len(run.store.objects[key]), 5 if slowly else 181):
+            store = Changing(wanted, lambda key, data, harm=harm: harm(data))
+            result, _ = Leaving(2, store=store).live(until=2)
+            assert isinstance(result, ReplicaLostError), result
+            assert "that note is damaged" in str(result)
+
+    def test_of_the_record_of_a_sync(self, slowly, caplog):
+        run = Means(1)
+        run.live(until=1)
+        (key,) = keys_lab.keys_of(run.store.objects, "commit")
+        assert caplog.text == ""
+        for harm in harms(len(run.store.objects[key]), 1 if slowly else 61):
+            caplog.clear()
+            store = Changing(keys_lab.of("commit"), lambda key, data, harm=harm: harm(data))
+            assert identical([*Means(1, store=store).live(until=1), *Means(1).live(until=1)])
+            assert "a commit record is damaged and is written again" in caplog.text
+
+    def test_of_a_manifest(self, slowly):
+        run, key = Run(1), keys_lab.manifest_key(2)
+        run.live(until=1)
+        run.live(until=2, resume=True)
+        manifest = run.store.objects[key]
+        for harm in harms(len(manifest), 5 if slowly else 307):
+            for damaged in (key, keys_lab.copy_key(key)):
+                run.store.damage(damaged, harm(manifest))
+            before = dict(run.store.objects)
+            (result,) = run.live(resume=True)
+            assert isinstance(result, CorruptedObjectError), result
+            assert key in str(result)
+            assert run.store.objects == before
+
+
+class TestContributions:
     def test_of_a_contribution(self, tmp_path):
         """As its readers see it: every chunk that is handed out is what was written."""
         values = torch.arange(64.0)
