@@ -90,13 +90,16 @@ def settings(client):
         ("", {"AWS_REQUEST_CHECKSUM_CALCULATION": "when_supported"}),
     ],
 )
-def test_clients_are_those_that_boto3_makes(offline, user, more, variables):
+@pytest.mark.parametrize(
+    "services", [SERVICES[:3], pytest.param(SERVICES[3:], marks=pytest.mark.slow)]
+)
+def test_clients_are_those_that_boto3_makes(offline, user, more, variables, services):
     user(
         f"{more}\naws_access_key_id = key\naws_secret_access_key = secret\n",
         **variables,
     )
     ours, session = offline()._client, boto3.Session()
-    for service in SERVICES:
+    for service in services:
         assert settings(ours._of(service)) == settings(session.client(service)), service
 
 
