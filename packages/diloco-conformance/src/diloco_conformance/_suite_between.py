@@ -69,9 +69,9 @@ class Meanwhile:
                 lab.observe_all()
 
     def test_t1_an_older_look_undoes_nothing_that_a_newer_one_has_told(self, lab: Lab) -> None:
-        """A replica starts, and is seen to run, while another thread is in the middle of looking at it.
+        """A replica starts, and is seen to run, while another thread is looking at it.
 
-        What that thread saw before is old by then: its look says what the newer one has told already.
+        What that thread saw before is old by then: its look says what the newer one has told.
         """
         if lab.harness.starts_by_itself:
             pytest.skip("here replicas are real, and start when they please")

@@ -1,4 +1,4 @@
-"""What an observer saw of a replica the last time, and what follows from it for what it sees now."""
+"""What an observer saw of a replica the last time, and what follows from it now."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The namespace controller: of a namespace that was deleted, the pods go first, then the rest, and then the namespace."""
+"""The namespace controller: of a deleted namespace, the pods go first, and then the rest."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ _OTHERS = [each for each in ALL if each.namespaced and each not in (JOBS, PODS)]
 
 
 class NamespaceController:
-    """Looks after the namespaces of a cluster from now on. All methods run under the cluster's lock.
+    """Looks after the namespaces of a cluster. All methods run under the cluster's lock.
 
-    https://github.com/kubernetes/enhancements/tree/master/keps/sig-api-machinery/5080-ordered-namespace-deletion
+    The order is that of KEP-5080, "Ordered Namespace Deletion", which Kubernetes has from 1.33 on.
     """
 
     def __init__(self, cluster: Cluster) -> None:
@@ -61,7 +61,7 @@ class NamespaceController:
 
 
 def _patience(pods: list[Json]) -> float:
-    """Return how long the controller waits for pods: half of what it expects, and a second, as its source says."""
+    """Return how long it waits: half of what it expects and a second, as its source says."""
     graces = [
         float(pod["spec"].get("terminationGracePeriodSeconds", 30))
         for pod in pods
