@@ -77,7 +77,13 @@ class ObjectNotFoundError(StoreError, LookupError):
 
 
 class CorruptedObjectError(StoreError):
-    """Raised when an object is truncated, is not what its key says, or fails its checksum."""
+    """Raised when an object is truncated, is not what its key says, or fails its checksum.
+
+    Attributes:
+        unread: Whether it was not read, since it is larger than any object of its kind.
+    """
+
+    unread = False
 
 
 class FormatError(StoreError):

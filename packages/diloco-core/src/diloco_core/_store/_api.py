@@ -188,10 +188,12 @@ def is_key(key: str) -> bool:
 
 def too_large(origin: str, size: int, largest: int) -> CorruptedObjectError:
     """The error for an object that is larger than what may be read in one piece."""
-    return CorruptedObjectError(
+    error = CorruptedObjectError(
         f"{origin} has {size} bytes, and at most {largest} bytes are read in one piece here, so this is not the object that the "
         "run has written. It was not read."
     )
+    error.unread = True
+    return error
 
 
 def creates_once(

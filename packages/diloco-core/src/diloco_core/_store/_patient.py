@@ -79,7 +79,9 @@ class Patient:
         """Read a small object whose content may be anything: as :meth:`get`, but of one that is too large, return no bytes."""
         try:
             return self.get(key, largest)
-        except CorruptedObjectError:
+        except CorruptedObjectError as error:
+            if not error.unread:  # what is not an object at all, such as a pipe, is refused
+                raise
             return b""
 
     def read(
