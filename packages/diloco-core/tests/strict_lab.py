@@ -18,8 +18,6 @@ from diloco_core import (
     StoreUnavailableError,
     Timing,
 )
-from diloco_core._strict._records._manifest import Manifest
-from diloco_core._strict._records._records import Claim
 from diloco_core.testing import Fault, Killed, SimulatedStore
 from diloco_core.testing._connection import Connection
 from diloco_core.testing._scheduler import Scheduler
@@ -285,16 +283,3 @@ def refused(run, error, match, **options):
         with pytest.raises(error, match=match):
             raise result
     assert run.store.objects == before
-
-
-def claim(rank, nonce, life=1, *, world_size=2, beat=10.0):
-    """The claim of a process that gives a sign of life every so many seconds."""
-    digest, milliseconds = 32 * "0", round(1000 * beat)
-    return Claim(rank, world_size, "", 64, digest, nonce, "host", 7, milliseconds, life)
-
-
-def manifest(earlier=(), ranks=2, fragments=1):
-    tables = [{"shards": ranks} for _ in range(fragments)]
-    members = [(1, f"nonce {rank}") for rank in range(ranks)]
-    settings = {"committed": "0"}
-    return Manifest("", 32 * "c", ranks, settings, {}, tables, {}, members, list(earlier))

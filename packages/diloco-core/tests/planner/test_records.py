@@ -1,9 +1,11 @@
 """The records that plans count are those of the exchanges: a change of their format shows here."""
 
+import keys_lab
 import planned_lab
 import pytest
 import torch
 import training_lab
+from strict_lab import Run
 
 from diloco_core import DiLoCo
 from diloco_core._arithmetic._rate import Rate, values_of
@@ -12,8 +14,6 @@ from diloco_core._elastic._records._records import Commit, Done
 from diloco_core._planner import _records
 from diloco_core._planner._records import HEX, RATE, STEPS, SYNC, records
 from diloco_core._store._open import open_store
-from diloco_core._strict._records import _records as strict_records
-from diloco_core._strict._sync._objects import state_key
 
 
 def usual(strict, replicas, shards=3, full=True):
@@ -53,19 +53,31 @@ class TestElastic:
         assert done_key(SYNC, 0).startswith(f"state/{SYNC:08}/000.done")
 
 
-@pytest.mark.parametrize("replicas", [1, 2, 7, 64])
+@pytest.mark.parametrize("replicas", [1, 2, 7, 20])
 class TestStrict:
-    def test_record_of_a_sync(self, replicas):
-        keys = [_records.strict_contribution(rank) for rank in range(replicas)]
-        data = strict_records.commit(HEX, SYNC, "0", keys)
+    @pytest.fixture
+    def run(self, replicas):
+        """A run after its first outer step."""
+        run = Run(replicas)
+        assert training_lab.identical(run.live(until=1))
+        return run
+
+    def key(self, run, kind, rank):
+        (key,) = keys_lab.keys_of(run.store.objects, kind, sync=1, rank=rank)
+        return key
+
+    def test_record_of_a_sync(self, run, replicas):
+        record = run.store.objects[self.key(run, "commit", None)]
         digits = sum(len(str(rank)) - len(str(replicas // 2)) for rank in range(replicas))
-        assert len(data) - digits == usual(True, replicas).commit
+        digits += len("1") - len(str(SYNC))
+        assert len(record) - digits == usual(True, replicas).commit
         assert usual(True, replicas).done == 0
 
-    def test_keys(self, replicas):
+    def test_keys(self, run, replicas):
         found = usual(True, replicas)
-        assert found.record_key == len(strict_records.commit_key(HEX, SYNC))
-        assert found.published_key == len(state_key(HEX, SYNC, 1))
+        assert found.record_key == len(self.key(run, "commit", None))
+        assert found.published_key == len(self.key(run, "state", 0))
+        assert found.contribution_key == len(self.key(run, "contribution", 0))
 
 
 @pytest.mark.parametrize("kind", ["strict", "sharded"])

@@ -177,13 +177,15 @@ class TestWarned:
     def test_a_run_knows_what_its_outer_optimizer_keeps(
         self, tmp_path, monkeypatch, outer, kept, strict
     ):
-        asked = []
-        module = "_strict._exchange" if strict else "_elastic._exchange"
-        monkeypatch.setattr(
-            f"diloco_core.{module}.warn_of_long_syncs",
-            lambda _, **named: asked.append(named["outer_state"]()),
-        )
+        planned = []
+
+        def plan(*args, **named):
+            planned.append((named["strict"], named["outer_state"]))
+            return plan_exchange(*args, **named)
+
+        monkeypatch.setattr("diloco_core._planner._warning.plan_exchange", plan)
         store = open_store(str(tmp_path))
+        store.near = False  # syncs over folders are not planned
         exchange = (
             ObjectStoreExchange(store, 0, 1) if strict else ElasticExchange(store, 0, 1, Elastic(1))
         )
@@ -192,7 +194,7 @@ class TestWarned:
         with DiLoCo(
             model, torch.optim.SGD(model.parameters(), lr=1.0), exchange, sync_every=2, **outer
         ):
-            assert asked == [kept]
+            assert planned == [(strict, kept)]
         assert torch.equal(torch.random.get_rng_state(), state)
 
     def test_settings_of_the_store_are_taken_into_account(self, caplog):
