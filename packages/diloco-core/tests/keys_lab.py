@@ -28,6 +28,7 @@ _PATTERNS = {
     "contribution": rf"deltas/{_SYNC}/{_RANK}\.{_RUN}\..*\.safetensors",
     "state": rf"state/{_SYNC}/{_RANK}\.{_RUN}{_COPY}\.safetensors",
     "inner": rf"inner/{_RANK}/{_SYNC}\.{_RUN}\.{_LIFE}\.safetensors",
+    "unsynced": r"unsynced/[^/]*/[0-9]{5}\.safetensors",
     "request": rf"requests/{_SYNC}/{_RANK}\.[0-9]{{5}}",
 }
 

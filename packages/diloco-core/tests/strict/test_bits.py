@@ -1,6 +1,5 @@
 """Every kind of object of a strict run with one flipped bit, or cut short: the very same model, or an error with a name."""
 
-import re
 import threading
 import time
 from functools import partial
@@ -9,6 +8,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 from damage_lab import InMemory, flip
+from keys_lab import MANIFEST, kept, of
 from safetensors.torch import load_file
 
 from diloco_core import (
@@ -28,18 +28,18 @@ from diloco_core._wire._sections import seed as wire_seed
 from diloco_core.testing import run_replicas
 
 KINDS = {
-    "manifest": "manifest.json",
-    "claim of rank 0": "claims/00000.json",
-    "claim of rank 1": "claims/00001.json",
-    "beat": "beats/00001",
-    "note": "notes/00001.json",
-    "unsynced values": "unsynced/[^/]*/00000.safetensors",
-    "contribution of rank 0": "deltas/00000002/00000.*",
-    "contribution of rank 1": "deltas/00000002/00001.*",
-    "record of the first sync": "commits/00000000.*",
-    "record of a later sync": "commits/00000002.*",
-    "initial state": "state/00000000/00001.*",
-    "state after a sync": "state/00000002/00001.*",
+    "manifest": of("manifest", copy=False),
+    "claim of rank 0": of("claim", rank=0),
+    "claim of rank 1": of("claim", rank=1),
+    "beat": of("beat", rank=1),
+    "note": of("note", rank=1),
+    "unsynced values": of("unsynced"),
+    "contribution of rank 0": of("contribution", sync=2, rank=0),
+    "contribution of rank 1": of("contribution", sync=2, rank=1),
+    "record of the first sync": of("commit", sync=0),
+    "record of a later sync": of("commit", sync=2),
+    "initial state": of("state", sync=0, rank=1),
+    "state after a sync": of("state", sync=2, rank=1),
 }
 
 
@@ -67,12 +67,12 @@ class Memory:
         1.0,
     )
 
-    def __init__(self, shared, wanted="", harm=None, when=""):
-        self.shared, self.wanted, self.harm, self.when = shared, re.compile(wanted), harm, when
+    def __init__(self, shared, wanted=None, harm=None, when=""):
+        self.shared, self.wanted, self.harm, self.when = shared, wanted, harm, when
 
     def harmed(self, key, data, when):
         with self.shared.lock:
-            if self.harm is None or self.when != when or not self.wanted.fullmatch(key):
+            if self.harm is None or self.when != when or not self.wanted(key):
                 return data
             harm, self.harm = self.harm, None
             return harm(data)
@@ -120,7 +120,7 @@ def model(lab):
     return net
 
 
-def run(lab, wanted="", harm=None, when="", **options):
+def run(lab, wanted=None, harm=None, when="", **options):
     """Outer steps of two replicas; what they hold at the end, or what they raised, and what was written."""
     shared = SimpleNamespace(objects={}, written={}, lock=threading.Lock())
     timing = Timing(sleep=lambda seconds: time.sleep(min(seconds, 0.001)))
@@ -146,7 +146,7 @@ def healthy(lab):
 
 
 def check(lab, healthy, kind, when, step):
-    data = next(data for key, data in healthy.written.items() if re.fullmatch(KINDS[kind], key))
+    data = next(data for key, data in healthy.written.items() if KINDS[kind](key))
     for harm in damages(data, step or max(1, 2 * len(data) // 3)):
         results, _ = run(lab, KINDS[kind], harm, when)
         errors = {type(result) for result in results if isinstance(result, BaseException)}
@@ -201,7 +201,7 @@ class TestExport:
             (folder / key).parent.mkdir(parents=True, exist_ok=True)
             (folder / key).write_bytes(data)
 
-        def act(key="manifest.json", harm=bytes, at=None):
+        def act(key=MANIFEST, harm=bytes, at=None):
             (folder / key).write_bytes(harm(healthy.objects[key]))
             try:
                 step = export(str(folder), target, at=at)
@@ -220,9 +220,9 @@ class TestExport:
                 try:
                     found, values = exported(key, harm)
                 except (CorruptedObjectError, FormatError):
-                    assert key.startswith(("manifest", "state/", "unsynced/")), key
+                    assert kept(key).kind in {"manifest", "state", "unsynced"}, key
                 else:
-                    assert found == newest or key.startswith("state/"), key
+                    assert found == newest or kept(key).kind == "state", key
                     assert lab.identical([values, states[found]]), key
 
     def test_sampled(self, lab, healthy, exported):

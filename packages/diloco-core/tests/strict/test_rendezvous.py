@@ -72,8 +72,7 @@ class TestMeeting:
 
             def sleep(seconds):
                 # No time passes before both are there, and each has its own: nobody waits less than the whole time for the other.
-                claims = {path.name for path in (tmp_path / "run" / "claims").glob("*.json")}
-                if {"00000.json", "00002.json"} <= claims:
+                if all((tmp_path / "run" / keys_lab.claim_key(rank)).exists() for rank in (0, 2)):
                     clock.sleep(seconds)
                 else:
                     time.sleep(0.001)
@@ -128,7 +127,11 @@ class TestMeeting:
 
     @pytest.mark.parametrize("what", ["other", "damaged", "gone"])
     def test_a_table_that_cannot_be_read_hides_no_difference(self, lab, tmp_path, what):
-        first, second = lab.store_exchanges(tmp_path, 2)
+        timing = Timing(sleep=lambda seconds: time.sleep(min(seconds, 0.002)))
+        first, second = (
+            ObjectStoreExchange(open_store(str(tmp_path)), rank, 2, timing=timing)
+            for rank in range(2)
+        )
         theirs = Schema({"a": "float32[3]"}, {})
         put = second.store.put
 
