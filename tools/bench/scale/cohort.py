@@ -131,6 +131,7 @@ def simulate(run: Run, profiles: list[cProfile.Profile] | None = None) -> Outcom
     scale = Scale.fitting(run.parameters, run.ranks)
     time = VirtualTime()
     cohort = _Cohort(run, scale, time)
+    chunk_bytes = run.chunks * CHUNK_BYTES // scale.factor
     # Replicas share one process here: how values are cut is worked out once for all of them, unless that is what is measured.
     pieces = lru_cache(maxsize=None)(_pieces)
     chunks = Layout.chunks if profiles is not None else lambda *cut: iter(pieces(*cut))
@@ -140,6 +141,7 @@ def simulate(run: Run, profiles: list[cProfile.Profile] | None = None) -> Outcom
         # Every loop is compared with all others of its process, of which there is one in reality.
         mock.patch("diloco_core._loop._place.Place._check"),
         mock.patch("diloco_core._strict._exchange.Liveness", VirtualLiveness),
+        mock.patch("diloco_core._wire._delta.SUMMED_BYTES", chunk_bytes),
     ):
         cohort.part_bytes = sizes["PART_BYTES"]
         for rank in range(run.ranks):

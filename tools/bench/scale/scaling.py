@@ -34,6 +34,7 @@ OTHERS = {
     "_BLOCK",  # values that a sparse codec encodes together
     "_KEPT_BYTES",
     "CHUNK_BYTES",  # given to the exchanges
+    "SUMMED_BYTES",  # as large as those
     "LARGE_BYTES",
     "OBJECT_BYTES",
     "RECORD_BYTES",

@@ -37,7 +37,7 @@ def _going_back(number):
             newest = max(
                 sync for sync in range(1, 40) if done_key(sync, (sync - 1) % 2) in store.objects
             )
-            key = shard_key(newest, (newest - 1) % 2, 0, "")
+            key = shard_key(newest, (newest - 1) % 2, 1, "")
             for lost in [
                 key,
                 *(key for key in store.objects if key.startswith(f"deltas/{newest:08}/")),

@@ -14,9 +14,9 @@ from diloco_core import (
     in_process,
 )
 from diloco_core._arithmetic._sharded import may_carry
-from diloco_core._elastic._records._delta import DeltaFormat
 from diloco_core._model._partition import Buffers, split
 from diloco_core._outer._fragment import Fragment
+from diloco_core._wire._delta import DeltaFormat
 from diloco_core.testing import Fault, Schedule, simulate
 
 REPLICAS = 3

@@ -4,9 +4,8 @@ import pytest
 import torch
 from delay_lab import by_the_formulas, exchanges, train
 
-import diloco_core._elastic._sync._inputs as elastic_inputs
 import diloco_core._exchange._threads as threads
-import diloco_core._strict._sync._reduce as strict_reduce
+import diloco_core._wire._inputs as store_inputs
 from diloco_core import DiLoCo, connect, in_process
 from diloco_core._arithmetic._layout import Piece
 from diloco_core._codecs._named import CODECS
@@ -119,9 +118,9 @@ def test_a_wrong_delay_is_caught(lab, mutant, monkeypatch):
 
 OWN = {
     "threads": threads,
-    "strict": strict_reduce,
-    "sharded": elastic_inputs,
-    "gather": elastic_inputs,
+    "strict": store_inputs,
+    "sharded": store_inputs,
+    "gather": store_inputs,
 }
 """Where each exchange takes a replica's own contribution from."""
 

@@ -9,13 +9,13 @@ import pytest
 import torch
 
 from diloco_core import ConfigurationError, DiLoCo, Elastic, ElasticExchange, Transfer, connect
-from diloco_core._elastic._sync._inputs import Inputs
 from diloco_core._store import _transfer
 from diloco_core._store._api import block_bytes_of
 from diloco_core._store._drivers._fsspec import FsspecDriver
 from diloco_core._store._drivers._remote import RemoteStore
 from diloco_core._store._drivers._uploads import creates_at_once, parts_at_once
 from diloco_core._store._open import open_store
+from diloco_core._wire._inputs import Inputs
 
 MIB = 2**20
 

@@ -61,8 +61,8 @@ def test_a_contribution_to_another_run_has_no_contributor():
     assert objects().contributor(objects(run=OTHER_RUN).delta_key(1, 0b1, RATE)) is None
 
 
-def test_checksums_of_a_contribution_begin_with_all_that_says_what_it_is():
-    """So that a valid section under another key, or in another place of the file, is no valid one there."""
+def test_keys_of_contributions_say_all_that_they_are():
+    """The checksums of a file begin with its key, so it is not valid as any other contribution."""
     ours = objects(weighting=Weighting.TOKENS)
     elsewhere = [
         objects(**other, weighting=Weighting.TOKENS)
@@ -70,10 +70,11 @@ def test_checksums_of_a_contribution_begin_with_all_that_says_what_it_is():
     ]
     amounts = Amount(1, 7), Amount(2, 7), Amount(1, 8)
     rates = Rate((0.5,)), Rate((0.25,)), Rate((0.5,), 1, 0), Rate((0.5,), 1, 1)
-    files = [ours.delta(*each) for each in itertools.product((0, 1), (0b1, 0b11), rates, amounts)]
-    files += [other.delta(0, 0b1, rates[0], amounts[0]) for other in elsewhere]
-    seeds = [file.section(shard).seed for file in files for shard in (0, 1)]
-    assert len(set(seeds)) == len(seeds)
+    keys = [
+        ours.delta_key(*each) for each in itertools.product((0, 1), (0b1, 0b11), rates, amounts)
+    ]
+    keys += [other.delta_key(0, 0b1, rates[0], amounts[0]) for other in elsewhere]
+    assert len(set(keys)) == len(keys)
 
 
 @pytest.mark.parametrize(

@@ -10,10 +10,9 @@ import torch
 
 from .._errors import NonFiniteDeltaError
 from ._layout import Layout, Piece, Rule
-from ._sent import codec_of
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
+    from collections.abc import Callable, Sequence
 
     from ._sync_job import SyncJob
 
@@ -95,52 +94,13 @@ def may_carry(layout: Layout, groups: int) -> bool:
     )
 
 
-def sent_pieces(layout: Layout, shard: int, rank: int, groups: int) -> tuple[Piece, ...]:
-    """The pieces of a shard that ``rank`` sends, of the groups that its contribution carries."""
-    return tuple(
-        p
-        for p in layout.shard(shard)
-        if carries(groups, p.group) and (rank == 0 or layout.groups[p.group].rule is not Rule.FIRST)
-    )
-
-
-def contributions(
-    job: SyncJob,
-    shard: int,
-    rank: int,
-    chunk_bytes: int,
-    scratch: Scratch,
-    *,
-    everything: bool = False,
-    groups: int | None = None,
-    encoded: bool = False,
-) -> Iterator[torch.Tensor]:
-    """This replica's contribution to a shard, chunk by chunk. Each is checked: values that take an outer step must be finite.
-
-    With ``everything`` it includes the groups for which only the first member's values are used, since any member may turn
-    out to be the first. ``groups`` restricts it to these groups (a bit mask). With ``encoded`` it consists of encoded bytes
-    instead of values.
-
-    Raises:
-        NonFiniteDeltaError: A chunk holds NaN or infinity, or a buffer holds NaN where there was none before.
-    """
-    layout = job.layout
-    for chunk in layout.chunks(shard, chunk_bytes):
-        if rank != 0 and not everything and layout.groups[chunk.group].rule is Rule.FIRST:
-            continue
-        if groups is not None and not carries(groups, chunk.group):
-            continue
-        values = checked(job, chunk, rank, scratch)
-        yield codec_of(job.terms.codec, layout, chunk.group).encode(values) if encoded else values
-
-
 def check_contribution(
     job: SyncJob, shard: int, rank: int, chunk_bytes: int, scratch: Scratch
 ) -> None:
     """Check this replica's contribution to a shard that it does not send, before anybody changes anything.
 
     Raises:
-        NonFiniteDeltaError: As for :func:`contributions`.
+        NonFiniteDeltaError: As for :func:`checked`.
     """
     for chunk in job.layout.chunks(shard, chunk_bytes):
         used = rank == 0 or job.layout.groups[chunk.group].rule is not Rule.FIRST
@@ -149,10 +109,10 @@ def check_contribution(
 
 
 def checked(job: SyncJob, chunk: Piece, rank: int, scratch: Scratch) -> torch.Tensor:
-    """This replica's contribution to a chunk, if it may be sent.
+    """This replica's contribution to a chunk, if it may be sent: values that take an outer step must be finite.
 
     Raises:
-        NonFiniteDeltaError: As for :func:`contributions`.
+        NonFiniteDeltaError: A chunk holds NaN or infinity, or a buffer holds NaN where there was none before.
     """
     values = job.contributed(chunk, scratch.tensor(0, job.layout, chunk))
     if job.must_be_finite(chunk):

@@ -16,7 +16,7 @@ from .._arithmetic._layout import CHUNK_BYTES, Group, Layout, Piece, Rule
 from .._arithmetic._reduction import blocks
 from .._arithmetic._sent import sent_bytes
 from .._codecs._plain import PLAIN
-from .._wire._norms import norms_section
+from .._wire._delta import SUMMED_BYTES
 from .._wire._published import END
 from .._wire._sections import (
     CHECKSUM_BYTES,
@@ -216,43 +216,32 @@ class Model:
     def contributed(self) -> float:
         """Size of a contribution, which in a strict run has all shards but one."""
         sections = self.shards - self.strict
-        return self._header_of_contribution(sections) + self.norms.size + sections * self.section
+        return self._header_of_contribution() + self.norms.size + sections * self.section
 
-    def _header_of_contribution(self, sections: int) -> float:
-        """Size of its header.
+    def _header_of_contribution(self) -> float:
+        """Size of its header, which is as large as if no shard was left out.
 
         Where there are many shards, it is estimated from some in the middle of the file, whose offsets have a typical number
         of digits.
         """
-        metadata = _metadata("delta")
-        if self.strict:
-            metadata |= {"sync": str(SYNC), "rank": str(self.replicas // 2)}
-        norms = [norms_section(self.tensors, 0)] if self.clip else []
+        norms = [Section("norms", (), 0, numbers=self.tensors)] if self.clip else []
 
         def size(shards: Sequence[Section]) -> int:
-            return len(header(self._layout, [*norms, *shards], metadata))
+            return len(header(self._layout, [*norms, *shards], _metadata("delta")))
 
         middle = (self.shards - min(self.shards, _SECTIONS)) // 2
         sample = [self._section(number) for number in range(middle, self.shards)[:_SECTIONS]]
-        if self.shards <= _FEW and self.strict:
-            return fmean(size([*sample[:own], *sample[own + 1 :]]) for own in range(self.shards))
-        if sections <= len(sample):
-            return size(sample[:sections])
+        if self.shards <= len(sample):
+            return size(sample)
         before = Section("shard.0", (Piece(0, 0, max(1, self._layout.bound(0, middle))),), 0)
         without_sample = size([before])
         each = (size([before, *sample]) - without_sample) / len(sample)
-        return without_sample + each * sections
+        return without_sample + each * self.shards
 
     def _section(self, number: int) -> Section:
-        sums = self._sums(number)
-        return Section(f"shard.{number}", self._layout.shard(number), 0, sums, self.codec)
-
-    def _sums(self, number: int) -> int:
-        """How many checksums a shard has in a contribution: strict runs have one for every chunk."""
-        if not self.strict:
-            return 1
         pieces = self._layout.shard(number)
-        return max(1, sum(self._layout.chunk_count(piece, CHUNK_BYTES) for piece in pieces))
+        sums = sum(self._layout.chunk_count(piece, SUMMED_BYTES) for piece in pieces)
+        return Section(f"shard.{number}", pieces, 0, sums, self.codec)
 
     def _encoded(self, codec: Codec) -> float:
         # Shards begin where blocks of the codec do, so that all but the last one have whole blocks.

@@ -44,8 +44,6 @@ def strict_sync(model: Model, store: StoreModel, bandwidth: float) -> Costs:
     )
     costs.meet()
     _list_in_turn(costs, n, records.contribution_key)
-    # Those who find the record list once more, since it may name what they have not seen.
-    costs.move("LIST", (n - 1) / n, records.contribution_key, n)
     costs.move("GET", (n - 1) / n, records.record_key, absent=True)
     # The record, by every replica that sees that all contributions are there.
     costs.ask("PUT", key=records.record_key, content=records.commit, moved_by=_WRITERS)

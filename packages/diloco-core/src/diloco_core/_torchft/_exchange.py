@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from .._arithmetic._layout import CHUNK_BYTES, Rule
-from .._arithmetic._sharded import Scratch, contributions
+from .._arithmetic._sharded import Scratch, checked
 from .._checks import check_identity
 from .._errors import ConfigurationError, MismatchError
 from .._exchange._base import Exchange
@@ -226,10 +226,9 @@ class ManagerExchange(Exchange):
             torch.empty(group.numel, dtype=group.dtype, device="cpu") for group in layout.groups
         ]
         for shard in range(layout.shards):
-            chunks = layout.chunks(shard, CHUNK_BYTES)
-            values = contributions(job, shard, self.rank, CHUNK_BYTES, self._scratch)
-            for chunk, value in zip(chunks, values, strict=True):
-                sums[chunk.group][chunk.start : chunk.stop].copy_(value)
+            for chunk in layout.chunks(shard, CHUNK_BYTES):
+                values = checked(job, chunk, self.rank, self._scratch)
+                sums[chunk.group][chunk.start : chunk.stop].copy_(values)
         self._job, self._healed = job, False
         step = self._manager.current_step()
         self._manager.start_quorum()

@@ -64,16 +64,20 @@ def entry(dtype: torch.dtype, shape: Sequence[int], start: int, stop: int) -> di
     return {"dtype": name, "shape": list(shape), "data_offsets": [start, stop]}
 
 
-def header_bytes(tensors: Mapping[str, object], metadata: Mapping[str, str]) -> bytes:
+def header_bytes(
+    tensors: Mapping[str, object], metadata: Mapping[str, str], least: int = 0
+) -> bytes:
     """The bytes of a header, including its length. The data after it begins at a multiple of 64 bytes.
 
     Args:
         tensors: An :func:`entry` for each tensor by its name, in the order of the data.
         metadata: Texts by name.
+        least: How many bytes there are at least.
     """
     fields = {"__metadata__": dict(metadata), **tensors}
     content = json.dumps(fields, separators=(",", ":")).encode()
-    content += b" " * (-(LENGTH_BYTES + len(content)) % _ALIGNMENT)  # the format allows spaces
+    size = max(LENGTH_BYTES + len(content), least)
+    content = content.ljust(size + -size % _ALIGNMENT - LENGTH_BYTES)  # the format allows spaces
     return len(content).to_bytes(LENGTH_BYTES, "little") + content
 
 

@@ -19,7 +19,7 @@ from .._store._api import RECORD_BYTES
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-FORMAT = 7
+FORMAT = 8
 """Version of the format of all objects in a run's store. It increases with each change that an older version would misread."""
 
 _END = re.compile(rb',\n "xxh3_128": "([0-9a-f]{32})"\n}\n\Z')

@@ -3,10 +3,10 @@
 A file is a sequence of *sections*. A section consists of one tensor per piece, zeros up to a multiple of eight bytes, and
 eight bytes with the xxh3-64 of the bytes of the pieces (little endian). The checksum comes after its data, so that a writer
 needs only one pass, and a single ranged read fetches both. Its seed is made from the run's schema, the sync, the writer and
-the shard, so a valid section in the wrong place fails, too.
+the shard, so a valid section in the wrong place fails, too. In contributions, every chunk has such a checksum.
 
-The position of a section, counted from the end of the file, follows from the layout alone, so readers do not
-depend on the header. The header is for people and other tools, and for what :mod:`._published` puts into it.
+The position of a section, in published shards counted from the end of the file, follows from the layout alone, so readers do
+not depend on the header. The header is for people and other tools, and for what :mod:`._published` puts into it.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ class Section:
         name: The first part of the names of its tensors: ``<name>.<group>`` and ``<name>.xxh3``.
         pieces: The pieces that it holds, in file order.
         seed: Seed of its checksum.
-        sums: The number of checksums at its end, of eight bytes each; the last one is over all its bytes.
+        sums: The number of checksums at its end, of eight bytes each.
         codec: How its values are encoded.
         numbers: The number of float64 numbers before its pieces, little endian; its checksums cover them too.
     """
@@ -101,8 +101,10 @@ def padding_bytes(size: int) -> int:
     return -size % _ALIGNMENT
 
 
-def header(layout: Layout, sections: Sequence[Section], metadata: Mapping[str, str]) -> bytes:
-    """The bytes of a file's safetensors header, including its length."""
+def header(
+    layout: Layout, sections: Sequence[Section], metadata: Mapping[str, str], least: int = 0
+) -> bytes:
+    """The bytes of a file's safetensors header, including its length: at least ``least`` of them."""
     tensors: dict[str, object] = {}
     for section, start in zip(sections, section_starts(layout, sections), strict=False):
         offset = start + NUMBER_BYTES * section.numbers
@@ -116,14 +118,34 @@ def header(layout: Layout, sections: Sequence[Section], metadata: Mapping[str, s
             tensors[f"{section.name}.{piece.group}"] = entry(dtype, shape, offset, end)
             offset = end
         end = offset + padding_bytes(offset - start) + CHECKSUM_BYTES * section.sums
-        tensors[f"{section.name}.xxh3"] = entry(torch.uint8, [end - offset], offset, end)
-    return header_bytes(tensors, metadata)
+        if end > offset:
+            tensors[f"{section.name}.xxh3"] = entry(torch.uint8, [end - offset], offset, end)
+    return header_bytes(tensors, metadata, least)
 
 
 def section_bytes(layout: Layout, section: Section) -> int:
     """Size of a section in bytes, including padding and checksums."""
     size = section.values_bytes(layout) + NUMBER_BYTES * section.numbers
     return size + padding_bytes(size) + CHECKSUM_BYTES * section.sums
+
+
+def fill(codec: Codec, out: torch.Tensor, read_into: Callable[[memoryview], None]) -> memoryview:
+    """Read the bytes of a chunk, and fill a contiguous CPU tensor with its values. Returns the bytes.
+
+    Args:
+        codec: How they are encoded.
+        out: The tensor to fill.
+        read_into: Fills a buffer with the bytes of the chunk.
+    """
+    if codec.plain:
+        buffer = view(out)
+        read_into(buffer)
+        return buffer
+    data = torch.empty(codec.size(out.dtype, out.numel()), dtype=torch.uint8, device="cpu")
+    buffer = view(data)
+    read_into(buffer)
+    codec.decode(data, out)
+    return buffer
 
 
 class ValuesDecoder:
@@ -157,15 +179,7 @@ class ValuesDecoder:
             The bytes that were read.
         """
         codec = self._codecs[bisect_right(self._ends, offset)] if self._ends else PLAIN
-        if codec.plain:
-            buffer = view(out)
-            read_into(buffer)
-            return buffer
-        data = torch.empty(codec.size(out.dtype, out.numel()), dtype=torch.uint8, device="cpu")
-        buffer = view(data)
-        read_into(buffer)
-        codec.decode(data, out)
-        return buffer
+        return fill(codec, out, read_into)
 
 
 class SectionReader:
@@ -190,23 +204,13 @@ class SectionReader:
                 f"{origin} has only {reader.size} bytes: it is truncated, or it was written for another model"
             )
         self._reader = reader
-        self._start = self._offset = self._announced = start
+        self._start = self._offset = start
         self._values = ValuesDecoder(layout, section)
         self._end = start + self._values.size
         self._stop = start + section_bytes(layout, section)
         self._hash = xxhash.xxh3_64(seed=section.seed)
         self._ending: bytes | None = None
         self._origin = f"{origin}, section {section.name}"
-
-    def span(self, size: int | None = None) -> tuple[int, int]:
-        """Begin and end, in the file, of the next ``size`` bytes of pieces (None: of all that are left), to announce them.
-
-        The last span includes the padding and the checksum.
-        """
-        start = self._announced
-        stop = self._end if size is None else start + size
-        self._announced = self._stop if stop == self._end else stop
-        return start, self._announced
 
     def read(self, out: torch.Tensor) -> None:
         """Fill a contiguous CPU tensor with the next elements. They must not be trusted before :meth:`verify`."""
@@ -216,13 +220,8 @@ class SectionReader:
         )
         self._hash.update(buffer)
         self._offset += len(buffer)
-        if self.finished:
+        if self._offset == self._end:
             self._read_ending()  # it was fetched with the last piece, whose memory is needed for what is read next
-
-    @property
-    def finished(self) -> bool:
-        """Whether all pieces have been read."""
-        return self._offset == self._end
 
     @property
     def digest(self) -> int:

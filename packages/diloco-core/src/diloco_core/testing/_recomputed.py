@@ -14,12 +14,12 @@ from .._arithmetic._reduction import reduce_shards
 from .._arithmetic._sharded import Scratch
 from .._arithmetic._weights import shares
 from .._elastic._life._progress import published_shard, publishes_whole
-from .._elastic._records._delta import DeltaFormat
 from .._elastic._records._keys import MANIFEST, shard_key
 from .._elastic._records._manifest import Manifest
 from .._elastic._records._records import Rollback
 from .._elastic._states._kept import InMemory
 from .._outer._delayed import DelayedFragment
+from .._wire._delta import DeltaFormat
 from .._wire._published import shard_metadata
 
 if TYPE_CHECKING:
@@ -27,10 +27,10 @@ if TYPE_CHECKING:
 
     from .._arithmetic._layout import Piece
     from .._arithmetic._sharded import Source
-    from .._elastic._records._delta import DeltaReader
     from .._elastic._records._keys import Delta
     from .._elastic._records._records import Commit
     from .._outer._fragment import Fragment
+    from .._wire._delta_reader import DeltaReader
     from ._store import SimulatedStore
 
 
@@ -113,8 +113,6 @@ def contributed(
             if member.key not in store.contents:
                 continue
             reader = _reader(store, fragment, member, numbers)
-            if fragment.terms.clip:
-                reader.norms()
             group = layout.groups[0]
             values = torch.empty(group.numel, dtype=group.dtype, device="cpu")
             for number in numbers:
@@ -189,7 +187,7 @@ def _reader(
     store: SimulatedStore, fragment: Fragment, member: Delta, numbers: range
 ) -> DeltaReader:
     data = InMemory(store.contents[member.key], member.key)
-    return DeltaFormat(fragment).reader(member, data, numbers, member.key)
+    return DeltaFormat(fragment).reader(member, numbers, member.key, lambda _: data)
 
 
 def _source(reader: DeltaReader) -> Source:

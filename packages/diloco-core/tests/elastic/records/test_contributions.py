@@ -1,4 +1,4 @@
-"""The file of a contribution: its sections are read under its own key and in their own place only."""
+"""The file of a contribution is read under its own key only."""
 
 from dataclasses import replace
 
@@ -8,8 +8,8 @@ from damage_lab import InMemory
 
 from diloco_core import CorruptedObjectError, Elastic
 from diloco_core._arithmetic._layout import CHUNK_BYTES
-from diloco_core._elastic._records._delta import DeltaFormat
 from diloco_core._elastic._records._keys import Delta
+from diloco_core._wire._delta import DeltaFormat
 from diloco_core.testing import Schedule, SimulatedStore, SimulatedTraining, simulate, violations
 
 
@@ -25,9 +25,8 @@ class Contribution:
         self.delta, self.data = Delta.parse(key), store.contents[key]
         self.format = DeltaFormat(self.fragment)
 
-    def reader(self, delta, data=None):
-        file = InMemory(self.data if data is None else data, "x")
-        return self.format.reader(delta, file, range(2), "x")
+    def reader(self, delta):
+        return self.format.reader(delta, range(2), "x", lambda _: InMemory(self.data, "x"))
 
     def read(self, reader, shard):
         for chunk in self.fragment.layout.chunks(shard, CHUNK_BYTES):
@@ -69,14 +68,3 @@ def test_not_under_another(contribution, other):
     reader = contribution.reader(delta)
     with pytest.raises(CorruptedObjectError, match=r"section shard\.0"):
         contribution.read(reader, 0)
-
-
-def test_not_in_each_other_s_place(contribution):
-    size = len(contribution.data)
-    first, second = contribution.format._plan(contribution.delta.groups).starts
-    assert second - first == size - second
-    swapped = (
-        contribution.data[:first] + contribution.data[second:] + contribution.data[first:second]
-    )
-    with pytest.raises(CorruptedObjectError, match=r"section shard\.0"):
-        contribution.read(contribution.reader(contribution.delta, swapped), 0)

@@ -228,7 +228,7 @@ def test_an_earlier_life_stops_unless_it_has_agreed(agreed, caplog):
             newest = max(
                 sync for sync in range(1, 40) if done_key(sync, (sync - 1) % 2) in store.objects
             )
-            key = shard_key(newest, (newest - 1) % 2, 0, "")
+            key = shard_key(newest, (newest - 1) % 2, 1, "")
             store.damage(key, store.objects[key][:50])
             for delta in [key for key in store.objects if key.startswith(f"deltas/{newest:08}/")]:
                 store.damage(delta, b"")

@@ -6,9 +6,9 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from ..._wire._coded import CodedShard
+from ..._wire._delta import DeltaFormat
 from ..._wire._published import Shard, Sums
 from ..._wire._sections import seed
-from .._records._delta import DeltaFormat
 from .._records._records import Done, state_digest
 from .._records._rules import is_whole
 
@@ -54,7 +54,7 @@ class Progress:
     format: DeltaFormat = field(init=False)
 
     def __post_init__(self) -> None:
-        self.format = DeltaFormat(self.job)
+        self.format = DeltaFormat(self.job, verify_first=False)
         self.outer_sums = [None] * self.job.layout.shards
 
     @classmethod

@@ -29,9 +29,12 @@ from typing import TYPE_CHECKING
 
 from ..._arithmetic._rate import DIGITS, Rate, digits, values_of
 from ..._arithmetic._weights import Amount
+from ..._wire._sections import fingerprint
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
+
+    from ..._arithmetic._sync_job import SyncJob
 
 BEGINNING = "beginning.json"
 MANIFEST = "manifest.json"
@@ -53,6 +56,14 @@ _INNER = re.compile(rf"inner/(\d{{5}})/{_EPOCH}\.(\d{{8}})\.safetensors", re.ASC
 _MOST_SYNCS = 99_999_999
 
 
+def schema(run: str, job: SyncJob) -> str:
+    """What the keys of all contributions to a fragment have in common: a digest of the run's name and the fragment's fingerprint.
+
+    It also enters the seeds of their checksums, which are made of the keys.
+    """
+    return fingerprint(run, job.fingerprint)[:16]
+
+
 @dataclass(frozen=True, slots=True)
 class Delta:
     """What the key of a contribution says.
@@ -64,7 +75,7 @@ class Delta:
         start: The first of the rank's inner steps that it covers.
         stop: One past the last of these steps.
         base: Digest of the fragment's state that it was made from.
-        schema: Identifies the run and the fragment together; see :func:`._delta.schema`.
+        schema: Identifies the run and the fragment together; see :func:`schema`.
         groups: The groups of values that it carries, as a bit mask; the other groups are as in the state that it was made from.
         tokens: The tokens of these steps, in runs that weigh contributions by them. The key says nothing if there are none.
     """

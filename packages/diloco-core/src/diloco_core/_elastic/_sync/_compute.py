@@ -8,7 +8,9 @@ from typing import TYPE_CHECKING
 from ..._arithmetic._reduction import reduce_shards
 from ..._arithmetic._weights import shares
 from ..._errors import CorruptedObjectError, ObjectNotFoundError, StoreUnavailableError
+from ..._store._api import block_bytes_of
 from ..._store._patient import PAUSES
+from ..._wire._inputs import Inputs
 from ..._wire._published import shard_metadata
 from .._records._rules import newest_done, newest_whole
 from .._repair import computed_otherwise, read_commit, rewrite_shard
@@ -17,7 +19,6 @@ from .._round._shares import inputs_are_superseded
 from .._states._kept import bring_back
 from .._states._publications import Publications
 from ._held import begin_to_hold, hold, note_outer, state_before
-from ._inputs import Inputs
 from ._published import adopt
 from ._result import Result
 from ._unchanged import watched
@@ -121,8 +122,24 @@ class Computation:
     def _open(self, batches: Sequence[Sequence[int]]) -> Inputs:
         """The contributions, opened for all batches that are still to be computed."""
         if self._inputs is None:
+            life, traffic = self._life, self._life.traffic
+            own = (life.rank, life.epoch) if self._local else None
+            members = self._commit.members
+
+            def count(size: int) -> None:
+                traffic.received += size
+
             self._inputs = Inputs(
-                self._life, self._progress, self._commit, batches, local=self._local
+                self._job,
+                self._progress.format,
+                life.store,
+                life.timing,
+                members,
+                next((each for each in members if (each.rank, each.epoch) == own), None),
+                batches,
+                chunk_bytes=life.chunk_bytes,
+                block_bytes=block_bytes_of(life.store.store) // (2 if life.gather else 1),
+                received=count,
             )
         return self._inputs
 

@@ -10,8 +10,8 @@ from ..._arithmetic._clip import measure_norms
 from ..._arithmetic._rate import Rate
 from ..._arithmetic._sharded import carried_groups
 from ..._errors import CorruptedObjectError, SyncError
-from .._records._delta import ChangedError, schema
-from .._records._keys import Delta, Hint, Wish, commit_key, deltas
+from ..._wire._delta import ChangedError
+from .._records._keys import Delta, Hint, Wish, commit_key, deltas, schema
 from .._records._records import Commit
 from .._records._rules import former_farewells, in_force, rate_of
 from .._repair import answer, commit_mended, read_commit
@@ -222,10 +222,12 @@ class ElasticSync:
             )
         measure_norms(self._job, life.rank, life.scratch)
         self._ask(self._job.contribution.proposal.wish)
-        base = partial(life.shard, progress.sync, self._index)
-        parts = partial(
-            progress.format.parts, delta, life.chunk_bytes, life.scratch, base, progress.sums
-        )
+
+        def published(shard: int) -> tuple[int, int]:
+            values = life.shard(progress.sync, self._index, shard).values()
+            return values.seed, progress.sums[shard]
+
+        parts = partial(progress.format.parts, delta, life.scratch, published)
         try:
             life.traffic.count_sent(life.store.put(delta.key, parts))
         except ChangedError as error:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from ..._arithmetic._weights import shares
 from ..._errors import CorruptedObjectError, MismatchError
@@ -17,6 +17,14 @@ if TYPE_CHECKING:
     from ._objects import SyncObjects
 
 _log = logging.getLogger("diloco_core")
+
+
+class Member(NamedTuple):
+    """A contribution: the key of its file, who has made it, and the groups that it carries, as a bit mask."""
+
+    key: str
+    rank: int
+    groups: int
 
 
 class Members:
@@ -45,7 +53,6 @@ class Members:
         self._description = description
         # The key of each rank's contribution says what it carries. From the listing or from the commit record.
         self._keys: dict[int, str] = {}
-        self._listing: dict[str, int] = {}
 
     def missing_ranks(self) -> list[int]:
         """Look for contributions. Returns the ranks that have not contributed yet.
@@ -54,9 +61,8 @@ class Members:
             MismatchError: A rank contributes other tensors.
         """
         participant = self._participant
-        self._listing = participant.store.list(self._objects.deltas)
         with_other_tensors = set()
-        for key in self._listing:
+        for key in participant.store.list(self._objects.deltas):
             rank = self._objects.contributor(key)
             if rank is None:
                 continue
@@ -113,11 +119,12 @@ class Members:
             self.commit()
             return True
 
-    def carried(self) -> dict[int, int]:
-        """The groups that the contribution of each rank carries, in rank order. Once the sync is committed."""
-        return {
-            rank: self._objects.carried(rank, key) or 0 for rank, key in sorted(self._keys.items())
-        }
+    def contributions(self) -> list[Member]:
+        """The contributions in rank order. Once the sync is committed."""
+        return [
+            Member(key, rank, self._objects.carried(rank, key) or 0)
+            for rank, key in sorted(self._keys.items())
+        ]
 
     def proposed(self) -> list[Rate]:
         """The learning rate that each rank proposes, in rank order. Once the sync is committed."""
@@ -127,26 +134,3 @@ class Members:
         """The share of each rank's contribution in their sum, in rank order; empty if all count the same. Once committed."""
         keys = [key for _, key in sorted(self._keys.items())]
         return shares(weighting, [self._objects.amount(key) for key in keys])
-
-    def key(self, rank: int) -> str:
-        """The key of a rank's contribution."""
-        return self._keys[rank]
-
-    def size(self, rank: int) -> int:
-        """The size in bytes of a rank's contribution; after :meth:`list_again`."""
-        return self._listing[self._keys[rank]]
-
-    def list_again(self) -> None:
-        """List the contributions again if the last listing, which has their sizes, is older than the record that names them.
-
-        Raises:
-            CorruptedObjectError: A contribution is gone.
-        """
-        store = self._participant.store
-        if any(key not in self._listing for key in self._keys.values()):
-            self._listing = store.list(self._objects.deltas)
-        for key in self._keys.values():
-            if key not in self._listing:
-                raise CorruptedObjectError(
-                    f"{store.uri}/{key} is gone: something deletes objects there."
-                )

@@ -3,18 +3,17 @@
 from __future__ import annotations
 
 import re
-from functools import partial
+from functools import cached_property
 from typing import TYPE_CHECKING
 
-from ..._arithmetic._clip import norm_count
 from ..._arithmetic._rate import NO_RATE, Rate
 from ..._arithmetic._sharded import may_carry
 from ..._arithmetic._weights import NO_AMOUNT, Amount
 from ..._terms._weighting import Weighting
 from ..._wire._coded import CodedShard
+from ..._wire._delta import DeltaFormat
 from ..._wire._published import Shard
 from ..._wire._sections import fingerprint, seed
-from .._records._delta import DeltaFile, DeltaPlan
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -51,7 +50,6 @@ class SyncObjects:
         # This is also made from the name of the run. A process of an earlier run under this prefix that is still running
         # writes other keys, and what it may have written under the same keys does not match the checksums.
         self._fingerprint = fingerprint(participant.run, job.fingerprint)
-        self._plans: dict[tuple[bool, int], DeltaPlan] = {}
 
     @property
     def deltas(self) -> str:
@@ -69,15 +67,10 @@ class SyncObjects:
         It says its amount if contributions are weighed.
         """
         run, job = self._participant.run[:16], self._job.fingerprint[:16]
-        says = self._says(groups, rate, amount)
-        return f"{self.deltas}{rank:05}.{run}.{job}.{says}.safetensors"
-
-    def _says(self, groups: int, rate: Rate, amount: Amount) -> str:
-        """What the key of a contribution says about it. Its checksums cover that, too."""
         weighed = self._job.terms.weighting is not Weighting.EQUAL
         weight = f".w{amount.steps}-{amount.tokens}" if weighed else ""
         lr = f".{rate.text}" if rate.text else ""
-        return f"{groups:x}{weight}{lr}"
+        return f"{self.deltas}{rank:05}.{run}.{job}.{groups:x}{weight}{lr}.safetensors"
 
     def contributor(self, key: str) -> int | None:
         """The rank that has contributed an object with this key; None if it is not a contribution to this run."""
@@ -112,24 +105,15 @@ class SyncObjects:
             return Amount()
         return Amount(int(match[5]), int(match[6]))
 
-    def delta(
-        self, rank: int, groups: int, rate: Rate = NO_RATE, amount: Amount = NO_AMOUNT
-    ) -> DeltaFile:
-        """The contribution of a rank that has the key of :meth:`delta_key`."""
-        is_rank_zero = rank == 0
-        if (is_rank_zero, groups) not in self._plans:
-            self._plans[is_rank_zero, groups] = DeltaPlan(
-                self._job.layout,
-                self._participant.world_size,
-                self._participant.chunk_bytes,
-                groups,
-                is_rank_zero=is_rank_zero,
-                codec=self._job.terms.codec,
-                norms=norm_count(self._job) if self._job.terms.clip else None,
-            )
-        seed_of = partial(self._seed, "delta", rank, self._says(groups, rate, amount))
-        metadata = self._metadata("delta") | {"rank": str(rank)}
-        return DeltaFile(self._plans[is_rank_zero, groups], rank, seed_of, metadata)
+    @cached_property
+    def format(self) -> DeltaFormat:
+        """The format of the contributions. A rank does not send the shards that it updates itself."""
+        shards, world_size = self._job.layout.shards, self._participant.world_size
+        return DeltaFormat(
+            self._job,
+            omit=lambda rank: range(rank, shards, world_size),
+            sends_first=lambda rank: rank == 0,
+        )
 
     def state_key(self, shard: int) -> str:
         """Key of a published shard."""
@@ -145,18 +129,17 @@ class SyncObjects:
 
     def shard_metadata(self) -> dict[str, str]:
         """What the header of a published shard says beside its tensors."""
-        return {**self._metadata("state"), "steps": str(self._steps), "outer_lr": self.rate.text}
-
-    def _seed(self, *parts: object) -> int:
-        return seed(self._fingerprint, self._number, *parts)
-
-    def _metadata(self, kind: str) -> dict[str, str]:
         return {
-            "diloco": kind,
+            "diloco": "state",
             "sync": str(self._number),
             "name": self._job.name,
             "fingerprint": self._job.fingerprint,
+            "steps": str(self._steps),
+            "outer_lr": self.rate.text,
         }
+
+    def _seed(self, *parts: object) -> int:
+        return seed(self._fingerprint, self._number, *parts)
 
 
 def state_key(run: str, sync: int, shard: int) -> str:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from ..._arithmetic._clip import measure_norms
 from ..._arithmetic._rate import chosen
-from ..._arithmetic._sharded import carried_groups, check_contribution, contributions
+from ..._arithmetic._sharded import carried_groups
 from ..._errors import RunExistsError, SyncTimeoutError
 from ..._exchange._endings import describe, named_ranks
 from ..._exchange._report import SyncReport
@@ -16,20 +16,17 @@ from ..._store._copies import copy_key
 from ..._timing import Wait
 from .._records._repairs import Repairs
 from ._adopt import Adoption
-from ._members import Members
+from ._members import Member, Members
 from ._objects import SyncObjects, state_key
 from ._published import OwnShards
 from ._reduce import Reduction
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator, Sequence
-
-    import torch
+    from collections.abc import Callable, Iterable, Sequence
 
     from ..._arithmetic._sync_job import SyncJob
     from ..._errors import StoreError
     from ..._exchange._endings import Progress
-    from ..._store._api import Buffer
     from .._participant import Participant
 
 
@@ -76,7 +73,9 @@ class StoreSync:
         participant = self._participant
         measure_norms(self._job, participant.rank, participant.scratch)
         (key,) = self.contributed
-        self._traffic.sent += self._participant.store.put(key, self._delta_parts)
+        member = Member(key, participant.rank, self._groups)
+        parts = partial(self._objects.format.parts, member, participant.scratch)
+        self._traffic.sent += participant.store.put(key, parts)
         self._contributing = clock() - start
 
     def ready(self) -> bool:
@@ -166,28 +165,6 @@ class StoreSync:
             self._participant.store.delete(obsolete, unread=True)
             obsolete.clear()
         self._own_shards.publish(shard)
-
-    def _delta_parts(self) -> Iterator[Buffer]:
-        # What this replica contributes to its own shards is not sent, but it is checked now: an infinite value or NaN must be
-        # refused before the sync can be committed.
-        participant = self._participant
-        chunk_bytes, scratch = participant.chunk_bytes, participant.scratch
-        for shard in self._owned:
-            check_contribution(self._job, shard, participant.rank, chunk_bytes, scratch)
-
-        def sent(shard: int) -> Iterator[torch.Tensor]:
-            return contributions(
-                self._job,
-                shard,
-                participant.rank,
-                chunk_bytes,
-                scratch,
-                groups=self._groups,
-                encoded=True,
-            )
-
-        delta = self._objects.delta(participant.rank, self._groups, self._proposed, self._amount)
-        yield from delta.parts(sent, self._job.contribution.norms)
 
     def _wait_for_commit(self) -> None:
         """Wait for the commit record. A replica that sees all contributions writes it; the others wait for that one key."""

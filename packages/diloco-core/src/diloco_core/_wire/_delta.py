@@ -1,0 +1,272 @@
+"""The file of a contribution: a section for each shard that its contributor sends, with a checksum for every chunk of it.
+
+What is in such a file::
+
+    header | norms of the tensors | shard, its checksums | shard, its checksums | ...
+
+Norms are there only if contributions are clipped. They are there once, and not in every section: a tensor may be in several
+shards, and most shards hold parts of several tensors.
+
+The size of a file, and where everything is in it, follow from the tensors, the groups that it carries and its contributor. So
+readers do not need the header, which is for people and other tools.
+"""
+
+from __future__ import annotations
+
+import struct
+from typing import TYPE_CHECKING, NamedTuple, Protocol
+
+import xxhash
+
+from .._arithmetic._clip import norm_count
+from .._arithmetic._layout import CHUNK_BYTES, Rule
+from .._arithmetic._sent import codec_of, sent_bytes
+from .._arithmetic._sharded import carries, check_contribution, checked, may_carry
+from ._delta_reader import Chunk, DeltaReader, Place, checksum, once
+from ._sections import (
+    Section,
+    header,
+    padding_bytes,
+    section_bytes,
+    section_starts,
+    seed,
+    view,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Iterator, Sequence
+
+    from .._arithmetic._sharded import Scratch
+    from .._arithmetic._sync_job import SyncJob
+    from .._store._api import Buffer, ObjectReader
+    from ._delta_reader import Again
+
+SUMMED_BYTES = CHUNK_BYTES
+"""Bytes of values that have a checksum of their own. Other than buffers, it is the same for all replicas of all runs."""
+
+
+class ChangedError(Exception):
+    """A shard of the global copy changed in memory. Never leaves the exchange."""
+
+
+class Named(Protocol):
+    """Which contribution a file holds."""
+
+    @property
+    def key(self) -> str:
+        """The key of the file. Its checksums begin with it, so that no file is valid under another key."""
+        ...
+
+    @property
+    def rank(self) -> int:
+        """The contributor."""
+        ...
+
+    @property
+    def groups(self) -> int:
+        """The groups of values that it carries, as a bit mask."""
+        ...
+
+
+class _Plan(NamedTuple):
+    """The files of contributions that carry the same groups, as they would be if no shard was left out.
+
+    Attributes:
+        groups: The groups that are in the files, as a bit mask.
+        norms: The section of the norms; None without clipping.
+        shards: The section of each shard.
+        starts: Where these begin in the file, and where the last one ends.
+        beginning: The size of the header, which does not depend on which shards are left out.
+    """
+
+    groups: int
+    norms: Section | None
+    shards: list[Section]
+    starts: list[int]
+    beginning: int
+
+
+class DeltaFormat:
+    """The format of contributions to a sync. Not thread-safe.
+
+    Args:
+        job: What is synced.
+        omit: Returns the shards that a rank leaves out of its contributions; they are only checked.
+        sends_first: Returns whether a rank sends the groups of which only the values of one rank are used.
+        verify_first: Whether readers verify every chunk before it is used, and read it again if it does not match; or a shard
+            when all of it was used. Over a network, the former takes one more request for a shard that is larger than what one
+            request reads.
+        summed_bytes: Bytes of values that have a checksum of their own; ``SUMMED_BYTES`` if left out.
+    """
+
+    def __init__(
+        self,
+        job: SyncJob,
+        *,
+        omit: Callable[[int], Sequence[int]] = lambda _: (),
+        sends_first: Callable[[int], bool] = lambda _: True,
+        verify_first: bool = True,
+        summed_bytes: int | None = None,
+    ) -> None:
+        self._job = job
+        self._layout = job.layout
+        self.omit = omit
+        self._sends_first = sends_first
+        self.verify_first = verify_first
+        self._summed_bytes = summed_bytes or SUMMED_BYTES
+        self._plans: dict[int, _Plan] = {}
+
+    def size(self, groups: int, rank: int = 0) -> int | None:
+        """Size in bytes of a rank's contribution that carries these groups; None if none may carry exactly these."""
+        if not may_carry(self._layout, groups):
+            return None
+        return self._start(self._plan(groups, rank), rank, self._layout.shards)
+
+    def sent(self, groups: int, rank: int) -> int:
+        """Those of the groups that a contribution carries whose values are in its file, as a bit mask."""
+        if self._sends_first(rank):
+            return groups
+        first = (g for g, group in enumerate(self._layout.groups) if group.rule is Rule.FIRST)
+        return groups & ~sum(1 << group for group in first)
+
+    def parts(
+        self,
+        named: Named,
+        scratch: Scratch,
+        published: Callable[[int], tuple[int, int]] | None = None,
+    ) -> Iterator[Buffer]:
+        """The parts of the file of this replica's contribution. All values are checked before the file is complete.
+
+        Args:
+            named: Which contribution it is.
+            scratch: Buffers.
+            published: Returns what the values of a shard of the global copy should have: the seed of their checksum, and the
+                checksum. They are compared on the way, since they are in the processor's cache anyway.
+
+        Raises:
+            ChangedError: The global copy is not what was published.
+            NonFiniteDeltaError: The contribution holds NaN or infinity.
+        """
+        rank, plan = named.rank, self._plan(named.groups, named.rank)
+        omitted = self.omit(rank)
+        for shard in omitted:
+            check_contribution(self._job, shard, rank, self._summed_bytes, scratch)
+        shards = [shard for shard in range(self._layout.shards) if shard not in omitted]
+        yield self._header(plan, shards)
+        if plan.norms is not None:
+            norms = struct.pack(f"<{plan.norms.numbers}d", *self._job.contribution.norms)
+            yield norms + checksum(norms, self._seed(named, "norms"), 0)
+        for shard in shards:
+            first_seed, sums = self._seed(named, shard), list[bytes]()
+            for data in self._data(plan, shard, rank, scratch, published):
+                sums.append(checksum(data, first_seed, len(sums)))
+                yield data
+            zeros = padding_bytes(plan.shards[shard].values_bytes(self._layout))
+            yield bytes(zeros) + b"".join(sums)
+
+    def reader(
+        self,
+        named: Named,
+        shards: Iterable[int],
+        origin: str,
+        open_file: Callable[[int], ObjectReader],
+        again: Again = once,
+    ) -> DeltaReader:
+        """A reader of some shards of a contribution, one after another.
+
+        Args:
+            named: Which contribution it is.
+            shards: The shards, in the order in which they will be read.
+            origin: What the file is called in errors.
+            open_file: Opens the file, given its size.
+            again: Calls a function that reads something, and calls it again after errors that may pass.
+        """
+        plan, rank, layout = self._plan(named.groups, named.rank), named.rank, self._layout
+
+        def place(section: Section, start: int, number: int | str) -> Place:
+            stop = start + section_bytes(layout, section)
+            end = start + section.values_bytes(layout)
+            return Place(start, end, stop, section.sums, self._seed(named, number), section.name)
+
+        places = {
+            shard: place(plan.shards[shard], self._start(plan, rank, shard), shard)
+            for shard in shards
+        }
+        norms = None if plan.norms is None else place(plan.norms, plan.beginning, "norms")
+        return DeltaReader(
+            open_file,
+            again,
+            origin,
+            self._start(plan, rank, layout.shards),
+            norms,
+            places,
+            self._chunks(plan, places),
+            verify_first=self.verify_first,
+        )
+
+    def _plan(self, groups: int, rank: int) -> _Plan:
+        layout, groups = self._layout, self.sent(groups, rank)
+        if groups not in self._plans:
+            norms = norm_count(self._job) if self._job.terms.clip else None
+            section = norms if norms is None else Section("norms", (), 0, numbers=norms)
+            shards = []
+            for shard in range(layout.shards):
+                pieces = tuple(p for p in layout.shard(shard) if carries(groups, p.group))
+                sums = sum(layout.chunk_count(piece, self._summed_bytes) for piece in pieces)
+                shards.append(Section(f"shard.{shard}", pieces, 0, sums, self._job.terms.codec))
+            plan = _Plan(groups, section, shards, [], 0)
+            size = len(self._header(plan, range(layout.shards)))
+            start = size + (0 if section is None else section_bytes(layout, section))
+            starts = [start + offset for offset in section_starts(layout, shards)]
+            self._plans[groups] = plan._replace(beginning=size, starts=starts)
+        return self._plans[groups]
+
+    def _start(self, plan: _Plan, rank: int, shard: int) -> int:
+        """Where a shard begins in a rank's file; after the last shard, the size of the file."""
+        before = (omitted for omitted in self.omit(rank) if omitted < shard)
+        starts = plan.starts
+        return starts[shard] - sum(starts[each + 1] - starts[each] for each in before)
+
+    def _header(self, plan: _Plan, shards: Sequence[int]) -> bytes:
+        sections = [*filter(None, [plan.norms]), *(plan.shards[shard] for shard in shards)]
+        job = self._job
+        metadata = {"diloco": "delta", "name": job.name, "fingerprint": job.fingerprint}
+        return header(self._layout, sections, metadata, plan.beginning)
+
+    def _data(
+        self,
+        plan: _Plan,
+        shard: int,
+        rank: int,
+        scratch: Scratch,
+        published: Callable[[int], tuple[int, int]] | None,
+    ) -> Iterator[Buffer]:
+        """The chunks of a shard as they are sent; on the way, the global copy is compared with what was published."""
+        start, expected = (0, None) if published is None else published(shard)
+        copy = xxhash.xxh3_64(seed=start)
+        for piece in self._layout.chunks(shard, self._summed_bytes):
+            data = None
+            if carries(plan.groups, piece.group):
+                values = checked(self._job, piece, rank, scratch)
+                data = view(
+                    codec_of(self._job.terms.codec, self._layout, piece.group).encode(values)
+                )
+            if expected is not None:
+                copy.update(view(self._job.published(piece)))
+            if data is not None:
+                yield data
+        if expected is not None and copy.intdigest() != expected:
+            raise ChangedError(shard)
+
+    def _chunks(self, plan: _Plan, shards: Iterable[int]) -> Iterator[Chunk]:
+        for shard in shards:
+            offset = number = 0
+            for piece in self._layout.chunks(shard, self._summed_bytes):
+                if carries(plan.groups, piece.group):
+                    codec = codec_of(self._job.terms.codec, self._layout, piece.group)
+                    yield Chunk(shard, number, offset, piece.numel, codec)
+                    offset += sent_bytes(self._job.terms.codec, self._layout, piece)
+                    number += 1
+
+    def _seed(self, named: Named, section: int | str) -> int:
+        return seed(self._job.fingerprint, named.key, section)

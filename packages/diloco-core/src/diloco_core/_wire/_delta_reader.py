@@ -1,0 +1,264 @@
+"""Reading the file of a contribution (:mod:`._delta`).
+
+The owner of a shard adds contributions up and updates its own copy as it goes. Where that cannot be undone, every chunk is
+verified before it is used, which takes the checksums at the end of its section first; then a chunk that does not match is read
+again, so a bit that flips in transit costs one more request. Otherwise the checksums are read with the last values.
+"""
+
+from __future__ import annotations
+
+import math
+import struct
+from typing import TYPE_CHECKING, NamedTuple, Protocol, TypeVar
+
+import torch
+import xxhash
+
+from .._errors import CorruptedObjectError
+from .._store._api import ReadsAhead
+from .._store._closing import Closing
+from ._sections import CHECKSUM_BYTES, fill
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Mapping
+
+    from .._codecs._codec import Codec
+    from .._store._api import Buffer, ObjectReader
+
+T = TypeVar("T")
+
+
+class Again(Protocol):
+    """Calls a function that reads something, and calls it again after errors that may pass."""
+
+    def __call__(self, read: Callable[[], T], /) -> T: ...
+
+
+def once(read: Callable[[], T]) -> T:
+    """Call ``read``, and do not call it again."""
+    return read()
+
+
+class Place(NamedTuple):
+    """Where a section is in a file: its start, the end of its values, and its stop; how many checksums it has, and their seed."""
+
+    start: int
+    end: int
+    stop: int
+    sums: int
+    seed: int
+    name: str
+
+
+class Chunk(NamedTuple):
+    """A chunk in a file: its shard, its number and its offset in the shard's section, and what is in it."""
+
+    shard: int
+    number: int
+    offset: int
+    numel: int
+    codec: Codec
+
+
+class DeltaReader(Closing):
+    """Reads some shards of a contribution one after another. Not thread-safe.
+
+    Made by :meth:`.DeltaFormat.reader`.
+    """
+
+    def __init__(
+        self,
+        open_file: Callable[[int], ObjectReader],
+        again: Again,
+        origin: str,
+        size: int,
+        norms: Place | None,
+        places: Mapping[int, Place],
+        chunks: Iterator[Chunk],
+        *,
+        verify_first: bool,
+    ) -> None:
+        self._open = open_file
+        self._again = again
+        self._origin = origin
+        self._size = size
+        self._norms = norms
+        self._places = places
+        self._announced = {shard: place.start for shard, place in places.items()}
+        self._chunks = chunks
+        self._verify_first = verify_first
+        self._rest = torch.empty(0, device="cpu")  # of a chunk, if the caller's are smaller
+        self._reader: ObjectReader | None = None
+        self._expect: Callable[[int, int], None] | None = None
+        self._sums: dict[int, bytes] = {}  # of shards, as they are in the file
+        self._found: dict[int, bytearray] = {}  # of what was read, if it is verified later
+
+    def open(self) -> None:
+        """Open the file now, so that errors show before anything is read.
+
+        Raises:
+            ObjectNotFoundError: There is no such file.
+            CorruptedObjectError: It does not have the size that it should have.
+        """
+        self._again(self._opened)
+
+    def announce_norms(self) -> None:
+        """Tell the store that the norms will be read, before anything else is announced."""
+        if self._norms is not None and self._expect is not None:
+            self._expect(self._norms.start, self._norms.stop)
+
+    def announce(self, sizes: Mapping[int, int], block_bytes: int) -> None:
+        """Tell the store what will be read next, if it can make use of that: for each shard, this number of bytes.
+
+        What lies side by side in the file becomes one request; ``block_bytes`` is the most that one request reads.
+        """
+        if self._expect is None:
+            return
+        spans: list[tuple[int, int]] = []
+        for shard, size in sizes.items():
+            place, start = self._places[shard], self._announced[shard]
+            in_one = place.stop - place.start <= block_bytes
+            stop = self._announced[shard] = start + size
+            if self._verify_first and in_one:
+                # All at once, since its checksums, which are at its end, are read first.
+                stop = self._announced[shard] = place.end
+            elif self._verify_first and start == place.start:
+                self._expect(place.end, place.stop)
+            if start == place.end:
+                continue
+            if stop == place.end and (in_one or not self._verify_first):
+                stop = place.stop
+            if spans and spans[-1][1] == start:
+                start = spans.pop()[0]
+            spans.append((start, stop))
+        for start, stop in spans:
+            self._expect(start, stop)
+
+    def norms(self) -> tuple[float, ...]:
+        """The norms of the contribution's tensors.
+
+        Raises:
+            CorruptedObjectError: They are damaged, also after they were read again.
+        """
+        place = self._norms
+        assert place is not None  # every contribution to a run with clipping has them
+
+        def read(reader: ObjectReader) -> tuple[float, ...]:
+            data = self._bytes(reader, place.start, place.stop)
+            norms = struct.unpack(f"<{len(data) // 8 - 1}d", data[:-CHECKSUM_BYTES])
+            if data[-CHECKSUM_BYTES:] != checksum(data[:-CHECKSUM_BYTES], place.seed, 0):
+                raise self._wrong(place)
+            if not all(0 <= norm < math.inf for norm in norms):
+                raise CorruptedObjectError(
+                    f"{self._origin}, section norms: a norm is not a finite number of at least 0"
+                )
+            return norms
+
+        return self._attempt(read)
+
+    def read(self, out: torch.Tensor) -> torch.Tensor:
+        """Fill a contiguous CPU tensor with the next elements, and return it.
+
+        Raises:
+            CorruptedObjectError: They cannot be read, also after further attempts; where they are verified first, that they
+                do not match their checksum.
+        """
+        filled = 0
+        while filled < out.numel():
+            if not self._rest.numel():
+                chunk = next(self._chunks)
+                if chunk.numel <= out.numel() - filled:
+                    self._fill(chunk, out[filled : filled + chunk.numel])
+                    filled += chunk.numel
+                    continue
+                self._rest = torch.empty(chunk.numel, dtype=out.dtype, device="cpu")
+                self._fill(chunk, self._rest)
+            count = min(self._rest.numel(), out.numel() - filled)
+            out[filled : filled + count] = self._rest[:count]
+            self._rest = self._rest[count:]
+            filled += count
+        return out
+
+    def verify(self, shard: int) -> None:
+        """Verify a shard that has been read, unless that was done before it was used.
+
+        Raises:
+            CorruptedObjectError: What was read is not what was written.
+        """
+        if self._verify_first or not self._places[shard].sums:
+            return
+        if not self._found.get(shard) or self._found[shard] != self._sums.get(shard, b""):
+            raise self._wrong(self._places[shard])
+
+    def close(self) -> None:
+        """Close the file; repeatable."""
+        reader, self._reader = self._reader, None
+        if reader is not None:
+            reader.close()
+
+    def _fill(self, chunk: Chunk, out: torch.Tensor) -> None:
+        place = self._places[chunk.shard]
+
+        def read(reader: ObjectReader) -> None:
+            if self._verify_first and chunk.shard not in self._sums:
+                self._read_sums(reader, chunk.shard)
+            start = place.start + chunk.offset
+            data = fill(chunk.codec, out, lambda into: reader.read_into(start, into))
+            found = checksum(data, place.seed, chunk.number)
+            if not self._verify_first:
+                if chunk.number == place.sums - 1:
+                    # They were fetched with the last values, whose memory is needed for what is read next.
+                    self._read_sums(reader, chunk.shard)
+                self._found.setdefault(chunk.shard, bytearray()).extend(found)
+            elif not self._sums[chunk.shard].startswith(found, CHECKSUM_BYTES * chunk.number):
+                raise self._wrong(place)
+
+        self._attempt(read)
+
+    def _read_sums(self, reader: ObjectReader, shard: int) -> None:
+        place = self._places[shard]
+        ending = self._bytes(reader, place.end, place.stop)
+        self._sums[shard] = ending[-CHECKSUM_BYTES * place.sums :]
+
+    @staticmethod
+    def _bytes(reader: ObjectReader, start: int, stop: int) -> bytes:
+        data = bytearray(stop - start)
+        reader.read_into(start, memoryview(data))
+        return bytes(data)
+
+    def _attempt(self, read: Callable[[ObjectReader], T]) -> T:
+        def attempt() -> T:
+            try:
+                return read(self._opened())
+            except BaseException:
+                self.close()  # the wrong bytes may be among those that the reader has fetched ahead
+                if self._verify_first:
+                    self._sums.clear()
+                raise
+
+        return self._again(attempt)
+
+    def _opened(self) -> ObjectReader:
+        if self._reader is None:
+            reader = self._open(self._size)
+            if reader.size != self._size:
+                reader.close()
+                raise CorruptedObjectError(
+                    f"{self._origin} has {reader.size} bytes, but should have {self._size}: it is truncated or damaged"
+                )
+            self._reader = reader
+            # Looked up once per reader, because isinstance() with a protocol is slow.
+            self._expect = reader.expect if isinstance(reader, ReadsAhead) else None
+        return self._reader
+
+    def _wrong(self, place: Place) -> CorruptedObjectError:
+        return CorruptedObjectError(
+            f"{self._origin}, section {place.name}: a checksum is wrong. The object is damaged, or it was written for another "
+            "run, model or sync."
+        )
+
+
+def checksum(data: Buffer, first_seed: int, number: int) -> bytes:
+    """The checksum of the chunk with this number in a section, which is valid in no other place of the file."""
+    digest = xxhash.xxh3_64_intdigest(data, seed=(first_seed + number) % 2**64)
+    return digest.to_bytes(CHECKSUM_BYTES, "little")
