@@ -186,7 +186,7 @@ class Life:
             base=state_digest(state.sums),
             schema=SCHEMA,
             positions=state.positions,
-            size=lambda groups: SIZE,
+            size=lambda groups, rank: SIZE,
             previous=state.previous,
             members=state.members,
             min_replicas=world.quorum,

@@ -16,6 +16,19 @@ KINDS = {
     "gather": "gather",
     "torchft manager": "manager",
 }
+ELSEWHERE = {"`set_outer_lr`", "`publish_every`, an argument of `connect`"}
+
+
+class Position:
+    """The least that can be saved and restored."""
+
+    def state_dict(self):
+        return {}
+
+    def load_state_dict(self, state):
+        pass
+
+
 OPTIONS = {
     "`delay`, `alpha`": [{"delay": 1}, {"alpha": 0.5}],
     "`fragments`, `outer_groups`, `buffers`": [{"fragments": 2}, {"outer_groups": True}, {"buffers": "none"}],
@@ -24,6 +37,9 @@ OPTIONS = {
     "`weight`, `clip`, `aggregate`": [{"weight": "steps"}, {"clip": "median"}, {"aggregate": "trimmed"}],
     "`outer_lr` as a function": [{"outer_lr": lambda sync: 0.5 / sync}],
     "`sync_every=Seconds(60)`": [{"sync_every": Seconds(60)}],
+    '`init="check"`': [{"init": "check"}],
+    "`full_state_every`": [{"state_codec": "int8", "full_state_every": 4}],
+    "`stateful`, `save_inner_every`": [{"stateful": {"generator": Position()}}, {"save_inner_every": 3}],
 }  # fmt: skip
 
 
@@ -55,7 +71,7 @@ def group(tmp_path):
 
 
 def test_every_option_is_in_the_table():
-    assert set(rows()) == {*OPTIONS, "`set_outer_lr`"}
+    assert set(rows()) == {*OPTIONS, *ELSEWHERE}
 
 
 @pytest.mark.parametrize("kind", KINDS)

@@ -135,6 +135,19 @@ def with_unchanged(job: SyncJob, groups: int, source: Source) -> Source:
     return read
 
 
+def without_progress(job: SyncJob) -> Source:
+    """A source of a contribution from which nothing was learned: a pseudo-gradient of zero, and buffers as they were."""
+
+    def read(piece: Piece, out: torch.Tensor) -> torch.Tensor:
+        if job.layout.groups[piece.group].rule is Rule.OUTER:
+            return out.zero_()
+        global_copy = job.destination(piece)
+        assert global_copy is not None  # only runs that keep a state have such contributions
+        return out.copy_(global_copy)
+
+    return read
+
+
 def adopt_shard(job: SyncJob, shard: int, read: Source, chunk_bytes: int, scratch: Scratch) -> None:
     """Read a published shard chunk by chunk and adopt it."""
     for chunk in job.layout.chunks(shard, chunk_bytes):

@@ -63,7 +63,10 @@ class SyncJob(Protocol):
         ...
 
     def contributed(self, piece: Piece, out: torch.Tensor) -> torch.Tensor:
-        """The values of this replica's contribution: written into ``out``, or a view whose values do not change until the piece is updated."""
+        """The values of this replica's contribution to a piece.
+
+        They are written into ``out``, or are a view whose values do not change until the piece is updated.
+        """
         ...
 
     def unchanged(self) -> Collection[int]:

@@ -74,6 +74,7 @@ def wait_for_manifest(
     rank: int,
     world_size: int,
     grace: float,
+    look_around: Callable[[], None] = lambda: None,
 ) -> Manifest | None:
     """Wait for the manifest. Returns it, or None if this replica should begin the run.
 
@@ -87,6 +88,7 @@ def wait_for_manifest(
         rank: The rank of this replica; not 0, which does not wait.
         world_size: How many ranks there may be.
         grace: In seconds.
+        look_around: Called from time to time; raises an error if waiting any longer is of no use.
 
     Raises:
         RendezvousTimeoutError: There is no manifest after ``join_timeout``, and no sign was seen for that time either.
@@ -114,7 +116,7 @@ def wait_for_manifest(
         timing,
         store.near,
         timing.join_timeout,
-        lambda: None,
+        look_around,
         timed_out,
         downtime=lambda: store.downtime,
         notice=notice,

@@ -86,7 +86,7 @@ def check_claim(life: Life) -> None:
         watch_claim(life)
     # This check comes last, so that it is as close as possible to what the caller is about to write.
     if life.store.peek(claim_key(life.rank, life.epoch + 1)) is not None:
-        raise _fenced(life, "a newer life")
+        raise fenced(life, "a newer life")
 
 
 def watch_claim(life: Life) -> None:
@@ -120,14 +120,14 @@ def watch_claim(life: Life) -> None:
             return
         stored = life.again(read)
     if stored is not None and stored != own_claim:
-        raise _fenced(life, "another life")
+        raise fenced(life, "another life")
 
 
 def _record(epoch: int, identity: dict[str, int | str]) -> bytes:
     return seal("claim", claim_key(int(identity["rank"]), epoch), {"epoch": epoch, **identity})
 
 
-def _fenced(life: Life, successor: str) -> FencedError:
+def fenced(life: Life, successor: str) -> FencedError:
     return FencedError(
         f"{successor} of rank {life.rank} has joined the run at {life.store.uri} and takes its place, so this life (epoch "
         f"{life.epoch}) stops. If two replicas were started with rank {life.rank} by mistake, give each a rank of its own.",

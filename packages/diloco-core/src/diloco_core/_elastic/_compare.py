@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from .._errors import RunExistsError
 from .._exchange._base import Schema
 from .._exchange._begun_with import check_schema, other_setting
+from .._exchange._schemas import MAY_CHANGE, compare_schemas
 
 if TYPE_CHECKING:
     from ._records._manifest import Manifest
-    from ._settings import Elastic
+    from ._settings import Settings
 
 
 def check_same_run(
@@ -20,12 +22,14 @@ def check_same_run(
     rank: int,
     world_size: int,
     run_id: str,
-    settings: Elastic,
+    settings: Settings,
     uri: str,
+    first: bool,
 ) -> None:
     """Refuse to join a run with other settings, or with another model, than it was begun with.
 
-    ``grace``, ``late``, timeouts and ``chunk_bytes`` may differ between replicas.
+    ``grace``, ``late``, timeouts and ``chunk_bytes`` may differ between replicas. ``first`` says whether this is the first life
+    of its rank.
 
     Raises:
         RunExistsError: The run belongs to another launch, and this replica was not told to resume it.
@@ -39,6 +43,25 @@ def check_same_run(
         )
     if settings.topology == "auto":
         settings.check_published(manifest.topology)
+    membership = "fixed" if settings.fixed else "elastic"
+    if manifest.membership != membership:
+        advice = "pass min_replicas=" if settings.fixed else "leave min_replicas out"
+        raise RunExistsError(
+            f"{uri} holds a run with {manifest.membership} membership, which a replica with {membership} membership cannot join: "
+            f"to join it, {advice}; to begin another run, use another prefix"
+        )
+    begun = Schema(manifest.tensors, manifest.settings)
+    if settings.fixed:
+        if manifest.world_size != world_size:
+            raise other_setting(uri, rank, "world_size", str(manifest.world_size), str(world_size))
+        if first and not settings.resume:
+            compare_schemas(f"rank {rank}", schema, f"rank {manifest.writer}", begun)
+            return
+        may_change = MAY_CHANGE if settings.resume else {"committed"}
+        kept = {name: manifest.settings[name] for name in may_change if name in manifest.settings}
+        schema = replace(schema, settings={**schema.settings, **kept})
+        check_schema(uri, rank, schema, begun, f"the run (begun by rank {manifest.writer})")
+        return
     own_settings = {
         "world_size": world_size,
         "min_replicas": settings.min_replicas,
@@ -51,4 +74,4 @@ def check_same_run(
         if given != begun_with:
             raise other_setting(uri, rank, name, repr(begun_with), repr(given))
     run = f"the run (begun by rank {manifest.writer})"
-    check_schema(uri, rank, schema, Schema(manifest.tensors, manifest.settings), run)
+    check_schema(uri, rank, schema, begun, run)

@@ -21,6 +21,7 @@ from .._errors import (
     FencedError,
     RunExistsError,
     SyncError,
+    UnequalSyncsError,
 )
 from .._exchange._base import Schema
 from .._exchange._endings import as_text
@@ -38,11 +39,14 @@ from ._ending import leave_run, tell_failure
 from ._inner import save_inner, saved_inner
 from ._joining import new_life
 from ._life._progress import layout_bytes
+from ._policy._ends import ends_in_log, refuse_again, refuse_ended, refuse_left, refuse_reload
+from ._policy._meeting import meet, tell_refusal
+from ._policy._together import name_of
 from ._records._keys import Hint
 from ._repair import read_commit
 from ._round._reload import Reload
-from ._settings import Elastic
-from ._start import open_run
+from ._settings import Settings
+from ._start import committed_in, open_run
 from ._states._history import given_up_since
 from ._states._rollback import obey_rollback, saying_what_to_do
 from ._sync._catchup import catch_up, start_again
@@ -86,7 +90,7 @@ class ElasticExchange(ResumableExchange):
         store: Store,
         rank: int,
         world_size: int,
-        settings: Elastic,
+        settings: Settings,
         *,
         run_id: str = "",
         timing: Timing | None = None,
@@ -110,6 +114,8 @@ class ElasticExchange(ResumableExchange):
         self.run_id = run_id
         self.store = store
         self.settings = settings
+        self.fixed = settings.fixed
+        self.resumes = bool(settings.resume)
         # In the gather topology every replica computes all values itself, and only a few syncs publish any.
         gather = settings.topology == "gather"
         self.support = replace(
@@ -117,11 +123,11 @@ class ElasticExchange(ResumableExchange):
             state_codecs=not gather,
             gather=gather,
             keeps_state=True,
-            takes_run=True,
-            fewest=settings.min_replicas,
+            takes_run=not settings.fixed,
+            fewest=None if settings.fixed else settings.min_replicas,
             in_background=given.in_background,
             clock=given.clock,
-            check_window=self.check_window,
+            check_window=None if settings.fixed else self.check_window,
         )
         self._chunk_bytes = chunk_bytes
         self._schema: Schema | None = None
@@ -130,12 +136,14 @@ class ElasticExchange(ResumableExchange):
         self._ended = ""
         self._first = True
         self._hinted = 0
+        self._run = ""
+        self._under_way: ElasticSync | None = None
         self._unsynced: UnsyncedWatch | None = None
 
     def join(self, schema: Schema) -> None:
         """Set what the replicas must have in common. They meet in :meth:`restore`."""
         self._check_open()
-        if schema.settings.get("operation"):
+        if schema.settings.get("operation") and not self.fixed:
             raise ConfigurationError(
                 f"an elastic exchange is only for a DiLoCo outer loop, not for {schema.settings['operation']!r}, which has no "
                 "state that a replica could return to. For it, connect without min_replicas."
@@ -151,12 +159,13 @@ class ElasticExchange(ResumableExchange):
             )
         self._schema = schema
 
-    def restore(self, jobs: Sequence[ResumableJob]) -> Position:
+    def restore(self, jobs: Sequence[ResumableJob], *, loaded: bool = False) -> Position:
         """Begin or join the run, and take its newest state: published shards, and what was committed after them.
 
         Args:
             jobs: All fragments, in the order in which they are synced. If this replica begins the run, their values are the
                 initial state.
+            loaded: Whether they hold a state that was loaded, with its outer state.
 
         Raises:
             RunExistsError: The prefix belongs to another run.
@@ -169,6 +178,7 @@ class ElasticExchange(ResumableExchange):
         if self._schema is None:
             raise SyncError("restore() was called before join(): call join() with the schema first")
         store = Patient(self.store, self._timing)
+        self._run = ""
         try:
             manifest = open_run(
                 store,
@@ -180,6 +190,7 @@ class ElasticExchange(ResumableExchange):
                 settings=self.settings,
                 timing=self._timing,
                 chunk_bytes=self._chunk_bytes,
+                loaded=name_of(self._schema, self.run_id) if loaded else "",
             )
             warn_of_long_syncs(
                 max(layout_bytes(job.layout) for job in jobs),
@@ -195,6 +206,11 @@ class ElasticExchange(ResumableExchange):
             )
             if manifest.topology == "gather" and isinstance(self.store, InBackground):
                 self.store.budget = self.store.transfer.gather_budget()
+            self._run = manifest.run()
+            ends = ends_in_log(store, self._run) if self.fixed else []
+            if self.fixed and not self.settings.resume:
+                refuse_ended(ends, store.uri)
+                refuse_left(store, self.rank)
             life = new_life(
                 store,
                 jobs,
@@ -203,14 +219,25 @@ class ElasticExchange(ResumableExchange):
                 settings=self.settings,
                 timing=self._timing,
                 chunk_bytes=self._chunk_bytes,
+                passed_over={end.sync for end in ends},
             )
             self._life = life
+            self.comes_back = life.epoch > 1 or self.resumes
             store.before_writing = partial(check_run, life)
-            with saying_what_to_do(life, going_back=self.settings.resume == "newest-whole"):
-                catch_up(life, first=True)
+            if life.takes_means:
+                refuse_again(life)
+                life.standing.begin()
+            else:
+                with saying_what_to_do(life, going_back=self.settings.resume == "newest-whole"):
+                    catch_up(life, first=True)
             life.standing.has_loaded()
             for rollback, _ in life.rollbacks:
-                obey_rollback(life, rollback)
+                if rollback.end is None or rollback.sync > max(
+                    each.sync for each in life.fragments
+                ):
+                    obey_rollback(life, rollback)
+            if self.fixed and life.sync == manifest.first and not life.rollbacks:
+                meet(life)
             life.attendance.begin(life.rank, life.members, life.now, store.get)
             self._unsynced = UnsyncedWatch(
                 store, self._timing, self.rank, manifest.unsynced, self._schema.unsynced
@@ -245,7 +272,8 @@ class ElasticExchange(ResumableExchange):
         if self._first and stands_in(life):
             return True
         self._first = False
-        if life.members.get(life.rank) != life.epoch and self._hinted != life.sync + 1:
+        expects = self.fixed or life.members.get(life.rank) == life.epoch
+        if not expects and self._hinted != life.sync + 1:
             life.store.put(Hint(life.sync + 1, life.rank, life.epoch, "join").key, lambda: [b"\n"])
             self._hinted = life.sync + 1
         return False
@@ -278,6 +306,11 @@ class ElasticExchange(ResumableExchange):
             yield
         except GivenUpError:
             raise  # the replica itself says what becomes of it
+        except UnequalSyncsError:
+            # This sync can never be decided, since a replica has left without contributing to it.
+            if self._under_way is not None:
+                self._under_way.take_back()
+            raise
         except BaseException as error:
             self.abort(error)
             raise
@@ -300,11 +333,12 @@ class ElasticExchange(ResumableExchange):
                     "the fragments in the order in which restore() received them"
                 )
             self._first = False
-            patience = 2 * self.settings.grace if last else None
+            patience = 2 * self.settings.grace if last and not self.fixed else None
             window = 0.0 if self._schema is None else self._schema.terms.schedule.seconds
             sync = ElasticSync(
                 life, fragment, patience, hurried=lambda: self._hurried, window=window
             )
+            self._under_way = sync
             reload = sync.contribute()  # reloading is left to the second half of the sync
         yield sync.ready if reload is None else lambda: True
         with saying_what_to_do(life, going_back=False):
@@ -313,6 +347,8 @@ class ElasticExchange(ResumableExchange):
     def _finish(self, life: Life, sync: ElasticSync, reload: Reload | None) -> SyncReport:
         report = reload or sync.finish()
         if isinstance(report, Reload):
+            if self.fixed:
+                refuse_reload(life, report)
             start_again(life, report)
             life.standing.has_loaded()
             return sync.after_reloading()
@@ -365,7 +401,7 @@ class ElasticExchange(ResumableExchange):
         counted = [progress.positions.get(self.rank, 0) for progress in life.fragments]
         return Position(
             life.sync,
-            life.outer_steps,
+            life.outer_steps + life.manifest.first,
             max(counted, default=0),
             life.rollback,
             counted,
@@ -400,6 +436,7 @@ class ElasticExchange(ResumableExchange):
                 if self._life is not None and self._life.fragments[0].sums:
                     leave_run(self._life, self._unsynced)
             finally:
+                self._stop_beats()
                 self.store.close()
 
     def abort(self, error: BaseException) -> None:
@@ -412,12 +449,24 @@ class ElasticExchange(ResumableExchange):
         self.when_ended()
         try:
             try:
+                self._stop_beats()
                 if self._life is not None:
                     tell_failure(self._life, error)
+                elif (
+                    self.fixed
+                    and self._schema is not None
+                    and not isinstance(error, RunExistsError)
+                ):
+                    store = Patient(self.store, self._timing)
+                    tell_refusal(store, self.rank, self._run, committed_in(self._schema) + 1, error)
             finally:
                 self.store.close()
         except Exception as second:  # noqa: BLE001 - the first error matters more
             error.add_note(f"the other replicas could not be told of this failure: {second}")
+
+    def _stop_beats(self) -> None:
+        if self._life is not None and self._life.others is not None:
+            self._life.others.stop()
 
     def check_window(self, seconds: float) -> None:
         """Refuse windows of so many seconds if replicas do not wait for each other for so long.

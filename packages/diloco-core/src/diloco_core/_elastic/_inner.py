@@ -35,7 +35,15 @@ def save_inner(life: Life, parts: Callable[[str], Iterable[Buffer]]) -> None:
     key = inner_key(life.rank, *epoch_and_sync)
     # This skips the check of the run that other writes make, so that nothing comes between check_claim() and the write.
     life.store.attempt(lambda: life.store.store.put(key, parts(life.bound(key))))
-    life.store.delete([old_key for written, old_key in _keys(life) if written < epoch_and_sync])
+    older = sorted(
+        ((written, old) for written, old in _keys(life) if written < epoch_and_sync), reverse=True
+    )
+    if life.fixed:
+        # The run may go back to the state before its newest one, and this rank with it.
+        older = [each for each in older if each[0][1] < life.sync][1:] + [
+            each for each in older if each[0][1] == life.sync
+        ]
+    life.store.delete([old for _, old in older])
 
 
 def saved_inner(life: Life) -> Iterator[SavedInner]:

@@ -9,15 +9,17 @@ from ._claims import claim
 from ._life._life import Life, Seen
 from ._life._progress import Progress
 from ._life._standing import Standing
+from ._policy._beats import Beats
+from ._policy._others import Others
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Collection, Sequence
 
     from .._exchange._resumable import ResumableJob
     from .._store._patient import Patient
     from .._timing import Timing
     from ._records._manifest import Manifest
-    from ._settings import Elastic
+    from ._settings import Settings
 
 
 def new_life(
@@ -26,9 +28,10 @@ def new_life(
     manifest: Manifest,
     *,
     rank: int,
-    settings: Elastic,
+    settings: Settings,
     timing: Timing,
     chunk_bytes: int,
+    passed_over: Collection[int] = (),
 ) -> Life:
     """Make the next life of a rank. The rank's earlier lives will stop. The new life has loaded nothing yet.
 
@@ -40,15 +43,22 @@ def new_life(
         settings: How membership behaves.
         timing: Limits and clock.
         chunk_bytes: Size of the buffers.
+        passed_over: In fixed runs: the ends that were seen before.
     """
     seen, run = Seen(timing.clock()), manifest.run()
     epoch, record = claim(store, rank, run)
+    others = None
+    if settings.fixed:
+        beats = Beats(store.store, rank, f"{epoch}", run, timing)
+        beats.start()
+        others = Others(beats)
     standing = Standing(
         [Progress.empty(job) for job in jobs],
         run=run,
         world_size=manifest.world_size,
         uri=store.uri,
         clock=timing.clock,
+        first=manifest.first,
     )
     return Life(
         store=store,
@@ -63,4 +73,6 @@ def new_life(
         scratch=Scratch(chunk_bytes),
         standing=standing,
         seen=seen,
+        others=others,
+        passed_over=passed_over,
     )

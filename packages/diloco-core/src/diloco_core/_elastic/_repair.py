@@ -133,7 +133,9 @@ def rewrite_shard(
     """
     index = life.index(sync)
     shard, key = life.shard(sync, index, number), life.key(sync, index, number)
-    metadata = shard_metadata(progress.job, sync)
+    metadata = (
+        progress.metadata(number) if sync == progress.sync else shard_metadata(progress.job, sync)
+    )
     sums = shard.sums(metadata)
     done = done or readable_done(life, sync, index)
     if done is not None and sums != (done.sums[number], done.rests[number]):

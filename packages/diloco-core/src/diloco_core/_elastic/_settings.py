@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, ClassVar, Literal, TypeAlias
 
 from .._checks import check_positive, check_resume, check_whole, whole
 from .._codecs._plain import PLAIN
@@ -35,6 +35,9 @@ class Elastic:
     Raises:
         ConfigurationError: A setting is not allowed. The message names it, what was given and what is allowed.
     """
+
+    fixed: ClassVar[bool] = False
+    return_within: ClassVar[float] = 0.0  # the others go on
 
     min_replicas: int
     grace: float = 60.0
@@ -97,6 +100,38 @@ class Elastic:
                 f"publish_every={self.publish_every} cannot be used with topology='sharded'{chosen} since that publishes the "
                 "state in every sync. Leave publish_every out, or pass topology='gather'"
             )
+
+
+@dataclass(frozen=True, slots=True)
+class Fixed:
+    """Settings of fixed membership, where all ranks are in every sync, by the names of :class:`Elastic`.
+
+    Attributes:
+        min_replicas: All ranks.
+        grace: Seconds between two checks that the prefix still belongs to the run, and of waiting for others to repair something.
+        resume: As in :class:`Elastic`.
+        return_within: Seconds that the others wait for a rank that is lost, or has failed, to be started again. 0: not at all.
+    """
+
+    fixed: ClassVar[bool] = True
+    late: ClassVar[str] = "drop"
+    topology: ClassVar[str] = "sharded"
+    published_every: ClassVar[int] = 1
+    retention: ClassVar[int] = 2
+
+    min_replicas: int
+    grace: float
+    resume: bool | Literal["newest-whole"] = False
+    return_within: float = 300.0
+
+    def check(self, world_size: int, sync_timeout: float) -> None:
+        """Accept everything: whatever there is to check was checked before."""
+
+    def check_published(self, topology: str) -> None:
+        """Accept everything: there is one topology."""
+
+
+Settings: TypeAlias = Elastic | Fixed
 
 
 def choose_topology(

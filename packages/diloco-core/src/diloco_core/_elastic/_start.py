@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import math
 import re
 import secrets
 from functools import partial
@@ -11,13 +12,13 @@ from typing import TYPE_CHECKING
 from .._errors import CorruptedObjectError, RendezvousError, RunExistsError
 from .._store._api import InBackground
 from .._store._copies import copy_key
-from .._store._parallel import in_parallel
 from .._store._reread import read_again
-from .._wire._published import shard_metadata
 from ._beginning import beginning, wait_for_manifest
 from ._compare import check_same_run
-from ._life._progress import layout_bytes, published_shard
-from ._records._keys import MANIFEST, commit_sync, epochs, is_claim, shard_key
+from ._life._progress import layout_bytes
+from ._policy._meeting import check_failures
+from ._policy._together import sums_of_all, upload, upload_own
+from ._records._keys import MANIFEST, commit_sync, epochs, is_claim
 from ._records._manifest import Manifest
 from ._records._rules import states
 from ._settings import choose_topology
@@ -29,8 +30,7 @@ if TYPE_CHECKING:
     from .._exchange._resumable import ResumableJob
     from .._store._patient import Patient
     from .._timing import Timing
-    from .._wire._published import Sums
-    from ._settings import Elastic
+    from ._settings import Settings
 
 _STRICT_CLAIM = re.compile(r"claims/[0-9]{5}\.json")
 
@@ -45,9 +45,10 @@ def open_run(
     rank: int,
     world_size: int,
     run_id: str,
-    settings: Elastic,
+    settings: Settings,
     timing: Timing,
     chunk_bytes: int,
+    loaded: str = "",
 ) -> Manifest:
     """The run's manifest. If no other replica creates it, this one does, after uploading its initial state.
 
@@ -70,20 +71,36 @@ def open_run(
         # Before anybody waits: replicas with the same settings are refused at the same time.
         topology = _topology(store, jobs, schema, world_size, settings)
     if manifest is None and rank != 0:
+        if loaded:
+            upload_own(store, jobs, loaded, rank, world_size, chunk_bytes)
         manifest = wait_for_manifest(
             partial(read_manifest, store, timing),
             store,
             timing,
             rank=rank,
             world_size=world_size,
-            grace=settings.grace,
+            # In a fixed run nobody begins in the place of rank 0.
+            grace=math.inf if settings.fixed else settings.grace,
+            look_around=partial(check_failures, store, rank, committed_in(schema) + 1)
+            if settings.fixed
+            else lambda: None,
         )
     if manifest is None:
         _check_unused(store)
         _remove_leftover(store)
         with beginning(store, timing, rank=rank, run_id=run_id, grace=settings.grace):
             own_manifest = _initial(
-                store, jobs, schema, rank, world_size, run_id, settings, topology, chunk_bytes
+                store,
+                jobs,
+                schema,
+                rank,
+                world_size,
+                run_id,
+                settings,
+                timing,
+                topology,
+                chunk_bytes,
+                loaded,
             )
             store.create(MANIFEST, own_manifest.to_json)
         manifest = read_manifest(store, timing)
@@ -107,6 +124,7 @@ def open_run(
         run_id=run_id,
         settings=settings,
         uri=store.uri,
+        first=not any(epochs(store.list(f"claims/{rank:05}/"), rank)),
     )
     # Only the first life of rank 0 expects that its initial values are used.
     if rank == 0 and manifest.writer != 0 and not any(epochs(store.list("claims/00000/"), 0)):
@@ -117,6 +135,11 @@ def open_run(
             manifest.writer,
         )
     return manifest
+
+
+def committed_in(schema: Schema) -> int:
+    """The number of outer steps that a model had taken when its run began."""
+    return int(schema.settings.get("committed", "0"))
 
 
 def read_manifest(store: Patient, timing: Timing) -> Manifest | None:
@@ -218,7 +241,7 @@ def _topology(
     jobs: Sequence[ResumableJob],
     schema: Schema,
     world_size: int,
-    settings: Elastic,
+    settings: Settings,
 ) -> str:
     """The topology of a run that this replica begins; refuses settings that have no effect in it."""
     topology = choose_topology(
@@ -244,33 +267,26 @@ def _initial(
     rank: int,
     world_size: int,
     run_id: str,
-    settings: Elastic,
+    settings: Settings,
+    timing: Timing,
     topology: str,
     chunk_bytes: int,
+    loaded: str,
 ) -> Manifest:
-    """Upload this replica's initial state. Returns the manifest that names it, which is not written yet."""
-    nonce = secrets.token_hex(8)
+    """Upload this replica's initial state. Returns the manifest that names it, which is not written yet.
 
-    def publish(index: int, number: int) -> Sums:
-        job = jobs[index]
-        shard = published_shard(job, 0, number, nonce, chunk_bytes)
-        written: list[Sums] = []
-        parts = partial(shard.parts, shard_metadata(job, 0), written.append)
-        store.put(
-            shard_key(0, index, number, nonce), parts if store.near else lambda: list(parts())
-        )
-        return written[-1]
-
-    numbers = [
-        (index, number) for index, job in enumerate(jobs) for number in range(job.layout.shards)
-    ]
-    sums: list[list[Sums]] = [[] for _ in jobs]
-    at_once = store.store.creates_at_once if isinstance(store.store, InBackground) else 1
-    published = in_parallel(
-        store.store, (partial(publish, index, number) for index, number in numbers), at_once
-    )
-    for (index, _), shard_sums in zip(numbers, published, strict=True):
-        sums[index].append(shard_sums)
+    If it was loaded (``loaded`` is the name of the state), the others have uploaded their parts of it.
+    """
+    stateful = [] if schema.settings.get("operation") else jobs  # plain means have no state
+    shards = [range(job.layout.shards) for job in stateful]
+    numbers = [(index, number) for index, each in enumerate(shards) for number in each]
+    nonce, written = loaded, {}
+    if loaded:
+        written = sums_of_all(store, timing, stateful, rank, world_size, nonce, chunk_bytes)
+    else:
+        nonce = secrets.token_hex(8)
+        written = upload(store, stateful, nonce, numbers, chunk_bytes)
+    sums = [[written[index, number] for number in each] for index, each in enumerate(shards)]
     return Manifest(
         run_id=run_id,
         writer=rank,
@@ -286,4 +302,5 @@ def _initial(
         sums=[[shard_sums.values for shard_sums in row] for row in sums],
         rests=[[shard_sums.rest for shard_sums in row] for row in sums],
         unsynced={} if schema.unsynced is None else schema.unsynced.publish(store.put),
+        membership="fixed" if settings.fixed else "elastic",
     )

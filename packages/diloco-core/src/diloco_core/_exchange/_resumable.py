@@ -166,14 +166,22 @@ class ResumableExchange(KeepingExchange):
     An exchange of this kind must derive from this class, by which an outer loop recognizes it when the loop is made. ``join``
     only says what the replicas must have in common; ``restore`` takes the run's state. ``sync`` may replace the whole model;
     its report then has ``reloaded=True``.
+
+    Attributes:
+        resumes: Whether this replica was told to resume the run.
+        comes_back: Whether an earlier life of its rank was in the run, or the run has been resumed; once it has begun.
     """
 
+    resumes = False
+    comes_back = False
+
     @abstractmethod
-    def restore(self, jobs: Sequence[ResumableJob]) -> Position:
+    def restore(self, jobs: Sequence[ResumableJob], *, loaded: bool = False) -> Position:
         """Begin the run with the values that the jobs hold, or join it and take its newest state.
 
         Args:
             jobs: All fragments, in the order in which they are synced.
+            loaded: Whether they hold a state that was loaded, with its outer state.
         """
 
     @abstractmethod

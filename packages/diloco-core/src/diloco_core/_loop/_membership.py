@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Protocol
 
+import torch
+
 from .._errors import ConfigurationError, SyncError
 from .._exchange._resumable import RestartableExchange, ResumableExchange
 from .._outer._initial import Initial
@@ -13,9 +15,7 @@ from ._open_steps import OpenSteps
 from ._own_state import OwnState
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
-
-    import torch
+    from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
     from .._exchange._base import Exchange
     from .._exchange._pending import Pending
@@ -169,6 +169,20 @@ def membership_of(
     Raises:
         ConfigurationError: Something cannot be saved; or ``stateful`` is given although a run of this kind saves nothing.
     """
+    if isinstance(exchange, ResumableExchange) and not exchange.support.takes_run:
+        open_steps = OpenSteps()
+        own_state = OwnState(
+            exchange,
+            optimizers,
+            stateful,
+            save_inner_every,
+            names,
+            buffers,
+            open_steps,
+            residuals,
+            delayed=delayed,
+        )
+        return ReturningMembership(exchange, own_state, open_steps)
     if isinstance(exchange, ResumableExchange):
         own_state = OwnState(
             exchange,
@@ -468,3 +482,78 @@ class ResumableMembership(_SavesOwnState):
     def overtaken(self) -> None:
         """Save nothing from now on, because the data loader's position does not match the steps that the run has counted."""
         self._own_state.overtaken = True
+
+
+class ReturningMembership(ResumableMembership):
+    """All replicas take part in every sync. One that was started again goes on from what the run's store keeps."""
+
+    resumable = False
+
+    def __init__(
+        self, exchange: ResumableExchange, own_state: OwnState, open_steps: OpenSteps
+    ) -> None:
+        super().__init__(exchange, own_state)
+        self.resumes = exchange.resumes
+        self._open_steps = open_steps
+
+    @property
+    def saves_open_steps(self) -> bool:  # type: ignore[override]
+        """Whether they are saved with the inner state."""
+        return self._own_state.saves
+
+    def begin(
+        self,
+        fragments: Sequence[Fragment],
+        count: Counters,
+        *,
+        restored: bool,
+        catch_up: Callable[[], None],
+    ) -> None:
+        """Take the run's newest state, and the inner state and open steps that an earlier life of this rank has saved."""
+        exchange, own = self._exchange, self._own_state
+        self._open_steps.watch(fragments, count)
+        own.residuals.watch(fragments)
+        held = []
+        if restored:
+            for fragment in fragments:
+                fragment.prepare_outer_of(exchange.rank, exchange.world_size)
+            # The model goes on in the middle of a period, and not from the global copy.
+            held = [(each, each.detach().clone()) for each in _tensors(fragments)]
+        position = exchange.restore(fragments, loaded=restored)
+        if restored and not exchange.comes_back:
+            with torch.no_grad():
+                for tensor, values in held:
+                    tensor.copy_(values)
+            return
+        count.stand_at(position)
+        count.inner_steps = position.inner_steps
+        catch_up()
+        count.inner_steps = exchange.counted
+        if not exchange.comes_back:
+            return
+        own.restore(count.inner_steps)
+        position = exchange.position
+        own.residuals.check(exchange.rank, position.counted, position.sync)
+        self.resumes = True
+        notices.resumed(exchange.rank, count.committed, count.inner_steps, own.behind, own.restored)
+        if not self._open_steps.applied:
+            counted = exchange.counted
+            lost = [
+                (fragment.name, counted - steps)
+                for fragment, steps in zip(fragments, position.counted, strict=True)
+                if steps < counted
+            ]
+            notices.open_steps_lost(exchange.rank, lost, own.saves, self.advice)
+
+    def counted_in(self, fragment: int) -> int | None:
+        """How many inner steps of this rank are counted in a fragment."""
+        return self._exchange.position.counted[fragment]
+
+    def begin_sync(self, fragment: Fragment, sent_at: int, *, last: bool) -> Pending:  # noqa: ARG002
+        """Begin a sync. Any sync may be the last one, since another replica may have left before it."""
+        return self._exchange.begin(fragment, last=True)
+
+
+def _tensors(fragments: Iterable[Fragment]) -> Iterator[torch.Tensor]:
+    """All tensors of the model that are synced."""
+    return (named.tensor for fragment in fragments for named in fragment.followed())

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, TypeVar
 from .._arithmetic._clip import Clipping
 from .._arithmetic._reduction import blocks
 from .._arithmetic._sent import as_sent, sent_bytes
-from .._arithmetic._sharded import carries, with_unchanged
+from .._arithmetic._sharded import carries, with_unchanged, without_progress
 from .._store._closing import Closing
 from .._store._reread import read_again
 from ._delta_reader import once
@@ -87,9 +87,10 @@ class Inputs(Closing):
                     self.sources.append(as_sent(job))
                     norms.append(lambda: job.contribution.norms)
                     continue
+                left_out = not set(shards).isdisjoint(format.omit(member.rank))
                 reader = format.reader(
                     member,
-                    shards,
+                    () if left_out else shards,
                     f"{store.uri}/{member.key}",
                     partial(store.store.open, member.key),
                     again if format.verify_first else once,
@@ -97,7 +98,9 @@ class Inputs(Closing):
                 self._readers.append((member, reader))
                 reader.open()
                 norms.append(reader.norms)
-                self.sources.append(with_unchanged(job, member.groups, self._source(reader)))
+                source = with_unchanged(job, member.groups, self._source(reader))
+                # What a member has left out is lost with its memory, and counts as nothing learned.
+                self.sources.append(without_progress(job) if left_out else source)
             if not store.near:
                 self._announce(batches, chunk_bytes)
             if job.terms.clip:
@@ -129,6 +132,8 @@ class Inputs(Closing):
             for block in blocks(self._job.layout, batch, chunk_bytes, self.block_bytes):
                 sizes: dict[int, dict[int, int]] = {}  # by the groups that are in a contribution
                 for member, reader in self._readers:
+                    if not set(batch).isdisjoint(self._format.omit(member.rank)):
+                        continue
                     groups = self._format.sent(member.groups, member.rank)
                     if groups not in sizes:
                         sizes[groups] = self._sizes(block, groups)

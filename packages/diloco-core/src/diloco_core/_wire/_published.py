@@ -414,9 +414,14 @@ def as_recorded(sums: Sums, expected: Sums | None, origin: str) -> Sums:
     return sums
 
 
-def shard_metadata(job: SyncJob, sync: int) -> dict[str, str]:
+WITHOUT = "without"
+"""In the header of a published shard: the contribution (rank and epoch) whose part of it was lost, and counts as unchanged."""
+
+
+def shard_metadata(job: SyncJob, sync: int, without: str = "") -> dict[str, str]:
     """The metadata in the header of a published shard, for people and other tools."""
-    return {"diloco": "state", "sync": str(sync), "name": job.name, "fingerprint": job.fingerprint}
+    metadata = {"diloco": "state", "sync": str(sync), "name": job.name}
+    return {**metadata, "fingerprint": job.fingerprint, **({WITHOUT: without} if without else {})}
 
 
 def _names_and_scalars(fields: Any, origin: str) -> tuple[Sequence[str], dict[str, float]]:

@@ -13,7 +13,7 @@ from .._elastic._records._records import Commit, Rollback, digest, read_record
 from .._elastic._records._rules import done_states, made_of
 from .._errors import FencedError
 from .._seconds import Seconds
-from ._recomputed import Recomputed, contributed, recompute
+from ._recomputed import Recomputed, contributed, lost_parts, recompute
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
@@ -73,7 +73,8 @@ def violations(
     log, broken = read_log(outcome.store)
     problems += broken
     read = contributed(outcome.store, log, training.fragments) if training.sparse else {}
-    expected = training.expected(log, read)
+    lost = lost_parts(outcome.store, log, training.fragments)
+    expected = training.expected(log, read, lost)
     exact = training.codec in _EXACT_CODECS or training.feedback.explains(log, training.salts)
     exact = (exact or training.sparse) and training.state_codec in {"plain", "fp32"}
     tolerance = _TOLERANCE if exact else _TOLERANCE_OF_CODECS

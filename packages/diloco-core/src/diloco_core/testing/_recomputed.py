@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
@@ -16,11 +17,11 @@ from .._arithmetic._weights import shares
 from .._elastic._life._progress import published_shard, publishes_whole
 from .._elastic._records._keys import MANIFEST, shard_key
 from .._elastic._records._manifest import Manifest
-from .._elastic._records._records import Rollback
+from .._elastic._records._records import Commit, Rollback
 from .._elastic._states._kept import InMemory
 from .._outer._delayed import DelayedFragment
 from .._wire._delta import DeltaFormat
-from .._wire._published import shard_metadata
+from .._wire._published import WITHOUT, shard_metadata
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -28,7 +29,6 @@ if TYPE_CHECKING:
     from .._arithmetic._layout import Piece
     from .._arithmetic._sharded import Source
     from .._elastic._records._keys import Delta
-    from .._elastic._records._records import Commit
     from .._outer._fragment import Fragment
     from .._wire._delta_reader import DeltaReader
     from ._store import SimulatedStore
@@ -196,3 +196,32 @@ def _source(reader: DeltaReader) -> Source:
         return out
 
     return read
+
+
+def lost_parts(
+    store: SimulatedStore, log: Sequence[Commit | Rollback], fragments: Sequence[Fragment]
+) -> dict[str, torch.Tensor]:
+    """Which elements of contributions were lost with those who made them, by the key of the contribution.
+
+    The headers of the shards of their ranks say so. These shards hold the mean with a zero in their place.
+    """
+    manifest = Manifest.from_json(store.decided[MANIFEST], MANIFEST)
+    lost: dict[str, torch.Tensor] = {}
+    for commit in (record for record in log if isinstance(record, Commit)):
+        layout = fragments[commit.fragment].layout
+        for shard in range(layout.shards):
+            data = store.contents.get(
+                shard_key(commit.sync, commit.fragment, shard, manifest.initial), b""
+            )
+            size = int.from_bytes(data[:8], "little")
+            header = json.loads(data[8 : 8 + size])["__metadata__"] if data else {}
+            rank, _, epoch = header.get(WITHOUT, "").partition(".")
+            for member in commit.members:
+                if (str(member.rank), str(member.epoch)) != (rank, epoch):
+                    continue
+                mask = lost.setdefault(
+                    member.key, torch.zeros(layout.groups[0].numel, dtype=torch.bool)
+                )
+                for piece in layout.shard(shard):
+                    mask[piece.start : piece.stop] = True
+    return lost

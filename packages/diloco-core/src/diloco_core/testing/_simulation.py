@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from .._arithmetic._layout import CHUNK_BYTES
 from .._elastic._exchange import ElasticExchange
-from .._elastic._settings import Elastic
+from .._elastic._settings import Settings
 from .._timing import Timing
 from ._connection import Connection
 from ._faults import Fault
@@ -94,7 +94,7 @@ class Outcome:
 def simulate(
     train: Callable[[Node], Any],
     schedule: Schedule,
-    settings: Elastic,
+    settings: Settings,
     *,
     store: SimulatedStore | None = None,
     sync_timeout: float = 600.0,
@@ -102,7 +102,7 @@ def simulate(
     most_lives: int = 6,
     chunk_bytes: int = CHUNK_BYTES,
 ) -> Outcome:
-    """Run ``train(node)`` for every rank of an elastic run, in virtual time and deterministically.
+    """Run ``train(node)`` for every rank of a run, in virtual time and deterministically.
 
     A life that is killed or raises is followed by the next one, unless another life of its rank is there or was done.
     Only one thread runs at a time, so training functions may share what they like.
@@ -110,7 +110,7 @@ def simulate(
     Args:
         train: The training function; it uses ``node.exchange`` and spends time by ``node.sleep``.
         schedule: What happens.
-        settings: Of the elastic run.
+        settings: Of the run's membership.
         store: To go on with; a fresh one if left out.
         sync_timeout: Of the exchanges, in virtual seconds.
         limit: Virtual seconds after which the run counts as stuck.

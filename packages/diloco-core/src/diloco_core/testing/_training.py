@@ -281,7 +281,10 @@ class SimulatedTraining:
         return ((torch.arange(size) * 7 + rank * 13 + life * 5 + step * 29) % 17 - 8).float() / 16
 
     def expected(
-        self, log: Sequence[Commit | Rollback], read: Mapping[str, torch.Tensor]
+        self,
+        log: Sequence[Commit | Rollback],
+        read: Mapping[str, torch.Tensor],
+        gone: Mapping[str, torch.Tensor],
     ) -> dict[int, list[torch.Tensor]]:
         """What every replica must hold after every sync, computed from the log.
 
@@ -289,6 +292,7 @@ class SimulatedTraining:
             log: The log of the run.
             read: What the replicas read of contributions, by key. It is used with a sparse codec, if it is what was learned:
                 rounding decides which of many equal values are sent, and whether a value was sent that is almost zero.
+            gone: Which elements of contributions were lost with those who made them, by key; they count as zero.
         """
         zeros = [torch.zeros(size, dtype=torch.float64) for size in self.sizes]
         # Values and momentum; and what was lost of the last change, where changes are published encoded.
@@ -305,9 +309,10 @@ class SimulatedTraining:
                 for member in record.members:
                     life = self.salts.get((member.rank, member.epoch), 0)
                     delta = self._learned(values, record, member, life)
-                    sent.append(
-                        self._as_sent(delta, record, member, life, read.get(member.key)).double()
-                    )
+                    values_sent = self._as_sent(delta, record, member, life, read.get(member.key))
+                    if member.key in gone:
+                        values_sent = values_sent.masked_fill(gone[member.key], 0.0)
+                    sent.append(values_sent.double())
                 mean = self._mean(sent, record.members)
                 group = index % 2 if self.groups else 0
                 lr, decay = record.rate.values[group], (_OUTER_MOMENTUM, _OTHER_MOMENTUM)[group]

@@ -3,35 +3,50 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING, Protocol, TypeVar
 
 from ..._errors import CorruptedObjectError
 from ..._exchange._traffic import Traffic
 from ..._store._reread import read_again
 from ..._timing import Wait
+from ..._wire._delta import DeltaFormat
 from .._records._attendance import Attendance
 from .._records._keys import commit_key, done_key, shard_key
 from .._records._records import Done, digest, of_run, read_record
 from .._records._rules import made_of
 from ._damage import Damage
 from ._handover import Handover
-from ._progress import published_shard, publishes_whole
+from ._progress import Progress, published_shard, publishes_whole
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+    from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 
     from ..._arithmetic._sharded import Scratch
+    from ..._exchange._resumable import ResumableJob
     from ..._store._api import Buffer
     from ..._store._patient import Patient
     from ..._timing import Timing
     from ..._wire._published import Shard
     from .._records._manifest import Manifest
     from .._records._records import Commit, Rollback
-    from .._settings import Elastic
-    from ._progress import Progress
+    from .._settings import Settings
     from ._standing import Standing
 
 T = TypeVar("T")
+
+
+class Others(Protocol):
+    """What watches over the ranks that a life of a fixed run waits for; see :class:`.._policy._others.Others`."""
+
+    def check(
+        self, life: Life, missing: Collection[int], sync: int, listing: Iterable[str]
+    ) -> bool:
+        """Look for reasons why some ranks may never do their part. Returns whether the sync's number is taken by now."""
+        ...
+
+    def stop(self) -> None:
+        """Give no more signs of life; repeatable."""
+        ...
 
 
 @dataclass(slots=True)
@@ -66,11 +81,14 @@ class Life:
         handover: What one sync leaves to the next.
         traffic: What the sync in progress has cost.
         attendance: What it has heard from the other ranks.
+        formats: The formats of contributions, by fragment; see :meth:`format`.
+        others: In fixed runs: watches over the ranks that it waits for.
+        passed_over: In fixed runs: the ends that it saw before it claimed its epoch, and goes past.
     """
 
     store: Patient
     timing: Timing
-    settings: Elastic
+    settings: Settings
     manifest: Manifest
     run: str
     rank: int
@@ -84,6 +102,14 @@ class Life:
     handover: Handover = field(default_factory=Handover)
     traffic: Traffic = field(default_factory=Traffic)
     attendance: Attendance = field(default_factory=Attendance)
+    formats: dict[int, DeltaFormat] = field(default_factory=dict)
+    others: Others | None = None
+    passed_over: Collection[int] = ()
+
+    @property
+    def fixed(self) -> bool:
+        """Whether all ranks are in every sync."""
+        return self.settings.fixed
 
     @property
     def fragments(self) -> Sequence[Progress]:
@@ -134,6 +160,34 @@ class Life:
     def gather(self) -> bool:
         """Whether the topology is ``gather``, in which every replica updates all shards."""
         return self.manifest.topology == "gather"
+
+    def format(self, index: int) -> DeltaFormat:
+        """The format of contributions to a fragment. In fixed runs nobody sends the shards that it updates itself."""
+        if index not in self.formats:
+            job, size = self.fragments[index].job, self.manifest.world_size
+            if self.fixed:
+                shards = range(job.layout.shards)
+                self.formats[index] = DeltaFormat(
+                    job, omit=lambda rank: shards[rank::size], sends_first=lambda rank: not rank
+                )
+            else:
+                self.formats[index] = DeltaFormat(job, verify_first=False)
+        return self.formats[index]
+
+    def take_mean(self, job: ResumableJob) -> None:
+        """Sync these tensors next, which have no state before and none afterwards: their values just become their mean."""
+        progress = Progress.empty(job)
+        progress.sync = self.sync
+        progress.sums = [0] * job.layout.shards
+        progress.values_at = [self.sync] * job.layout.shards
+        progress.outer_at = [self.sync] * job.layout.shards
+        self.standing.hold(0, progress)
+        self.formats.clear()
+
+    @property
+    def takes_means(self) -> bool:
+        """Whether the run has no state: its syncs are plain means."""
+        return "operation" in self.manifest.settings
 
     def index(self, sync: int) -> int:
         """The index of the fragment that a sync is of."""
@@ -200,6 +254,7 @@ class Life:
         alarms: Iterable[float],
         notice: Callable[[float], str] = lambda _: "",
         early: float = 0.0,
+        look_around: Callable[[], None] = lambda: None,
     ) -> Wait:
         """A wait for other replicas. Time during which the store could not be reached does not count towards any limit.
 
@@ -209,7 +264,7 @@ class Life:
             self.timing,
             self.store.near,
             timeout,
-            lambda: None,
+            look_around,
             expired,
             alarms,
             downtime=lambda: self.store.downtime,

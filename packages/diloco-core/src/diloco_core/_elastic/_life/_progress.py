@@ -6,8 +6,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from ..._wire._coded import CodedShard
-from ..._wire._delta import DeltaFormat
-from ..._wire._published import Shard, Sums
+from ..._wire._published import Shard, Sums, shard_metadata
 from ..._wire._sections import seed
 from .._records._records import Done, state_digest
 from .._records._rules import is_whole
@@ -37,8 +36,8 @@ class Progress:
         outer_sums: For every shard, a checksum of that state in memory, if it is published encoded, so that ``rests`` does not
             show whether memory has changed; otherwise None.
         unfinished: The record of the state that is being published (gather only).
+        without: For shards of which a contribution was lost: which one, as the header of the shard says.
         clipped: The last sync whose contributions this life has clipped, and how; see :attr:`.SyncReport.clipped`.
-        format: The format of contributions to the fragment.
     """
 
     job: ResumableJob
@@ -50,11 +49,10 @@ class Progress:
     commit: Commit | None = None
     unfinished: Done | None = None
     clipped: tuple[int, tuple[Clipped, ...]] = (0, ())
+    without: dict[int, str] = field(default_factory=dict)
     outer_sums: list[int | None] = field(init=False)
-    format: DeltaFormat = field(init=False)
 
     def __post_init__(self) -> None:
-        self.format = DeltaFormat(self.job, verify_first=False)
         self.outer_sums = [None] * self.job.layout.shards
 
     @classmethod
@@ -92,6 +90,10 @@ class Progress:
         return Done(
             self.sync, self.commit.fragment, tuple(self.sums), tuple(rests), self.commit, full
         )
+
+    def metadata(self, shard: int) -> dict[str, str]:
+        """The metadata in the header of a shard of this state."""
+        return shard_metadata(self.job, self.sync, self.without.get(shard, ""))
 
     @property
     def digest(self) -> str:

@@ -27,6 +27,7 @@ class Standing:
         world_size: How many ranks there may be.
         uri: The run's prefix, for errors.
         clock: The life's clock.
+        first: The number before the run's first sync.
     """
 
     def __init__(
@@ -37,8 +38,10 @@ class Standing:
         world_size: int,
         uri: str,
         clock: Callable[[], float],
+        first: int = 0,
     ) -> None:
         self._fragments = list(fragments)
+        self._first = first
         self._run = run
         self._everybody = dict.fromkeys(range(world_size), 0)
         self._uri = uri
@@ -49,6 +52,7 @@ class Standing:
         self._rollback = 0
         self._rollbacks: list[tuple[Rollback, str]] = []
         self._since = self._seen = 0.0
+        self._is_new = True
 
     @property
     def fragments(self) -> Sequence[Progress]:
@@ -96,6 +100,15 @@ class Standing:
         """When the life has seen the record of that sync, or when it had loaded its state, by its clock in seconds."""
         return self._seen
 
+    @property
+    def is_new(self) -> bool:
+        """Whether the life has completed no sync by a contribution of its own; see :meth:`has_contributed`."""
+        return self._is_new
+
+    def has_contributed(self) -> None:
+        """Note that a sync has counted a contribution of this life: those of earlier ones have no say any more."""
+        self._is_new = False
+
     def has_loaded(self) -> None:
         """Note that the life has just caught up with the log."""
         self._seen = self._clock()
@@ -114,7 +127,7 @@ class Standing:
 
     def begin(self) -> None:
         """Move to the beginning of the log, before the first sync."""
-        self._sync = self._rollback = 0
+        self._sync, self._rollback = self._first, 0
         self._previous = self._run
         self._members = dict(self._everybody)
 

@@ -8,6 +8,7 @@ Keys under the run's prefix::
     claims/{rank}/{epoch}.json                     create  one life of a rank; the highest epoch is the rightful one
     deltas/{sync}/{rank}.{epoch}.{from}-{to}[.{tokens}].{base}.{schema}.{groups}.safetensors    put  a contribution, immutable
     deltas/{sync}/lr.{n}.{rank}.{epoch}.{outer learning rates}.{schema}    put     a life asks for other rates from this sync on
+    beats/{rank}                                   put     fixed runs: a counter that shows that the rank is alive
     deltas/{sync}/hint.{rank}.{epoch}.join|leave|repair   put     advice; nothing is decided by it
     commits/{sync}.json                            create  the members of a sync, or a rollback: this alone decides
     state/{sync}/{fragment}.{shard}.safetensors    create  parameters and outer state after the sync
@@ -197,6 +198,11 @@ def commit_key(sync: int) -> str:
 def claim_key(rank: int, epoch: int) -> str:
     """Key of a life."""
     return f"claims/{rank:05}/{epoch:04}.json"
+
+
+def beat_key(rank: int) -> str:
+    """Key of a rank's sign of life."""
+    return f"beats/{rank:05}"
 
 
 def done_key(sync: int, fragment: int) -> str:

@@ -35,6 +35,7 @@ class Manifest:
         sums: Checksums of the values in the initial state's shards, by fragment.
         rests: Checksums of everything else in the files of these shards, by fragment.
         unsynced: What belongs to the model without being synced, and where it lies; see :meth:`._unsynced.Unsynced.publish`.
+        membership: ``elastic``; or ``fixed``, where all ranks are in every sync.
     """
 
     run_id: str
@@ -51,6 +52,7 @@ class Manifest:
     sums: Sequence[Sequence[int]] = field(repr=False)
     rests: Sequence[Sequence[int]] = field(repr=False)
     unsynced: Mapping[str, Any] = field(repr=False)
+    membership: str = "elastic"
 
     def run(self) -> str:
         """Name of the run."""
@@ -63,7 +65,7 @@ class Manifest:
             name: [hexadecimal(checksums) for checksums in fields[name]]
             for name in ("sums", "rests")
         }
-        return seal("manifest", MANIFEST, {"membership": "elastic", **fields})
+        return seal("manifest", MANIFEST, {"membership": fields.pop("membership"), **fields})
 
     @classmethod
     def from_json(cls, data: bytes, origin: str) -> Manifest:
@@ -76,7 +78,7 @@ class Manifest:
         """
         fields = Fields(unseal("manifest", MANIFEST, data, origin), origin)
         membership = fields.text("membership")
-        if membership != "elastic":
+        if membership not in {"elastic", "fixed"}:
             raise RunExistsError(
                 f"{origin} is the manifest of a {membership} run, which an elastic replica cannot join. Leave min_replicas out "
                 "to join a strict run, or give this run a prefix of its own."
@@ -92,7 +94,8 @@ class Manifest:
         )
         check_fragments(fields)
         shards = [table["shards"] for table in tables]
-        if not tables or not shards == list(map(len, sums)) == list(map(len, rests)):
+        means = "operation" in fields.texts_by_name("settings")
+        if means != (not tables) or not shards == list(map(len, sums)) == list(map(len, rests)):
             raise fields.wrong("it does not have one checksum for every shard of every fragment")
         return cls(
             run_id=fields.text("run_id"),
@@ -109,7 +112,13 @@ class Manifest:
             sums=sums,
             rests=rests,
             unsynced=fields.mapping("unsynced"),
+            membership=membership,
         )
+
+    @property
+    def first(self) -> int:
+        """The number before the first sync: the outer steps that the model had taken when the run began."""
+        return int(self.settings.get("committed", "0"))
 
     def done(self, fragment: int) -> Done:
         """The record of a fragment's initial state."""

@@ -10,7 +10,7 @@ name of a run is the digest of its manifest: records of the log hold it (:func:`
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 import xxhash
 
@@ -127,11 +127,27 @@ class Commit:
         )
 
 
+class GivenUp(NamedTuple):
+    """Why a run with fixed membership has ended without one of its ranks.
+
+    Attributes:
+        missed: The rank that did not come back.
+        by: The rank that waited for it.
+        why: What became of it, as a sentence.
+    """
+
+    missed: int
+    by: int
+    why: str
+
+
 @dataclass(frozen=True, slots=True)
 class Rollback:
     """The record which says that a run continues from older states, because newer ones are lost and cannot be made again.
 
     It takes the number of a sync in the log, and is decided like one. It deletes nothing.
+
+    A run with fixed membership ends by such a record, too (``end``): it continues from the states that it had then.
 
     Attributes:
         sync: Its number in the log.
@@ -140,6 +156,7 @@ class Rollback:
         fence: The highest epoch of every rank at that time. These lives stop, unless they have agreed beforehand.
         rollback: Number of the rollback before this one; 0 if there was none.
         run: Name of the run.
+        end: Why the run has ended with this record; None if it has not.
     """
 
     sync: int
@@ -148,10 +165,11 @@ class Rollback:
     fence: Mapping[int, int]
     rollback: int = 0
     run: str = field(kw_only=True)
+    end: GivenUp | None = field(default=None, kw_only=True)
 
     def to_json(self) -> bytes:
         """The record as stored."""
-        fields = {
+        fields: dict[str, Any] = {
             "run": self.run,
             "sync": self.sync,
             "states": list(self.states),
@@ -159,6 +177,8 @@ class Rollback:
             "fence": _pairs(self.fence),
             "rollback": self.rollback,
         }
+        if self.end is not None:
+            fields["end"] = self.end._asdict()
         return seal("rollback", commit_key(self.sync), fields)
 
     @classmethod
@@ -169,7 +189,8 @@ class Rollback:
             CorruptedObjectError: The data is not the record of this sync as it was written.
             FormatError: Another version has written it.
         """
-        fields = Fields(unseal("rollback", commit_key(sync), data, origin), origin)
+        stored = unseal("rollback", commit_key(sync), data, origin)
+        fields = Fields(stored, origin)
         fields.agree("sync", sync)
         states = tuple(fields.wholes("states", 0, sync - 1))
         if not states or any(
@@ -180,7 +201,11 @@ class Rollback:
             )
         given_up = tuple(fields.wholes("given_up", 1, sync - 1))
         fence, rollback = fields.numbers("fence", 1), fields.whole("rollback", 0, sync - 1)
-        return cls(sync, states, given_up, fence, rollback, run=fields.text("run", DIGEST))
+        end = None
+        if "end" in stored:
+            part = fields.part("end")
+            end = GivenUp(part.whole("missed"), part.whole("by"), part.text("why"))
+        return cls(sync, states, given_up, fence, rollback, run=fields.text("run", DIGEST), end=end)
 
 
 def read_record(data: bytes, sync: int, origin: str) -> Commit | Rollback:

@@ -29,7 +29,8 @@ def valid(
     base: str,
     schema: str,
     positions: Mapping[int, int],
-    size: Callable[[int], int | None],
+    size: Callable[[int, int], int | None],
+    empty: bool = False,
 ) -> dict[int, Delta]:
     """At most one valid contribution per rank, that of its highest epoch, in rank order.
 
@@ -41,7 +42,8 @@ def valid(
         base: Digest of the fragment's state before the sync.
         schema: Identifies the run and the fragment in the keys of contributions.
         positions: Inner steps counted so far, by rank.
-        size: Returns the size in bytes of a contribution that carries these groups; None if no contribution may carry them.
+        size: Returns the size in bytes of a rank's contribution that carries these groups; None if none may carry them.
+        empty: Whether a contribution may cover no steps.
     """
     newest: dict[int, Delta] = {}
     for key, stored_size in listing.items():
@@ -49,10 +51,10 @@ def valid(
         if (
             delta is None
             or (delta.base, delta.schema) != (base, schema)
-            or stored_size != size(delta.groups)
+            or stored_size != size(delta.groups, delta.rank)
         ):
             continue
-        if not positions.get(delta.rank, 0) <= delta.start < delta.stop:
+        if not positions.get(delta.rank, 0) <= delta.start < delta.stop + empty:
             continue
         other = newest.get(delta.rank)
         if other is None or other.epoch < delta.epoch:

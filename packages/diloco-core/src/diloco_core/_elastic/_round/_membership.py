@@ -31,7 +31,7 @@ class Round:
         base: Digest of the fragment's state that this life holds. For this life, the sync starts from that state.
         schema: Identifies the run and the fragment in the keys of contributions.
         positions: The inner steps that are counted in that state, by rank.
-        size: Returns the size in bytes of a contribution that carries these groups; None if no contribution may carry them.
+        size: Returns the size in bytes of a rank's contribution that carries these groups; None if none may carry them.
         previous: Digest of the record before this sync's record; empty if it is not known.
         members: The members of that earlier record, as epoch by rank.
         absent: Those of these members that did not do their part after that record.
@@ -39,6 +39,7 @@ class Round:
         min_replicas: The quorum.
         differed: Whether this life has started again because its state differed from the others', and completed no sync since.
         may_leave: Whether it may continue without the sync: a last one, for which too few replicas are left.
+        everybody: In fixed runs: all ranks, each of which is waited for; it may contribute without having taken a step.
     """
 
     sync: int
@@ -46,7 +47,7 @@ class Round:
     base: str
     schema: str
     positions: Mapping[int, int]
-    size: Callable[[int], int | None]
+    size: Callable[[int, int], int | None]
     previous: str
     members: Mapping[int, int]
     min_replicas: int
@@ -54,11 +55,17 @@ class Round:
     former: Collection[str] = ()
     differed: bool = False
     may_leave: bool = False
+    everybody: Collection[int] = ()
 
     def valid(self, listing: Mapping[str, int]) -> dict[int, Delta]:
         """The contributions that count for this life's state, at most one per rank; see :func:`.._records._rules.valid`."""
         return valid(
-            listing, base=self.base, schema=self.schema, positions=self.positions, size=self.size
+            listing,
+            base=self.base,
+            schema=self.schema,
+            positions=self.positions,
+            size=self.size,
+            empty=bool(self.everybody),
         )
 
 
@@ -141,6 +148,8 @@ def read_folder(at: Round, listing: Mapping[str, int]) -> Folder:
     A rank that has contributed from another state is not waited for: its contribution will never count for this life's state.
     """
     chosen = at.valid(listing)
+    if at.everybody:
+        chosen = {rank: delta for rank, delta in chosen.items() if rank in at.everybody}
     newest: dict[int, Delta] = {}
     for delta in filter(None, map(Delta.parse, listing)):
         if delta.schema == at.schema and newest.get(delta.rank, delta).epoch <= delta.epoch:
@@ -150,7 +159,9 @@ def read_folder(at: Round, listing: Mapping[str, int]) -> Folder:
         for rank, delta in newest.items()
         if rank not in chosen and delta.base != at.base
     }
-    waited_for = expected(at.members, listing, at.absent, at.former) - elsewhere.keys()
+    waited_for = set(at.everybody)
+    if not waited_for:
+        waited_for = expected(at.members, listing, at.absent, at.former) - elsewhere.keys()
     return Folder(chosen, elsewhere, tuple(sorted(waited_for - chosen.keys())), listing.keys())
 
 

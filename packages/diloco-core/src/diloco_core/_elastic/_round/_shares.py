@@ -7,6 +7,7 @@ bytes that are there. Nothing here reads a store or a clock.
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -27,6 +28,7 @@ class Shares:
         grace: Seconds that it waits for an owner.
         mending: Whether the result was published before, and a part of it is damaged or gone. Then all lives, including the
             owners, take undamaged shards as they are; any life may compute a missing one, without waiting for its owner.
+        fixed: Whether nobody but its owner computes a shard.
     """
 
     sync: int
@@ -34,6 +36,7 @@ class Shares:
     rank: int
     grace: float
     mending: bool = False
+    fixed: bool = False
 
     @property
     def member(self) -> int | None:
@@ -61,6 +64,8 @@ class Shares:
         The next member's turn comes first, then that of the member after it, and so on, so that not all replicas do the same
         work at once. A life that the record leaves out comes last.
         """
+        if self.fixed:
+            return math.inf
         if self.mending:
             return 0.0
         count, member = len(self.members), self.member
@@ -75,7 +80,7 @@ class Shares:
 
     def patience(self, shards: Iterable[int]) -> float:
         """Seconds that a life which cannot compute these shards waits for the others: by then, each of them has had its turn."""
-        return self.grace + max(map(self.turn, shards))
+        return self.grace + (0.0 if self.fixed else max(map(self.turn, shards)))
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,6 +7,7 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 from ..._errors import CorruptedObjectError, FencedError
+from .._policy._ends import obey_end
 from .._records._keys import Delta, commit_key, highest_epochs
 from .._records._records import Rollback
 from .._records._rules import states
@@ -134,6 +135,9 @@ def obey_rollback(life: Life, rollback: Rollback) -> None:
     Raises:
         FencedError: The life has not agreed.
     """
+    if rollback.end is not None:
+        obey_end(life, rollback)
+        return
     given_up = f" (given up: {named_syncs(rollback.given_up)})" if rollback.given_up else ""
     if life.settings.resume != "newest-whole" and life.epoch <= rollback.fence.get(life.rank, 0):
         raise FencedError(

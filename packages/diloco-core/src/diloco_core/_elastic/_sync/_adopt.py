@@ -9,7 +9,10 @@ import logging
 from typing import TYPE_CHECKING
 
 from ..._errors import CorruptedObjectError, SyncTimeoutError
-from .._round._reload import Reload
+from .._records._keys import deltas
+from .._records._records import Rollback
+from .._repair import ask_for_repair
+from .._round._reload import Reload, Why
 from .._round._shares import (
     Adopt,
     Compute,
@@ -59,8 +62,12 @@ class Adoption:
             rank=life.rank,
             grace=life.settings.grace,
             mending=self._result.mending,
+            fixed=life.fixed,
         )
         self._unreadable: CorruptedObjectError | None = None
+        self._ended: Reload | None = None
+        self._asked = False
+        self._missing: Sequence[int] = ()
 
     def run(self) -> Reload | None:
         """Adopt the sync; afterwards memory and store agree.
@@ -91,7 +98,7 @@ class Adoption:
     def _take(self, missing: list[int]) -> Reload | None:
         """Adopt the missing shards as they are published, in any order; compute those whose owners are late."""
         life, shares = self._life, self._shares
-        turns = sorted({shares.turn(shard) for shard in missing})
+        turns = [] if shares.fixed else sorted({shares.turn(shard) for shard in missing})
         patience = shares.patience(missing) if missing else 0.0
         wait: Wait | None = None
 
@@ -100,6 +107,7 @@ class Adoption:
 
         life.handover.nobody_is_absent()
         while missing:
+            self._missing = missing
             elapsed = wait.elapsed() if wait else 0.0
             life.handover.are_absent(shares.late_owners(missing, elapsed))
             published = listed(self._result, missing)
@@ -120,13 +128,36 @@ class Adoption:
                 pending = Pending(tuple(missing), (), pending.arrived or bool(arrived), readable)
             if isinstance(decision, GiveUp) and self._unreadable is not None:
                 raise self._unreadable
+            if missing and self._ended is not None:
+                return self._ended
             if isinstance(decision, KeepWaiting):
                 if wait is None:
-                    wait = life.wait(life.timing.sync_timeout, expired, turns)
+                    wait = life.wait(
+                        life.timing.sync_timeout,
+                        expired,
+                        turns,
+                        look_around=lambda: self._look(self._missing),
+                    )
                 wait.pause()
         if wait is not None:
             life.traffic.waited += wait.elapsed()
         return None
+
+    def _look(self, missing: Sequence[int]) -> None:
+        """Fixed: look for reasons why the owners of the missing shards may never publish them."""
+        life, shares = self._life, self._shares
+        if life.others is None:
+            return
+        following = self._commit.sync + 1
+        owners = {shares.members[shares.owner(shard)] for shard in missing} - {life.rank}
+        listing = life.store.list(deltas(following))
+        life.others.check(life, owners, following, listing)
+        entry = life.log(following)
+        if entry is not None and isinstance(entry[0], Rollback):
+            self._ended = Reload(Why.WENT_BACK, entry[0])
+        if self._result.damaged and not self._asked:
+            self._asked = True
+            ask_for_repair(life)
 
     def _stand_in(self, shards: Sequence[int]) -> list[int] | Reload:
         """Compute shards whose owners are late. Returns those that are done: it stops if a contribution cannot be read."""
@@ -150,7 +181,7 @@ class Adoption:
         Raises:
             CorruptedObjectError: No life could do it, since this is an earlier sync, whose members have gone on.
         """
-        if self._result.mending or not self._local:
+        if self._result.mending or not self._local or self._life.fixed:
             raise error
         self._unreadable = error
         _log.error(

@@ -28,6 +28,7 @@ if TYPE_CHECKING:
 
     from ..._wire._published import Sums
     from .._life._life import Life
+    from .._records._keys import Delta
 
 _IF_ENCODED = (
     " that does not need this one. If the run is going on, start this replica again when the values of the fragment have been "
@@ -131,7 +132,7 @@ class Computation:
 
             self._inputs = Inputs(
                 self._job,
-                self._progress.format,
+                life.format(self._commit.fragment),
                 life.store,
                 life.timing,
                 members,
@@ -154,6 +155,9 @@ class Computation:
             self._progress.values_at[shard] = None
         first, unchanged = watched(self._result, batch, inputs.sources[0])
 
+        own = next((each for each in self._commit.members if each.rank == self._life.rank), None)
+        if self._life.fixed and own is not None and not self._local:
+            self._say_what_is_lost(own, batch)
         self._job.rate = self._commit.rate
         if inputs.clipping is not None:
             self._progress.clipped = self._commit.sync, inputs.clipping.report()
@@ -170,14 +174,34 @@ class Computation:
             self._life.scratch,
             sync=self._commit.sync,
             block_bytes=inputs.block_bytes,
-            everything=True,
+            everything=not self._life.fixed,
             verify=verify,
             shares=shares(
                 self._job.terms.weighting, [member.amount for member in self._commit.members]
             ),
         )
         for shard in batch:
-            note_outer(self._life, self._progress, self._commit.fragment, shard, self._commit.sync)
+            note_outer(
+                self._life,
+                self._progress,
+                self._commit.fragment,
+                shard,
+                self._commit.sync,
+                self._result.without.get(shard, ""),
+            )
+
+    def _say_what_is_lost(self, own: Delta, batch: Sequence[int]) -> None:
+        """An earlier life of this rank took its part of these shards with it, which it did not send."""
+        self._result.without.update(dict.fromkeys(batch, f"{own.rank}.{own.epoch}"))
+        _log.warning(
+            "rank %d: sync %d counts a contribution of an earlier life of this rank (epoch %d), whose part of the shards that "
+            "this rank updates is lost with it: what it had learned there, in inner steps %d to %d, counts as nothing.",
+            own.rank,
+            self._commit.sync,
+            own.epoch,
+            own.start,
+            own.stop,
+        )
 
     def _consider(
         self, error: StoreUnavailableError | CorruptedObjectError, pause: float | None
@@ -186,8 +210,11 @@ class Computation:
 
         Returns None for another attempt, and raises the error if this is the end.
         """
-        if pause is None or (
-            self._life.store.store.retries and isinstance(error, StoreUnavailableError)
+        # A life of a fixed run that has begun to update cannot begin again: nobody else holds its own part.
+        if (
+            pause is None
+            or self._life.fixed
+            or (self._life.store.store.retries and isinstance(error, StoreUnavailableError))
         ):
             raise error
         self._life.timing.sleep(pause)
@@ -262,7 +289,7 @@ class Computation:
             return None
         written: list[Sums] = []
         stored = result.shard(shard)
-        metadata = shard_metadata(self._job, result.sync)
+        metadata = shard_metadata(self._job, result.sync, result.without.get(shard, ""))
         created = False
 
         def upload() -> None:
@@ -298,7 +325,9 @@ class Computation:
         if self._job.coded is None:
             return False
         key, stored = result.key(shard), result.shard(shard)
-        own_sums = stored.sums(shard_metadata(self._job, result.sync))
+        own_sums = stored.sums(
+            shard_metadata(self._job, result.sync, result.without.get(shard, ""))
+        )
 
         def read() -> Sums | None:
             return life.store.read(key, lambda reader: stored.end(reader, life.origin(key)))
@@ -357,7 +386,7 @@ def make_again(life: Life, index: int, number: int, damage: CorruptedObjectError
         Whether it was possible. If so, memory holds the values and the outer state of the shard as they were published.
     """
     progress = life.fragments[index]
-    if life.gather or progress.commit is None:
+    if life.gather or life.fixed or progress.commit is None:
         return False
     progress.values_at[number] = None
     progress.forget_outer(number, life.chunk_bytes)

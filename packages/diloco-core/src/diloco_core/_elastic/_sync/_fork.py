@@ -10,6 +10,7 @@ import logging
 from typing import TYPE_CHECKING
 
 from ..._errors import CorruptedObjectError
+from .._claims import fenced
 from .._records._keys import commit_key
 from .._repair import read_commit
 from .._round._reload import Reload, Why
@@ -29,7 +30,7 @@ def look_back(life: Life) -> Reload | None:
     Returns:
         ``Reload`` if something else was decided in its place, or the run went back to older states there.
     """
-    if not (life.late and life.sync and life.previous):
+    if not (life.late and life.sync > life.manifest.first and life.previous):
         return None
     entry: tuple[object, str] | Reload | None
     if life.sync == life.rollback:
@@ -45,6 +46,17 @@ def look_back(life: Life) -> Reload | None:
         _say(life)
         return Reload(Why.REPLACED)
     return None
+
+
+def check_not_later(life: Life, commit: Commit) -> None:
+    """Fixed: refuse to go on if the record names a later life of this rank.
+
+    Raises:
+        FencedError: It does.
+    """
+    later = [each for each in commit.members if each.rank == life.rank and each.epoch > life.epoch]
+    if later:
+        raise fenced(life, f"a newer life (epoch {later[0].epoch})")
 
 
 def not_next(life: Life, commit: Commit) -> Reload:

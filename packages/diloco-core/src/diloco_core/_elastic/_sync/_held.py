@@ -9,7 +9,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from ..._errors import ObjectNotFoundError
-from ..._wire._published import shard_metadata
+from ..._wire._published import WITHOUT, shard_metadata
 from .._life._progress import Progress
 from .._records._rules import done_states
 from .._repair import readable_done
@@ -26,7 +26,7 @@ def begin_to_hold(life: Life, progress: Progress, number: int) -> bool:
     if has_values and progress.outer_at[number] == progress.sync:
         return False
     progress.forget_outer(number, life.chunk_bytes)
-    if has_values and not progress.sync:
+    if has_values and not progress.sync and not life.manifest.first:
         progress.outer_at[number] = 0  # no outer step has been taken yet
         return False
     return True
@@ -41,8 +41,12 @@ def hold(life: Life, progress: Progress, index: int, number: int, reader: Object
     """
     sync, origin = progress.sync, life.origin(life.key(progress.sync, index, number))
     stored = life.shard(sync, index, number)
-    if sync:
-        progress.job.install_outer(*stored.outer_state(reader, origin, progress.rests[number]))
+    if sync or life.manifest.first:
+        described, chunks, scalars = stored.described(reader, origin, progress.rests[number])
+        progress.job.install_outer(chunks, scalars)
+        progress.without.pop(number, None)
+        if WITHOUT in described:
+            progress.without[number] = described[WITHOUT]
         life.traffic.received += stored.rest_bytes(reader.size)
     if progress.values_at[number] != sync and life.made_of(sync, index) == [sync]:
         stored.load(reader, origin, life.scratch, progress.expected(number))
@@ -52,15 +56,17 @@ def hold(life: Life, progress: Progress, index: int, number: int, reader: Object
         missing = read_values(life, progress, index, number)
         if missing is not None:
             raise ObjectNotFoundError(f"{life.origin(missing)} is gone")
-    note_outer(life, progress, index, number, sync)
+    note_outer(life, progress, index, number, sync, progress.without.get(number, ""))
 
 
-def note_outer(life: Life, progress: Progress, index: int, number: int, sync: int) -> None:
+def note_outer(
+    life: Life, progress: Progress, index: int, number: int, sync: int, without: str
+) -> None:
     """Note that memory holds the outer state of a shard after a sync, and how to see later whether it has changed there."""
     progress.outer_at[number] = sync
     if sync and progress.job.coded is not None:
         shard = life.shard(sync, index, number)
-        progress.outer_sums[number] = shard.memory_sum(shard_metadata(progress.job, sync))
+        progress.outer_sums[number] = shard.memory_sum(shard_metadata(progress.job, sync, without))
 
 
 def state_before(life: Life, index: int) -> Progress | None:

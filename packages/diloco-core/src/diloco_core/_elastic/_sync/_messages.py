@@ -6,6 +6,7 @@ import logging
 from typing import TYPE_CHECKING
 
 from ..._errors import SyncTimeoutError
+from ..._exchange._endings import named_ranks
 from .._records._keys import deltas, highest_epochs
 
 if TYPE_CHECKING:
@@ -26,6 +27,13 @@ def timed_out(life: Life, sync: int, name: str, folder: Folder) -> SyncTimeoutEr
         name: Name of the fragment.
         folder: What the life has seen last.
     """
+    if life.fixed:
+        return SyncTimeoutError(
+            f"sync {sync} of fragment {name} at {life.store.uri} was not completed within {life.timing.sync_timeout:g} s; it was "
+            f"still waiting for {named_ranks(folder.missing)}. Look at the logs of the missing ranks; if they are only slow, "
+            "raise sync_timeout.",
+            list(folder.missing),
+        )
     return SyncTimeoutError(
         f"sync {sync} of fragment {name} at {life.store.uri} did not get contributions from {life.manifest.min_replicas} "
         f"replicas (min_replicas) within {life.timing.sync_timeout:g} s (sync_timeout). Nothing was decided. "
@@ -49,6 +57,14 @@ def notice(
         patience: Seconds after which the life continues without the sync; None if it does not.
     """
     quorum = life.manifest.min_replicas
+    if life.fixed:
+        if not folder.missing:
+            return ""
+        ranks = named_ranks(folder.missing)
+        return (
+            f"rank {life.rank}: sync {sync} of fragment {name} has been waiting for {ranks} for {seconds:.0f} s, and gives up "
+            f"after {life.timing.sync_timeout:g} s"
+        )
     if len(folder.chosen) >= quorum and seconds < 2 * life.settings.grace:
         return ""  # one of the lives that have contributed is about to decide the sync
     end = f"This replica gives up after {life.timing.sync_timeout:g} s (sync_timeout)"

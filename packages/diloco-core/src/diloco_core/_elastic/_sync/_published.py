@@ -106,6 +106,7 @@ def adopt(result: Result, shard: int, opened: ObjectReader | None = None) -> boo
     if sums is None:
         return False
     result.damaged.pop(shard, None)
+    result.without.pop(shard, None)
     result.settle(shard, *sums)
     progress.forget_outer(shard, life.chunk_bytes)
     life.traffic.received += stored.adopted_bytes

@@ -19,7 +19,7 @@ def completed(
 ) -> SyncReport:
     """The report of a sync whose record was obeyed. ``since`` is the time when it began, by the life's clock."""
     return SyncReport(
-        sync=commit.sync,
+        sync=commit.sync - life.takes_means,
         fragment=job.name,
         committed=True,
         members=len(commit.members),

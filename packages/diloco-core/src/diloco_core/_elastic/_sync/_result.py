@@ -27,6 +27,7 @@ class Result:
         mending: Whether this state was published before, and a part of it is damaged or gone.
         done: The record of this state, if the state is being mended and the record can be read: only what it says is written.
         damaged: What is wrong with damaged shards in the store, by number.
+        without: For shards that this life has computed without its rank's own part: whose part that is.
         previous: The sync from whose state the result is computed.
     """
 
@@ -36,6 +37,7 @@ class Result:
     mending: bool
     done: Done | None
     damaged: dict[int, str] = field(default_factory=dict)
+    without: dict[int, str] = field(default_factory=dict)
     previous: int = field(init=False)
 
     def __post_init__(self) -> None:
@@ -86,5 +88,8 @@ class Result:
     def settle(self, shard: int, values: int, rest: int | None) -> None:
         """Note that memory now holds the values of a shard, and that these are its checksums."""
         self.progress.values_at[shard] = self.sync
+        self.progress.without.pop(shard, None)
+        if shard in self.without:
+            self.progress.without[shard] = self.without[shard]
         self.progress.sums[shard] = values
         self.progress.rests[shard] = rest

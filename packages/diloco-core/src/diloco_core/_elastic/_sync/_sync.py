@@ -35,7 +35,7 @@ from .._states._initial import mend_initial
 from .._states._publish import collect, publish_when_asked
 from .._watch import check_run
 from ._adopt import Adoption
-from ._fork import look_back, not_next
+from ._fork import check_not_later, look_back, not_next
 from ._messages import notice, say_what_is_lost, say_who_is_missing, timed_out
 from ._reports import completed, left, reloaded
 
@@ -106,10 +106,28 @@ class ElasticSync:
             return decided
         self._note(decided)
         reload = None
-        if decided is None and self._own_delta is None and self._job.contribution.steps is not None:
-            reload = self._contribute(*self._job.contribution.steps)
+        steps = self._job.contribution.steps
+        if life.fixed and steps is None:
+            # All ranks are in every sync, also those that have taken no step since the last one.
+            counted = self._progress.positions.get(life.rank, 0)
+            steps = (counted, counted)
+        open_for_own = decided is None and self._own_delta is None
+        if open_for_own and steps is not None and not self._stands_in():
+            reload = self._contribute(*steps)
         self._contributing = life.timing.clock() - start
         return reload
+
+    def take_back(self) -> None:
+        """Delete this life's contribution to a sync that will never be decided."""
+        if self._own_delta is not None and self._decided is None:
+            self._life.store.delete([self._own_delta.key])
+
+    def _stands_in(self) -> bool:
+        """Fixed: whether an earlier life of this rank has contributed. That stands for the rank, and nothing is sent."""
+        life = self._life
+        if not life.fixed or not life.standing.is_new:
+            return False
+        return life.rank in self._round.valid(life.store.list(deltas(self._sync)))
 
     def ready(self) -> bool:
         """Whether the sync is decided, or this life would not wait any longer for others."""
@@ -143,6 +161,8 @@ class ElasticSync:
             life.handover.leave_open(self._own_delta)
             return left(life, self._job)
         commit, record_digest = entry
+        if life.fixed:
+            check_not_later(life, commit)
         reload = self._check(commit)
         if reload is not None:
             return reload
@@ -151,7 +171,8 @@ class ElasticSync:
             commit,
             life.rank,
             self._own_delta,
-            learned=self._job.contribution.steps is not None,
+            learned=self._job.contribution.steps is not None
+            or (life.fixed and self._own_delta is not None),
             late=life.settings.late,
         )
         learned = self._job.progress() if became == "carried" else []
@@ -164,6 +185,8 @@ class ElasticSync:
             self._job.reapply(learned)
         self._job.rate = commit.rate
         life.standing.advance(commit, record_digest, self._seen)
+        if became == "counted":
+            life.standing.has_contributed()
         if commit.members[commit.sync % len(commit.members)].rank == life.rank:
             collect(life)
         return completed(life, self._job, commit, became, since=start)
@@ -214,7 +237,9 @@ class ElasticSync:
             groups,
             self._job.contribution.tokens,
         )
-        if not self._round.valid({delta.key: progress.format.size(groups) or 0}):
+        if not self._round.valid(
+            {delta.key: life.format(self._index).size(groups, life.rank) or 0}
+        ):
             raise SyncError(
                 f"rank {life.rank} would contribute its inner steps {start} to {stop} to sync {self._sync}, but the run has "
                 f"already counted its steps up to {progress.positions.get(life.rank, 0)}. Contributions must continue from the "
@@ -227,7 +252,12 @@ class ElasticSync:
             values = life.shard(progress.sync, self._index, shard).values()
             return values.seed, progress.sums[shard]
 
-        parts = partial(progress.format.parts, delta, life.scratch, published)
+        parts = partial(
+            life.format(self._index).parts,
+            delta,
+            life.scratch,
+            None if life.fixed else published,
+        )
         try:
             life.traffic.count_sent(life.store.put(delta.key, parts))
         except ChangedError as error:
@@ -282,7 +312,10 @@ class ElasticSync:
             folder = self._look() if moment.look else None
             if isinstance(folder, Reload):
                 return folder
-            overdue = moment.elapsed >= deadline
+            if life.others is not None and folder is not None and folder.missing:
+                life.others.check(life, folder.missing, self._sync, folder.listing)
+            # In a fixed run no sync is decided without all ranks.
+            overdue = moment.elapsed >= deadline and not life.fixed
             decision = on_look(self._round, folder, overdue=overdue, expired=moment.expired)
         life.traffic.waited += wait.elapsed()
         return entry
@@ -418,7 +451,7 @@ def _round(life: Life, *, may_leave: bool) -> Round:
         base=progress.digest,
         schema=schema(life.run, progress.job),
         positions=progress.positions,
-        size=progress.format.size,
+        size=life.format(life.index(sync)).size,
         previous=life.previous,
         members=life.members,
         min_replicas=life.manifest.min_replicas,
@@ -427,4 +460,5 @@ def _round(life: Life, *, may_leave: bool) -> Round:
         former=() if may_leave else frozenset(life.handover.former),
         differed=life.handover.differed,
         may_leave=may_leave,
+        everybody=range(life.manifest.world_size) if life.fixed else (),
     )

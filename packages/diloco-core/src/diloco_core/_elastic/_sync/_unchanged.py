@@ -43,11 +43,14 @@ def watched(
         chunk, which raises an error if the state has changed.
     """
     life, progress, previous = result.life, result.progress, result.previous
+    if life.fixed and result.job.coded is None:
+        # What is wrong in the memory of an owner is wrong in what it sends, too: nobody else holds its own part.
+        return first, lambda: None
     # What is published encoded is decoded in memory.
     published = progress.rests if result.job.coded is None else progress.outer_sums
     sums = {
         shard: life.shard(previous, result.index, shard).summing(
-            shard_metadata(result.job, previous)
+            shard_metadata(result.job, previous, progress.without.get(shard, ""))
         )
         for shard in shards
         if previous and published[shard] is not None

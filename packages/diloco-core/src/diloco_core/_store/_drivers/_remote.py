@@ -265,7 +265,10 @@ class RemoteStore:
     def _is_there(self, key: str, data: Buffer) -> bool:
         try:
             return self.get(key) == data
-        except (ObjectNotFoundError, CorruptedObjectError):  # deleted since, or larger than any that is read in one piece
+        except (
+            ObjectNotFoundError,
+            CorruptedObjectError,
+        ):  # deleted since, or larger than any that is read in one piece
             return False
 
     def _do(

@@ -1,0 +1,179 @@
+"""How a fixed run ends without one of its ranks, and who may go past such an end.
+
+An end takes the number of the next sync in the log, so the store decides between a rank's return and giving it up. Whoever reads
+an end stops. Only ``resume=True`` goes past one, and only past ends that a life saw before it claimed its epoch.
+"""
+
+from __future__ import annotations
+
+import logging
+from typing import TYPE_CHECKING
+
+from ..._errors import CorruptedObjectError, FormatError, ReplicaLostError, RunExistsError
+from .._claims import check_claim
+from .._records._farewell import read_farewell
+from .._records._keys import (
+    Delta,
+    Hint,
+    commit_key,
+    commit_sync,
+    deltas,
+    epochs,
+    highest_epochs,
+)
+from .._records._records import GivenUp, Rollback, of_run, read_record
+
+if TYPE_CHECKING:
+    from ..._store._patient import Patient
+    from .._life._life import Life
+    from .._round._reload import Reload
+
+_log = logging.getLogger("diloco_core")
+
+
+def ends_in_log(store: Patient, run: str) -> list[Rollback]:
+    """The ends that the log holds, the newest first. Each record names the newest rollback or end before it.
+
+    Args:
+        store: The run's prefix.
+        run: Name of the run. Records of other runs do not count.
+    """
+    recorded = sorted(filter(None, map(commit_sync, store.list("commits/"))), reverse=True)
+    newest = recorded[0] if recorded else 0
+    while store.peek(commit_key(newest + 1)) is not None:  # a listing may be out of date
+        newest += 1
+        recorded.insert(0, newest)
+    ends, limit = [], newest + 1
+    while (number := next((each for each in recorded if each < limit), 0)) > 0:
+        limit = number
+        data = store.peek(commit_key(number))
+        try:
+            if not data:
+                continue
+            origin = f"{store.uri}/{commit_key(number)}"
+            record = of_run(read_record(data, number, origin), run, origin)
+        except (CorruptedObjectError, FormatError, RunExistsError):
+            continue  # whoever needs the record says what is wrong with it
+        if isinstance(record, Rollback) and record.end is not None:
+            ends.append(record)
+        limit = record.rollback + 1
+        if not record.rollback:
+            break
+    return ends
+
+
+def refuse_ended(ends: list[Rollback], uri: str) -> None:
+    """Refuse to join a run that has ended, for a replica that was not told to resume it.
+
+    Raises:
+        RunExistsError: The run has ended.
+    """
+    if ends:
+        raise RunExistsError(
+            f"the run at {uri} has ended: {_why(ends[0])}. To continue it, start all of its ranks again with resume=True. To "
+            "begin another run, use another prefix."
+        )
+
+
+def refuse_again(life: Life) -> None:
+    """Refuse to come back to a run of plain means, which keeps nothing from which a rank could go on.
+
+    Raises:
+        RunExistsError: An earlier process had the rank.
+    """
+    if life.epoch > 1:
+        raise RunExistsError(
+            f"rank {life.rank} of {life.store.uri} was taken by an earlier process, and means have no state with which this one "
+            "could go on. Start all ranks again on another prefix."
+        )
+
+
+def refuse_left(store: Patient, rank: int) -> None:
+    """Refuse to come back to a run that this rank has left, for a replica that was not told to resume it.
+
+    Raises:
+        RunExistsError: The newest life of the rank has said that it has left.
+    """
+    epoch = max(epochs(store.list(f"claims/{rank:05}/"), rank), default=0)
+    hints = filter(None, map(Hint.parse, store.list("deltas/")))
+    for hint in hints:
+        if (hint.rank, hint.epoch, hint.event) == (rank, epoch, "leave"):
+            kind, _ = read_farewell(hint.key, store.peek)
+            if kind == "left":
+                raise RunExistsError(
+                    f"rank {rank} has left the run at {store.uri} after its last sync. To continue that run, start all of its "
+                    "ranks again with resume=True. To begin another run, use another prefix, or delete everything under this one."
+                )
+
+
+def refuse_reload(life: Life, reload: Reload) -> None:
+    """End a life that cannot use what it holds: nobody else holds its own part of the sync.
+
+    Raises:
+        ReplicaLostError: The run has ended.
+        FencedError: The run went back to older states.
+        CorruptedObjectError: Something is damaged or gone.
+    """
+    if reload.rollback is not None and reload.rollback.end is not None:
+        obey_end(life, reload.rollback)
+    if reload.rollback is None:
+        raise CorruptedObjectError(
+            f"rank {life.rank} cannot go on: {reload.damage or reload}. Start this replica again: it takes the run's newest state"
+        )
+
+
+def obey_end(life: Life, record: Rollback) -> None:
+    """Stop, unless this life saw the end before it claimed its epoch.
+
+    Raises:
+        ReplicaLostError: The run has ended.
+    """
+    end = record.end
+    if end is None or record.sync in life.passed_over:
+        return
+    raise ReplicaLostError(
+        f"the run at {life.store.uri} has ended before sync {record.sync}: {_why(record)}. To continue it, start all of its "
+        "ranks again with resume=True.",
+        end.missed,
+    )
+
+
+def give_up(life: Life, rank: int, known: int, why: str, sync: int) -> bool:
+    """End the run without a rank, unless the rank has come back, or the sync is decided after all.
+
+    Args:
+        life: The life that has waited.
+        rank: The rank that it has waited for.
+        known: The epoch of that rank which is gone.
+        why: What became of it, as a sentence.
+        sync: The sync whose number the end takes: the next one that is not decided.
+
+    Returns:
+        Whether there is an end at that number now, of whichever life.
+
+    Raises:
+        FencedError: A newer life of this life's own rank has taken over.
+    """
+    check_claim(life)
+    listing = life.store.list(deltas(sync))
+    contributions = filter(None, map(Delta.parse, listing))
+    if any(delta.rank == rank and delta.epoch > known for delta in contributions):
+        return False
+    epochs = highest_epochs(life.store.list("claims/"))
+    if epochs.get(rank, 0) > known:
+        return False
+    states = [progress.sync for progress in life.fragments]
+    if sync > life.sync + 1:
+        # The sync that this life is taking is decided, and will be finished by those who resume the run.
+        states[life.index(sync - 1)] = sync - 1
+    end = GivenUp(rank, life.rank, why)
+    record = Rollback(sync, tuple(states), (), epochs, life.rollback, run=life.run, end=end)
+    life.store.create(commit_key(sync), record.to_json)
+    entry = life.log(sync)
+    return entry is not None and isinstance(entry[0], Rollback)
+
+
+def _why(record: Rollback) -> str:
+    end = record.end
+    assert end is not None
+    return f"{end.why.rstrip('.')}. Rank {end.by} has given it up"

@@ -1,0 +1,110 @@
+"""How the replicas of a fixed run meet when it begins: nobody trains before all ranks are there."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from ..._errors import MismatchError, RendezvousTimeoutError, ReplicaLostError
+from ..._exchange._endings import named_ranks
+from ..._timing import Wait
+from .._claims import claim
+from .._records._farewell import farewell, read_farewell
+from .._records._keys import Hint, deltas, highest_epochs
+
+if TYPE_CHECKING:
+    from ..._store._patient import Patient
+    from .._life._life import Life
+
+#: What to look at while ranks are missing: before a rank has claimed its place, nothing in the store tells of it.
+ABSENT = (
+    "A rank that is missing is still starting, or it failed before it could leave word in the store, for instance because "
+    "DiLoCo(...) refused an argument: look at its log"
+)
+
+
+def meet(life: Life) -> None:
+    """Wait until every rank has claimed an epoch.
+
+    Raises:
+        RendezvousTimeoutError: Some ranks did not come in time; the error names them.
+        ReplicaLostError: A rank has failed.
+        MismatchError: A rank was refused because of its model or settings.
+    """
+    store, timing, size = life.store, life.timing, life.manifest.world_size
+    missing: list[int] = []
+
+    def look() -> None:
+        here = highest_epochs(store.list("claims/"))
+        missing[:] = [rank for rank in range(size) if rank not in here]
+
+    def look_around() -> None:
+        check_failures(store, life.rank, life.manifest.first + 1)
+
+    def expired() -> Exception:
+        return RendezvousTimeoutError(
+            f"only {size - len(missing)} of {size} replicas met at {store.uri} within {timing.join_timeout:g} s; missing: "
+            f"{named_ranks(missing)}. {ABSENT}, and check that it was given the same URI and world size. If the ranks only need "
+            "longer to start, raise join_timeout.",
+            missing,
+        )
+
+    def notice(seconds: float) -> str:
+        return (
+            f"rank {life.rank}: {size - len(missing)} of {size} replicas have met at {store.uri} after {seconds:.0f} s; waiting "
+            f"for {named_ranks(missing)}, for up to {timing.join_timeout:g} s. {ABSENT}."
+        )
+
+    wait = Wait(
+        timing,
+        store.near,
+        timing.join_timeout,
+        look_around,
+        expired,
+        downtime=lambda: store.downtime,
+        notice=notice,
+    )
+    look()
+    while missing:
+        wait.pause()
+        look()
+    look_around()
+
+
+def check_failures(store: Patient, rank: int, sync: int) -> None:
+    """Refuse to go on if a rank has failed before the first sync.
+
+    Args:
+        store: The run's prefix.
+        rank: The rank of this replica.
+        sync: The number of the first sync.
+
+    Raises:
+        ReplicaLostError: A rank has failed.
+        MismatchError: A rank was refused because of its model or settings.
+    """
+    hints = [hint for hint in map(Hint.parse, store.list(deltas(sync))) if hint is not None]
+    for hint in hints:
+        if hint.event != "leave" or hint.rank == rank:
+            continue
+        kind, why = read_farewell(hint.key, store.peek)
+        if kind != "failed":
+            continue
+        text = f"rank {hint.rank} failed after 0 syncs: {why}"
+        if why.startswith("MismatchError: "):
+            raise MismatchError(why.removeprefix("MismatchError: "))
+        raise ReplicaLostError(text, hint.rank)
+
+
+def tell_refusal(store: Patient, rank: int, run: str, sync: int, error: BaseException) -> None:
+    """Tell the others that this replica is refused, before it has joined: they need not wait for it.
+
+    Args:
+        store: The run's prefix.
+        rank: The rank of this replica.
+        run: Name of the run; empty if it has not begun.
+        sync: The number of the first sync.
+        error: Why it is refused.
+    """
+    epoch = claim(store, rank, run)[0] if run else 0
+    key = Hint(sync, rank, epoch, "leave").key
+    store.put(key, lambda: [farewell(key, error)])

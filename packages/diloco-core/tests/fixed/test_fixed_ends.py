@@ -1,0 +1,96 @@
+"""How a run with fixed membership goes on, or ends, when one of its ranks is gone."""
+
+import logging
+
+import pytest
+
+from diloco_core import FencedError, ReplicaLostError, RunExistsError
+from diloco_core._elastic._records._records import Rollback
+from diloco_core._elastic._settings import Fixed
+from diloco_core.testing import Fault, Schedule, SimulatedTraining, simulate, violations
+from diloco_core.testing._checks import read_log
+from diloco_core.testing._scheduler import Killed
+
+LOST_AFTER = 90.0
+RANKS = 3
+
+
+def lived(*faults, store=None, resume=False, training=None, **options):
+    """What became of a run whose ranks have these faults; by default the dead are started again after five seconds."""
+    restart, allowance = options.pop("restart_after", 5.0), options.pop("return_within", 300.0)
+    schedule = Schedule(RANKS, faults=faults, restart_after=restart)
+    training = training or SimulatedTraining(5, (40, 30), 2)
+    outcome = simulate(
+        training, schedule, Fixed(RANKS, LOST_AFTER, resume, allowance), store=store, **options
+    )
+    return outcome, training
+
+
+def ends(outcome):
+    return [record for record in read_log(outcome.store)[0] if isinstance(record, Rollback)]
+
+
+@pytest.mark.parametrize("operation", range(8, 60, 4))
+def test_a_rank_that_is_started_again_goes_on(operation):
+    outcome, training = lived(Fault(1, 1, operation, "kill before"))
+    assert violations(outcome, training) == []
+    assert isinstance(outcome.results[1, 1], Killed)
+    assert ends(outcome) == []
+
+
+def test_one_that_does_not_come_back_in_time_ends_the_run_for_all_by_one_record(caplog):
+    caplog.set_level(logging.WARNING)
+    outcome, _ = lived(Fault(1, 1, 30, "kill after"), most_lives=1)
+    (end,) = ends(outcome)
+    assert end.end.missed == 1
+    for rank in (0, 2):
+        error = outcome.results[rank, 1]
+        assert isinstance(error, ReplicaLostError)
+        assert error.rank == 1
+        assert "rank 1 has shown no sign of life for" in str(error)
+        assert "start all of its ranks again with resume=True" in str(error)
+    assert LOST_AFTER + 300 < outcome.seconds < LOST_AFTER + 400
+    assert "Waiting up to 300 s for it to be started again (return_within)" in caplog.text
+
+
+def test_without_an_allowance_the_run_ends_after_lost_after():
+    outcome, _ = lived(Fault(1, 1, 30, "kill after"), most_lives=1, return_within=0.0)
+    assert len(ends(outcome)) == 1
+    assert LOST_AFTER < outcome.seconds < LOST_AFTER + 60
+
+
+def test_an_ended_run_is_not_joined_without_resume_and_goes_on_with_it():
+    training = SimulatedTraining(5, (40, 30), 2)
+    first, _ = lived(Fault(1, 1, 30, "kill after"), most_lives=1, training=training)
+    objects = dict(first.store.objects)
+    refused, _ = lived(store=first.store, most_lives=1, training=SimulatedTraining(5, (40, 30), 2))
+    for result in refused.results.values():
+        assert isinstance(result, RunExistsError)
+        assert "has ended: rank 1 has shown no sign of life" in str(result)
+    assert refused.store.objects == objects
+    training.salts.clear()
+    resumed, training = lived(store=first.store, resume=True, training=training)
+    assert resumed.finished
+    assert resumed.errors() == {}
+
+
+def test_one_that_comes_back_too_late_meets_the_end():
+    outcome, _ = lived(Fault(1, 1, 30, "kill after"), restart_after=500.0, most_lives=2)
+    assert len(ends(outcome)) == 1
+    assert isinstance(outcome.results[1, 2], RunExistsError)
+
+
+def test_of_two_processes_of_a_rank_the_earlier_one_is_fenced():
+    outcome, training = lived(Fault(1, 1, 40, "zombie", 60.0))
+    late = "has left the run"
+    assert [what for what in violations(outcome, training) if late not in what] == []
+    fenced = [result for result in outcome.results.values() if isinstance(result, FencedError)]
+    assert [(error.rank, error.epoch) for error in fenced] == [(1, 1)]
+
+
+def test_what_a_rank_takes_with_it_is_named_by_the_shards(caplog):
+    caplog.set_level(logging.WARNING)
+    for operation in range(8, 60):
+        outcome, training = lived(Fault(1, 1, operation, "kill before"))
+        assert violations(outcome, training) == []
+    assert "counts as nothing" in caplog.text

@@ -1,0 +1,82 @@
+"""Any schedule of crashes, hangs, lost and repeated messages and restarts leaves a run that every rank is in to the end."""
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from diloco_core._elastic._settings import Fixed
+from diloco_core.testing import (
+    KINDS,
+    Fault,
+    Schedule,
+    SimulatedStore,
+    SimulatedTraining,
+    broken_promises,
+    simulate,
+    violations,
+)
+
+_QUIET = [HealthCheck.too_slow, HealthCheck.data_too_large]
+LOST_AFTER = 90.0
+
+
+@st.composite
+def _runs(draw):
+    world_size = draw(st.integers(1, 4))
+    fault = st.builds(
+        Fault,
+        rank=st.integers(0, world_size - 1),
+        life=st.integers(1, 2),
+        operation=st.integers(1, 130),
+        kind=st.sampled_from(KINDS),
+        seconds=st.sampled_from([0.5, 5.0, 60.0]),
+    )
+    start = st.sampled_from([0.0, 0.01, 1.0, 40.0])
+    schedule = Schedule(
+        world_size,
+        seed=draw(st.integers(0, 2**16)),
+        starts=draw(st.lists(start, min_size=world_size, max_size=world_size)),
+        faults=draw(st.lists(fault, max_size=7)),
+        restart_after=draw(st.sampled_from([0.1, 5.0, 90.0])),
+        latency=draw(st.sampled_from([0.001, 0.05, 1.0])),
+    )
+    sizes = draw(st.sampled_from([(40,), (40, 30)]))
+    delay, alpha = draw(st.sampled_from([(0, 0.0), (0, 0.0), (0, 0.5), (1, 0.0), (2, 0.5)]))
+    codec = draw(st.sampled_from(["plain", "plain", "bf16", "int8"]))
+    weight = draw(st.sampled_from(["equal", "steps", "tokens"]))
+    return schedule, sizes, delay, alpha, codec, weight, draw(st.booleans())
+
+
+def _check(run):
+    schedule, sizes, delay, alpha, codec, weight, clip = run
+    training = SimulatedTraining(
+        5,
+        sizes,
+        3 * len(sizes) if delay else 2,
+        delay=delay,
+        alpha=alpha,
+        codec=codec,
+        weight=weight,
+        clip=clip,
+    )
+    store, broken = SimulatedStore(), []
+    store.after_delete = lambda keys: broken.extend(broken_promises(store, keys))
+    settings = Fixed(schedule.world_size, LOST_AFTER)
+    outcome = simulate(training, schedule, settings, store=store)
+    # A hung process is taken for dead and goes on all the same: what was started in its place may come after its end.
+    late = "has left the run"
+    assert [what for what in violations(outcome, training) if late not in what] == []
+    assert broken == []
+
+
+@given(_runs())
+@settings(max_examples=25, deadline=None, suppress_health_check=_QUIET)
+def test_schedules(run):
+    _check(run)
+
+
+@pytest.mark.slow
+@given(_runs())
+@settings(max_examples=1500, deadline=None, suppress_health_check=_QUIET)
+def test_many_schedules(run):
+    _check(run)
