@@ -207,6 +207,8 @@ def lost_parts(
     """
     manifest = Manifest.from_json(store.decided[MANIFEST], MANIFEST)
     lost: dict[str, torch.Tensor] = {}
+    if manifest.membership != "fixed":
+        return lost
     for commit in (record for record in log if isinstance(record, Commit)):
         layout = fragments[commit.fragment].layout
         for shard in range(layout.shards):
