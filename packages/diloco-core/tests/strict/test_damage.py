@@ -288,7 +288,7 @@ def harms(size, step):
 SLOWLY = [False, pytest.param(True, marks=pytest.mark.slow)]
 
 
-@pytest.mark.parametrize("slowly", SLOWLY, ids=["sampled", ""])
+@pytest.mark.parametrize("slowly", SLOWLY, ids=["sampled", "every"])
 class TestEveryBit:
     """A single bit, or everything after a byte: no record is believed. In whole runs: ``test_bits``."""
 
