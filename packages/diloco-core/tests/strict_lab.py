@@ -46,8 +46,8 @@ class Process(Connection):
         self._thread = threading.get_ident()
 
     def put(self, key, parts):
-        if threading.get_ident() != self._thread:
-            return 0  # a sign of life in real time
+        if threading.get_ident() != self._thread and keys_lab.of("beat")(key):
+            return 0  # in real time, in which nobody here looks for signs of life
         self._before(self, "put", key)
         data = b"".join(map(bytes, parts))
         size = super().put(key, [data])
