@@ -124,7 +124,7 @@ def open_run(
         run_id=run_id,
         settings=settings,
         uri=store.uri,
-        first=not any(epochs(store.list(f"claims/{rank:05}/"), rank)),
+        first=settings.fixed and not any(epochs(store.list(f"claims/{rank:05}/"), rank)),
     )
     # Only the first life of rank 0 expects that its initial values are used.
     if rank == 0 and manifest.writer != 0 and not any(epochs(store.list("claims/00000/"), 0)):
