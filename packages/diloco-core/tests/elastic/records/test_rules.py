@@ -35,7 +35,11 @@ def _delta(rank, epoch=1, start=0, stop=5, sync=3, base=_BASE, schema=_SCHEMA):
 def _valid(deltas, positions=(), sizes=None):
     listing = {delta.key: (sizes or {}).get(delta, 100) for delta in deltas}
     return valid(
-        listing, base=_BASE, schema=_SCHEMA, positions=dict(positions), size=lambda groups, rank: 100
+        listing,
+        base=_BASE,
+        schema=_SCHEMA,
+        positions=dict(positions),
+        size=lambda groups, rank: 100,
     )
 
 
@@ -67,7 +71,8 @@ class TestValid:
     def test_foreign_keys_are_passed_over(self):
         listing = {"deltas/00000003/notes.txt": 100, Hint(3, 1, 1, "join").key: 100}
         assert (
-            valid(listing, base=_BASE, schema=_SCHEMA, positions={}, size=lambda groups, rank: 100) == {}
+            valid(listing, base=_BASE, schema=_SCHEMA, positions={}, size=lambda groups, rank: 100)
+            == {}
         )
 
 
