@@ -6,7 +6,7 @@ import pytest
 import torch
 from training_lab import fill, identical, push, run, values
 
-from diloco_core import DiLoCo, Timing, in_process
+from diloco_core import DiLoCo, MismatchError, Timing, in_process
 from diloco_core._elastic._fixed_exchange import FixedExchange
 from diloco_core._store._open import open_store
 
@@ -84,3 +84,22 @@ def test_they_are_those_of_a_run_that_was_not_stopped(name, stops, tmp_path):
     for life, last in enumerate(itertools.chain(stops, [STEPS])):
         parts = trained(exchanges(tmp_path / "parts", 2, resume=bool(life)), last, **options)
     assert [identical(pair) for pair in zip(whole, parts, strict=True)] == [True, True]
+
+
+def test_when_it_is_resumed_sync_every_may_change_if_all_ranks_change_it(tmp_path):
+    trained(exchanges(tmp_path / "run", 2), 4, sync_every=4, flush="none")
+    ends = trained(exchanges(tmp_path / "run", 2, resume=True), 8, sync_every=2)
+    assert identical(ends)
+
+
+def test_ranks_that_change_it_in_other_ways_are_told(tmp_path):
+    trained(exchanges(tmp_path / "run", 2), 4, sync_every=4, flush="none")
+    with pytest.raises(BaseExceptionGroup) as caught:
+        run(
+            lambda each: replica(each, 12, sync_every=2 + 2 * each.rank),
+            exchanges(tmp_path / "run", 2, resume=True),
+        )
+    assert any(
+        isinstance(error, MismatchError) and "differ in setting 'sync_every'" in str(error)
+        for error in caught.value.exceptions
+    )

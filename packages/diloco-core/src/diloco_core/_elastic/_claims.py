@@ -11,15 +11,16 @@ import os
 import secrets
 import socket
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from .._errors import CorruptedObjectError, FencedError, FormatError, RunExistsError
+from .._wire._fields import Fields
 from .._wire._sealed import seal, unseal
 from ._records._keys import Delta, Hint, Wish, claim_key, commit_key, epochs, parse_inner
 from ._records._records import Rollback, of_run, read_record
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Mapping
 
     from .._store._patient import Patient
     from ._life._life import Life
@@ -29,7 +30,9 @@ _MOST = 1000
 _log = logging.getLogger("diloco_core")
 
 
-def claim(store: Patient, rank: int, run: str) -> tuple[int, bytes]:
+def claim(
+    store: Patient, rank: int, run: str, settings: Mapping[str, str] | None = None
+) -> tuple[int, bytes]:
     """Claim the next epoch of a rank; the rank's earlier lives will stop. Returns the epoch and the claim's record.
 
     A claim counts by its key alone, even if it cannot be read: the epoch is taken, and no other life may take it. The content
@@ -39,17 +42,19 @@ def claim(store: Patient, rank: int, run: str) -> tuple[int, bytes]:
         store: The run's prefix.
         rank: The rank.
         run: Name of the run. Records of another run say nothing about the lives of this one.
+        settings: In fixed runs: settings that may change when the run is resumed, in which all ranks must agree.
 
     Raises:
         RunExistsError: Other lives have claimed epoch after epoch, each before this one could.
     """
     claimed = epochs(store.list(f"claims/{rank:05}/"), rank)
     highest = max([*claimed, *_traces(store, rank, run)], default=0)
-    identity: dict[str, int | str] = {
+    identity: dict[str, Any] = {
         "rank": rank,
         "nonce": secrets.token_hex(8),
         "host": socket.gethostname(),
         "pid": os.getpid(),
+        **({} if settings is None else {"settings": dict(settings)}),
     }
     # An earlier life looks only for the claim right after its own, so there must be no gaps.
     lost = sorted(set(range(max(1, highest - _MOST), highest + 1)) - set(claimed))
@@ -123,7 +128,20 @@ def watch_claim(life: Life) -> None:
         raise fenced(life, "another life")
 
 
-def _record(epoch: int, identity: dict[str, int | str]) -> bytes:
+def claimed_settings(store: Patient, rank: int, epoch: int) -> dict[str, str] | None:
+    """The settings that a life of a fixed run has claimed its epoch with; None if its claim cannot be read."""
+    key = claim_key(rank, epoch)
+    data = store.peek(key)
+    try:
+        if not data:
+            return None
+        fields = Fields(unseal("claim", key, data, f"{store.uri}/{key}"), f"{store.uri}/{key}")
+        return dict(fields.texts_by_name("settings"))
+    except (CorruptedObjectError, FormatError):
+        return None
+
+
+def _record(epoch: int, identity: dict[str, Any]) -> bytes:
     return seal("claim", claim_key(int(identity["rank"]), epoch), {"epoch": epoch, **identity})
 
 

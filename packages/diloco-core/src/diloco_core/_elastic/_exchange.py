@@ -41,6 +41,7 @@ from ._joining import new_life
 from ._life._progress import layout_bytes
 from ._policy._ends import ends_in_log, refuse_again, refuse_ended, refuse_left, refuse_reload
 from ._policy._meeting import meet, tell_refusal
+from ._policy._others import changeable
 from ._policy._together import name_of
 from ._records._keys import Hint
 from ._repair import read_commit
@@ -220,6 +221,7 @@ class ElasticExchange(ResumableExchange):
                 timing=self._timing,
                 chunk_bytes=self._chunk_bytes,
                 passed_over={end.sync for end in ends},
+                changeable=changeable(self._schema.settings) if self.fixed else None,
             )
             self._life = life
             self.comes_back = life.epoch > 1 or self.resumes

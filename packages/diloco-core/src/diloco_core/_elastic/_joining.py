@@ -13,7 +13,7 @@ from ._policy._beats import Beats
 from ._policy._others import Others
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Sequence
+    from collections.abc import Collection, Mapping, Sequence
 
     from .._exchange._resumable import ResumableJob
     from .._store._patient import Patient
@@ -32,6 +32,7 @@ def new_life(
     timing: Timing,
     chunk_bytes: int,
     passed_over: Collection[int] = (),
+    changeable: Mapping[str, str] | None = None,
 ) -> Life:
     """Make the next life of a rank. The rank's earlier lives will stop. The new life has loaded nothing yet.
 
@@ -44,14 +45,15 @@ def new_life(
         timing: Limits and clock.
         chunk_bytes: Size of the buffers.
         passed_over: In fixed runs: the ends that were seen before.
+        changeable: In fixed runs: the settings that may change when the run is resumed, in which all ranks must agree.
     """
     seen, run = Seen(timing.clock()), manifest.run()
-    epoch, record = claim(store, rank, run)
+    epoch, record = claim(store, rank, run, changeable)
     others = None
     if settings.fixed:
         beats = Beats(store.store, rank, f"{epoch}", run, timing)
         beats.start()
-        others = Others(beats)
+        others = Others(beats, changeable or {})
     standing = Standing(
         [Progress.empty(job) for job in jobs],
         run=run,

@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from ..._store._patient import Patient
     from ..._timing import Timing
     from ..._wire._published import Shard
+    from .._records._keys import Delta
     from .._records._manifest import Manifest
     from .._records._records import Commit, Rollback
     from .._settings import Settings
@@ -42,6 +43,10 @@ class Others(Protocol):
         self, life: Life, missing: Collection[int], sync: int, listing: Iterable[str]
     ) -> bool:
         """Look for reasons why some ranks may never do their part. Returns whether the sync's number is taken by now."""
+        ...
+
+    def compare(self, life: Life, contributions: Iterable[Delta]) -> None:
+        """Refuse to go on with ranks that were started with other settings."""
         ...
 
     def stop(self) -> None:

@@ -6,15 +6,19 @@ import logging
 from typing import TYPE_CHECKING, NamedTuple
 
 from ..._errors import UnequalSyncsError
+from ..._exchange._base import Schema
+from ..._exchange._schemas import MAY_CHANGE, compare_schemas
 from ..._retry import NOTICE_SECONDS
+from .._claims import claimed_settings
 from .._records._farewell import read_farewell
 from .._records._keys import Hint, epochs
 from ._ends import give_up
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Iterable
+    from collections.abc import Collection, Iterable, Mapping
 
     from .._life._life import Life
+    from .._records._keys import Delta
     from ._beats import Beats
 
 _log = logging.getLogger("diloco_core")
@@ -39,13 +43,35 @@ class Others:
 
     Args:
         beats: Their signs of life.
+        settings: What this life was started with, of the settings that may change when the run is resumed.
     """
 
-    def __init__(self, beats: Beats) -> None:
+    def __init__(self, beats: Beats, settings: Mapping[str, str]) -> None:
+        self._settings = settings
+        self._compared: set[tuple[int, int]] = set()
         self._beats = beats
         self._gone: dict[int, _Gone] = {}
         self._said: dict[int, float] = {}
         self._endings: dict[str, tuple[str, str]] = {}
+
+    def compare(self, life: Life, contributions: Iterable[Delta]) -> None:
+        """Refuse to go on with ranks that were started with other settings than this life. Each of their lives is asked once.
+
+        Raises:
+            MismatchError: A rank has other settings.
+        """
+        for delta in contributions:
+            if (delta.rank, delta.epoch) in self._compared or delta.rank == life.rank:
+                continue
+            self._compared.add((delta.rank, delta.epoch))
+            theirs = claimed_settings(life.store, delta.rank, delta.epoch)
+            if theirs is not None:
+                compare_schemas(
+                    f"rank {life.rank}",
+                    Schema({}, self._settings),
+                    f"rank {delta.rank}",
+                    Schema({}, theirs),
+                )
 
     def stop(self) -> None:
         """Give no more signs of life; repeatable."""
@@ -136,6 +162,15 @@ class Others:
                 )
             return False
         return give_up(life, rank, gone.epoch, why, sync)
+
+
+def changeable(settings: Mapping[str, str]) -> dict[str, str]:
+    """Those of a replica's settings that may change when a run is resumed, if all ranks change them in the same way."""
+    return {
+        name: settings[name]
+        for name in sorted(MAY_CHANGE - {"committed", "init"})
+        if name in settings
+    }
 
 
 def _syncs(count: int) -> str:

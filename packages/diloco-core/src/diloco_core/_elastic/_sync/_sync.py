@@ -354,6 +354,8 @@ class ElasticSync:
             return reload
         life.attendance.look(listing, life.now)
         self._folder = read_folder(self._round, listing)
+        if life.others is not None:
+            life.others.compare(life, self._folder.chosen.values())
         return self._folder
 
     def _create(self, members: tuple[Delta, ...]) -> Reload | None:
