@@ -1,5 +1,7 @@
 """The executor against the stand-in of diloco-localcloud, which checks requests and answers on its own account."""
 
+import logging
+
 import boto3
 import pytest
 
@@ -190,6 +192,35 @@ def test_a_purge_deletes_no_folder_that_is_not_named_after_the_job(bench):
     assert [each["Key"] for each in s3.list_objects_v2(Bucket="bucket")["Contents"]] == [
         "precious/x"
     ]
+
+
+@pytest.mark.parametrize("place", ["s3://prod/models", "s3://bucket/runs/checkpoints/x"])
+def test_a_purge_deletes_only_where_the_executor_keeps_things(bench, place, caplog):
+    """A forged job may name any place, with a folder that is called as the job is."""
+    s3 = boto3.client("s3", **bench.stand_in.client_options)
+    for bucket in ("bucket", "prod"):
+        s3.create_bucket(Bucket=bucket)
+    executor = bench.executor()
+    (request,) = executor.plan(1, "trainer:train", run_id="run-1", spot=True).requests
+    name = request["TrainingJobName"]
+    request["CheckpointConfig"]["S3Uri"] = f"{place}/{name}"
+    request["OutputDataConfig"]["S3OutputPath"] = place
+    bucket, _, prefix = place.removeprefix("s3://").partition("/")
+    keys = [f"{prefix}/{name}/{end}" for end in ("a/b", "output/model/diloco-outcome.json")]
+    for key in keys:
+        s3.put_object(Bucket=bucket, Key=key, Body=b"precious")
+    boto3.client("sagemaker", **bench.stand_in.client_options).create_training_job(**request)
+    (handle,) = executor.attach("run-1")
+    bench.job(handle).stop()
+    bench.world.settle()
+    with caplog.at_level(logging.WARNING, "diloco_sagemaker"):
+        executor.purge(handle)
+    assert [each["Key"] for each in s3.list_objects_v2(Bucket=bucket)["Contents"]] == keys
+    warned = [record.getMessage() for record in caplog.records]
+    assert [f"{option}= of this executor" in text and place in text for option, text in zip(
+        ("output_s3_path", "checkpoint_s3_path"), warned, strict=True
+    )] == [True, True]  # fmt: skip
+    assert executor.list_runs() == []
 
 
 def test_a_job_that_ran_for_too_long_has_failed(bench):

@@ -79,7 +79,7 @@ class SageMakerExecutor(BaseExecutor):
         self._patience = chosen.retry_timeout
         self._client = Client(chosen, self._backoff)
         self._jobs = Jobs(self._client)
-        self._runs = Runs(self._client, self._jobs, self._backoff, self._patience)
+        self._runs = Runs(self._client, self._jobs, self._backoff, chosen)
         self._launcher = Launcher(
             self._client, self._jobs, self._backoff, self._patience, chosen.quota_timeout
         )

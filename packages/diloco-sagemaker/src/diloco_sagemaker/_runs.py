@@ -19,6 +19,7 @@ from diloco_protocol import (
     UnavailableError,
     retry,
 )
+from diloco_protocol.backend import shown
 
 from . import _names as names
 from ._client import Client
@@ -26,6 +27,7 @@ from ._errors import EndedError, MissingError, TakenError
 from ._facts import ENDED, JobFacts, Summary
 from ._handles import created_of, is_of, make_handle, may_be_of
 from ._many import at_once
+from ._options import SageMakerOptions
 from ._results import place_of, read_outcome, read_result, remove_checkpoints
 from ._states import status_of
 from ._sweep import Jobs
@@ -38,11 +40,15 @@ _SECONDS_TO_GO = 120.0
 class Runs:
     """The runs of an account and region, by their handles. Thread-safe."""
 
-    def __init__(self, client: Client, jobs: Jobs, backoff: Backoff, patience: float) -> None:
+    def __init__(
+        self, client: Client, jobs: Jobs, backoff: Backoff, options: SageMakerOptions
+    ) -> None:
         self._client = client
         self._jobs = jobs
         self._backoff = backoff
-        self._patience = patience
+        self._patience = options.retry_timeout
+        self._results = options.output_s3_path
+        self._checkpoints = {f"{self._results}/checkpoints", options.checkpoint_s3_path}
         self._outcomes: dict[tuple[str, int], Outcome | None] = {}
         self._cancelled: set[tuple[str, int]] = set()
 
@@ -202,9 +208,7 @@ class Runs:
                 self._client.delete_log_stream(stream)
             except MissingError:
                 continue
-        remove_checkpoints(self._client, job.name, job.checkpoints)
-        with contextlib.suppress(MissingError):
-            self._client.delete_object(*place_of(job))
+        self._remove_objects(job)
         try:
             self._client.delete(job.name)
         except MissingError:
@@ -215,6 +219,18 @@ class Runs:
                 f"{error}{pool}: SageMaker deletes a job only when its warm pool is gone. Purge again after keep_alive"
             ) from error
         self._jobs.forget(job)
+
+    def _remove_objects(self, job: JobFacts) -> None:
+        """Remove results and checkpoints where this executor keeps them: whoever makes a job can name any place."""
+        if job.output == self._results:
+            with contextlib.suppress(MissingError):
+                self._client.delete_object(*place_of(job))
+        else:
+            _leave(job, job.output, "output_s3_path")
+        if job.checkpoints.rpartition("/")[0] in self._checkpoints:
+            remove_checkpoints(self._client, job.name, job.checkpoints)
+        elif job.checkpoints:
+            _leave(job, job.checkpoints, "checkpoint_s3_path")
 
     def _wait_until_gone(self, jobs: Sequence[JobFacts]) -> None:
         deadline = self._backoff.clock() + _SECONDS_TO_GO
@@ -275,6 +291,15 @@ class Runs:
         look([jobs[0] for jobs in runs.values()])
         look([job for run_id, jobs in runs.items() if run_id not in times for job in jobs[1:]])
         return sorted(times, key=lambda run_id: (times[run_id], run_id))
+
+
+def _leave(job: JobFacts, place: str, option: str) -> None:
+    logging.getLogger("diloco_sagemaker").warning(
+        "what the training job %s has in %s is left there: %s= of this executor names another place",
+        job.name,
+        shown(place),
+        option,
+    )
 
 
 def _gone(handle: ReplicaHandle) -> ReplicaNotFoundError:
