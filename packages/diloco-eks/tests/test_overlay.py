@@ -101,6 +101,10 @@ def test_merging_twice_is_merging_once(template):
         (replica(env=[{"name": "A", "value": "2"}]), "use env="),
         (replica(env=[{"name": "DILOCO_SPEC_0", "value": ""}]), "DILOCO_SPEC_0"),
         (replica(env=None), "changes the variable"),
+        *(
+            (replica(env=[{"name": name, "value": "0"}]), f"{name} may not be set")
+            for name in ("JOB_COMPLETION_INDEX", "DILOCO_SPEC_5", "REPLICA_RANK", "DILOCO_ATTEMPT")
+        ),
         (replica(env=[{"name": "B", "value": 2}]), "must be text"),
         (replica(resources={"limits": {"x.com/y": 1}}), "must be text such as"),
         ({"spec": {"volumes": [{"name": "x", "emptyDir": {1, 2}}]}}, "is a set"),
@@ -109,3 +113,15 @@ def test_merging_twice_is_merging_once(template):
 def test_overlays_that_are_refused(template, overlay, what):
     with pytest.raises(InvalidRequestError, match=re.escape(what)):
         apply_overlay(template, overlay)
+
+
+@pytest.mark.parametrize("value", [86753091234, ["hunter2Zq"], {"a": "hunter2Zq"}])
+@pytest.mark.parametrize("container", ["replica", "side"])
+def test_of_a_variable_that_is_no_text_no_value_is_shown(options_for, request_for, container, value):
+    entry = {"name": "DB_PASSWORD", "value": value}
+    overlay = {"spec": {"containers": [{"name": container, "image": "x", "env": [entry]}]}}
+    for env in ({}, {"DB_PASSWORD": "text"}):
+        with pytest.raises(InvalidRequestError, match="must be ") as error:
+            job_manifest(request_for(env=env), options_for(pod_overlay=overlay))
+        assert "8675" not in str(error.value)
+        assert "hunter2" not in str(error.value)

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from diloco_protocol import InvalidRequestError
+from diloco_protocol.backend import is_reserved
 
 from ._names import FAILURES, IGNORED_FAILURES, secret_reference
 
@@ -32,14 +33,14 @@ def container_environment(
     """
     entries: list[dict[str, Any]] = []
     for name, value in env.items():
-        _check(name)
+        check_free(name)
         if len(name) + len(value.encode()) + 2 > _MOST_BYTES:
             raise InvalidRequestError(
                 f"env[{name!r}] has {len(value.encode())} bytes; Linux takes less than 128 KiB"
             )
         entries.append({"name": name, "value": escape(value)})
     for name, reference in secrets.items():
-        _check(name)
+        check_free(name)
         entries.append(
             {"name": name, "valueFrom": {"secretKeyRef": secret_reference(name, reference)}}
         )
@@ -67,8 +68,13 @@ def runner_arguments(message_path: str, digest: str | None) -> list[str]:
     ]
 
 
-def _check(name: str) -> None:
-    if name in {FAILURES_VARIABLE, IGNORED_VARIABLE, INDEX_VARIABLE}:
+def check_free(name: str) -> None:
+    """Refuse a variable that tells a replica which one it is, or how often it has failed.
+
+    Raises:
+        InvalidRequestError: The launch or the Job controller sets it.
+    """
+    if name in {FAILURES_VARIABLE, IGNORED_VARIABLE, INDEX_VARIABLE} or is_reserved(name):
         raise InvalidRequestError(
             f"{name} may not be set: the launch or the Job controller sets it for every replica"
         )

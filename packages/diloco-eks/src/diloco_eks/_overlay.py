@@ -7,7 +7,9 @@ from collections.abc import Mapping
 from typing import Any
 
 from diloco_protocol import InvalidRequestError
+from diloco_protocol.backend import shown
 
+from ._environment import check_free
 from ._names import CONTAINER, check_labels
 
 # The field that tells the items of a list apart, as in Kubernetes' strategic merge patch.
@@ -55,7 +57,7 @@ def apply_overlay(template: Mapping[str, Any], overlay: Mapping[str, Any] | None
 def _check_shape(overlay: Mapping[str, Any]) -> None:
     if not isinstance(overlay, Mapping):
         raise InvalidRequestError(
-            f"pod_overlay must be a mapping with 'metadata' and 'spec', not {overlay!r}"
+            f"pod_overlay must be a mapping with 'metadata' and 'spec', not {shown(overlay)}"
         )
     if unknown := overlay.keys() - _TEMPLATE_FIELDS:
         raise InvalidRequestError(
@@ -64,7 +66,7 @@ def _check_shape(overlay: Mapping[str, Any]) -> None:
     metadata = overlay.get("metadata") or {}
     if not isinstance(metadata, Mapping) or metadata.keys() - _METADATA_FIELDS:
         raise InvalidRequestError(
-            f"pod_overlay.metadata may have 'labels' and 'annotations', not {metadata!r}"
+            f"pod_overlay.metadata may have 'labels' and 'annotations', not {shown(metadata)}"
         )
     check_labels("pod_overlay.metadata.labels", metadata.get("labels") or {})
 
@@ -82,7 +84,9 @@ def _merge(base: dict[str, Any], patch: Mapping[str, Any], path: str) -> None:
             continue
         ours = base.get(key)
         if ours is not None and type(ours) is not type(value):
-            raise InvalidRequestError(f"{place} must be a {type(ours).__name__}, not {value!r}")
+            raise InvalidRequestError(
+                f"{place} must be a {type(ours).__name__}, not a {type(value).__name__}"
+            )
         if isinstance(value, dict):
             inside = base.setdefault(key, {})
             _merge(inside, value, place)
@@ -98,7 +102,7 @@ def _merge_list(ours: list[Any], items: list[Any], key: str | None, path: str) -
         place = f"{path}[{number}]"
         if not isinstance(item, dict) or (key is not None and item.get(key) is None):
             raise InvalidRequestError(
-                f"{place} must be a mapping" + (f" with {key!r}" if key else "") + f", not {item!r}"
+                f"{place} must be a mapping" + (f" with {key!r}" if key else "") + f", not {shown(item)}"
             )
         known = [known for known in merged if key is not None and known.get(key) == item[key]]
         if known and "valueFrom" in item:
@@ -150,6 +154,8 @@ def _check_kept(template: Mapping[str, Any], merged: Mapping[str, Any]) -> None:
             raise InvalidRequestError(
                 f"pod_overlay changes the variable {entry['name']} of the container {CONTAINER!r}: use env= or secrets="
             )
+    for name in variables.keys() - {entry["name"] for entry in ours["env"]}:
+        check_free(str(name))
     for each in containers:
         _check_texts(each)
 
@@ -159,11 +165,12 @@ def _check_texts(container: Mapping[str, Any]) -> None:
     for entry in container.get("env") or []:
         if "value" in entry and not isinstance(entry["value"], str):
             raise InvalidRequestError(
-                f"the variable {entry['name']} of container {name!r} must be text: {entry['value']!r}"
+                f"the variable {entry['name']} of container {name!r} must be text, not a "
+                f"{type(entry['value']).__name__}: put it in quotes"
             )
     for kind in ("limits", "requests"):
         for resource, amount in ((container.get("resources") or {}).get(kind) or {}).items():
             if not isinstance(amount, str):
                 raise InvalidRequestError(
-                    f"{kind} of {resource} of container {name!r} must be text such as '1': {amount!r}"
+                    f"{kind} of {resource} of container {name!r} must be text such as '1': {shown(amount)}"
                 )
