@@ -2,11 +2,13 @@
 
 import json
 import re
+import sys
 
 import modal
 import pytest
 from modal_truth import told
 
+from diloco_modal import _records
 from diloco_modal._client import Client
 from diloco_modal._record import (
     DamagedRecordError,
@@ -51,7 +53,8 @@ def test_what_this_version_writes_is_read():
 def test_every_field_that_is_not_right_is_named(key):
     for name in RIGHT[key]:
         wrong = {
-            "ranks": (-1, "0", [0, "1"], [-1], [], [1, 1], [True]), "world_size": (0, True), "grace": (1e6, True),
+            "ranks": (-1, "0", [0, "1"], [-1], [], [1, 1], [True], list(range(10_001)), [10_000]),
+            "world_size": (0, True, 10_001), "grace": (1e6, True),
             "attempt": (0,),
         }.get(name, ())  # fmt: skip
         if name == "at":
@@ -305,3 +308,46 @@ def test_a_dict_with_a_launch_that_is_not_ours(lab):
     for verb in (lambda: lab.launch(1), lambda: lab.executor().attach("run")):
         with pytest.raises(BackendError, match="the entry 'launch' of the run's record"):
             verb()
+
+
+def foreign_dict(lab, run_id):
+    """A Dict that somebody else has made, of the name of a run's record."""
+    return modal.Dict.from_name(
+        f"diloco-{run_id}", create_if_missing=True, client=lab.client
+    ).hydrate()
+
+
+@pytest.mark.parametrize("letters", ["x" * 60_000, "x" * 30_000 + "\U0001f600"])
+def test_what_others_write_into_many_records_is_not_kept(lab, monkeypatch, letters):
+    """A character beyond U+FFFF makes every character of its text take 4 bytes of memory."""
+    monkeypatch.setattr(_records, "_KEPT_BYTES", 100_000)
+    executor = lab.executor()
+    for number in range(4):
+        foreign = foreign_dict(lab, f"s{number}")
+        foreign.put("launch", "{}")
+        foreign.put("life-0-1", letters)
+        assert executor.exists(f"s{number}")
+    held = [texts for _, _, texts in executor._client._entries.values()]
+    assert sum(sys.getsizeof(text) for texts in held for text in texts.values()) < 100_000
+    lab.launch(1, executor)
+    before = len(lab.stand_in.calls.requests())
+    assert executor.exists("run")
+    assert executor.exists("run")
+    verbs = [call.verb for call in lab.stand_in.calls.requests()[before:]]
+    assert verbs.count("DictContents") == 0  # what is small is kept
+
+
+def test_a_record_of_more_ranks_than_a_launch_may_have_makes_nothing_be_written(lab):
+    launch = {**RIGHT["launch"], "ranks": list(range(10_001)), "world_size": 10_001}
+    foreign_dict(lab, "evil").put("launch", json.dumps(launch))
+    with pytest.raises(DamagedRecordError, match="the entry 'launch'"):
+        lab.executor().cancel_run("evil")
+    assert list(lab.record("evil").items()) == ["launch"]
+
+
+def test_ranks_without_a_call_are_voided_at_once(lab):
+    lab.launch(40)
+    for rank in range(1, 40):
+        lab.record().pop(f"call-{rank}")
+    lab.executor().cancel_run("run")
+    assert [lab.record().get(f"call-{rank}")["call"] for rank in range(1, 40)] == [""] * 39

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import sys
 from collections.abc import Mapping
 from typing import Any
 
@@ -16,6 +17,8 @@ from ._record import DamagedRecordError, checked, written
 PREFIX = "diloco-"
 _KEPT_SECONDS = 60.0
 _KEPT_RECORDS = 64
+_KEPT_BYTES = 64 * 2**20
+"""Of memory, for the entries of all records that are kept: anybody in the environment may have written them."""
 
 
 class Records(Connection):
@@ -24,7 +27,7 @@ class Records(Connection):
     def __init__(self, options: ModalOptions) -> None:
         super().__init__(options)
         self._records: dict[str, tuple[float, Any]] = {}
-        self._entries: dict[str, tuple[float, Mapping[str, str]]] = {}
+        self._entries: dict[str, tuple[float, int, Mapping[str, str]]] = {}
 
     def record(self, run_id: str, *, create: bool = False) -> Any:
         """The Dict of a run, found by its name.
@@ -122,8 +125,8 @@ class Records(Connection):
             return {}
         with self._lock:
             kept = self._entries.get(key)
-        if kept is not None and len(kept[1]) == count and 0 <= now - kept[0] < _KEPT_SECONDS:
-            return kept[1]
+        if kept is not None and len(kept[2]) == count and 0 <= now - kept[0] < _KEPT_SECONDS:
+            return kept[2]
         from . import _wire
 
         read: dict[str, str] = self._ask(lambda: _wire.get_entries(record), "reading the record")
@@ -131,17 +134,21 @@ class Records(Connection):
         return read
 
     def keep_entries(self, record: Any, entries: Mapping[str, str], now: float) -> None:
-        """Have :meth:`entries` give these, as long as the record has as many.
+        """Have :meth:`entries` give these, as long as the record has as many; what is too large is read each time.
 
         Args:
             record: Of a run.
             entries: All that it has, as far as is known here.
             now: When the first of them was read or written.
         """
+        size = sum(sys.getsizeof(key) + sys.getsizeof(text) for key, text in entries.items())
         with self._lock:
-            if len(self._entries) >= _KEPT_RECORDS:
+            self._entries.pop(record.object_id, None)
+            kept = sum(of_record for _, of_record, _ in self._entries.values())
+            if len(self._entries) >= _KEPT_RECORDS or kept + size > _KEPT_BYTES:
                 self._entries.clear()
-            self._entries[record.object_id] = now, entries
+            if size <= _KEPT_BYTES:
+                self._entries[record.object_id] = now, size, entries
 
     def delete_record(self, run_id: str, record: Any) -> None:
         """Remove the Dict of a run, if it is there; one that was made meanwhile under its name is another run's, and stays."""
