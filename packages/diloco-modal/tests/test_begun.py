@@ -80,14 +80,14 @@ def test_a_name_that_was_kept_by_a_launch_whose_ranks_are_void_becomes_free(begu
 
 def test_a_call_that_claims_its_rank_meanwhile_is_found_and_ended(begun, monkeypatch):
     """Its launcher lost the answer, so nobody else knows it."""
-    plain, call = Client.put_once, begun.world.calls()[1].call_id
+    plain, call = Client.hold, begun.world.calls()[1].call_id
 
-    def put_once(self, record, key, value):
+    async def hold(self, record, key, value):
         if key == "call-1":
             begun.record().put(key, {"call": call}, skip_if_exists=True)
-        return plain(self, record, key, value)
+        return await plain(self, record, key, value)
 
-    monkeypatch.setattr(Client, "put_once", put_once)
+    monkeypatch.setattr(Client, "hold", hold)
     begun.executor().cancel_run("run")
     assert [each.metadata["function_call_id"] for each in begun.executor().attach("run")] == [call]
     assert begun.record().get("cancel-1")["by"] == "executor"

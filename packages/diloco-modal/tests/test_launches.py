@@ -232,14 +232,14 @@ def test_a_purge_lets_nobody_claim_a_rank_behind_it(lab, monkeypatch):
     lab.record().pop("call-1")
     lab.begin(handles[0])
     lab.finish(handles[0])
-    plain = Client.put_once
+    plain = Client.hold
 
-    def put_once(self, record, key, value):
+    async def hold(self, record, key, value):
         if key == "call-1":
             lab.record().put("call-1", {"call": handles[1].metadata["function_call_id"]})
-        return plain(self, record, key, value)
+        return await plain(self, record, key, value)
 
-    monkeypatch.setattr(Client, "put_once", put_once)
+    monkeypatch.setattr(Client, "hold", hold)
     with pytest.raises(InvalidRequestError, match=r"has not ended \(rank 1\)"):
         lab.executor().purge(handles[0])
     assert lab.executor().attach("run") == handles

@@ -15,6 +15,8 @@ _LATEST = 1e11
 """Later than any time in Unix seconds."""
 _MOST = 2**30
 """More than any count."""
+_MOST_REPLICAS = 10_000
+"""Of a launch, on any backend."""
 _LONGEST_GRACE = 3600.0
 _NUMBER = r"(0|[1-9][0-9]{0,8})"
 _NUMBERED = re.compile(rf"(life|end|attempt|cancel)-{_NUMBER}-{_NUMBER}")
@@ -46,8 +48,17 @@ def _positive(value: object) -> bool:
     return _whole(value) and value != 0
 
 
+def _world_size(value: object) -> bool:
+    return _positive(value) and value <= _MOST_REPLICAS  # type: ignore[operator]
+
+
 def _ranks(value: object) -> bool:
-    return isinstance(value, list) and all(map(_whole, value)) and 0 < len(value) == len(set(value))
+    return (
+        isinstance(value, list)
+        and 0 < len(value) <= _MOST_REPLICAS
+        and all(_whole(rank) and rank < _MOST_REPLICAS for rank in value)
+        and len(value) == len(set(value))
+    )
 
 
 def _maybe(value: object) -> bool:
@@ -63,7 +74,7 @@ def _outcome(value: object) -> bool:
 
 _SHAPES: dict[str, dict[str, Callable[[object], bool]]] = {
     "launch": {
-        "id": _text, "fingerprint": _text, "ranks": _ranks, "world_size": _positive, "app": _text, "function": _text,
+        "id": _text, "fingerprint": _text, "ranks": _ranks, "world_size": _world_size, "app": _text, "function": _text,
         "environment": _text, "grace": _grace, "at": _number,
     },
     "call": {"call": _call},
