@@ -110,6 +110,8 @@ def test_an_environment_that_is_not_there_is_no_missing_app(lab):
     [
         ({"gpu": "GB300"}, "known are T4, L4"),
         ({"gpu": "H100:9"}, "at most 8"),
+        ({"gpu": "X" * 1_000_000}, "XX.{0,400} is not a GPU of Modal"),
+        ({"gpu": "T" + " 4" * 500_000}, "T 4.{0,400} is not a GPU of Modal"),
         ({"gpu": "A10:5"}, "at most 4"),
         ({"gpu": "B200+:9"}, "at most 8"),
         ({"gpu": "H200!"}, "known are T4, L4"),
@@ -117,6 +119,7 @@ def test_an_environment_that_is_not_there_is_no_missing_app(lab):
         ({"timeout": 86_400}, "timeout"),
         ({"timeout": 40_000, "max_restarts": 2}, "needs a call of"),
         ({"cpu": "many"}, "number of CPUs"),
+        ({"cpu": "9" * 1_000_000}, "^cpu='9.{0,400}such as 4 or '0.5'$"),
         (
             {"cpu": "0.0004"},
             "number of CPUs from 0.001",
@@ -127,6 +130,8 @@ def test_an_environment_that_is_not_there_is_no_missing_app(lab):
         ({"gpu": "T4", "spot": False}, "spot=False"),
         ({"spot": False}, "spot=False"),
         ({"env": {"A": "x" * 5_000_000}}, "4194304 are allowed"),
+        ({"labels": {"a": "x" * 9_000_000}}, "labels have .* 4194304 are allowed"),
+        ({"labels": {"a": "\U0001f600" * 400_000}}, "labels have 48000.. bytes"),  # 12 bytes each
     ],
 )
 def test_refused_before_the_first_call(lab, options, message):

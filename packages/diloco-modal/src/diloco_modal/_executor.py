@@ -41,7 +41,14 @@ from ._launch import Launcher, bound_options
 from ._logs import read_log
 from ._looks import Looks, is_of
 from ._options import DAY, ModalOptions
-from ._payload import LONGEST_CALL, MARGIN, MAX_RESULT_BYTES, call_timeout, payloads
+from ._payload import (
+    LONGEST_CALL,
+    MARGIN,
+    MAX_RESULT_BYTES,
+    call_timeout,
+    check_labels,
+    payloads,
+)
 from ._record import (
     DamagedRecordError,
     calls_of,
@@ -116,6 +123,7 @@ class ModalSpawnExecutor(BaseExecutor):
                 f"timeout={request.timeout!r} with max_restarts={request.max_restarts} needs a call of {seconds:.0f} s, and "
                 f"Modal allows {LONGEST_CALL:.0f}: give less, and launch again on the same rendezvous to go on"
             )
+        check_labels(request.labels)
         bound_options(request, self._options)
 
     def _plan(self, request: RunRequest) -> list[dict[str, Any]]:

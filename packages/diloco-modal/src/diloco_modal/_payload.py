@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from typing import Any
 
 from diloco_protocol import InvalidRequestError, RunRequest
@@ -56,14 +57,26 @@ def payloads(
             "start_by": start_by,
             "deploy": deploy_command(options),
         }
-        size = len(json.dumps(payload).encode())
-        if size > MAX_PAYLOAD_BYTES:
-            raise InvalidRequestError(
-                f"the arguments and variables of a replica have {size} bytes as JSON, and {MAX_PAYLOAD_BYTES} are allowed: put "
-                "what is large into a bucket, and pass its URI"
-            )
+        _check_size("the arguments and variables of a replica have", payload)
         made.append(payload)
     return made
+
+
+def check_labels(labels: Mapping[str, str]) -> None:
+    """Refuse labels with which the record of a run would be larger than those that are read.
+
+    Raises:
+        InvalidRequestError: They are too large.
+    """
+    _check_size("labels have", dict(labels))
+
+
+def _check_size(what: str, value: object) -> None:
+    size = len(json.dumps(value).encode())
+    if size > MAX_PAYLOAD_BYTES:
+        raise InvalidRequestError(
+            f"{what} {size} bytes as JSON, and {MAX_PAYLOAD_BYTES} are allowed: put what is large into a bucket, and pass its URI"
+        )
 
 
 def record_name(run_id: str) -> str:

@@ -31,12 +31,12 @@ def modal_gpu(text: str) -> str:
     name = _GPUS.get(asked.name.lower())
     if name is None:
         raise InvalidRequestError(
-            f"gpu={text!r} is not a GPU of Modal; known are {', '.join(_GPUS.values())}"
+            f"gpu={shown(text)} is not a GPU of Modal; known are {', '.join(_GPUS.values())}"
         )
     most = _MOST.get(name, 8)
     if asked.count > most:
         raise InvalidRequestError(
-            f"gpu={text!r}: a machine of Modal has at most {most} GPUs of the model {name}"
+            f"gpu={shown(text)}: a machine of Modal has at most {most} GPUs of the model {name}"
         )
     return f"{name}:{asked.count}"
 
@@ -69,6 +69,6 @@ def cores(text: str) -> float:
         number = 0.0
     if not 0.001 <= number <= 1024:
         raise InvalidRequestError(
-            f"cpu={text!r} is not a number of CPUs from 0.001 to 1024, such as 4 or '0.5'"
+            f"cpu={shown(text)} is not a number of CPUs from 0.001 to 1024, such as 4 or '0.5'"
         )
     return number
