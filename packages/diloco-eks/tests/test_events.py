@@ -48,6 +48,27 @@ def test_no_half_of_a_secret_is_left_where_a_message_is_cut():
         assert "hunter2" not in explained(WAITING, read_events([event("Pull", text)])).message
 
 
+def test_a_reason_is_cut_and_has_no_secret():
+    reason = "Failed https://user:hunter2@registry.example " + "R" * 5000
+    told = explained(WAITING, read_events([event(reason)])).message
+    assert "Failed https://<redacted>@registry.example RRR" in told
+    assert len(told) < 300
+
+
+def test_of_events_only_what_can_be_told_is_kept():
+    """Anybody may write events, and what is known of a pod is remembered."""
+    events = [event(f"F{number}" * 1000, "x" * 10_000, number) for number in range(50)]
+    kept = read_events([*events, *events])
+    assert kept[0].reason.startswith("F49")
+    assert sum(len(each.reason) + len(each.message) for each in kept) < 10_000
+
+
+def test_what_the_status_says_already_is_not_told_again():
+    for said in ("no node fits", "x" * 700):
+        status = ReplicaStatus(ReplicaState.PENDING, message=f"Unschedulable: {said}")
+        assert explained(status, read_events([event("FailedScheduling", said)])) is status
+
+
 def test_newer_events_count_and_date_themselves_in_a_series():
     series = {"count": 7, "lastObservedTime": "2026-11-21T04:30:00.000000Z"}
     bare = {"lastTimestamp": None, "eventTime": "2026-11-21T04:01:00.000000Z"}

@@ -14,7 +14,9 @@ from ._facts import JobFacts, PodFacts, parse_time
 #: Seconds for which a pod may be missing or wait before its events are looked at.
 STUCK_SECONDS = 15.0
 _MOST = 3
+_KEPT = 10  # anybody may write events, in any number and of any length
 _SHOWN = 600
+_REASON_SHOWN = 128  # Kubernetes' own are shorter
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,8 +37,8 @@ class Event:
 
 
 def read_events(events: Iterable[Mapping[str, Any]]) -> list[Event]:
-    """The warnings among events (core/v1), the latest first."""
-    found = []
+    """The latest warnings among events (core/v1), one of each reason, the latest first."""
+    found: list[Event] = []
     for event in events:
         series = event.get("series") if isinstance(event.get("series"), dict) else {}
         count = (series or {}).get("count") or event.get("count")
@@ -48,13 +50,16 @@ def read_events(events: Iterable[Mapping[str, Any]]) -> list[Event]:
         if event.get("type") == "Warning":
             found.append(
                 Event(
-                    str(event.get("reason") or ""),
-                    str(event.get("message") or ""),
+                    redact_and_cut(_text(event.get("reason")), _REASON_SHOWN),
+                    redact_and_cut(_text(event.get("message")), _SHOWN),
                     count if type(count) is int and count > 0 else 1,
                     parse_time(last) or 0.0,
                 )
             )
-    return sorted(found, key=lambda event: -event.last)
+    latest: dict[str, Event] = {}
+    for each in sorted(found, key=lambda event: -event.last):
+        latest.setdefault(each.reason, each)
+    return list(latest.values())[:_KEPT]
 
 
 def is_stuck(status: ReplicaStatus, pod: PodFacts | None, job: JobFacts, now: float) -> bool:
@@ -66,19 +71,19 @@ def is_stuck(status: ReplicaStatus, pod: PodFacts | None, job: JobFacts, now: fl
 
 
 def explained(status: ReplicaStatus, events: Iterable[Event]) -> ReplicaStatus:
-    """A status with the latest warnings in its message, one of each reason."""
-    latest: dict[str, Event] = {}
-    for event in events:
-        if event.message not in status.message:
-            latest.setdefault(event.reason, event)
-    texts = [_text(event) for event in list(latest.values())[:_MOST]]
+    """A status with the latest warnings in its message, but for what it says already."""
+    new = [each for each in events if each.message.removesuffix("…") not in status.message]
+    texts = [_told(event) for event in new[:_MOST]]
     if not texts:
         return status
     before = f"{status.message}; " if status.message else ""
     return replace(status, message=f"{before}the cluster says {'; '.join(texts)}")
 
 
-def _text(event: Event) -> str:
+def _told(event: Event) -> str:
     times = f" ({event.count} times)" if event.count > 1 else ""
-    message = redact_and_cut(event.message, _SHOWN)
-    return f"{event.reason}{times}: {message}"
+    return f"{event.reason}{times}: {event.message}"
+
+
+def _text(value: object) -> str:
+    return value if isinstance(value, str) else ""

@@ -14,6 +14,7 @@ from ._indexes import expand_indexes
 
 _MOST = 10**9
 _SHOWN = 4096  # of a text for people
+_REASON_SHOWN = 128  # Kubernetes' own are shorter
 
 
 def run_of(job: Mapping[str, Any]) -> str:
@@ -141,9 +142,9 @@ def _text(value: object) -> str:
 
 
 def _why(value: Mapping[str, Any]) -> tuple[str, str]:
-    """A reason and its message, which may be as long as somebody likes."""
+    """A reason and its message, which may hold anything, and be as long as somebody likes."""
     reason, message = (_text(value.get(key)) for key in ("reason", "message"))
-    return reason[:_SHOWN], redact_and_cut(message, _SHOWN)
+    return redact_and_cut(reason, _REASON_SHOWN), redact_and_cut(message, _SHOWN)
 
 
 def _count(value: object) -> int:
