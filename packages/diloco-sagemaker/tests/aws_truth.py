@@ -44,12 +44,12 @@ def truth_of(job):
             return Truth("failed", alive=False, attempt=attempt)
         if status == "Failed":
             code = re.search(r"exit code: (\d+)$", job["FailureReason"])
-            memory = "with more memory" in job["FailureReason"]
+            memory = bool(re.match("ClientError: .* with more memory", job["FailureReason"]))
             return Truth(
                 "failed",
                 alive=False,
                 attempt=attempt,
-                exit_code=int(code[1]) if code else None,
+                exit_code=137 if memory else int(code[1]) if code else None,
                 out_of_memory=memory,
             )
         return Truth(ENDS[status], alive=False, attempt=attempt)

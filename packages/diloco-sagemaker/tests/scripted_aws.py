@@ -53,7 +53,10 @@ CALLS = {
         ("DeleteObject", "s3"),
     ],
 }
-NO_MEMORY = "Please use an instance type with more memory, or reduce the size of training data processed on an instance"
+NO_MEMORY = (
+    "ClientError: Please use an instance type with more memory, or reduce the size of job data "
+    "processed on an instance."
+)
 
 
 class AWSHarness(Harness):
@@ -191,7 +194,7 @@ class AWSHarness(Harness):
             code = 128 + Signals[value]
             self.fail(job, Outcome(code, value, error=f"ended by {value}", reason=Reason.ERROR))
         elif step is Step.OOM:
-            job.fail(137, NO_MEMORY)  # the kernel kills the whole container, the runner included
+            job.break_down(NO_MEMORY)  # the kernel kills the whole container, the runner included
         elif step is Step.PREEMPT:
             job.interrupt()
         elif step is Step.STOP:

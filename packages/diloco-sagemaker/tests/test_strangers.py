@@ -262,13 +262,14 @@ def test_an_exit_code_is_that_which_sagemaker_itself_says(world, reason, code):
     assert results[0]["exit_code"] == code
 
 
-@pytest.mark.parametrize("code", [3, 143])
-def test_memory_runs_out_only_where_the_program_was_killed(world, code):
+@pytest.mark.parametrize("words", ["", "ClientError: "])
+@pytest.mark.parametrize("code", [3, 137, 143])
+def test_memory_runs_out_only_where_sagemaker_says_so(world, code, words):
     """A program may write into its failure file what SageMaker says of one that had too little."""
     executor, handles = launch(world)
     job = world.of(handles[0])
     job.start()
-    job.fail(code, "Please use an instance type with more memory, says the replica")
+    job.fail(code, f"{words}Please use an instance type with more memory, says the replica")
     world.settle()
     status = executor.describe(handles[0])
     assert (status.reason, status.exit_code) == ("error", code)

@@ -9,8 +9,8 @@ from diloco_protocol.backend import signal_name
 
 # SageMaker ends what a program has written about itself with these words; before them may stand anything.
 _EXIT_CODE = re.compile(r"AlgorithmError: .*, exit code: ([0-9]{1,3})", re.DOTALL)
-_LARGER = "use an instance type with more memory"
-_KILLED = 137
+# A ClientError is SageMaker's own; what a program writes stands behind "AlgorithmError: ".
+_NO_MEMORY = "ClientError: Please use an instance type with more memory"
 
 
 def outcome_in(failure: str) -> Outcome | None:
@@ -34,9 +34,8 @@ def outcome_without(failure: str, *, trained: bool) -> tuple[Reason, int | None,
     kind = failure.partition(":")[0]
     if kind in {"CapacityError", "InternalServerError", "InternalError"}:
         return Reason.PLATFORM, code, signal
-    # The program may have written these words, too; then it was not killed.
-    if _LARGER in failure.lower() and code in {None, _KILLED}:
-        return Reason.OOM, code, signal
+    if failure.startswith(_NO_MEMORY):
+        return Reason.OOM, 137, "SIGKILL"  # how the kernel ends what uses too much
     if not trained and code is None:
         return Reason.START_FAILED, None, None
     return Reason.ERROR, code, signal
