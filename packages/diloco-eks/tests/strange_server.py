@@ -13,6 +13,7 @@ class StrangeServer:
     url: str = ""
     status: int = 200
     body: bytes = b'{"items": []}'
+    headers: dict = field(default_factory=dict)
     asked: list = field(default_factory=list)
 
 
@@ -29,6 +30,8 @@ def strange_server(**answer):
             self.send_response(strange.status)
             self.send_header("Content-Type", "application/json")
             self.send_header("Content-Length", str(len(strange.body)))
+            for header in strange.headers.items():
+                self.send_header(*header)
             self.end_headers()
             self.wfile.write(strange.body)
 

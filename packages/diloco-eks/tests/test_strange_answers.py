@@ -1,6 +1,8 @@
 """Answers that no cluster gives: named, and never more of them than fits."""
 
+import gzip
 import json
+import logging
 
 import pytest
 from strange_server import strange_server
@@ -83,3 +85,32 @@ def test_of_an_objects_events_one_page_is_read(server, executor):
     executor._cluster.list_events("default", "u-1")
     assert len(server.asked) == 1
     assert "limit=250" in server.asked[0][1]
+
+
+@pytest.mark.parametrize("status", [200, 503])
+def test_a_compressed_answer_is_not_unpacked(server, executor, status):
+    """None is asked for, and not every urllib3 keeps a bound while it unpacks one."""
+    server.body, server.status = gzip.compress(b'{"items": [], "message": "unpacked"}'), status
+    server.headers = {"Content-Encoding": "gzip"}
+    with pytest.raises(UnavailableError, match="is compressed|HTTP status 503"):
+        executor.list_runs()
+    if status == 200:
+        with pytest.raises(UnavailableError, match="is compressed"):
+            list(_client.pieces("read the log", executor._cluster.open_log("default", "pod")))
+
+
+def test_the_answer_to_a_delete_is_not_read_to_its_end(server, executor, monkeypatch):
+    monkeypatch.setattr(_client, "_ANSWER_BYTES", 10_000)
+    server.body = b"{" + b" " * 20_000 + b"}"
+    with pytest.raises(BackendError, match="the answer is larger than 10000 bytes"):
+        executor._cluster.delete_job("default", "run-1", "u-1")
+
+
+def test_what_the_cluster_warns_of_is_logged_as_text(server, executor, caplog):
+    said = "\x1b[2J https://user:hunter2@proxy.example/ " + "x" * 5000
+    server.headers = {"Warning": f'299 - "{said}"'}
+    with caplog.at_level(logging.WARNING, "diloco_eks"):
+        executor.launch_replicas(1, "trainer:train", run_id="run-1")
+    (record,) = caplog.records
+    assert r"run-1: \x1b[2J https://<redacted>@proxy.example/ xxx" in record.getMessage()
+    assert len(record.getMessage()) < 1200

@@ -29,6 +29,7 @@ from ._kubeconfig import in_cluster, obey, read_kubeconfig
 # A page of pods, each of which may be as large as a Job (about 1 MB).
 _ANSWER_BYTES = 256 * 1024 * 1024
 _REFUSAL_BYTES = 1024 * 1024
+_PACKED = "the answer is compressed, and was not asked to be: it comes from something else than the cluster"
 
 
 class _Limit(threading.local):
@@ -250,7 +251,14 @@ class Client:
 def _read(response: Any) -> tuple[bytes, Any]:
     """Return the body and the headers of an answer; reading may fail as the call may."""
     with contextlib.closing(response):
+        if _is_packed(response):
+            raise UnavailableError(_PACKED)
         return read_bounded(response, _ANSWER_BYTES, "the answer"), response.headers
+
+
+def _is_packed(response: Any) -> bool:
+    """Whether reading would unpack an answer, which we never ask for: older clients do so without a bound."""
+    return (response.headers.get("Content-Encoding") or "identity").lower() != "identity"
 
 
 def _bound_refusals(connections: Any) -> None:
@@ -264,7 +272,8 @@ def _bound_refusals(connections: Any) -> None:
         if 200 <= answer.status < 300:
             return answer
         with contextlib.closing(answer):
-            body = answer.read(_REFUSAL_BYTES) or b" "  # some clients trip over what is empty
+            body = b"" if _is_packed(answer) else answer.read(_REFUSAL_BYTES)
+        body = body or b" "  # some clients trip over what is empty
         return HTTPResponse(body, answer.headers, answer.status, reason=answer.reason)
 
     connections.request = bounded
@@ -322,8 +331,11 @@ def pieces(what: str, response: Any, size: int = 1 << 16) -> Iterator[bytes]:
     """
     from urllib3.exceptions import HTTPError
 
+    if _is_packed(response):
+        response.close()
+        raise UnavailableError(f"cannot {what}: {_PACKED}")
     try:
-        yield from response.stream(size, decode_content=True)
+        yield from response.stream(size)
     except (HTTPError, OSError) as error:
         raise UnavailableError(f"cannot {what}: {type(error).__name__}: {error}") from error
     finally:

@@ -97,11 +97,11 @@ class Cluster:
         """Delete this very Job, pods first. Without a propagation policy the pods would go on running."""
         conditions = {"uid": uid} | ({"resourceVersion": version} if version else {})
         body = {"propagationPolicy": "Foreground", "preconditions": conditions}
-        self.client.raw(
+        self._json(
             f"delete Job {space}/{name}",
-            lambda apis: apis.batch.delete_namespaced_job(
-                namespace=space, name=name, body=body, **self.client.options()
-            ).data,
+            lambda apis, options: apis.batch.delete_namespaced_job(
+                namespace=space, name=name, body=body, **options
+            ),
         )
 
     def create_config_map(self, body: Json, *, dry_run: bool = False) -> None:

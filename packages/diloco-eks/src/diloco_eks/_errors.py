@@ -93,13 +93,17 @@ def read_answer(status: int, body: object, headers: Mapping[str, str] | None) ->
 
 
 def read_warnings(headers: Mapping[str, str]) -> list[str]:
-    """What the server warns of; https://kubernetes.io/blog/2020/09/03/warnings/."""
+    """What the server warns of, as a log can show it; https://kubernetes.io/blog/2020/09/03/warnings/."""
     return [
-        re.sub(r"\\(.)", r"\1", text)
+        _printable(redact_and_cut(re.sub(r"\\(.)", r"\1", text), 1000))
         for name, value in headers.items()
         if name.lower() == "warning"
         for text in _WARNING.findall(value)
     ]
+
+
+def _printable(text: str) -> str:
+    return "".join(each if each.isprintable() else repr(each)[1:-1] for each in text)
 
 
 def to_error(answer: Answer, what: str) -> BackendError:
