@@ -7,6 +7,7 @@ from diloco_protocol import FolderJournal
 
 VARIABLES = "l12_the_environment_of_the_constructor_is_in_every_launch"
 JOURNAL = "l12_the_journal_of_the_constructor_is_written_and_read"
+PURGE = "l12_a_purge_writes_into_the_journal_what_nobody_has_seen"
 NAMES = "l12_names_begin_as_the_constructor_says"
 
 
@@ -64,8 +65,15 @@ class DropsItsJournal(ToyExecutor):
 
 @mutant(JOURNAL, "L12")
 class WritesLaunchesOnly(ToyExecutor):
-    def _record_end(self, journal, handle, status):
+    def _write_end(self, journal, handle, status):
         pass
+
+
+@mutant(PURGE, "L12")
+class PurgesWithoutWriting(ToyExecutor):
+    def purge(self, handle):
+        self._check(handle)
+        self._purge(handle)
 
 
 @mutant(JOURNAL, "L12", "H4", "R12", "H5")

@@ -40,6 +40,7 @@ class Memory(BaseExecutor):
         return handles
 
     def _observe_run(self, handles):
+        assert handles, "nothing was asked for"
         return {handle: self.world[handle] for handle in handles if handle in self.world}
 
     def _result(self, handle):

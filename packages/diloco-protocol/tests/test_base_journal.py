@@ -14,6 +14,7 @@ from diloco_protocol import (
     ReplicaState,
     ReplicaStatus,
     SpecVersionError,
+    UnavailableError,
 )
 
 
@@ -36,6 +37,58 @@ class TestJournal:
         again = ReplicaHandle.from_json(handle.to_json())
         (result,) = Memory({}, journal=FolderJournal(tmp_path)).collect([again])
         assert result["result"] == {"rank": 0}
+
+    @pytest.mark.parametrize("launched_with", [True, False])
+    def test_a_purge_writes_down_the_ends_that_nobody_has_seen(self, tmp_path, launched_with):
+        """Of a run that was launched without a journal, too."""
+        executor = Memory({}, journal=FolderJournal(tmp_path))
+        launcher = executor if launched_with else Memory(executor.world)
+        handles = launcher.launch_replicas(3, "m:f", run_id="mine")
+        executor.world.update(dict.fromkeys(handles, DONE))
+        executor.poll(handles[1])
+        executor.purge(handles[0])
+        executor.world.clear()
+        executor.purge(handles[0])
+        results = executor.collect(handles)
+        assert [result["result"] for result in results] == [{"rank": n} for n in range(3)]
+
+    def test_a_purge_that_cannot_write_the_ends_removes_nothing(self, tmp_path):
+        executor = Memory({}, journal=FolderJournal(tmp_path))
+        handles = executor.launch_replicas(2, "m:f", run_id="mine")
+        executor.world.update(dict.fromkeys(handles, DONE))
+        executor._result = lambda handle: unavailable()
+        with pytest.raises(UnavailableError, match="no result today") as caught:
+            executor.purge(handles[0])
+        assert "run 'mine' is not removed" in caught.value.__notes__[0]
+        assert handles[0] in executor.world
+
+    def test_a_purge_leaves_a_run_whose_record_is_damaged(self, tmp_path, caplog):
+        executor = Memory({}, journal=FolderJournal(tmp_path))
+        (handle,) = executor.launch_replicas(1, "m:f", run_id="mine")
+        executor.world[handle] = DONE
+        executor.poll(handle)
+        (file,) = tmp_path.rglob("*.ended.json")
+        file.write_text("{")
+        with pytest.raises(InvalidRequestError, match=str(file)):
+            executor.purge(handle)
+        file.unlink()
+        executor.purge(handle)
+        assert executor.collect([handle])[0]["result"] == {"rank": 0}
+
+    def test_a_purge_refuses_before_a_replica_ends_unseen(self, tmp_path):
+        """It would end between the two looks, and nobody would have written down how."""
+        executor = Memory({}, journal=FolderJournal(tmp_path))
+        handles = executor.launch_replicas(2, "m:f", run_id="mine")
+        executor.world[handles[0]] = DONE
+        with pytest.raises(InvalidRequestError, match="1 replicas of run 'mine' have not ended"):
+            executor.purge(handles[0])
+        assert handles[0] in executor.world
+
+    def test_a_purge_of_an_earlier_run_asks_nothing_of_its_namesake(self, tmp_path):
+        executor = Memory({}, journal=FolderJournal(tmp_path))
+        (new,) = executor.launch_replicas(1, "m:f", run_id="mine")
+        executor.purge(ReplicaHandle(0, "memory", run_id="mine", world_size=1, metadata={"a": "b"}))
+        assert new in executor.world
 
     def test_what_it_knows_is_not_asked_again(self, tmp_path):
         executor = Memory({}, journal=FolderJournal(tmp_path))

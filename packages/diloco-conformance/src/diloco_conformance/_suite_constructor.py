@@ -76,6 +76,26 @@ class Constructing:
                 lab.forget(journal=journal)
             lab.forget()
 
+    def test_l12_a_purge_writes_into_the_journal_what_nobody_has_seen(self, lab: Lab) -> None:
+        """All ranks have ended, and nobody has looked at them: how they ended is in the journal before they are gone."""
+        with tempfile.TemporaryDirectory() as folder:
+            lab.forget(journal=FolderJournal(Path(folder)))
+            run = lab.up(2)
+            lab.drive(run.replicas[0], Step.SUCCEED, "kept")
+            lab.drive(run.replicas[1], Step.FAIL, 3)
+            lab.settle()
+            lab.purge(run)
+            after = lab.verb("L12", lambda: lab.executor.collect(run.handles, timeout=0))
+            told = [(entry["status"], entry["result"]) for entry in after]
+            states = [replica.state for replica in run.replicas]
+            if [status for status, _ in told] != states or told[0] != ("succeeded", "kept"):
+                lab.broken(
+                    "L12",
+                    f"after the purge, collect says {after}",
+                    "the journal has every end with its result: BaseExecutor.purge writes them before _purge is called",
+                )
+            lab.forget()
+
     def test_l12_names_begin_as_the_constructor_says(self, lab: Lab) -> None:
         """Those that the launch does not give; and no two are the same."""
         prefix = f"{lab.harness.run_prefix}-team"

@@ -331,10 +331,16 @@ class BaseExecutor(Journaled):
     def purge(self, handle: ReplicaHandle) -> None:
         """Remove the records of the run that a replica belongs to: logs, results, evidence. Repeatable.
 
+        A journal keeps all ends of the run, with their results: those that nobody has seen yet are written down first.
+
         Raises:
             InvalidRequestError: A replica of the run has not ended; cancel it first.
+            BackendError: The backend refused or could not be asked, or the journal could not be written. In the second
+                case, nothing was removed.
         """
         self._check(handle)
+        if self._journal is not None:
+            self._write_last_ends(self._journal, handle)
         self._purge(handle)
 
     # --- finding ---

@@ -10,6 +10,7 @@ from ._collect import RESULT_LOST
 from ._errors import (
     BackendError,
     DilocoError,
+    InvalidRequestError,
     ReplicaNotFoundError,
     ResultLostError,
     SpecVersionError,
@@ -107,15 +108,61 @@ class Journaled(Hooks):
         self, journal: RunJournal, handle: ReplicaHandle, status: ReplicaStatus
     ) -> None:
         try:
-            try:
-                result = self._result(handle) if status.state == "succeeded" else None
-            except (ResultLostError, ReplicaNotFoundError) as lost:
-                result, status = None, replace(status, message=f"{RESULT_LOST}{lost}")
-            journal.record_end(handle, status, result)
+            self._write_end(journal, handle, status)
         except BackendError as error:
             # The state is known and true; who looks next tries again to write it down.
             of = f"the end of rank {handle.rank} of run {handle.run_id!r}"
             _log(f"{of} is not in the journal yet: {error}")
+
+    def _write_end(self, journal: RunJournal, handle: ReplicaHandle, status: ReplicaStatus) -> None:
+        try:
+            result = self._result(handle) if status.state == "succeeded" else None
+        except (ResultLostError, ReplicaNotFoundError) as lost:
+            result, status = None, replace(status, message=f"{RESULT_LOST}{lost}")
+        journal.record_end(handle, status, result)
+
+    def _write_last_ends(self, journal: RunJournal, handle: ReplicaHandle) -> None:
+        """Write down the ends of a run that is about to be removed, since nobody can look later.
+
+        Raises:
+            InvalidRequestError: A replica has not ended.
+            BackendError: The backend could not be asked, or the journal could not be written.
+        """
+        run = self._run_of(journal, handle)
+        asked = [each for each in run if self._recorded(each) is None]
+        try:
+            seen = self._readable(asked) if asked else {}
+        except ReplicaNotFoundError:
+            return
+        alive = sorted(each.rank for each, status in seen.items() if not status.state.terminal)
+        if alive:
+            raise InvalidRequestError(
+                f"{len(alive)} replicas of run {handle.run_id!r} have not ended, such as rank {alive[0]}: cancel them "
+                f"with cancel_run({handle.run_id!r}), and wait with collect"
+            )
+        for each, status in seen.items():
+            try:
+                if (damage := self._damage(each)) is not None:
+                    raise damage  # a damaged record is not replaced
+                self._write_end(journal, each, status)
+            except DilocoError as error:
+                error.add_note(
+                    f"run {handle.run_id!r} is not removed, since the end of rank {each.rank} could not be written into the "
+                    "journal. An executor without a journal removes it"
+                )
+                raise
+
+    def _run_of(self, journal: RunJournal, handle: ReplicaHandle) -> list[ReplicaHandle]:
+        """The handles of a replica and its siblings, as the journal has them or the backend."""
+        run_id = str(handle.run_id)  # a handle without one has been refused
+        for find in (journal.handles, self._attach):
+            try:
+                known = find(run_id)
+            except (DamagedRecordError, SpecVersionError, ReplicaNotFoundError):
+                continue
+            if handle in known:
+                return [each for each in known if each.backend_name == handle.backend_name]
+        return [handle]  # an earlier run of that name
 
     def _result_of(self, handle: ReplicaHandle) -> Any:
         recorded = self._recorded(handle)
