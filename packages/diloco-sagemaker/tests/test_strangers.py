@@ -1,6 +1,8 @@
 """What others have written under our names, or in our words, is believed as far as it is ours and no further."""
 
+import gc
 import json
+import tracemalloc
 
 import pytest
 from scripted_aws import BUCKET, OPTIONS, AWSHarness
@@ -15,6 +17,7 @@ from diloco_protocol import (
     outcome_to_message,
 )
 from diloco_protocol.backend import OUTCOME_BYTES
+from diloco_sagemaker._recent import Recent
 
 MEGABYTE = 1 << 20
 
@@ -105,6 +108,35 @@ def test_a_launch_does_not_take_a_foreign_job_for_a_rank(world):
     with pytest.raises(RunConflictError, match="not launched by diloco"):
         launch(world)
     assert [job.name for job in world.world.jobs()] == ["diloco-run-1-00001"]
+
+
+def test_what_strangers_say_of_their_jobs_is_not_kept(world):
+    """Training jobs stay in an account for ever."""
+    launch(world, 1)
+    for number in range(20):
+        ours = {"DILOCO_RUN_ID": f"s{number}", "DILOCO_RANKS": "0-0", "DILOCO_WORLD_SIZE": "1"}
+        words = {f"k{key}": "x" * 2400 for key in range(40)}
+        create(world, f"diloco-s{number}-00000", {**ours, "DILOCO_FINGERPRINT": "f" * 64, **words})
+    executor = world.make_executor()
+    executor.attach("run-1")  # clients and models of services are loaded by now
+    tracemalloc.start()
+    try:
+        assert len(executor.list_runs()) == 21
+        world.stand_in.calls.clear()
+        gc.collect()
+        assert tracemalloc.get_traced_memory()[0] < MEGABYTE  # they have told 1.9 MB
+    finally:
+        tracemalloc.stop()
+
+
+def test_of_many_jobs_the_latest_are_remembered():
+    recent = Recent(2)
+    for number in (1, 2, 1, 3):
+        recent.keep(number, str(number))
+    assert [recent.get(number) for number in (1, 2, 3)] == ["1", None, "3"]
+    recent.forget(3)
+    recent.forget(2)
+    assert (3 in recent, 1 in recent) == (False, True)
 
 
 # --- results ---

@@ -58,7 +58,7 @@ class JobFacts(Summary):
         transitions: Its history, oldest first.
         started: TrainingStartTime in Unix seconds.
         ended: TrainingEndTime in Unix seconds.
-        strings: Its hyperparameters.
+        strings: Of its hyperparameters, those that are the record of the launch.
         output: OutputDataConfig.S3OutputPath.
         checkpoints: CheckpointConfig.S3Uri, or empty.
         instance: The instance type that it has, or asks for.
@@ -139,6 +139,7 @@ def read_job(record: Mapping[str, Any]) -> JobFacts:
         each.get("InstanceType", "") for each in resources.get("InstancePreferences") or []
     ]
     tags = record.get("Tags")
+    strings = record.get("HyperParameters") or {}
     return JobFacts(
         base.name,
         base.created,
@@ -158,7 +159,7 @@ def read_job(record: Mapping[str, Any]) -> JobFacts:
         ),
         started=_seconds(record.get("TrainingStartTime")),
         ended=_seconds(record.get("TrainingEndTime")),
-        strings=dict(record.get("HyperParameters") or {}),
+        strings={key: strings[key] for key in names.RECORD if key in strings},
         output=(record.get("OutputDataConfig") or {}).get("S3OutputPath", ""),
         checkpoints=(record.get("CheckpointConfig") or {}).get("S3Uri", ""),
         instance=resources.get("SelectedInstanceType")

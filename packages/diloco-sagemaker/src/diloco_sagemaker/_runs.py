@@ -28,6 +28,7 @@ from ._facts import ENDED, JobFacts, Summary
 from ._handles import created_of, is_of, make_handle, may_be_of
 from ._many import at_once
 from ._options import SageMakerOptions
+from ._recent import Recent
 from ._results import place_of, read_outcome, read_result, remove_checkpoints
 from ._states import status_of
 from ._sweep import Jobs
@@ -49,8 +50,8 @@ class Runs:
         self._patience = options.retry_timeout
         self._results = options.output_s3_path
         self._checkpoints = {f"{self._results}/checkpoints", options.checkpoint_s3_path}
-        self._outcomes: dict[tuple[str, int], Outcome | None] = {}
-        self._cancelled: set[tuple[str, int]] = set()
+        self._outcomes: Recent[tuple[str, int], tuple[Outcome | None]] = Recent()
+        self._cancelled: Recent[tuple[str, int], bool] = Recent()
 
     # --- looking ---
 
@@ -114,16 +115,16 @@ class Runs:
     def _outcome(self, job: JobFacts) -> Outcome | None:
         """For the attempt, where the job itself has started its program again."""
         key = (job.name, job.created)
-        if key not in self._outcomes:
+        kept = self._outcomes.get(key)
+        if kept is None:
             try:
                 outcome = read_outcome(self._client, job)
             except ResultLostError:
-                self._outcomes[key] = None
+                kept = (None,)
             else:
-                self._outcomes[key] = Outcome(
-                    0, attempt=outcome.attempt, started_at=outcome.started_at
-                )
-        return self._outcomes[key]
+                kept = (Outcome(0, attempt=outcome.attempt, started_at=outcome.started_at),)
+            self._outcomes.keep(key, kept)
+        return kept[0]
 
     def result(self, handle: ReplicaHandle) -> Any:
         """What a replica that has succeeded returned."""
@@ -152,7 +153,7 @@ class Runs:
             self._client.stop(name)
         except (EndedError, MissingError):
             return
-        self._cancelled.add((name, created))
+        self._cancelled.keep((name, created), True)
         self._mark(name, arn or self._client.job_arn(name))
 
     def _mark(self, name: str, arn: str) -> None:

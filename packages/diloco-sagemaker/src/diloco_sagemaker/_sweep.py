@@ -10,17 +10,18 @@ from ._client import Client
 from ._errors import MissingError
 from ._facts import JobFacts, Summary, same_life
 from ._many import at_once
+from ._recent import Recent
 
 
 class Jobs:
-    """What is known of jobs: details are kept until a list shows that they have changed. Thread-safe.
+    """What is known of jobs: the latest details are kept until a list shows that they have changed. Thread-safe.
 
     Nothing depends on what is kept here but the number of calls.
     """
 
     def __init__(self, client: Client) -> None:
         self._client = client
-        self._known: dict[tuple[str, int], JobFacts] = {}
+        self._known: Recent[tuple[str, int], JobFacts] = Recent()
 
     def of_run(self, run_id: str, since: int | None = None) -> dict[int, Summary]:
         """The jobs of a run by rank, as the list has them.
@@ -82,13 +83,13 @@ class Jobs:
 
     def forget(self, job: Summary) -> None:
         """It was deleted."""
-        self._known.pop((job.name, job.created), None)
+        self._known.forget((job.name, job.created))
 
     def _keep(self, job: JobFacts) -> JobFacts:
         before = self._known.get((job.name, job.created))
         if before is not None and (before.modified or 0) > (job.modified or 0):
             return before
-        self._known[job.name, job.created] = job
+        self._known.keep((job.name, job.created), job)
         return job
 
     def _fresh(self, listed: Summary) -> JobFacts | None:
