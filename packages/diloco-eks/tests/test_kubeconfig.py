@@ -4,12 +4,13 @@ import base64
 import json
 import os
 import sys
+import traceback
 
 import pytest
 from strange_server import strange_server
 
 from diloco_eks import EKSExecutor
-from diloco_protocol import AuthError, InvalidRequestError
+from diloco_protocol import AuthError, InvalidRequestError, UnavailableError
 
 PROXIES = ("HTTP_PROXY", "HTTPS_PROXY", "NO_PROXY")
 
@@ -90,6 +91,14 @@ class TestImpersonation:
             asks(server.url, user={"token": "t", "as": "ada", **user})
         assert server.asked == []
 
+    @pytest.mark.parametrize(
+        "user", [{"as-groups": ["a"]}, {"as-uid": "7"}, {"as-user-extra": {"why": ["a"]}}]
+    )
+    def test_nobody_is_impersonated_without_a_name(self, server, asks, user):
+        with pytest.raises(InvalidRequestError, match="and no 'as'"):
+            asks(server.url, user={"token": "t", **user})
+        assert server.asked == []
+
 
 class TestProxies:
     def test_the_kubeconfigs(self, server, proxy, asks, monkeypatch):
@@ -112,6 +121,14 @@ class TestProxies:
         monkeypatch.setenv("HTTP_PROXY", proxy.url)
         asks(server.url)
         assert (len(server.asked), proxy.asked) == (1, [])
+
+    @pytest.mark.parametrize("excepted", ["cluster.invalid,*", "*.invalid", "invalid:8080"])
+    def test_none_where_the_environment_says_so(self, proxy, asks, monkeypatch, excepted):
+        monkeypatch.setenv("HTTP_PROXY", proxy.url)
+        monkeypatch.setenv("NO_PROXY", excepted)
+        with pytest.raises(UnavailableError):
+            asks("http://cluster.invalid:8080")
+        assert proxy.asked == []
 
     def test_a_kind_that_the_client_does_not_know(self, server, asks):
         with pytest.raises(InvalidRequestError, match=r"socks5://<redacted>@127\.0\.0\.1:1 can"):
@@ -139,6 +156,28 @@ class TestFiles:
                 executor.list_runs()
             assert other.asked == []
         assert "/namespaces/team/jobs" in server.asked[0][1]
+
+    def test_an_empty_file_is_passed_over(self, server, tmp_path, monkeypatch):
+        (tmp_path / "empty").write_text("# nothing yet\n")
+        files = [tmp_path / "empty", write(tmp_path / "one", server.url)]
+        monkeypatch.setenv("KUBECONFIG", os.pathsep.join(map(str, files)))
+        with EKSExecutor("image") as executor:
+            executor.list_runs()
+        assert len(server.asked) == 1
+
+    def test_nothing_but_empty_files(self, tmp_path, monkeypatch):
+        (tmp_path / "empty").write_text("")
+        monkeypatch.setenv("KUBECONFIG", str(tmp_path / "empty"))
+        with EKSExecutor("image") as executor, pytest.raises(AuthError, match="file is empty"):
+            executor.list_runs()
+
+    @pytest.mark.parametrize(
+        "cluster", [{"proxy-url": "http://u:pw@127.0.0.1:port"}, {"server": "https://[u:pw@::1"}]
+    )
+    def test_addresses_that_are_none(self, server, asks, cluster):
+        with pytest.raises(AuthError, match="no cluster can be read from") as error:
+            asks(server.url, cluster=cluster)
+        assert "pw" not in str(error.value)
 
     def test_a_file_that_is_named_counts_inside_a_cluster_too(self, server, tmp_path, monkeypatch):
         monkeypatch.setenv("KUBERNETES_SERVICE_HOST", "127.0.0.1")
@@ -174,6 +213,28 @@ class TestCredentials:
         with pytest.raises(AuthError, match=hint):
             asks(server.url, user=users[user])
         assert server.asked == []
+
+    def test_a_user_that_no_file_has(self, server, tmp_path, monkeypatch):
+        path = write(tmp_path / "config", server.url)
+        path.write_text(path.read_text().replace('"user": "one"', '"user": "two"'))
+        with (
+            EKSExecutor("image", kubeconfig=path, retry_timeout=0) as executor,
+            pytest.raises(AuthError, match="names the user 'two', which no file"),
+        ):
+            executor.list_runs()
+        assert server.asked == []
+
+    def test_a_line_end_behind_a_token(self, server, asks, tmp_path):
+        (tmp_path / "token").write_text("sesamopenyou\n")
+        asks(server.url, user={"tokenFile": str(tmp_path / "token")})
+        assert server.asked[0][2]["Authorization"] == "Bearer sesamopenyou"
+
+    def test_a_token_that_cannot_be_sent_is_not_shown(self, server, asks):
+        parts = "sesam", "openyou"
+        with pytest.raises(InvalidRequestError, match="a token with a line end in it") as error:
+            asks(server.url, user={"token": "\n".join(parts)})
+        assert parts[1] not in str(error.value)
+        assert "header value b" not in "".join(traceback.format_exception(error.value))
 
     def test_what_is_not_obeyed_is_named(self, server, tmp_path):
         plugin = {"command": "aws", "interactiveMode": "Never"}

@@ -117,7 +117,9 @@ def test_overlays_that_are_refused(template, overlay, what):
 
 @pytest.mark.parametrize("value", [86753091234, ["hunter2Zq"], {"a": "hunter2Zq"}])
 @pytest.mark.parametrize("container", ["replica", "side"])
-def test_of_a_variable_that_is_no_text_no_value_is_shown(options_for, request_for, container, value):
+def test_of_a_variable_that_is_no_text_no_value_is_shown(
+    options_for, request_for, container, value
+):
     entry = {"name": "DB_PASSWORD", "value": value}
     overlay = {"spec": {"containers": [{"name": container, "image": "x", "env": [entry]}]}}
     for env in ({}, {"DB_PASSWORD": "text"}):

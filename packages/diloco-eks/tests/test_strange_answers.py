@@ -3,6 +3,7 @@
 import gzip
 import json
 import logging
+import traceback
 
 import pytest
 from strange_server import strange_server
@@ -92,7 +93,9 @@ def test_a_compressed_answer_is_not_unpacked(server, executor, status):
     """None is asked for, and not every urllib3 keeps a bound while it unpacks one."""
     server.body, server.status = gzip.compress(b'{"items": [], "message": "unpacked"}'), status
     server.headers = {"Content-Encoding": "gzip"}
-    with pytest.raises(UnavailableError, match="is compressed|HTTP status 503"):
+    with pytest.raises(
+        UnavailableError, match={200: "is compressed", 503: "HTTP status 503"}[status]
+    ):
         executor.list_runs()
     if status == 200:
         with pytest.raises(UnavailableError, match="is compressed"):
@@ -114,3 +117,14 @@ def test_what_the_cluster_warns_of_is_logged_as_text(server, executor, caplog):
     (record,) = caplog.records
     assert r"run-1: \x1b[2J https://<redacted>@proxy.example/ xxx" in record.getMessage()
     assert len(record.getMessage()) < 1200
+
+
+@pytest.mark.parametrize("status", [400, 422, 503])
+def test_what_python_prints_of_an_error_has_no_secret_either(server, executor, status):
+    said = "env DB_PASSWORD=hunter2 is refused by https://user:hunter2@hook.example/ \x1b[2J"
+    server.body, server.status = json.dumps({"message": said}).encode(), status
+    with pytest.raises(BackendError, match="DB_PASSWORD=<redacted> is refused") as caught:
+        executor.list_runs()
+    printed = "".join(traceback.format_exception(caught.value))
+    assert "hunter2" not in printed
+    assert "\x1b" not in printed

@@ -29,7 +29,7 @@ from ._kubeconfig import in_cluster, obey, read_kubeconfig
 # A page of pods, each of which may be as large as a Job (about 1 MB).
 _ANSWER_BYTES = 256 * 1024 * 1024
 _REFUSAL_BYTES = 1024 * 1024
-_PACKED = "the answer is compressed, and was not asked to be: it comes from something else than the cluster"
+_PACKED = "the answer is compressed, which nobody asked for: it is not read"
 
 
 class _Limit(threading.local):
@@ -202,8 +202,7 @@ class Client:
             ) from error
         batch, core = self._given
         if batch is None and core is None:
-            configuration, headers = self._configuration(client)
-            api_client = client.ApiClient(configuration=configuration)
+            api_client, headers = self._own(client)
             _bound_refusals(api_client.rest_client.pool_manager)
             api_client.user_agent = f"diloco-eks/{__version__}"
             for name, value in headers.items():
@@ -218,8 +217,8 @@ class Client:
             client.ApisApi(api_client),
         )
 
-    def _configuration(self, client: Any) -> tuple[Any, dict[str, str]]:
-        """Return the client's configuration, and the headers that all requests need."""
+    def _own(self, client: Any) -> tuple[Any, dict[str, str]]:
+        """Return an ApiClient, and the headers that all requests need."""
         from kubernetes import config
 
         configuration = client.Configuration()
@@ -235,17 +234,19 @@ class Client:
                     client_configuration=configuration,
                     persist_config=False,
                 )
-        except Exception as error:  # whatever a file, its YAML or its credential plugin has wrong
+            # We retry ourselves: the client would sleep out of our control.
+            configuration.retries = False
+            headers = obey(configuration, kubeconfig)
+            return client.ApiClient(configuration=configuration), headers
+        except BackendError:
+            raise
+        except Exception as error:  # noqa: BLE001 - whatever a file, its YAML or its plugin has wrong
             where = self._kubeconfig or os.environ.get("KUBECONFIG") or "~/.kube/config"
             named = "" if self._context is None else f", context {self._context!r}"
             raise AuthError(
                 f"no cluster can be read from {where}{named}: {error}. On EKS: aws eks update-kubeconfig --name CLUSTER; or "
                 "give kubeconfig=, context=, or run inside a pod"
-            ) from error
-        configuration.retries = (
-            False  # we retry ourselves: the client would sleep out of our control
-        )
-        return configuration, obey(configuration, kubeconfig)
+            ) from None
 
 
 def _read(response: Any) -> tuple[bytes, Any]:
@@ -280,6 +281,7 @@ def _bound_refusals(connections: Any) -> None:
 
 
 def _translated(what: str, make: Callable[[Apis], Any], apis: Apis) -> Any:
+    """Make a call. The client's errors are no causes of ours: a traceback would show all in them."""
     from kubernetes.client.exceptions import ApiException
     from urllib3.exceptions import ConnectTimeoutError, HTTPError, SSLError
 
@@ -288,21 +290,24 @@ def _translated(what: str, make: Callable[[Apis], Any], apis: Apis) -> Any:
     except BackendError:
         raise
     except ApiException as error:
-        raise _answered(what, error) from error
+        raise _answered(what, error) from None
     except (ConnectTimeoutError, SSLError) as error:
-        raise _unreached(f"cannot {what}: {type(error).__name__}: {error}") from error
+        raise _unreached(f"cannot {what}: {type(error).__name__}: {error}") from None
     except (HTTPError, OSError) as error:
-        raise UnavailableError(f"cannot {what}: {type(error).__name__}: {error}") from error
+        raise UnavailableError(f"cannot {what}: {type(error).__name__}: {error}") from None
     except (AttributeError, ValueError, TypeError) as error:
         # Some clients (36) trip over a body that is empty or not UTF-8 before their own error comes.
         if isinstance(error.__context__, ApiException):
-            raise _answered(what, error.__context__) from error
+            raise _answered(what, error.__context__) from None
         if isinstance(error, AttributeError):
             raise
         # Newer clients check what they are given before they send it.
+        why = str(error)
+        if "header value" in why:  # it may be a token, and is not to be shown
+            why = "a header has a value that cannot be sent, such as a token with a line end in it"
         raise InvalidRequestError(
-            f"cannot {what}: the kubernetes client refuses it: {error}"
-        ) from error
+            f"cannot {what}: the kubernetes client refuses it: {why}"
+        ) from None
 
 
 def _answered(what: str, error: Any) -> BackendError:
@@ -337,7 +342,7 @@ def pieces(what: str, response: Any, size: int = 1 << 16) -> Iterator[bytes]:
     try:
         yield from response.stream(size)
     except (HTTPError, OSError) as error:
-        raise UnavailableError(f"cannot {what}: {type(error).__name__}: {error}") from error
+        raise UnavailableError(f"cannot {what}: {type(error).__name__}: {error}") from None
     finally:
         response.close()
         response.release_conn()

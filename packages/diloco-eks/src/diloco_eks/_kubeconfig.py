@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ipaddress
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -11,6 +10,8 @@ from typing import Any
 from urllib.parse import quote, unquote, urlsplit
 
 from diloco_protocol import AuthError, InvalidRequestError
+
+from ._no_proxy import needs_no_proxy
 
 DEFAULT = "default"
 _ACCOUNT = Path("/var/run/secrets/kubernetes.io/serviceaccount")
@@ -27,6 +28,7 @@ class Kubeconfig:
         namespace: The context's namespace; empty if it has none.
         cluster: The context's cluster.
         user: The context's user.
+        unknown: The name of the context's user, if no file has that user; else empty.
     """
 
     files: str
@@ -34,6 +36,7 @@ class Kubeconfig:
     namespace: str
     cluster: Mapping[str, Any]
     user: Mapping[str, Any]
+    unknown: str
 
     def unheeded(self) -> list[str]:
         """Return what kubectl would obey and we cannot, for a person to read."""
@@ -83,7 +86,8 @@ def read_kubeconfig(kubeconfig: str | os.PathLike[str] | None, context: str | No
     named = filter(None, (given or "~/.kube/config").split(os.pathsep))
     files = [str(Path(file).expanduser()) for file in named]
     known: dict[str, dict[str, Any]] = {"contexts": {}, "clusters": {}, "users": {}}
-    for config in map(_read, files):
+    configs = {file: _read(file) for file in files}
+    for config in filter(None, configs.values()):
         context = context or config.get("current-context")
         for kind, entries in known.items():
             for entry in config.get(kind) or []:
@@ -91,12 +95,15 @@ def read_kubeconfig(kubeconfig: str | os.PathLike[str] | None, context: str | No
                     entries.setdefault(str(entry.get("name")), entry.get(kind[:-1]))
     chosen = _mapping(known["contexts"].get(context or ""))
     namespace = chosen.get("namespace")
+    user = chosen.get("user")
     return Kubeconfig(
-        os.pathsep.join(files),
+        # The client refuses an empty file; if all are, it may say so.
+        os.pathsep.join([file for file in files if configs[file] is not None] or files),
         context,
         namespace if isinstance(namespace, str) else "",
         _mapping(known["clusters"].get(str(chosen.get("cluster")))),
-        _mapping(known["users"].get(str(chosen.get("user")))),
+        _mapping(known["users"].get(str(user))),
+        str(user) if user and str(user) not in known["users"] else "",
     )
 
 
@@ -119,6 +126,11 @@ def obey(configuration: Any, kubeconfig: Kubeconfig | None) -> dict[str, str]:
     if kubeconfig is None:
         return {}
     user = kubeconfig.user
+    if kubeconfig.unknown:
+        raise AuthError(
+            f"the context {kubeconfig.context!r} names the user {kubeconfig.unknown!r}, which no "
+            f"file of {kubeconfig.files} has: without its credentials, requests would be anonymous"
+        )
     missing = next((name for name in _CREDENTIALS if user.get(name)), None)
     # The client passes over a plugin that fails and a provider that it does not know, and would
     # make its calls as nobody.
@@ -128,6 +140,16 @@ def obey(configuration: Any, kubeconfig: Kubeconfig | None) -> dict[str, str]:
             f"the user of the context {kubeconfig.context!r} has {missing}, and it gave no "
             f"credentials. {hint}"
         )
+    renew = configuration.refresh_api_key_hook
+
+    def renew_stripped(renewed: Any) -> None:
+        """Leave out the line end behind a token, as kubectl does; the client sets it before each call."""
+        if renew is not None:
+            renew(renewed)
+        for name, secret in renewed.api_key.items():
+            renewed.api_key[name] = secret.strip()
+
+    configuration.refresh_api_key_hook = renew_stripped
     return _impersonation(user)
 
 
@@ -135,8 +157,8 @@ def _set_proxy(configuration: Any, given: object) -> None:
     """Choose the proxy as kubectl does: the kubeconfig's, or the environment's for the scheme."""
     server = urlsplit(str(configuration.host))
     proxy = given if isinstance(given, str) and given else None
-    configuration.no_proxy = None if proxy else _variable("NO_PROXY")
-    if proxy is None and not _is_loopback(server.hostname or ""):
+    configuration.no_proxy = None  # of which the client understands less than kubectl
+    if proxy is None and not needs_no_proxy(server, _variable("NO_PROXY") or ""):
         proxy = _variable(f"{server.scheme.upper()}_PROXY")
     configuration.proxy = proxy
     if proxy is None:
@@ -175,14 +197,12 @@ def _impersonation(user: Mapping[str, Any]) -> dict[str, str]:
             )
         if values and values[0]:
             headers[name] = str(values[0])
+    if headers and "Impersonate-User" not in headers:
+        raise InvalidRequestError(
+            "the kubeconfig's user has as-uid, as-groups or as-user-extra and no 'as', which "
+            "kubectl refuses too: name the user to impersonate, or leave them out"
+        )
     return headers
-
-
-def _is_loopback(host: str) -> bool:
-    try:
-        return ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return host == "localhost"
 
 
 def _variable(name: str) -> str | None:
@@ -193,7 +213,8 @@ def _mapping(value: object) -> Mapping[str, Any]:
     return value if isinstance(value, dict) else {}
 
 
-def _read(file: str) -> dict[str, Any]:
+def _read(file: str) -> dict[str, Any] | None:
+    """A file as the client finds it; None if there is nothing in it."""
     try:
         import yaml  # type: ignore[import-untyped] # comes with the client; slow to import
 
@@ -202,4 +223,4 @@ def _read(file: str) -> dict[str, Any]:
         return {}
     except yaml.YAMLError:
         return {}
-    return config if isinstance(config, dict) else {}
+    return config if isinstance(config, dict) else None if config is None else {}

@@ -102,7 +102,9 @@ def _merge_list(ours: list[Any], items: list[Any], key: str | None, path: str) -
         place = f"{path}[{number}]"
         if not isinstance(item, dict) or (key is not None and item.get(key) is None):
             raise InvalidRequestError(
-                f"{place} must be a mapping" + (f" with {key!r}" if key else "") + f", not {shown(item)}"
+                f"{place} must be a mapping"
+                + (f" with {key!r}" if key else "")
+                + f", not {shown(item)}"
             )
         known = [known for known in merged if key is not None and known.get(key) == item[key]]
         if known and "valueFrom" in item:
