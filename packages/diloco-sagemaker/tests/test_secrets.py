@@ -1,5 +1,7 @@
 """What is secret is in no error, no plan and no repr."""
 
+import traceback
+
 import pytest
 
 from diloco_protocol import DilocoError, InvalidRequestError, spec_from_environment
@@ -44,6 +46,19 @@ def test_what_is_refused_is_not_shown(aws, executor, name, value):
     if name not in {"request_overlay", "tags", "env", "output_kms_key"}:  # these are fields of it
         assert name in str(caught.value)
     assert aws.calls == []
+
+
+def test_what_python_prints_of_an_error_has_no_secret(aws, executor):
+    """It prints the errors that were the cause, too."""
+    words = f"DB_PASSWORD={HIDDEN} is refused \x1b[2J https://me:{HIDDEN}@host"
+    aws.faults.append(("ListTrainingJobs", "ValidationException", words, 400, False))
+    with pytest.raises(InvalidRequestError) as caught:
+        executor().list_runs()
+    printed = "".join(traceback.format_exception(caught.value))
+    assert "DB_PASSWORD=" in printed
+    assert HIDDEN not in printed
+    assert "\x1b" not in printed
+    assert "botocore" in printed  # where it was
 
 
 @pytest.mark.parametrize(

@@ -305,8 +305,8 @@ class Client:
             return act(client)
         except DilocoError:
             raise
-        except Exception as error:
-            raise to_error(error, what) from error
+        except Exception as error:  # noqa: BLE001 - raised as one of ours, without its words
+            raise to_error(error, what).with_traceback(error.__traceback__) from None
 
     def _of(self, service: str) -> Any:
         client = self._clients.get(service)
@@ -347,8 +347,9 @@ class Client:
                     endpoint_url=options.endpoint_url,
                     config=config,
                 )
-        except Exception as error:
-            raise to_error(error, f"make a client of {service}") from error
+        except Exception as error:  # noqa: BLE001 - raised as one of ours, without its words
+            failed = to_error(error, f"make a client of {service}")
+            raise failed.with_traceback(error.__traceback__) from None
         check_region(self._session, client, region or self._session.region_name)
         return client
 
