@@ -111,6 +111,21 @@ FORMS = [
     # more of commands, and names that are written in another way
     *(f"curl -u user:{SECRET} https://h", f"curl --user 'u:{SECRET}' x", f"--proxy-user=u:{SECRET}", f"['-u', 'u:{SECRET}']"),
     *(f"run --token\n{SECRET}\n", f'run --token \\"{SECRET} x\\"', f"https://h/?p%61ssword={SECRET}", f"p%61ssword={SECRET}"),
+    # a scheme of authorization is no secret, and the word behind it is
+    *(f"{name}={kind} {SECRET}" for name in ("Authorization", "token", "X_AUTH") for kind in ("Bearer", "Token", "basic")),
+    *(f"OTEL_EXPORTER_OTLP_HEADERS=authorization=Bearer {SECRET}", f"curl -H 'Authorization=Bearer {SECRET}' x"),
+    *(f"run --auth Bearer {SECRET}", f"name=AUTH,value=Token {SECRET}", f"HTTP_AUTHORIZATION => Basic {SECRET}=="),
+    # settings by a key
+    *(f'os.environ["PASSWORD"] = "{SECRET}"', f"env['PASSWORD']={SECRET}", f'config["db"]["password"] = "{SECRET}"'),
+    *(f"'password' => '{SECRET}'", f'"password" := {SECRET}', f"$_ENV['password'] = ['{SECRET}'];"),
+    # other members between a name and its value
+    *(f'{{"Name":"DB_PASSWORD","Type":"x","Value":"{SECRET}"}}', f'{{"value": "{SECRET}", "type": "x", "name": "DB_PASS"}}'),
+    *(f'{{"name": "DB_PASSWORD", "description": "of the db", "n": 3, "value": "{SECRET}"}}',),
+    *(f"ParameterKey=DbPassword,ParameterValue={SECRET}", f'{{"ParameterKey":"DbPassword","ParameterValue":"{SECRET}"}}'),
+    # lines of YAML
+    *(f"a: b\n  password: |\n    x\n    {SECRET}\n", f"password: >-\n  {SECRET}", f'"password": |\n  x\n\n  {SECRET}\na: b'),
+    *(f"password:\n  {SECRET}", f"- password:\n    '{SECRET} x'"),
+    *(f'<password type="x">{SECRET}</password>', f"http://host:8080/login/u:{SECRET}@h", f"ssh://git@h:22/u:{SECRET}@x"),
     # cut off before its second quote
     *(f"run '--password=a;b {SECRET}", f"curl -H 'X-Api-Key: \\\n{SECRET}", f"'--token=a {SECRET}\\"),
 ]  # fmt: skip
@@ -134,6 +149,11 @@ def test_what_stands_around_a_secret_is_shown():
     assert redact_text("curl -u me:x https://h") == f"curl -u me:{REDACTED} https://h"
     assert redact_text('{"value": "x", "name": "lr"}') == '{"value": "x", "name": "lr"}'
     assert redact_text("<token>x</token><b>c</b>") == f"<token>{REDACTED}</token><b>c</b>"
+    assert redact_text("a:\n  password: |\n    x\n    y\n  b: c\n") == (
+        f"a:\n  password: |\n{REDACTED}\n  b: c\n"
+    )
+    assert redact_text('os.environ["TOKEN"] = "x y"; z') == f'os.environ["TOKEN"] = "{REDACTED}"; z'
+    assert redact_text("auth=Bearer x lr=3") == f"auth={REDACTED} lr=3"
     for quote in "'\"":
         assert redact_text(f"curl -H {quote}Cookie: x{quote} y") == (
             f"curl -H {quote}Cookie: {REDACTED}{quote} y"
@@ -184,6 +204,8 @@ def test_known_tokens_are_found_wherever_they_stand(token):
      "module.token:train1", "token-ablation-3: 1234567", "job secret-sauce: failed12", "diloco-password-0: 1234567",
      "12:30:45@host", "2026-03-14T12:30:45.123Z@host", "Basic training2 is", "docker run -u 1000:1000 x", "--token\nSee README",
      '{"tokens": [101, 2054]}', '{"tokens":[101,2054]}',
+     "secret:\n  secretName: hub", "tokens:\n  - a\n", "name=lr, type=float, value=abc123", "if env['token'] == 3:",
+     '{"name": "lr", "type": "x", "value": "abc"}', "a/b:c", "https://host:9000/a:b", "registry.io/team/img:tag@sha256:0123",
      '{"password": []}', "name: lr, value: abc123", "<path>x1</path>", "100%token_count=3",
      "arn:aws:iam::123456789012:role/x", 'User "system:serviceaccount:ns:a" cannot get', "http://127.0.0.1:1234/x and y@z"],
 )  # fmt: skip
@@ -398,6 +420,22 @@ NASTY = [
         "a.token: ",
     ),
     *("'Authorization: \\", "'--password=\\", '"--token=\\', "'x-a-token: ", '"Cookie:\\"'),
+    *(
+        '"name": "p", "type": ',
+        "name=a,b=c,",
+        "password:\n  ",
+        "password: |\n ",
+        "password: |\n  a\n",
+        "['password'] = ",
+    ),
+    *(
+        "<token x",
+        "/u:p",
+        "auth=Bearer ",
+        "token=Basic x,",
+        "value=a,b=c,",
+        'x "name":"DB_PASS","a":',
+    ),
 ]
 
 

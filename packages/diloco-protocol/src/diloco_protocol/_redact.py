@@ -28,6 +28,11 @@ _BRACKET = re.compile(
     r"""(?P<open>[\[({])|(?P<close>[\])}])|\\.|"(?:\\.|[^"\\])*+"?|'(?:\\.|[^'\\])*+'?""",
     re.DOTALL,
 )
+# Members of which one is the name of what is in the other.
+_PAIRS = (
+    *(("name", "value"), ("Name", "Value"), ("key", "value"), ("Key", "Value")),
+    ("ParameterKey", "ParameterValue"),
+)
 # What nobody has to guess.
 _NOTHING = frozenset({"", "0", "1", "false", "none", "null", "true"})
 _LONGEST_JSON = 1 << 20
@@ -133,7 +138,7 @@ def _redact_members(members: dict[str, Any], secret: str) -> dict[str, Any]:
         )
         for key, inside in members.items()
     }
-    for key, beside in (("name", "value"), ("Name", "Value"), ("key", "value"), ("Key", "Value")):
+    for key, beside in _PAIRS:
         called = members.get(key)
         if isinstance(called, str) and beside in members and is_secret_name(called):
             shown[beside] = redact_json(members[beside], called)

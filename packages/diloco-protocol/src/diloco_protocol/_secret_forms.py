@@ -50,7 +50,8 @@ _INSIDE_QUOTES = rf"(?P<quote>{_MARK})(?P<quoted>(?:(?!(?P=quote))(?:\\.|.))*+)"
 _QUOTED = rf"{_INSIDE_QUOTES}(?:(?P=quote)|\Z)"
 # A value ends at a blank; at a quote that ends something; and at a separator before another name, or before nothing.
 _BARE = (
-    _NEW + r"(?P<bare>(?:[^\s,;&\"'\\]|[,;&](?!\s|\Z|[\w.\-%\[\]]{1,64}=)"
+    _NEW
+    + r"(?P<bare>(?:(?:Bearer|Basic|Digest|Token) {1,4}+(?=[^\s]))?+(?:[^\s,;&\"'\\]|[,;&](?!\s|\Z|[\w.\-%\[\]]{1,64}=)"
     r"|[\"'](?![\s,;:)\]}]|\Z)|\\(?![\"'nrt]))++)"
 )
 _LIST = r"(?P<list>[\[{(])"  # a list or an object, of which the rest is looked for by counting
@@ -59,8 +60,14 @@ _LINE_END = r"(?=[ \t]*+$)"
 _INSIDE = {quote: _NEW + rf"(?:\\.|[^{quote}\\])++(?={quote}|\\?\Z)" for quote in "\"'"}
 # One of the two members that are a name and its value, in JSON, YAML, or the words of Python.
 _MEMBER = rf"(?<![\w.\-])(?:%s)(?:{_MARK})?\s{{0,4}}+[:=]\s{{0,8}}+"
-_NAMED = rf"{_MEMBER % 'name|key'}(?:{_MARK})?(?P<name>[\w.\-]{{1,64}})"
-_BETWEEN = rf"(?:{_MARK})?\s{{0,40}}+(?:,\s{{0,40}}+)?+(?:{_MARK})?"
+_NAMED = rf"{_MEMBER % '(?:parameter)?(?:name|key)'}(?:{_MARK})?(?P<name>[\w.\-]{{1,64}})"
+_VALUE = _MEMBER % "(?:parameter)?value"
+_NEXT = rf"(?:{_MARK})?\s{{0,40}}+(?:,\s{{0,40}}+)?+(?:{_MARK})?"
+# A few other members may stand between them.
+_OTHER = rf"{_MEMBER % '[a-z_]{1,32}'}(?:{_MARK})?(?:[^\n,;&\"'\\{{}}\[\]]{{0,100}}+){_NEXT}"
+_BETWEEN = rf"{_NEXT}(?:(?!{_VALUE}){_OTHER}){{0,3}}?"
+
+_YAML_KEY = rf"(?:^|:[ ])[ \t]{{0,40}}(?:-[ ])?(?:{_MARK})?(?P<term>[\w.\-]{{1,64}})(?:{_MARK})?:"
 
 # What stands before a secret, and the secret.
 _FORMS: tuple[tuple[str, str], ...] = (
@@ -74,6 +81,11 @@ _FORMS: tuple[tuple[str, str], ...] = (
     # password=x, password = x, password => x, password=['x']
     (
         rf"{_NAME}(?:[ \t]{{1,4}}+(?:=>|:=|=)[ \t]{{0,4}}+|=>|:=|=)",
+        rf"(?:{_QUOTED}|{_LIST}(?=\s{{0,8}}+[\"'\[{{(])|{_BARE})",
+    ),
+    # env["password"] = x, 'password' => x
+    (
+        rf"{_KEY}[ \t]{{0,4}}+\]?[ \t]{{0,4}}+(?:=>|:=|=(?!=))[ \t]{{0,4}}+",
         rf"(?:{_QUOTED}|{_LIST}(?=\s{{0,8}}+[\"'\[{{(])|{_BARE})",
     ),
     # --password x, also on a line of its own
@@ -100,6 +112,15 @@ _FORMS: tuple[tuple[str, str], ...] = (
         r"(?<![\w.\-])(?P<term>[\w\-]++(?=:\S)|[\w.\-]++(?=[ ]?:[ \t]))[ ]?:[ \t]{0,8}+",
         rf"(?=[^\s]{{6}})(?=[^\s]{{0,40}}[0-9]){_BARE}",
     ),
+    # password: |, and password: with lines below it that stand further to the right
+    (
+        rf"{_YAML_KEY}[ \t]{{1,8}}+[|>][+\-0-9]{{0,2}}[ \t]{{0,8}}+\r?\n",
+        r"(?P<deep>[ \t]{1,80}+)[^\s][^\r\n]*+(?:\r?\n(?:(?P=deep)[^\r\n]*+|[ \t]*+(?=\r?\n)))*+",
+    ),
+    (
+        rf"{_YAML_KEY}[ \t]{{0,8}}+\r?\n[ \t]{{1,80}}+",
+        rf"(?:{_QUOTED}|{_NEW}(?P<bare>(?!-[ ])[^\s\"'|>{{\[:][^\s:]*+)){_LINE_END}",
+    ),
     # ('password', 'x')
     (rf"[(\[]{_KEY},\s{{0,8}}+", rf"{_QUOTED}(?=[)\]])"),
     # "password": "x", "password": 1234, "password": ["x"]
@@ -108,14 +129,14 @@ _FORMS: tuple[tuple[str, str], ...] = (
         rf"(?:{_QUOTED}|{_LIST}|(?P<bare>-?[0-9][0-9.eE+\-]*+))",
     ),
     # "name": "DB_PASS", "value": "x", and the other way round
-    (_NAMED + _BETWEEN + _MEMBER % "value", rf"(?:{_QUOTED}|{_BARE})"),
+    (_NAMED + _BETWEEN + _VALUE, rf"(?:{_QUOTED}|{_BARE})"),
     (
-        _MEMBER % "value",
+        _VALUE,
         rf"(?:{_INSIDE_QUOTES}(?P=quote)|{_NEW}(?P<bare>[^\s,;&\"'\\]{{1,200}}+))"
         rf"(?={_BETWEEN}{_NAMED})",
     ),
     # <password>x</password>
-    (r"<(?P<name>[\w.\-]{1,64})>", r"[^<>]++(?=</)"),
+    (r"<(?P<name>[\w.\-]{1,64})(?:\s[^<>]{0,200}+)?>", r"[^<>]++(?=</)"),
     # Bearer x; what follows has a digit, or it is a word of a sentence; for Basic it is Base64
     (
         r"(?<![A-Za-z0-9])(?:Bearer +"

@@ -32,7 +32,7 @@ _ORDINARY = {
     "key": _words(
         "answer attention batch cache column data dataset dict event feature field foreign "
         "group hash hidden id idempotency image index input jax join kv label lookup loss map "
-        "merge message metric monitor name object order output param partition primary prng "
+        "merge message metric monitor name object order output param parameter partition primary prng "
         "prompt public query random range record resource result rng route routing row score "
         "shard sort source state target text time topology unique value"
     ),
