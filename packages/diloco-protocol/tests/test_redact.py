@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from diloco_protocol import InvalidRequestError, Plan, ReplicaSpec, make_request
 from diloco_protocol.backend import (
     REDACTED,
+    check_whole,
     redact,
     redact_and_cut,
     redact_json,
@@ -467,10 +468,38 @@ def test_where_a_secret_is_kept_is_shown_under_one_too():
     assert redact_json({"password": {"name": "hunter22"}})["password"]["name"] == REDACTED
 
 
+@pytest.mark.parametrize(
+    ("before", "after", "lengths"),
+    [
+        *(("x https://user:", "@h/y z", 100_000), ("s3://key:se/", "@b", 100_000)),
+        *(("//h,redis://:1", "@h", 100_000), ("<password>", "</password>", 5000)),
+        ("{'value': '", "', 'name': 'DB_PASS'}", 5000),
+    ],
+)
+@pytest.mark.parametrize("length", [100, 2000, 5000, 20_000, 100_000])
+def test_a_secret_is_left_out_of_a_text_that_is_cut_inside_it(length, before, after, lengths):
+    length = min(length, lengths)
+    text = f"{before}{'hunter2Z' * (length // 8)}{after} {'y' * 500_000}"
+    for shown in (redact_and_cut(text, 200), refused(text), refused(text.encode())):
+        assert "hunter" not in shown
+        assert len(shown) < 300
+
+
+def test_what_has_no_secret_is_shown_of_a_text_that_is_cut():
+    for uri in ("https://host:9000/", "https://host/a:", "x://"):
+        assert redact_and_cut(uri + "a" * 100_000, 50) == f"{uri}{'a' * (50 - len(uri))}…"
+
+
+def refused(value):
+    with pytest.raises(InvalidRequestError) as caught:
+        check_whole("n", value, 1)
+    return str(caught.value)
+
+
 def test_secrets_are_looked_for_before_a_text_is_cut():
     text = f"{'x' * 480} https://user:hunter2hunter2@host/ {'y' * 10_000}"
     for most in range(470, 520):
         assert "hunter" not in redact_and_cut(text, most)
     assert redact_and_cut("short", 5) == "short"
-    assert redact_and_cut("a" * 9000, 5) == "aaaaa…"
-    assert redact_and_cut(f"password='{'a' * 9000}'", 50) == f"password='{REDACTED}'…"
+    assert redact_and_cut("a" * 90_000, 5) == "aaaaa…"
+    assert redact_and_cut(f"password='{'a' * 90_000}'", 50) == f"password='{REDACTED}'…"

@@ -9,12 +9,12 @@ from collections.abc import Iterable, Mapping
 from typing import Literal, TypeGuard, overload
 
 from ._errors import InvalidRequestError
-from ._redact import redact_json, redact_text
+from ._redact import redact_and_cut, redact_json
 from ._secret_forms import REDACTED
 from ._secret_names import is_secret_name
 
 _SHOWN = 200
-_SHOWN_OF = 10 * _SHOWN  # so that a token is found and left out before the rest is cut off
+_SHOWN_OF = 1 << 15  # more than redact_and_cut looks at, so that it knows that a text was cut
 
 
 @overload
@@ -262,8 +262,7 @@ def shown(value: object, name: str = "") -> str:
         text = repr(cut)
     except Exception:  # noqa: BLE001 - integers of thousands of digits, endless nesting, objects of any class
         return f"a {type(value).__name__} that cannot be shown"
-    text = redact_text(text)
-    return text if len(text) <= _SHOWN else f"{text[:_SHOWN]}..."
+    return redact_and_cut(text, _SHOWN)
 
 
 def _refused(name: str, allowed: str, value: object, *, none: bool) -> InvalidRequestError:

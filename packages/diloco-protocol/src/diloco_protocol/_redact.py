@@ -36,8 +36,8 @@ _PAIRS = (
 # What nobody has to guess.
 _NOTHING = frozenset({"", "0", "1", "false", "none", "null", "true"})
 _LONGEST_JSON = 1 << 20
-# Characters behind the end of a text that is cut, in which the form of a secret may still end.
-_BEYOND = 4096
+# Characters behind the end of a text that is cut, in which the form of a secret may still end: tokens have a few thousand.
+_BEYOND = 16384
 
 
 def redact(name: str, value: str) -> str:
@@ -68,10 +68,7 @@ def redact_text(text: str) -> str:
     >>> redact_text("from s3://key:secret@bucket/run with --password=hunter2")
     'from s3://<redacted>@bucket/run with --password=<redacted>'
     """
-    text = TOKEN.sub(REDACTED, without_userinfo(text))
-    for before, secret in forms():
-        text = _without(before, secret, text)
-    return text
+    return _redact_text(text, cut=False)
 
 
 def redact_and_cut(text: str, most: int) -> str:
@@ -83,8 +80,16 @@ def redact_and_cut(text: str, most: int) -> str:
         text: Anything that somebody else has written, however long.
         most: How many characters to keep.
     """
-    begin = redact_text(text[: most + _BEYOND])
-    return begin if len(begin) <= most and len(text) <= most + _BEYOND else f"{begin[:most]}…"
+    cut = len(text) > most + _BEYOND
+    begin = _redact_text(text[: most + _BEYOND], cut=cut)
+    return begin if len(begin) <= most and not cut else f"{begin[:most]}…"
+
+
+def _redact_text(text: str, *, cut: bool) -> str:
+    text = TOKEN.sub(REDACTED, without_userinfo(text, cut=cut))
+    for before, secret in forms():
+        text = _without(before, secret, text)
+    return text
 
 
 def redact_json(value: Any, name: str = "") -> Any:

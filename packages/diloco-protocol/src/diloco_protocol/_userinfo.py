@@ -12,6 +12,8 @@ _RUN = re.compile(r"[^\s'\"<>]*+")
 _AUTHORITY = re.compile(r"[^/?#\s'\"<>]*+")
 # What is not a password although an @ follows: the port of a web server.
 _PORT = re.compile(r"[^:@]*:[0-9]{1,5}")
+# Where an @ could follow: user, colon, and a password that is more than a port.
+_MAY_END_LATER = re.compile(r"[^/?#:@]*+:(?![0-9]{1,5}(?:[/?#]|\Z))")
 _WEB = frozenset({"http", "https", "ws", "wss"})
 # A password may hold blanks and quotes, too; it is looked for so far.
 _FURTHER = re.compile(r"(?:(?!://)[^@\r\n]){1,256}@(?=[\w\[])")
@@ -24,13 +26,17 @@ _ALONE = re.compile(
 )
 
 
-def without_userinfo(text: str) -> str:
+def without_userinfo(text: str, *, cut: bool = False) -> str:
     """Return a text in which the mark stands in place of each user and password in front of a host.
 
     Where it is not certain what is a password (those of AWS contain ``/``, and people forget to quote it), too much is left out
     rather than too little.
+
+    Args:
+        text: Anything.
+        cut: Whether it is the begin of a longer one: then the @ behind a password may be missing.
     """
-    if "@" not in text:
+    if "@" not in text and not cut:
         return text
     pieces: list[str] = []
     done = run_end = 0
@@ -43,6 +49,8 @@ def without_userinfo(text: str) -> str:
             run_end = _RUN.match(text, start).end()  # type: ignore[union-attr] # it matches nothing, too
             last_at = text.rfind("@", start, run_end)
         end = _userinfo_end(text, scheme, last_at)
+        if cut and end < 0 and run_end == len(text) and _MAY_END_LATER.match(text, start):
+            end = len(text)
         if end > start:
             pieces += [text[done:start], REDACTED]
             done = end
