@@ -40,10 +40,9 @@ def test_a_list_of_pods_does_not_repeat_them(bench):
     run = bench.launch(50, start=False, kwargs={"text": "x" * 500_000})
     (name,) = names(bench)
     assert re.fullmatch("run-1-arguments-[0-9a-f]{16}", name)
-    uid = run.handles[0].metadata["job_uid"]
-    pods = run.executor._cluster.list_pods("default", uid)
+    pods = bench.pods(run.handles[0])
     assert len(pods) == 50
-    assert len(json.dumps(pods)) < 500_000
+    assert len(json.dumps([pod.json for pod in pods])) < 500_000
     (job, arguments) = run.executor.plan(50, "trainer:train", {"text": "x" * 500_000}).requests
     assert (job["kind"], arguments["kind"]) == ("Job", "ConfigMap")
 

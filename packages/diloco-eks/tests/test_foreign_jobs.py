@@ -1,5 +1,8 @@
 """A handle is text that travels: whatever it says, only Jobs that diloco launched for its run are seen, ended and removed."""
 
+import gc
+import tracemalloc
+
 import pytest
 
 from diloco_eks import EKSExecutor
@@ -220,7 +223,7 @@ def test_a_pod_of_somebody_elses_is_no_rank(bench, report):
     run.pod(1).log("mine\n")
     assert run.executor.stream_logs(run.handles[1]) == "mine"
     pods = run.executor._cluster.list_pods("default", run.handles[0].metadata["job_uid"])
-    assert sorted(pod["metadata"]["name"] for pod in pods) == ours
+    assert sorted(pod.name for pod in pods) == ours
 
 
 @pytest.mark.parametrize("first", ["9" * 5000, "٣", "-1", "1e3", "", "2"])
@@ -228,3 +231,41 @@ def test_a_first_rank_that_no_launch_could_have_written(bench, verb, first):
     handle = bench.launch(1).handles[0]
     with pytest.raises(InvalidRequestError, match="its first_rank must be a whole number"):
         verb(bench.executor(), forged(handle, first_rank=first))
+
+
+def test_what_no_launch_can_be_called_is_no_run(bench):
+    name = "a" * 49
+    labels = {"app.kubernetes.io/managed-by": "diloco-eks", "diloco.dev/run-id": name}
+    ranks = {"diloco.dev/first-rank": "0", "diloco.dev/world-size": "1"}
+    pod = {"restartPolicy": "Never", "containers": [{"name": "main", "image": "another/image:1"}]}
+    spec = {"completions": 1, "completionMode": "Indexed", "suspend": True}
+    body = {
+        "metadata": {"name": name, "labels": labels, "annotations": ranks},
+        "spec": {**spec, "template": {"spec": pod}},
+    }
+    bench.create("/apis/batch/v1/namespaces/default/jobs", body)
+    assert bench.executor().list_runs() == []
+
+
+def test_a_long_server_in_a_handle_is_cut(bench):
+    run = bench.launch(1)
+    handle = forged(run.handles[0], server="https://" + "s" * 300_000, job_uid="another")
+    with pytest.raises(InvalidRequestError, match="this handle belongs to the cluster at") as error:
+        run.executor.describe(handle)
+    assert len(str(error.value)) < 1000
+
+
+def test_of_a_list_no_more_is_kept_than_is_read_of_it(bench, monkeypatch):
+    """All pages of a list together have no bound, and whoever may create pods may fill them."""
+    monkeypatch.setattr("diloco_eks._cluster.PAGE", 2)
+    run = bench.launch(5, env={"LARGE": "x" * 100_000})
+    cluster, uid = run.executor._cluster, run.handles[0].metadata["job_uid"]
+    cluster.list_pods("default", uid)
+    tracemalloc.start()
+    try:
+        pods = cluster.list_pods("default", uid)
+        assert len(pods) == 5
+        gc.collect()
+        assert tracemalloc.get_traced_memory()[0] < 300_000
+    finally:
+        tracemalloc.stop()

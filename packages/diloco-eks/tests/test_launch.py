@@ -267,7 +267,7 @@ def test_the_launchs_labels_select_its_job_and_pods(bench):
     bench.launch(2, labels={"team": "vision"}, executor=bench.executor(owner="ada"))
     executor = bench.executor()
     for key, value in (("team", "vision"), (names.OWNER, "ada"), (names.RUN, "run-1")):
-        assert len(executor._cluster.list_jobs("default", f"{key}={value}")) == 1
+        assert executor._cluster.list_runs("default", f"{key}={value}") == ["run-1"]
     for pod in bench.world.pods("run-1"):
         labels = pod.json["metadata"]["labels"]
         assert (labels["team"], labels[names.OWNER], labels[names.RUN]) == (

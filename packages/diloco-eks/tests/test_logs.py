@@ -35,6 +35,39 @@ def test_nothing_is_nothing(bench):
     assert run.executor.stream_logs(run.handles[0]) == ""
 
 
+@pytest.mark.parametrize("number", [2**31, 2**62, 2**63 - 1, 10**20])
+def test_more_lines_than_any_log_has(bench, number):
+    run = bench.launch(1)
+    run.pod(0).log("one\ntwo\n")
+    assert run.executor.stream_logs(run.handles[0], n_lines=number) == "one\ntwo"
+
+
+@pytest.mark.parametrize("since", [0, -5, -1e18, -1e300, 1e300])
+@pytest.mark.parametrize("follow", [False, True])
+def test_times_before_all_logs_and_after(bench, report, since, follow):
+    run = bench.launch(1)
+    run.pod(0).log("one\ntwo\n")
+    run.pod(0).succeed(report()[0])
+    lines = run.executor.log_iter(run.handles[0], since=since, follow=follow)
+    assert list(lines) == ([] if since > 0 else ["one", "two"])
+
+
+def test_a_log_that_is_refused_is_not_an_empty_one(bench):
+    """A pod of the run, as its owners tell, that has no container of ours."""
+    run = bench.launch(1, start=False)
+    run.pod(0).start()
+    pod = run.pod(0).json
+    metadata = {
+        key: pod["metadata"][key] for key in ("labels", "annotations", "ownerReferences")
+    } | {"name": "run-1-0-zzzzz"}
+    container = {"name": "another", "image": "another/image:1"}
+    body = {"metadata": metadata, "spec": {"restartPolicy": "Never", "containers": [container]}}
+    bench.world.advance(5)
+    bench.create("/api/v1/namespaces/default/pods", body)
+    with pytest.raises(InvalidRequestError, match="container replica is not valid for pod"):
+        list(run.executor.log_iter(run.handles[0]))
+
+
 def test_times_and_patterns(bench):
     run = bench.launch(1)
     began = bench.world.now()

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, TypeVar
 
 from diloco_protocol import InvalidRequestError
 
 from ._client import Apis, Client
 from ._errors import ExpiredError, MissingError
+from ._facts import PodFacts
 from ._names import CONTAINER, CONTROLLER_UID, INDEX
+from ._reading import read_pod, run_of
 
+T = TypeVar("T")
 Json = dict[str, Any]
 PAGE = 250
 _KUEUE = "kueue.x-k8s.io"
@@ -124,14 +127,16 @@ class Cluster:
             ),
         )
 
-    def list_jobs(self, space: str, selector: str) -> list[Json]:
-        """All Jobs with these labels."""
-        return self._pages(
+    def list_runs(self, space: str, selector: str) -> list[str]:
+        """Return the runs of all Jobs with these labels, by the times of their creation."""
+        known = self._pages(
             f"list Jobs in {space}",
             lambda apis, options: apis.batch.list_namespaced_job(
                 namespace=space, label_selector=selector, **options
             ),
+            lambda job: (str(job["metadata"].get("creationTimestamp")), run_of(job)),
         )
+        return [run_id for _, run_id in sorted(known) if run_id]
 
     def list_pods(
         self,
@@ -140,7 +145,7 @@ class Cluster:
         index: int | None = None,
         *,
         versions: list[str] | None = None,
-    ) -> list[Json]:
+    ) -> list[PodFacts]:
         """Return the pods that a Job owns, or those of one index; others may carry its labels, too.
 
         Args:
@@ -155,6 +160,7 @@ class Cluster:
             lambda apis, options: apis.core.list_namespaced_pod(
                 namespace=space, label_selector=selector, **options
             ),
+            read_pod,
             lambda pod: any(
                 owner.get("uid") == job_uid and owner.get("controller") is True
                 for owner in pod["metadata"].get("ownerReferences") or []
@@ -192,6 +198,7 @@ class Cluster:
             lambda apis, options: apis.core.list_namespaced_resource_quota(
                 namespace=space, **options
             ),
+            dict,
         )
 
     def list_workloads(self, space: str, job_uid: str) -> list[Json]:
@@ -283,25 +290,31 @@ class Cluster:
         self,
         what: str,
         make: Callable[[Apis, Json], Any],
+        read: Callable[[Json], T],
         wanted: Callable[[Json], bool] = lambda _: True,
         versions: list[str] | None = None,
-    ) -> list[Json]:
+    ) -> list[T]:
+        """Return what is read of the items of a list; of a page no more is kept, since all pages together have no bound."""
         for last in (False, False, True):
             try:
-                items, version = self._all_pages(what, make, wanted)
+                found, version = self._all_pages(what, make, read, wanted)
             except ExpiredError:
                 if last:
                     raise
                 continue
             if versions is not None:
                 versions.append(version)
-            return items
+            return found
         raise AssertionError("the last try returns or raises")
 
     def _all_pages(
-        self, what: str, make: Callable[[Apis, Json], Any], wanted: Callable[[Json], bool]
-    ) -> tuple[list[Json], str]:
-        items: list[Json] = []
+        self,
+        what: str,
+        make: Callable[[Apis, Json], Any],
+        read: Callable[[Json], T],
+        wanted: Callable[[Json], bool],
+    ) -> tuple[list[T], str]:
+        found: list[T] = []
         token: str | None = None
         while True:
             place = {"limit": PAGE} | ({"_continue": token} if token else {})
@@ -309,8 +322,8 @@ class Cluster:
                 what,
                 lambda apis, options, place=place: make(apis, {**options, **place}),  # type: ignore[misc]
             )
-            items += filter(wanted, page.get("items") or [])
+            found += map(read, filter(wanted, page.get("items") or []))
             metadata = page.get("metadata") or {}
             token = metadata.get("continue")
             if not token:
-                return items, str(metadata.get("resourceVersion"))
+                return found, str(metadata.get("resourceVersion"))

@@ -48,7 +48,6 @@ from ._launch import (
 from ._log_verbs import LogVerbs
 from ._manifest import job_manifest
 from ._options import EKSOptions
-from ._reading import run_of
 from ._runs import Runs
 
 
@@ -340,13 +339,8 @@ class EKSExecutor(LogVerbs):
         self._patiently(lambda: self._runs.purge(handle))
 
     def _list_runs(self) -> list[str]:
-        jobs = self._patiently(
-            lambda: self._cluster.list_jobs(
-                self._namespace, f"{names.MANAGED_BY}={names.MANAGER},{names.RUN}"
-            )
-        )
-        known = sorted((str(job["metadata"].get("creationTimestamp")), run_of(job)) for job in jobs)
-        return [run_id for _, run_id in known if run_id]
+        selector = f"{names.MANAGED_BY}={names.MANAGER},{names.RUN}"
+        return self._patiently(lambda: self._cluster.list_runs(self._namespace, selector))
 
     def _attach(self, run_id: str) -> list[ReplicaHandle]:
         space, server = self._namespace, self._client.server

@@ -29,12 +29,16 @@ from ._cluster import Cluster
 from ._errors import BadRequestError, MissingError
 from ._facts import PodFacts, pods_by_index
 from ._lines import Line, Place, lines_of, written
-from ._reading import read_pod
 from ._verdict import read_message
 
 T = TypeVar("T")
 
 _CLOCKS_DIFFER = 60
+# What kubelet and API server say of a container that has not started, or never did.
+_NEVER_BEGUN = re.compile(
+    "is waiting to start|is not available|is terminated|does not have a host assigned"
+)
+_MOST_LINES = 2**30  # a tail of more is the whole log
 _LEAST_PIECE = 4096  # characters; containerd's are 16 KiB
 
 
@@ -65,7 +69,7 @@ class LogSource:
     def pods(self) -> list[PodFacts]:
         """The replica's pods, the newest last."""
         pods = self.cluster.list_pods(self.namespace, self.job_uid, self.index)
-        return pods_by_index([read_pod(pod) for pod in pods]).get(self.index, [])
+        return pods_by_index(pods).get(self.index, [])
 
     def lines(
         self, pod: str, *, follow: bool = False, since: float | None = None, tail: int | None = None
@@ -77,14 +81,16 @@ class LogSource:
             BackendError: It cannot be opened; or, while it is read, the connection broke.
         """
         query: dict[str, object] = {"follow": True} if follow else {}
-        if since is not None:
+        if since is not None and since > 0:
             # A little more than is asked for, as the node's clock may differ; what is too early is left out by its time.
             query["since_seconds"] = max(1, math.ceil(self.clock() - since) + _CLOCKS_DIFFER)
         if tail is not None:
             query["tail_lines"] = tail
         try:
             response = self.cluster.open_log(self.namespace, pod, **query)
-        except BadRequestError:  # "... is waiting to start"
+        except BadRequestError as error:
+            if _NEVER_BEGUN.search(str(error)) is None:
+                raise
             return iter(())
         return written(lines_of(pieces(f"read the log of pod {pod}", response)))
 
@@ -215,6 +221,7 @@ class PodLog(Iterator[str]):
 
     def _last_lines(self, pod: PodFacts, count: int) -> list[Line]:
         """At least the last lines. The kubelet counts pieces of 16 KiB, and may begin in a line."""
+        count = min(count, _MOST_LINES)
         pieces_asked, before = count + 1, None
         while True:
             read = partial(self._source.lines, pod.name, tail=pieces_asked)

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from diloco_protocol import InvalidRequestError
-from diloco_protocol.backend import read_whole, redact_and_cut
+from diloco_protocol.backend import is_run_id, read_whole, redact_and_cut
 
 from . import _names as names
 from ._facts import Condition, JobFacts, PodFacts, parse_time
@@ -27,10 +27,11 @@ def run_of(job: Mapping[str, Any]) -> str:
     first = _number(annotations.get(names.FIRST_RANK))
     size = _number(annotations.get(names.WORLD_SIZE))
     count = _count(_mapping(job.get("spec")).get("completions"))
-    named = metadata.get("name") == labels.get(names.RUN)
+    run_id = _text(labels.get(names.RUN))
+    named = metadata.get("name") == run_id and is_run_id(run_id)
     ranked = first is not None and size is not None and 0 < count <= size - first
     ours = labels.get(names.MANAGED_BY) == names.MANAGER and named and ranked
-    return _text(labels.get(names.RUN)) if ours else ""
+    return run_id if ours else ""
 
 
 def read_job(job: Mapping[str, Any]) -> JobFacts:

@@ -14,7 +14,7 @@ from diloco_protocol import (
     ReplicaStatus,
     UnavailableError,
 )
-from diloco_protocol.backend import read_whole
+from diloco_protocol.backend import read_whole, shown
 
 from ._cancel import cancel_job, purge_job
 from ._client import Client
@@ -24,7 +24,7 @@ from ._events import is_stuck
 from ._facts import JobFacts, PodFacts, pods_by_index
 from ._handles import index_of, make_handles, same_run
 from ._memory import Memory
-from ._reading import read_job, read_pod
+from ._reading import read_job
 from ._results import read_result
 from ._states import map_states
 from ._warnings import Warnings
@@ -137,8 +137,8 @@ class Runs:
         facts = self.job(handles[0])
         space = handles[0].metadata["namespace"]
         versions: list[str] = []
-        listed = self._cluster.list_pods(space, facts.uid, versions=versions)
-        pods, version = [read_pod(pod) for pod in listed], _order(versions[-1])
+        pods = self._cluster.list_pods(space, facts.uid, versions=versions)
+        version = _order(versions[-1])
         by_index = {index_of(handle, facts): handle for handle in handles}
         mapped = map_states(facts, pods, by_index, self._memory.seen(by_index))
         succeeded = {pod.index: pod for pod in pods if pod.phase == "Succeeded"}
@@ -160,8 +160,8 @@ class Runs:
         job = f"Job {place['namespace']}/{place['job_name']}"
         if place["server"] != server:
             return InvalidRequestError(
-                f"the {job} is not on {server}: this handle belongs to the cluster at {place['server']}; give its context= "
-                "or kubeconfig= to the executor"
+                f"the {job} is not on {server}: this handle belongs to the cluster at {shown(place['server'])}; give "
+                "its context= or kubeconfig= to the executor"
             )
         return ReplicaNotFoundError(
             f"there is no {job} of run {handle.run_id!r} any more: it was purged, deleted, or its TTL is over. How it ended is "
