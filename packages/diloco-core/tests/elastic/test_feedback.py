@@ -40,7 +40,7 @@ def test_who_is_late_keeps_its_residual(late, fate, delay):
     assert not training.feedback.said
 
 
-def run_killed(operation=60, **training):
+def run_killed(operation=59, **training):
     """Rank 1 is killed after one of its requests, and comes back."""
     faults = [Fault(1, 1, operation, "kill after")]
     schedule = Schedule(2, faults=faults, latency=0.01, restart_after=3.0)
@@ -128,7 +128,7 @@ MUTANTS = {
     updated_on_a_carried_contribution: lambda: run_late("carry"),
     the_tag_is_not_looked_at: lambda: run_killed(84, save_every=3),
     not_restored: run_killed,
-    lost_without_a_word: lambda: run_killed(80, save_every=10),
+    lost_without_a_word: lambda: run_killed(82, save_every=10),
     what_is_kept_is_never_sent: lambda: run_late("carry"),
 }
 

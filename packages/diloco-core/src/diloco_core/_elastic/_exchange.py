@@ -36,7 +36,7 @@ from .._terms._support import EVERYTHING_SENT
 from .._timing import WATCH_EVERY, Timing
 from ._claims import check_claim, watch_claim
 from ._ending import leave_run, tell_failure
-from ._inner import save_inner, saved_inner
+from ._inner import save_inner, save_residual, saved_inner, saved_residuals
 from ._joining import new_life
 from ._life._progress import layout_bytes
 from ._policy._ends import ends_in_log, refuse_again, refuse_ended, refuse_left, refuse_reload
@@ -85,6 +85,8 @@ class ElasticExchange(ResumableExchange):
     Raises:
         ConfigurationError: A setting is impossible, or the store does not create exclusively.
     """
+
+    saves_residuals = True
 
     def __init__(
         self,
@@ -379,6 +381,14 @@ class ElasticExchange(ResumableExchange):
     def saved_inner(self) -> Iterator[SavedInner]:
         """What earlier lives of this rank have saved, the newest first."""
         return saved_inner(self._running())
+
+    def save_residual(self, parts: Callable[[str], Iterable[Buffer]]) -> None:
+        """Save what a codec will have lost if the next contribution is counted; see :func:`._inner.save_residual`."""
+        save_residual(self._running(), parts)
+
+    def saved_residuals(self) -> Iterator[SavedInner]:
+        """What earlier lives of this rank have saved before they contributed, the newest first."""
+        return saved_residuals(self._running())
 
     def given_up(self, saved: SavedInner) -> bool:
         """Whether the run has since given up something that the model held then; also true if that cannot be told.

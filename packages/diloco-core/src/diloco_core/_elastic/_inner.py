@@ -9,7 +9,7 @@ from .._inner._file import SavedInner, check_inner
 from .._store._reread import read_again
 from .._wire._safetensors import check_extent
 from ._claims import check_claim
-from ._records._keys import inner_key, parse_inner
+from ._records._keys import inner_key, parse_inner, parse_residual, residual_key
 from ._watch import check_run
 
 if TYPE_CHECKING:
@@ -44,6 +44,32 @@ def save_inner(life: Life, parts: Callable[[str], Iterable[Buffer]]) -> None:
             each for each in older if each[0][1] == life.sync
         ]
     life.store.delete([old for _, old in older])
+
+
+def save_residual(life: Life, parts: Callable[[str], Iterable[Buffer]]) -> None:
+    """Save what a codec will have lost if the next contribution is counted, and delete what was saved before.
+
+    Raises:
+        FencedError: A newer life of this rank has taken over.
+        RunExistsError: The prefix belongs to another run by now.
+    """
+    check_run(life)
+    check_claim(life)
+    key = residual_key(life.rank, life.epoch, life.sync + 1)
+    life.store.attempt(lambda: life.store.store.put(key, parts(life.bound(key))))
+    # The one before stays: whether this contribution is counted is not known yet.
+    saved = sorted(filter(None, map(parse_residual, life.store.list(f"inner/{life.rank:05}/"))))
+    life.store.delete([residual_key(life.rank, *each) for each in saved[:-2]])
+
+
+def saved_residuals(life: Life) -> Iterator[SavedInner]:
+    """What earlier lives of this rank have saved before they contributed, the newest first."""
+    saved = filter(None, map(parse_residual, life.store.list(f"inner/{life.rank:05}/")))
+    for epoch, sync in sorted(saved, reverse=True):
+        key = residual_key(life.rank, epoch, sync)
+        data = _read(life, key)
+        if data is not None:
+            yield SavedInner(sync, life.bound(key), life.origin(key), data)
 
 
 def saved_inner(life: Life) -> Iterator[SavedInner]:

@@ -85,7 +85,13 @@ class ResumableJob(SyncJob, Protocol):
 
 
 class KeepingExchange(Exchange):
-    """One replica's connection to a run whose store also keeps what belongs to one replica alone, for a later life of it."""
+    """One replica's connection to a run whose store also keeps what belongs to one replica alone, for a later life of it.
+
+    Attributes:
+        saves_residuals: Whether the residual of error feedback is saved before its contribution can be counted.
+    """
+
+    saves_residuals = False
 
     @property
     @abstractmethod
@@ -103,6 +109,16 @@ class KeepingExchange(Exchange):
     @abstractmethod
     def saved_inner(self) -> Iterator[SavedInner]:
         """The states that earlier lives of this rank have saved, the newest first."""
+
+    def save_residual(self, parts: Callable[[str], Iterable[Buffer]]) -> None:
+        """Save what a codec will have lost if the contribution that is sent next is counted, if ``saves_residuals``.
+
+        A sync may be counted long before this replica knows and saves its inner state.
+        """
+
+    def saved_residuals(self) -> Iterator[SavedInner]:
+        """What :meth:`save_residual` has saved, the newest first."""
+        return iter(())
 
     @abstractmethod
     def given_up(self, saved: SavedInner) -> bool:

@@ -452,7 +452,9 @@ class ResumableMembership(_SavesOwnState):
         count.inner_steps = self._exchange.counted
         self._own_state.restore(count.inner_steps)
         position = self._exchange.position
-        self._own_state.residuals.check(self._exchange.rank, position.counted, position.sync)
+        residuals = self._own_state.residuals
+        residuals.take(self._exchange.saved_residuals(), self._exchange.rank, position.counted)
+        residuals.check(self._exchange.rank, position.counted, position.sync)
         counted = zip(fragments, position.counted, strict=False)
         lost = [(f.name, count.inner_steps - steps) for f, steps in counted]
         # It may hold steps that were taken while a sync was under way, which no sync counts.
@@ -469,6 +471,7 @@ class ResumableMembership(_SavesOwnState):
 
     def begin_sync(self, fragment: Fragment, sent_at: int, *, last: bool) -> Pending:  # noqa: ARG002
         """Begin the sync of a fragment."""
+        self._own_state.save_residual(fragment)
         return self._exchange.begin(fragment, last=last)
 
     def give_up(self) -> None:
@@ -533,6 +536,7 @@ class ReturningMembership(ResumableMembership):
             return
         own.restore(count.inner_steps)
         position = exchange.position
+        own.residuals.take(exchange.saved_residuals(), exchange.rank, position.counted)
         own.residuals.check(exchange.rank, position.counted, position.sync)
         self.resumes = True
         notices.resumed(exchange.rank, count.committed, count.inner_steps, own.behind, own.restored)
@@ -551,7 +555,7 @@ class ReturningMembership(ResumableMembership):
 
     def begin_sync(self, fragment: Fragment, sent_at: int, *, last: bool) -> Pending:  # noqa: ARG002
         """Begin a sync. Any sync may be the last one, since another replica may have left before it."""
-        return self._exchange.begin(fragment, last=True)
+        return super().begin_sync(fragment, sent_at, last=True)
 
 
 def _tensors(fragments: Iterable[Fragment]) -> Iterator[torch.Tensor]:

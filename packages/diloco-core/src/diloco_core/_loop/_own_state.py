@@ -17,6 +17,7 @@ if TYPE_CHECKING:
 
     from .._exchange._resumable import KeepingExchange
     from .._inner._state import Stateful
+    from .._outer._fragment import Fragment
     from ._open_steps import OpenSteps
     from ._own_buffers import OwnBuffers
 
@@ -76,7 +77,9 @@ class OwnState:
         self._knows_data = any(not isinstance(holder, _NO_DATA) for holder in stateful.values())
         self._untold = 0
         self.residuals = residuals or Residuals()
-        self.residuals.advice = self._advice(every, delayed=delayed)
+        self.residuals.advice = self._advice(
+            every, delayed=delayed and not exchange.saves_residuals
+        )
         own = {"buffers": buffers, "open_steps": open_steps, "residuals": residuals}
         given = {name: holder for name, holder in own.items() if holder is not None}
         self._optimizers = optimizers
@@ -221,6 +224,16 @@ class OwnState:
         due = position.sync - self._saved_at >= self._every or not self._has_saved
         if due and counted:
             self._save(inner_steps)
+
+    def save_residual(self, fragment: Fragment) -> None:
+        """Save what a fragment's residual becomes if the contribution that is sent now counts, if a save is due after it."""
+        due = (
+            self._exchange.position.sync + 1 - self._saved_at >= self._every or not self._has_saved
+        )
+        wanted = due and self.saves and self._exchange.saves_residuals
+        parts = self.residuals.parts(fragment) if wanted else None
+        if parts is not None:
+            self._exchange.save_residual(parts)
 
     def save_last(self, inner_steps: int) -> None:
         """Save the state if it may have changed since the last save, and nothing later. Repeatable.

@@ -2,14 +2,25 @@
 
 from __future__ import annotations
 
+import logging
 from typing import TYPE_CHECKING, Any
 
+from .._errors import CorruptedObjectError, FormatError
+from .._inner._file import file_parts, verified
+from .._inner._packed import pack, unpack
 from . import _notices as notices
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Iterable, Sequence
 
+    import torch
+
+    from .._inner._file import SavedInner
     from .._outer._fragment import Fragment
+    from .._store._api import Buffer
+
+
+_log = logging.getLogger("diloco_core")
 
 
 class Residuals:
@@ -44,6 +55,62 @@ class Residuals:
             if fragment.residual is not None:
                 saved = state[fragment.name]
                 fragment.residual.load(saved["values"], int(saved["tag"]))
+
+    @staticmethod
+    def parts(fragment: Fragment) -> Callable[[str], Iterable[Buffer]] | None:
+        """Makes the bytes of what a fragment's residual becomes if the contribution that is sent counts; None if none is sent.
+
+        They are saved before the contribution can be counted: after that, this replica may die before it knows.
+        """
+        offered = None if fragment.residual is None else fragment.residual.offered
+        if offered is None:
+            return None
+        values, tag = offered
+        tree: dict[str, Any] = {
+            "kinds": {},
+            "parameters": {},
+            "random": None,
+            "rollback": 0,
+            "inner_steps": tag,
+        }
+
+        def make(identity: str) -> Iterable[Buffer]:
+            tensors: list[torch.Tensor] = []
+            packed = pack({"values": values}, tensors, "error feedback")
+            return file_parts(
+                {**tree, "fragment": fragment.name, "residual": packed}, tensors, identity
+            )
+
+        return make
+
+    def take(self, saved: Iterable[SavedInner], rank: int, positions: Sequence[int]) -> None:
+        """Continue with residuals that were saved before their contributions were sent, where these have been counted.
+
+        Args:
+            saved: They.
+            rank: The rank of this replica.
+            positions: As in :meth:`check`.
+        """
+        wanted = {
+            fragment.name: position
+            for fragment, position in zip(self._fragments, positions, strict=bool(self._fragments))
+            if fragment.residual is not None and fragment.residual.tag != position
+        }
+        for each in saved if wanted else ():
+            try:
+                tree, tensors = verified(each.data, each.identity, each.origin)
+                values = unpack(tree["residual"], tensors)["values"]
+            except (CorruptedObjectError, FormatError, KeyError, TypeError, ValueError) as error:
+                _log.error("rank %d: %s", rank, error)
+                continue
+            for fragment in self._fragments:
+                right = (fragment.name, tree["inner_steps"]) == (
+                    tree.get("fragment"),
+                    wanted.get(fragment.name),
+                )
+                if right and fragment.residual is not None and fragment.residual.fits(values):
+                    fragment.residual.load(values, int(tree["inner_steps"]))
+                    del wanted[fragment.name]
 
     def check(self, rank: int, positions: Sequence[int], sync: int) -> None:
         """Set residuals to zero that do not hold where this replica begins, and log which ones.

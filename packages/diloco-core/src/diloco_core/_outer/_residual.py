@@ -129,6 +129,11 @@ class Residual:
         self._values, self.tag = [], position
         return True
 
+    @property
+    def offered(self) -> tuple[list[torch.Tensor], int] | None:
+        """What the residual becomes if what is sent counts, and the position at which it is right; None if nothing is sent."""
+        return (self._offered, self._offered_tag) if self._offered and not self._open else None
+
     def fits(self, values: object) -> bool:
         """Whether these are the values of a residual of this fragment."""
         if not isinstance(values, list):

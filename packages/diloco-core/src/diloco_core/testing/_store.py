@@ -6,7 +6,7 @@ from collections import Counter, defaultdict
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from .._elastic._records._keys import highest_epochs, parse_inner
+from .._elastic._records._keys import highest_epochs, parse_inner, parse_residual
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -68,7 +68,7 @@ class SimulatedStore:
 
     def has_successor(self, key: str) -> bool:
         """Whether a later life of the rank has claimed it than the one that saves inner state under this key."""
-        epoch, _ = parse_inner(key) or (0, 0)
+        epoch, _ = parse_inner(key) or parse_residual(key) or (0, 0)
         rank = int(key.split("/")[1])
         return highest_epochs(self.below(f"claims/{rank:05}")).get(rank, 0) > epoch
 

@@ -16,6 +16,7 @@ Keys under the run's prefix::
     initial/{nonce}/{fragment}.{shard}.safetensors put     the state before the first sync
     kept/{key}                                     create  for some syncs: a copy of a state that the run has gone back to
     inner/{rank}/{epoch}.{sync}.safetensors        put     what belongs to one replica alone
+    inner/{rank}/{epoch}.{sync}.residual.safetensors   put     what a codec will have lost if a contribution counts
     unsynced/{nonce}/{number}.safetensors          put     what belongs to the model and is not synced; never deleted
 
 Syncs are numbered from 1; sync s is of fragment (s - 1) mod F. Keys that cannot be parsed do not belong to the run, and are
@@ -245,6 +246,16 @@ def commit_sync(key: str) -> int | None:
 def inner_key(rank: int, epoch: int, sync: int) -> str:
     """Key of the inner state that a life has saved. Keys are ordered by epoch first: what a later life saves is always newer."""
     return f"inner/{rank:05}/{epoch:04}.{sync:08}.safetensors"
+
+
+def residual_key(rank: int, epoch: int, sync: int) -> str:
+    """Key of what a codec will have lost of a life's contribution to a sync."""
+    return f"inner/{rank:05}/{epoch:04}.{sync:08}.residual.safetensors"
+
+
+def parse_residual(key: str) -> tuple[int, int] | None:
+    """Epoch and sync of the residual that has this key; None if it is not the key of one."""
+    return parse_inner(key.replace(".residual.", ".")) if ".residual." in key else None
 
 
 def parse_inner(key: str) -> tuple[int, int] | None:
