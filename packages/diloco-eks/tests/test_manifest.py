@@ -3,7 +3,7 @@
 import json
 
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
 from diloco_eks import _names as names
@@ -141,6 +141,7 @@ def test_queue_storage_and_shared_memory(options_for, request_for):
     assert pod_of(manifest)["volumes"][0]["emptyDir"] == {"medium": "Memory", "sizeLimit": "8Gi"}
 
 
+@example(timeout=1e306, restarts=1000, pending=0.0)
 @given(st.floats(0.01, 1e9) | st.none(), st.integers(0, 1000), st.floats(0, 1e9) | st.none())
 @settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
 def test_the_deadline_is_a_backstop(options_for, request_for, timeout, restarts, pending):

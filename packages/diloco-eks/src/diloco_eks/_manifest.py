@@ -110,10 +110,8 @@ def deadline_seconds(request: RunRequest, options: EKSOptions) -> int | None:
     """When the cluster itself ends the Job, should its runners fail to: seconds from its start, waiting for nodes included."""
     if request.timeout is None or options.pending_timeout is None:
         return None
-    return min(
-        math.ceil(options.pending_timeout + request.timeout * (1 + request.max_restarts)),
-        2**31 - 1,
-    )
+    seconds = options.pending_timeout + request.timeout * (1 + request.max_restarts)
+    return math.ceil(min(seconds, 2**31 - 1))
 
 
 def _fingerprint(manifest: Mapping[str, Any], spec: ReplicaSpec) -> str:
