@@ -3,7 +3,7 @@
 import pytest
 from memory_lab import DONE, Memory
 
-from diloco_protocol import ResultLostError
+from diloco_protocol import Finding, ResultLostError
 from diloco_protocol.backend import try_rendezvous
 
 
@@ -47,6 +47,9 @@ def test_what_a_replica_has_found(exclusive, words):
         (ResultLostError("the disk is gone"), "the disk is gone"),
         (None, "its result is not that of the probe"),
         ({"seconds": 1}, "its result is not that of the probe"),
+        ({"seconds": "\x1b[2J", "exclusive": True}, "its result is not that of the probe"),
+        ({"seconds": True, "exclusive": True}, "its result is not that of the probe"),
+        ({"seconds": 1, "exclusive": "yes"}, "its result is not that of the probe"),
         ([1], "its result is not that of the probe"),
     ],
 )
@@ -55,3 +58,9 @@ def test_a_success_without_its_result_is_a_finding(found, words):
     assert finding.ok is None
     assert "what it found out is not known" in finding.message
     assert words in finding.message
+
+
+def test_a_finding_shows_what_others_have_written_as_a_message_does():
+    warned = Finding("manifest", None, f"\x1b[2J https://u:hunter2Zq@h {'x' * 50_000}")
+    assert warned.message.startswith("\\x1b[2J https://<redacted>@h x")
+    assert len(warned.message) < 17_000

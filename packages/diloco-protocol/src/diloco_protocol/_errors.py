@@ -20,8 +20,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from ._redact import redact_text
-from ._texts import readable
+from ._causes import as_shown, clean_causes
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -33,11 +32,13 @@ class DilocoError(Exception):
     """Base of all errors of diloco.
 
     Messages quote what others have written: replicas, services, records. So a message of any error of ours shows control
-    characters as Python writes them, and leaves out what has the form of a secret.
+    characters as Python writes them, leaves out what has the form of a secret, and has a bounded length. So do the texts of
+    the exceptions that it is made of (``raise ... from``): a traceback shows them, too.
     """
 
     def __init__(self, message: str = "", *arguments: object) -> None:
-        super().__init__(readable(redact_text(str(message))), *arguments)
+        clean_causes()
+        super().__init__(as_shown(str(message)), *arguments)
 
 
 class MissingDependencyError(DilocoError, ImportError):

@@ -6,6 +6,8 @@ from abc import ABC, abstractmethod
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from ._causes import as_shown
+
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
@@ -38,12 +40,15 @@ class Finding:
     Attributes:
         subject: What was looked at, in a word or two, such as ``"rights"`` or ``"quota"``.
         ok: Whether it is as it must be; None if that could not be found out.
-        message: What was found, and what to do about it.
+        message: What was found, and what to do about it; without secrets and control characters, as the message of an error.
     """
 
     subject: str
     ok: bool | None
     message: str
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "message", as_shown(self.message))
 
 
 @dataclass(frozen=True, slots=True)

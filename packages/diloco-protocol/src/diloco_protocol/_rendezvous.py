@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from ._checks import is_number
 from ._errors import BackendError
 from ._hooks import Finding
 from ._redact import redact_text
@@ -73,12 +74,16 @@ def _tried(
     if result["status"] != "succeeded":
         return Finding("rendezvous", False, f"a {replica} cannot use {shown}: {result['error']}")
     found = result["result"]
-    if not isinstance(found, dict) or not {"seconds", "exclusive"} <= found.keys():
+    if not (
+        isinstance(found, dict)
+        and is_number(found.get("seconds"))
+        and isinstance(found.get("exclusive"), bool)
+    ):
         # It has used the prefix, or it would have failed.
         lost = result["error"] or "its result is not that of the probe"
         message = f"a {replica} could use {shown}, but what it found out is not known: {lost}"
         return Finding("rendezvous", None, message)
-    told = f"a {replica} wrote and read {shown} in {found['seconds']} s"
+    told = f"a {replica} wrote and read {shown} in {found['seconds']:g} s"
     if not found["exclusive"]:
         told += "; it ignores conditional writes, so only strict runs can meet there"
         return Finding("rendezvous", True, told)

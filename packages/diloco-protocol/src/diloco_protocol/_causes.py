@@ -1,0 +1,68 @@
+"""What has led to an error of ours: exceptions of clients, whose texts Python prints in front of it."""
+
+from __future__ import annotations
+
+import contextlib
+import sys
+from functools import lru_cache
+
+from ._redact import redact_and_cut
+from ._texts import readable
+
+TEXT_LENGTH = 16_000
+"""How many characters a message of ours has at most, and the text of what has led to it."""
+
+
+def as_shown(text: str) -> str:
+    """Return a text as a message may show it: without secrets and control characters, and of bounded length."""
+    return readable(redact_and_cut(text, TEXT_LENGTH))
+
+
+def clean_causes() -> None:
+    """Take secrets out of the texts of the exceptions that are being handled, which are about to lead to one of ours.
+
+    Python prints them with a traceback, and so does a logger. They stay the same objects, of a type of the same
+    name, with all their attributes. Those with nothing to take out are not touched.
+    """
+    seen: set[int] = set()
+    links: list[BaseException | None] = [sys.exception()]
+    while links:
+        error = links.pop()
+        if error is None or id(error) in seen:
+            continue
+        seen.add(id(error))
+        _clean(error)
+        links += [error.__cause__, error.__context__]
+        if isinstance(error, BaseExceptionGroup):
+            links += error.exceptions
+
+
+def _clean(error: BaseException) -> None:
+    if notes := getattr(error, "__notes__", None):
+        notes[:] = [as_shown(str(note)) for note in notes]
+    try:
+        text = str(error)
+    except Exception:  # noqa: BLE001 - Python does not print it then either
+        return
+    shown = as_shown(text)
+    if shown == text:
+        return
+    with contextlib.suppress(TypeError):  # built-in exceptions keep their type
+        error.__class__ = _cleaned(type(error))  # type: ignore[arg-type] # it is hashable
+        return
+    error.args = tuple(as_shown(each) if isinstance(each, str) else each for each in error.args)
+    if isinstance(error, OSError):
+        for name in ("strerror", "filename", "filename2"):
+            if isinstance(value := getattr(error, name), str):
+                setattr(error, name, as_shown(value))
+
+
+@lru_cache(maxsize=256)
+def _cleaned(kind: type[BaseException]) -> type[BaseException]:
+    """The type of the same name whose text shows no secret."""
+
+    def text(self: BaseException) -> str:
+        return as_shown(kind.__str__(self))
+
+    names = {"__module__": kind.__module__, "__qualname__": kind.__qualname__, "__slots__": ()}
+    return type(kind.__name__, (kind,), {**names, "__str__": text})
