@@ -1,5 +1,7 @@
 """What every backend gets from the base class, shown on one that lives in a dictionary."""
 
+from datetime import datetime, timedelta, timezone
+
 import pytest
 from memory_lab import DONE, Asked, Memory, unavailable
 
@@ -205,11 +207,34 @@ def test_a_wrong_time_limit_is_refused(executor, timeout):
         executor.collect([], timeout=timeout)
 
 
-@pytest.mark.parametrize("query", [{"regex": "("}, {"since": "today"}, {"until": True}])
+@pytest.mark.parametrize(
+    "query", [{"regex": "("}, {"regex": b"x"}, {"regex": 5}, {"since": "today"}, {"until": True}]
+)
 def test_a_wrong_question_to_the_log_is_refused(executor, query):
     (handle,) = executor.launch_replicas(1, "m:f")
     with pytest.raises(InvalidRequestError, match=next(iter(query))):
         executor.log_iter(handle, streams="stdout", **query)
+
+
+@pytest.mark.parametrize(
+    ("given", "asked"),
+    [(-1e300, 0.0), (5, 5), (1e17, 253_402_214_400.0), (1e300, 253_402_214_400.0), (None, None)],
+)
+def test_a_time_that_no_calendar_has_is_the_next_that_it_has(executor, given, asked):
+    queries = []
+    executor._logs = lambda handle, query: iter(queries.append(query) or [])
+    (handle,) = executor.launch_replicas(1, "m:f")
+    executor.log_iter(handle, streams="stdout", since=given, until=given)
+    assert (queries[0].since, queries[0].until) == (asked, asked)
+    if asked is not None:
+        for hours in (-14, 14):
+            datetime.fromtimestamp(asked, timezone(timedelta(hours=hours)))
+
+
+def test_what_cannot_be_called_is_refused_before_anything_is_asked(executor):
+    handles = executor.launch_replicas(1, "m:f")
+    with pytest.raises(InvalidRequestError, match="progress must be a function, not 5"):
+        executor.collect(handles, progress=5, timeout=0)
 
 
 def test_a_timeout_that_the_backend_cannot_give_is_refused(executor):

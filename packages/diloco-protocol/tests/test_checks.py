@@ -99,6 +99,29 @@ def test_texts_are_sorted_copies():
 
 
 @pytest.mark.parametrize("check", [check_texts, check_variables])
+@pytest.mark.parametrize("given", [{"DB_PASSWORD": "hunter2\ud800"}, {"a\udcff": "hunter2"}])
+def test_half_a_surrogate_pair_is_refused_and_not_shown(check, given):
+    with pytest.raises(
+        InvalidRequestError, match=r"env\['.*'\] contains half of a surrogate"
+    ) as caught:
+        check("env", given)
+    assert "hunter2" not in str(caught.value)
+
+
+def test_a_long_name_is_not_repeated():
+    with pytest.raises(InvalidRequestError, match="may not set") as caught:
+        check_variables("env", {"DILOCO_SPEC_" + "1" * 1_000_000: "x"})
+    assert len(str(caught.value)) < 400
+
+
+@pytest.mark.parametrize("path", ["/a\0b", "/a\ud800", Path("/a\0")])
+def test_a_path_that_no_file_can_have_is_refused(path):
+    with pytest.raises(InvalidRequestError, match="no file can have the name '/a"):
+        check_path("root", path)
+    assert check_path("root", "/a\udcff") == "/a\udcff", "a byte that is no UTF-8"
+
+
+@pytest.mark.parametrize("check", [check_texts, check_variables])
 def test_a_value_that_may_be_a_secret_is_not_in_the_error(check):
     with pytest.raises(
         InvalidRequestError, match="'TOKEN' maps to a value of type bytes"

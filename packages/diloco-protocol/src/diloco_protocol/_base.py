@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Self, Unpack
 
 from ._backoff import Backoff
 from ._cancel import cancel_all
-from ._checks import check_seconds, check_text, check_whole, is_number, shown
+from ._checks import check_callable, check_seconds, check_text, check_whole, is_number, shown
 from ._collect import Progress, collect
 from ._errors import (
     BackendError,
@@ -30,6 +30,9 @@ if TYPE_CHECKING:
 
     from ._journal import RunJournal
     from ._types import ReplicaResult, ReplicaState, ReplicaStatus
+
+_LATEST = 253_402_214_400.0
+"""The last day of the year 9999 in Unix seconds, in UTC; in no time zone it is later than a calendar can say."""
 
 
 class BaseExecutor(Journaled):
@@ -226,7 +229,7 @@ class BaseExecutor(Journaled):
         Args:
             handle: The replica.
             follow: Go on until the replica has ended and its log is exhausted.
-            since: Only lines from this time on, in Unix seconds.
+            since: Only lines from this time on, in Unix seconds. One before 1970 is that of all lines.
             until: Only lines before this time, in Unix seconds.
             regex: Only lines in which this regular expression is found. It is Python's ``re``, which nothing can interrupt: an
                 expression with nested repetitions, such as ``(a+)+$``, may take for ever on one line of up to 1 MiB. Use none
@@ -249,13 +252,22 @@ class BaseExecutor(Journaled):
                 )
         if regex is not None:
             try:
+                if not isinstance(regex, str):  # bytes would be compiled, and then match no line
+                    raise TypeError("it must be text")
                 re.compile(regex)
             except (re.error, TypeError, OverflowError, RecursionError) as error:
                 raise InvalidRequestError(
                     f"regex={shown(regex)} is not a regular expression: {error}"
                 ) from None
         return self._logs(
-            handle, LogQuery(follow=follow, since=since, until=until, regex=regex, streams=streams)
+            handle,
+            LogQuery(
+                follow=follow,
+                since=_sayable(since),
+                until=_sayable(until),
+                regex=regex,
+                streams=streams,
+            ),
         )
 
     def collect(
@@ -284,6 +296,8 @@ class BaseExecutor(Journaled):
         handles = list(handles)  # a generator can be read only once
         for handle in handles:
             self._check(handle)
+        if progress is not None:
+            check_callable("progress", progress)
         # Endless is a way to say None; every other value that is not finite is refused.
         limit = None if timeout == math.inf else check_seconds("timeout", timeout, none=True)
         return collect(
@@ -468,6 +482,11 @@ class BaseExecutor(Journaled):
         except InvalidRequestError:
             return False
         return True
+
+
+def _sayable(moment: float | None) -> float | None:
+    """A time from 1970 to 9999, which every clock and calendar can say: no log has lines before or after."""
+    return None if moment is None else min(max(moment, 0.0), _LATEST)
 
 
 def _shown(planned: dict[str, Any], request: RunRequest) -> dict[str, Any]:

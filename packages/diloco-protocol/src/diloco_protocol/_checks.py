@@ -157,7 +157,7 @@ def check_amount(name: str, value: object) -> str | None:
 
 
 def check_texts(name: str, values: object) -> dict[str, str]:
-    """A mapping of text to text, sorted by its keys; None stands for an empty one.
+    """A mapping of text to text, which UTF-8 can write, sorted by its keys; None stands for an empty one.
 
     Raises:
         InvalidRequestError: The value is something else; the error names the first key that is wrong.
@@ -175,19 +175,40 @@ def check_texts(name: str, values: object) -> dict[str, str]:
             raise InvalidRequestError(
                 f"{name} must map text to text; {shown(key)} maps to a value of type {type(value).__name__}"
             )
+        if has_half_a_pair(key) or has_half_a_pair(value):
+            raise InvalidRequestError(
+                f"{name}[{shown(key)}] contains half of a surrogate pair, which cannot be sent as text"
+            )
     return dict(sorted(values.items()))
+
+
+def has_half_a_pair(text: str) -> bool:
+    """Whether a text contains half of a surrogate pair: it stands for a byte that is no UTF-8, and cannot be sent."""
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return True
+    return False
 
 
 def check_path(name: str, value: object) -> str | os.PathLike[str]:
     """The name of a file or a folder, as text or a path object; bytes are refused.
 
     Raises:
-        InvalidRequestError: The value is something else, or empty.
+        InvalidRequestError: The value is something else, or empty, or contains what no file system takes.
     """
     if not isinstance(value, (str, os.PathLike)) or not isinstance(os.fspath(value), str):
         raise _refused(name, "a path", value, none=False)
     if not os.fspath(value):
         raise InvalidRequestError(f"{name} must be a path, but it is empty")
+    try:
+        known = b"\0" not in os.fsencode(value)
+    except UnicodeEncodeError:
+        known = False
+    if not known:
+        raise InvalidRequestError(
+            f"{name} must be a path, and no file can have the name {shown(os.fspath(value))}"
+        )
     return value
 
 

@@ -6,7 +6,7 @@ import json
 import math
 from typing import Any, NoReturn
 
-from ._checks import shown
+from ._checks import has_half_a_pair, shown
 from ._errors import InvalidRequestError
 
 # Python's own parser refuses integers of more than 4300 digits, which are 14,284 bits.
@@ -118,12 +118,10 @@ def _check_key(key: object, path: list[str | int]) -> None:
 
 
 def _check_text(text: str, path: list[str | int], what: str) -> None:
-    try:
-        text.encode()
-    except UnicodeEncodeError:
+    if has_half_a_pair(text):
         raise InvalidRequestError(
             f"{what}{_shown(path)} contains half of a surrogate pair, which cannot be sent as text"
-        ) from None
+        )
 
 
 def _enter(value: list[Any] | dict[Any, Any], path: list[str | int], above: set[int]) -> None:

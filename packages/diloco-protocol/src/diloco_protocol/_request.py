@@ -209,7 +209,7 @@ def make_request(
     world_size_env = _variable("world_size_env", named["world_size_env"], WORLD_SIZE_VARIABLE)
     if rank_env == world_size_env:
         raise InvalidRequestError(
-            f"rank_env and world_size_env are both {rank_env!r}: one variable cannot hold the rank and the number of replicas"
+            f"rank_env and world_size_env are both {shown(rank_env)}: one variable cannot hold rank and number of replicas"
         )
     for argument, variable in (("rank_env", rank_env), ("world_size_env", world_size_env)):
         if variable in variables or variable in references:

@@ -57,7 +57,7 @@ def check_variables(name: str, values: object) -> dict[str, str]:
             )
         if is_reserved(key):
             raise InvalidRequestError(
-                f"{name} may not set {key}: the launch itself sets it for every replica"
+                f"{name} may not set {shown(key)[1:-1]}: the launch itself sets it for every replica"
             )
         if "\0" in value:
             raise InvalidRequestError(
