@@ -8,6 +8,8 @@ import socket
 
 import pytest
 
+from diloco_localcloud._server._faults import Call
+
 PATIENCE = 600.0
 GIB = 1 << 30
 
@@ -55,6 +57,33 @@ def test_whoever_has_no_key_is_refused_before_the_body(lab, service, key):
     assert 400 <= status < 500
     assert "oken" in text or "AccessKey" in text
     assert [call.status for call in lab.stand_in.calls] == [status]
+
+
+@pytest.mark.parametrize("before", ["", "Credential=", "AWS4-HMAC-SHA256 x, "])
+def test_a_key_stands_at_the_beginning(lab, before):
+    """A search for it takes quadratic time, which whoever has no key could ask for."""
+    key = lab.stand_in.environment["AWS_ACCESS_KEY_ID"]
+    status, text = send(lab, f"{before}Credential={key}/20260101/us-east-1/sagemaker/aws4_request")
+    assert (status, "Missing Authentication Token" in text) == (400, True)
+
+
+@pytest.mark.parametrize("scope", ["us-east-1/{}", "{}/sagemaker", "us-east-1/{}/aws4_request,"])
+def test_nothing_that_is_sent_without_a_key_is_kept(lab, scope):
+    for word in ("s" * 60, "s" * 50_000):
+        words = f"Credential=x/20260101/{scope.format(word)}/aws4_request"
+        assert send(lab, f"AWS4-HMAC-SHA256 {words}")[0] == 400
+    assert list(lab.stand_in.calls) == [Call("", "", "", 400)] * 2
+
+
+def send(lab, authorization):
+    """The status and the text of the answer to a request with these words."""
+    port = int(lab.stand_in.url.rpartition(":")[2])
+    with socket.create_connection(("127.0.0.1", port), timeout=PATIENCE) as connection:
+        head = f"POST / HTTP/1.1\r\nHost: x\r\nAuthorization: {authorization}\r\n\r\n"
+        connection.sendall(head.encode())
+        with http.client.HTTPResponse(connection) as response:
+            response.begin()
+            return response.status, response.read().decode()
 
 
 @pytest.mark.parametrize(

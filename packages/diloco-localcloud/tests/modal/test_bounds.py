@@ -47,6 +47,15 @@ def test_who_has_no_token_sends_no_message():
         assert send(stand_in, {}, 1 << 31, sent=10) is Status.UNAUTHENTICATED
 
 
+@pytest.mark.parametrize("known", [False, True])
+def test_the_key_of_a_call_is_kept_only_of_who_has_the_token(known):
+    with ModalStandIn() as stand_in:
+        sent = {"x-idempotency-key": "k" * 5000, **(token(stand_in) if known else {})}
+        send(stand_in, sent, 10)
+        (call,) = stand_in.calls
+        assert (call.verb, call.request) == ("DictUpdate", "k" * 5000 if known else "")
+
+
 @pytest.mark.parametrize("over", [0, 1])
 def test_a_message_that_is_too_long_is_not_read(monkeypatch, over):
     monkeypatch.setattr(_api, "_MOST_BYTES", 1000)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import urllib3.exceptions
 
-from diloco_localcloud._server._faults import Faults, before
+from diloco_localcloud._server._faults import Call, Calls, Faults, before
 from diloco_localcloud._server._http import CutError
 
 
@@ -70,6 +70,13 @@ def test_faults_until_cleared(clients):
 def test_an_unknown_fault(stand_in):
     with pytest.raises(ValueError, match="there is no fault 'explode'; there are throttle"):
         stand_in.faults.add("explode")
+
+
+def test_the_latest_calls_are_kept():
+    calls = Calls()
+    for number in range(100_001):
+        calls.note(Call("get", "jobs", str(number), 200))
+    assert (len(calls), next(iter(calls)).name) == (100_000, "1")
 
 
 def test_calls_are_counted(clients):

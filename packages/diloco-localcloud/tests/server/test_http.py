@@ -71,6 +71,14 @@ class TestKubernetes:
             ("create", "pods", 401)
         ]
 
+    @pytest.mark.parametrize("path", ["/{}", "/api/v1/namespaces/n/pods/{}"])
+    def test_of_who_is_unknown_no_words_are_kept(self, stand_in, path):
+        with connect(self.port(stand_in)) as connection:
+            connection.sendall(head(0, path.format("n" * 10_000)))
+            assert answer(connection)[0] == 401
+        (call,) = stand_in.calls
+        assert (call.name, call.resource in {"", "pods"}) == ("", True)
+
     def test_who_has_sent_its_body_already_reads_the_refusal(self, stand_in):
         """Closing with bytes unread would reset the connection, and the answer would be lost on the way."""
         with connect(self.port(stand_in)) as connection:

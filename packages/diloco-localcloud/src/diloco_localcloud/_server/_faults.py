@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
+from collections import deque
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 
@@ -140,11 +141,11 @@ def before(fault: Fault | None, refusals: Mapping[str, Callable[[Fault], Excepti
 
 
 class Calls:
-    """The calls so far, in the order of their answers; thread-safe."""
+    """The latest 100,000 calls, in the order of their answers; thread-safe."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._calls: list[Call] = []
+        self._calls: deque[Call] = deque(maxlen=100_000)
 
     def note(self, call: Call) -> None:
         """Add one."""

@@ -27,7 +27,10 @@ if TYPE_CHECKING:
 Json = dict[str, Any]
 
 _KIND = "application/x-amz-json-1.1"
-_CREDENTIAL = re.compile(r"Credential=([^/,]+)/\d+/([^/,]+)/([^/,]+)/aws4_request")
+_SCOPE = r"([^/,]{1,128})/\d{1,8}/([^/,]{1,64})/([^/,]{1,64})/aws4_request"
+# Matched at the beginning: a search through a long header would take quadratic time.
+_HEADER = re.compile(rf"AWS4-HMAC-SHA256 +Credential={_SCOPE}")
+_QUERY = re.compile(_SCOPE)
 _TARGETS = {
     "Logs": "logs",
     "SageMaker": "sagemaker",
@@ -37,9 +40,6 @@ _TARGETS = {
 _GLOBAL = "iam"  # its requests are signed for another region
 _MOST_BYTES = 5 << 30  # of an object that is put at once; S3's own limit
 _MOST_BYTES_OF_JSON = 1 << 20  # a CreateTrainingJob with all that it may have takes a third of it
-
-
-_SCOPE = re.compile(r"([^/]+)/\d+/([^/]+)/([^/]+)/aws4_request")
 
 
 @dataclass
@@ -92,7 +92,7 @@ class Api:
                 raise RefusedError(f"{code}EntityTooLarge", words, status)
         except RefusedError as refused:
             answer = _refused(call, refused)
-            self.calls.note(Call("", call.service, "", answer.status))
+            self.calls.note(Call("", "", "", answer.status))  # nothing that a stranger has sent
             return answer
         return None
 
@@ -155,9 +155,9 @@ class Api:
 
     def _credential(self, request: Request) -> tuple[str, str, str]:
         """The access key, the region and the service for which a request is signed."""
-        named = _CREDENTIAL.search(request.headers.get("authorization", ""))
+        named = _HEADER.match(request.headers.get("authorization", ""))
         # A presigned URL has them in its query; an old one has only the key.
-        named = named or _SCOPE.fullmatch(request.query.get("X-Amz-Credential", ""))
+        named = named or _QUERY.fullmatch(request.query.get("X-Amz-Credential", ""))
         if named is not None:
             return named[1], named[2], named[3]
         if "AWSAccessKeyId" in request.query:

@@ -38,8 +38,9 @@ class Api:
             if int(head.headers.get("content-length", "0")) > _MOST_BYTES:
                 raise _refusals.too_large(_MOST_BYTES)
         except _refusals.ApiError as refusal:
-            _, verb, what, name = self._meant(head)
-            self.calls.note(Call(verb, what, name, refusal.code))
+            route, verb, what, _ = self._meant(head)
+            # Nothing that a stranger has sent.
+            self.calls.note(Call(verb, "" if route is None else what, "", refusal.code))
             return as_json(refusal.code, refusal.body, refusal.headers)
         return None
 

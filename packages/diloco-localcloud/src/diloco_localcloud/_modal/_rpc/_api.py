@@ -107,9 +107,10 @@ class Api:
         return handle
 
     async def _handle(self, name: str, stream: Stream[Any, Any]) -> None:
-        asked, status = None, "OK"
+        asked, status, key = None, "OK", ""
         try:
             context = self._admit(stream.metadata or {})
+            key = context.key
             asked = await receive(stream, _MOST_BYTES)
             await self._answer(name, asked, context, stream)
         except RefusedError as refused:
@@ -129,7 +130,7 @@ class Api:
             told = (str(getattr(asked, each, "")) for each in _NAMES)
             subject = next((each for each in told if each), "")
             code = HTTP.get(status, 500) if status else 0
-            self._calls.note(Call(name, "modal", subject, code, _key(stream.metadata or {})))
+            self._calls.note(Call(name, "modal", subject, code, key))
 
     async def _answer(
         self, name: str, asked: Any, context: Context, stream: Stream[Any, Any]
@@ -167,7 +168,7 @@ class Api:
         Raises:
             RefusedError: nobody who may.
         """
-        word, key = headers.get(_CONTAINER, ""), _key(headers)
+        word, key = headers.get(_CONTAINER, ""), str(headers.get("x-idempotency-key", ""))
         if word in self._workspace.containers:
             return Context(key, self._workspace.containers[word])
         sent = (headers.get("x-modal-token-id", ""), headers.get("x-modal-token-secret", ""))
@@ -177,8 +178,3 @@ class Api:
                 "UNAUTHENTICATED", "Token validation failed. Could not authenticate client."
             )
         return Context(key)
-
-
-def _key(headers: Mapping[str, Any]) -> str:
-    """The same for all attempts at one request; empty if the client does not say."""
-    return str(headers.get("x-idempotency-key", ""))
