@@ -163,3 +163,19 @@ def test_of_a_dense_stretch_no_more_is_read_than_may_be_held(lab, monkeypatch):
     assert list(lines) == [str(number) for number in range(1, 200)]
     verbs = [call.verb for call in lab.stand_in.calls.requests()[before:]]
     assert verbs.count("AppFetchLogs") > 5
+
+
+@pytest.mark.parametrize("far", [1e300, 1e17, 1e12, 1e11])
+def test_times_that_no_clock_shows(lab, far):
+    executor = lab.executor()
+    (handle,) = lab.launch(1, executor)
+    lab.begin(handle)
+    lab.call(handle).log("one\n")
+    lab.world.advance(1)
+    assert list(executor.log_iter(handle, until=far)) == ["one"]
+    assert list(executor.log_iter(handle, since=-far, until=far)) == ["one"]
+    assert list(executor.log_iter(handle, since=far)) == []
+    assert list(executor.log_iter(handle, until=-far)) == []
+    lab.finish(handle)
+    assert list(executor.log_iter(handle, until=far, follow=True)) == ["one"]
+    assert list(executor.log_iter(handle, since=far, follow=True)) == []

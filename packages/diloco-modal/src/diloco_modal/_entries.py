@@ -9,6 +9,7 @@ from datetime import UTC, datetime
 from typing import Any
 
 from ._errors import DenseLogError
+from ._record import LATEST
 
 Fetch = Callable[[Callable[[Any], Any], int], list[Any]]
 """Entries, from what it asks the log of a call, and how many bytes they may be; more is a ``DenseLogError``."""
@@ -63,10 +64,10 @@ class Entries:
         """
         # The clock of a container may be ahead of that of the next one.
         recent = min(self._newest, self._clock()) - _LATE_SECONDS
-        if (
-            until is None
-        ):  # then the client would take the time of its own clock, which may also be set back
-            until = max(self._newest, self._clock()) + CLOCKS
+        # Without an end the client would take the time of its own clock, which may also be set back; and one that is far away
+        # it would ask for day by day.
+        latest = min(max(self._newest, self._clock()) + CLOCKS, LATEST)
+        until = latest if until is None else min(until, latest)
         yield from self._between(self._begin if whole else max(self._begin, recent), until)
 
     def not_given(self, entries: list[Any]) -> list[Any]:

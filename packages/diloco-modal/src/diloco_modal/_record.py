@@ -11,7 +11,7 @@ from typing import Any
 from diloco_protocol import BackendError, DilocoError, Outcome
 from diloco_protocol.backend import shown
 
-_LATEST = 1e11
+LATEST = 1e11
 """Later than any time in Unix seconds."""
 _MOST = 2**30
 """More than any count."""
@@ -33,7 +33,7 @@ def _call(value: object) -> bool:
 
 
 def _number(value: object) -> bool:
-    return isinstance(value, (int, float)) and not isinstance(value, bool) and 0 <= value < _LATEST
+    return isinstance(value, (int, float)) and not isinstance(value, bool) and 0 <= value < LATEST
 
 
 def _whole(value: object) -> bool:
