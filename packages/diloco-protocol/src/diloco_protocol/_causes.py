@@ -9,13 +9,14 @@ from functools import lru_cache
 from ._redact import redact_and_cut
 from ._texts import readable
 
-TEXT_LENGTH = 16_000
-"""How many characters a message of ours has at most, and the text of what has led to it."""
+_LONGEST = 1 << 20  # no more of a text is looked at
+_BEGIN, _END = 12_000, 3_900  # what is shown of a long one: what is wrong, and what to do
 
 
 def as_shown(text: str) -> str:
-    """Return a text as a message may show it: without secrets and control characters, and of bounded length."""
-    return readable(redact_and_cut(text, TEXT_LENGTH))
+    """Return a text as a message may show it: without secrets and control characters, and the middle of a long one."""
+    text = readable(redact_and_cut(text, _LONGEST))
+    return text if len(text) <= 16_000 else f"{text[:_BEGIN]} … {text[-_END:]}"
 
 
 def clean_causes() -> None:
