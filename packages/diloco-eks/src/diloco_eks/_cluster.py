@@ -325,5 +325,6 @@ class Cluster:
             found += map(read, filter(wanted, page.get("items") or []))
             metadata = page.get("metadata") or {}
             token = metadata.get("continue")
+            del page  # or there would be two of them when the next one is read
             if not token:
                 return found, str(metadata.get("resourceVersion"))
