@@ -240,13 +240,13 @@ class Client:
             return client.ApiClient(configuration=configuration), headers
         except BackendError:
             raise
-        except Exception as error:  # noqa: BLE001 - whatever a file, its YAML or its plugin has wrong
+        except Exception as error:  # whatever a file, its YAML or its credential plugin has wrong
             where = self._kubeconfig or os.environ.get("KUBECONFIG") or "~/.kube/config"
             named = "" if self._context is None else f", context {self._context!r}"
             raise AuthError(
                 f"no cluster can be read from {where}{named}: {error}. On EKS: aws eks update-kubeconfig --name CLUSTER; or "
                 "give kubeconfig=, context=, or run inside a pod"
-            ) from None
+            ) from error
 
 
 def _read(response: Any) -> tuple[bytes, Any]:
@@ -281,7 +281,6 @@ def _bound_refusals(connections: Any) -> None:
 
 
 def _translated(what: str, make: Callable[[Apis], Any], apis: Apis) -> Any:
-    """Make a call. The client's errors are no causes of ours: a traceback would show all in them."""
     from kubernetes.client.exceptions import ApiException
     from urllib3.exceptions import ConnectTimeoutError, HTTPError, SSLError
 
@@ -290,24 +289,25 @@ def _translated(what: str, make: Callable[[Apis], Any], apis: Apis) -> Any:
     except BackendError:
         raise
     except ApiException as error:
-        raise _answered(what, error) from None
+        raise _answered(what, error) from error
     except (ConnectTimeoutError, SSLError) as error:
-        raise _unreached(f"cannot {what}: {type(error).__name__}: {error}") from None
+        raise _unreached(f"cannot {what}: {type(error).__name__}: {error}") from error
     except (HTTPError, OSError) as error:
-        raise UnavailableError(f"cannot {what}: {type(error).__name__}: {error}") from None
+        raise UnavailableError(f"cannot {what}: {type(error).__name__}: {error}") from error
     except (AttributeError, ValueError, TypeError) as error:
         # Some clients (36) trip over a body that is empty or not UTF-8 before their own error comes.
         if isinstance(error.__context__, ApiException):
-            raise _answered(what, error.__context__) from None
+            raise _answered(what, error.__context__) from error
         if isinstance(error, AttributeError):
             raise
         # Newer clients check what they are given before they send it.
-        why = str(error)
-        if "header value" in why:  # it may be a token, and is not to be shown
-            why = "a header has a value that cannot be sent, such as a token with a line end in it"
+        if "header value" in str(error):  # it quotes that, and it may be a token
+            raise InvalidRequestError(
+                f"cannot {what}: a header has a value that cannot be sent, such as a token with a line end in it"
+            ) from None
         raise InvalidRequestError(
-            f"cannot {what}: the kubernetes client refuses it: {why}"
-        ) from None
+            f"cannot {what}: the kubernetes client refuses it: {error}"
+        ) from error
 
 
 def _answered(what: str, error: Any) -> BackendError:
@@ -342,7 +342,7 @@ def pieces(what: str, response: Any, size: int = 1 << 16) -> Iterator[bytes]:
     try:
         yield from response.stream(size)
     except (HTTPError, OSError) as error:
-        raise UnavailableError(f"cannot {what}: {type(error).__name__}: {error}") from None
+        raise UnavailableError(f"cannot {what}: {type(error).__name__}: {error}") from error
     finally:
         response.close()
         response.release_conn()
