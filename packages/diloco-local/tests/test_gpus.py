@@ -40,14 +40,41 @@ def test_where_the_gpus_come_from():
         return parse_nvidia_smi(LISTING)
 
     assert available_gpus(["1", "7"], {}, ask) == [Gpu("1", "NVIDIA H200"), Gpu("7")]
-    assert available_gpus(None, {"CUDA_VISIBLE_DEVICES": "1, GPU-x"}, ask) == [
+    assert available_gpus(None, {"CUDA_VISIBLE_DEVICES": "1, 07"}, ask) == [
         Gpu("1", "NVIDIA H200"),
-        Gpu("GPU-x"),
+        Gpu("7"),
     ]
+    assert available_gpus(None, {"CUDA_VISIBLE_DEVICES": "GPU-x,GPU-y"}, ask)[1:] == [Gpu("GPU-y")]
     assert available_gpus(None, {"CUDA_VISIBLE_DEVICES": ""}, ask) == []
     assert available_gpus(None, {"CUDA_VISIBLE_DEVICES": "-1"}, ask) == []
     assert available_gpus(None, {"CUDA_VISIBLE_DEVICES": "0, -1, 1"}, ask)[1:] == []
     assert [gpu.device for gpu in available_gpus(None, {}, ask)] == ["0", "1"]
+
+
+@pytest.mark.parametrize(
+    "visible", ["0,0", "0,1,0", "0,00", "0, 0", "GPU-1,GPU-1", "MIG-1,MIG-1", "GPU-12,GPU-2,GPU-1"]
+)
+def test_a_gpu_that_is_named_twice_is_refused(visible):
+    """Two replicas would share it."""
+    with pytest.raises(InvalidRequestError, match=r"^CUDA_VISIBLE_DEVICES=.* names a GPU twice"):
+        available_gpus(None, {"CUDA_VISIBLE_DEVICES": visible}, list)
+    with pytest.raises(InvalidRequestError, match=r"^gpus=.* names a GPU twice"):
+        LocalProcessExecutor(gpus=visible.split(","))
+
+
+@pytest.mark.parametrize(
+    "devices", [["0,1", "1"], ["foo"], ["0", "1;2"], ["-1"], ["0", "GPU-1"], ["\0"]]
+)
+def test_what_may_be_no_gpu_of_its_own_is_refused(devices):
+    with pytest.raises(InvalidRequestError, match="must name GPUs by their numbers"):
+        LocalProcessExecutor(gpus=devices)
+
+
+@pytest.mark.parametrize("visible", ["0,foo,1", "0,,1", "0, -1,1"])
+def test_from_what_names_no_gpu_on_nothing_is_visible(visible):
+    """To CUDA, and so to replicas."""
+    found = available_gpus(None, {"CUDA_VISIBLE_DEVICES": visible}, list)
+    assert found == [Gpu("0")]
 
 
 @given(n=st.integers(1, 5), count=st.integers(1, 4), spare=st.integers(0, 3))

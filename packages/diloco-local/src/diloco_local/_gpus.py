@@ -11,8 +11,9 @@ from dataclasses import dataclass
 from itertools import takewhile
 
 from diloco_protocol import InvalidRequestError
-from diloco_protocol.backend import ANY, parse_gpu
+from diloco_protocol.backend import ANY, parse_gpu, shown
 
+_DEVICE = re.compile(r"(?P<number>\d{1,9})|(?:GPU|MIG)-[\w./-]{1,200}", re.ASCII)
 _LINE = re.compile(r"^GPU (\d+): (.*?)(?: \(UUID: ([^)]+)\))?\s*$")
 
 
@@ -39,6 +40,35 @@ def ask_nvidia_smi() -> list[Gpu]:
     return parse_nvidia_smi(done.stdout) if done.returncode == 0 else []
 
 
+def check_devices(name: str, devices: Sequence[str]) -> tuple[str, ...]:
+    """Refuse devices of which two may be the same GPU, since replicas would share it.
+
+    Args:
+        name: Where they are named, for the error.
+        devices: Numbers as text, or UUIDs that begin with ``GPU-`` or ``MIG-``.
+
+    Returns:
+        The same, without blanks, and without zeros before a number.
+
+    Raises:
+        InvalidRequestError: One of them is something else or is named twice, or there are both numbers and UUIDs.
+    """
+    matches = [_DEVICE.fullmatch(device.strip()) for device in devices]
+    numbers = [match for match in matches if match and match["number"]]
+    if not all(matches) or 0 < len(numbers) < len(devices):
+        raise InvalidRequestError(
+            f"{name}={shown(list(devices))} must name GPUs by their numbers ('0'), or all of them by UUIDs that "
+            "begin with GPU- or MIG-"
+        )
+    known = tuple(str(int(match[0])) if match["number"] else match[0] for match in matches if match)
+    # CUDA takes the beginning of a UUID for the whole.
+    in_order = sorted(known)
+    alike = str.__eq__ if numbers else str.startswith
+    if any(map(alike, in_order[1:], in_order)):
+        raise InvalidRequestError(f"{name}={shown(list(devices))} names a GPU twice")
+    return known
+
+
 def available_gpus(
     gpus: Sequence[str] | None,
     environ: Mapping[str, str] = os.environ,
@@ -49,10 +79,8 @@ def available_gpus(
     if gpus is None and visible is None:
         return ask()
     # To CUDA, nothing is visible from the first device on that is none: "-1" hides all.
-    named = takewhile(
-        lambda part: not part.startswith("-"), map(str.strip, str(visible).split(","))
-    )
-    devices = list(gpus) if gpus is not None else list(filter(None, named))
+    named = takewhile(_DEVICE.fullmatch, map(str.strip, str(visible).split(",")))
+    devices = gpus if gpus is not None else check_devices("CUDA_VISIBLE_DEVICES", list(named))
     models = {gpu.device: gpu.model for gpu in ask()} if devices else {}
     return [Gpu(device, models.get(device, "")) for device in devices]
 
@@ -83,7 +111,7 @@ def share_out(
             ", ".join(f"{gpu.device} ({gpu.model or 'model unknown'})" for gpu in present) or "none"
         )
         raise InvalidRequestError(
-            f"gpu={request!r} for {n_replicas} replica(s) needs {n_replicas * count} GPU(s), "
+            f"gpu={shown(request)} for {n_replicas} replica(s) needs {n_replicas * count} GPU(s), "
             f"and this machine offers {len(fitting)} of them. Its GPUs are: {known}. Ask for fewer, "
             "ask for 'any:N', name them with gpus=[...] in the constructor, or leave gpu out, so that the "
             "replicas share what CUDA_VISIBLE_DEVICES shows"

@@ -24,6 +24,8 @@ from diloco_protocol.backend import (
     or_none,
 )
 
+from ._gpus import check_devices
+
 
 def _check_inherit_env(name: str, value: object) -> bool | tuple[str, ...]:
     if value is None:
@@ -32,10 +34,7 @@ def _check_inherit_env(name: str, value: object) -> bool | tuple[str, ...]:
 
 
 def _check_gpus(name: str, value: object) -> tuple[str, ...]:
-    devices = check_names(name, value)
-    if len(set(devices)) < len(devices):
-        raise InvalidRequestError(f"{name}={list(devices)!r} names a GPU twice")
-    return devices
+    return check_devices(name, check_names(name, value))
 
 
 @dataclass(frozen=True, eq=False, repr=False)
