@@ -47,6 +47,18 @@ def test_nobody_else_may_look(tmp_path):
     assert Root(tmp_path).stage().path.stat().st_mode & 0o777 == 0o700
 
 
+def test_a_root_that_is_made_is_its_owners_alone(tmp_path):
+    """Whoever may write above it could put another one in its place."""
+    root = tmp_path / "new" / "root"
+    before = os.umask(0)
+    try:
+        Root(root).stage()
+    finally:
+        os.umask(before)
+    made = [tmp_path / "new", root, *root.iterdir()]
+    assert {path.stat().st_mode & 0o777 for path in made} == {0o700}
+
+
 def test_discarding_twice_is_once(tmp_path):
     root = Root(tmp_path)
     staged = root.stage()
@@ -56,6 +68,9 @@ def test_discarding_twice_is_once(tmp_path):
 
 def test_no_root_no_runs(tmp_path):
     assert Root(tmp_path / "none").run_ids() == []
+    (tmp_path / "file").write_text("no folder")
+    assert Root(tmp_path / "file").run_ids() == []
+    assert Root(tmp_path / "file" / "below").run_ids() == []
 
 
 def test_waking_a_supervisor_that_is_not_there(tmp_path):

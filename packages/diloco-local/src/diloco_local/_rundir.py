@@ -198,13 +198,15 @@ class Root:
         self.check()
         try:
             return sorted(entry.name for entry in (self.path / "runs").iterdir())
-        except FileNotFoundError:
+        except (FileNotFoundError, NotADirectoryError):
             return []
 
     def stage(self, uid: str = "") -> RunDir:
         """A new, empty, private run directory that nobody sees yet."""
-        for name in _FOLDERS:
-            (self.path / name).mkdir(mode=0o700, parents=True, exist_ok=True)
+        # Those above it as well: parents= would leave them to the umask, and whoever may write there could replace what is below.
+        above = [*reversed(self.path.parents), self.path]
+        for folder in (*above, *(self.path / name for name in _FOLDERS)):
+            folder.mkdir(mode=0o700, exist_ok=True)
         self.check()
         path = self.path / "staging" / uuid.uuid4().hex
         path.mkdir(mode=0o700)
