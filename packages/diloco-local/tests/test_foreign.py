@@ -56,6 +56,17 @@ def test_a_handle_of_another_root_is_refused_by_every_verb(tmp_path):
     assert not (tmp_path / "mine").exists()
 
 
+def test_a_root_that_no_path_can_be_is_not_looked_for(tmp_path, monkeypatch):
+    """That would take hours."""
+    handle = ended_run(tmp_path / "mine")
+    forged = replace(handle, metadata={**handle.metadata, "root": str(tmp_path) + "/." * 100_000})
+    asked = []
+    plain = os.path.realpath
+    monkeypatch.setattr(os.path, "realpath", lambda path: asked.append(path) or plain(path))
+    refused_by_all(LocalProcessExecutor(root=tmp_path / "mine"), forged, "is below the root")
+    assert not any(len(str(path)) > 4096 for path in asked)
+
+
 @pytest.mark.processes
 def test_a_forged_handle_ends_no_process(tmp_path):
     """Whoever writes it can also write a root, in which a replica consists of whatever he wants to be ended."""

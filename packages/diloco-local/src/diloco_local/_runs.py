@@ -41,6 +41,9 @@ Supervise = Callable[..., None]
 #: Seconds to wait for a launch of the same run by another process.
 PATIENCE = 60.0
 
+# Characters; the time that it takes to follow a path grows with the square of its length.
+_LONGEST_PATH = 4096
+
 
 def handles_of(root: Root, record: RunRecord) -> list[ReplicaHandle]:
     """The handles of a run, in rank order."""
@@ -102,6 +105,8 @@ def check_handle(handle: ReplicaHandle, roots: Sequence[Root]) -> Root:
 
 
 def _same_folder(named: str, root: Root) -> bool:
+    if len(named) > _LONGEST_PATH:
+        return False
     try:
         return named == str(root.path) or os.path.realpath(named) == os.path.realpath(root.path)
     except (OSError, ValueError):  # no path at all, such as one with a NUL
