@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 
 from diloco_local._environment import compose, extra_folders, import_path, inherited
 from diloco_local._processes import MARKER
+from diloco_protocol import InvalidRequestError
 
 LAUNCHER = {
     "PATH": "/bin",
@@ -71,6 +72,21 @@ def test_an_empty_entry_of_the_path_is_none(own):
     found = compose({}, [{"PYTHONPATH": own}], ["/a"], None)["PYTHONPATH"].split(":")
     assert found == ["/a", *filter(None, own.split(":"))]
     assert compose({"PYTHONPATH": ":"}, [], [], None) == {}
+
+
+def test_a_folder_with_a_colon_in_its_name_is_refused(tmp_path, monkeypatch):
+    """In PYTHONPATH it would be two folders, the second of them below the working directory."""
+    odd = tmp_path / "a:b"
+    odd.mkdir()
+    monkeypatch.setattr(sys, "path", [*sys.path, str(odd)])
+    for call in (
+        lambda: import_path([odd], "/any/python"),
+        lambda: import_path(None, "/any/python", str(odd)),
+        lambda: import_path(None, sys.executable),
+    ):
+        with pytest.raises(InvalidRequestError, match=r"a:b'.*pythonpath="):
+            call()
+    assert str(odd) not in import_path([tmp_path], sys.executable)
 
 
 def test_the_folders_a_fresh_interpreter_lacks(tmp_path):

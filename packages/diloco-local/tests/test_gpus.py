@@ -3,7 +3,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from diloco_local import LocalProcessExecutor
-from diloco_local._gpus import Gpu, available_gpus, parse_nvidia_smi, share_out
+from diloco_local._gpus import Gpu, ask_nvidia_smi, available_gpus, parse_nvidia_smi, share_out
 from diloco_protocol import InvalidRequestError
 
 LISTING = """\
@@ -75,6 +75,23 @@ def test_from_what_names_no_gpu_on_nothing_is_visible(visible):
     """To CUDA, and so to replicas."""
     found = available_gpus(None, {"CUDA_VISIBLE_DEVICES": visible}, list)
     assert found == [Gpu("0")]
+
+
+def test_no_program_of_the_current_folder_is_started(tmp_path, monkeypatch):
+    """An empty entry of PATH means that folder to a shell, and anybody may have put programs there."""
+    for name in ("nvidia-smi", "python3"):
+        program = tmp_path / name
+        program.write_text("#!/bin/sh\n: > started; echo 'GPU 0: theirs'\n")
+        program.chmod(0o755)
+    monkeypatch.chdir(tmp_path)
+    for path in ("", ":", ".", f".:{tmp_path / 'none'}:"):
+        monkeypatch.setenv("PATH", path)
+        assert ask_nvidia_smi() == []
+        with pytest.raises(InvalidRequestError, match="is not an interpreter"):
+            LocalProcessExecutor(root=tmp_path / "root", python="python3").plan(1, "t:t")
+    assert not (tmp_path / "started").exists()
+    monkeypatch.setenv("PATH", f":{tmp_path}")
+    assert ask_nvidia_smi() == [Gpu("0", "theirs")]
 
 
 @given(n=st.integers(1, 5), count=st.integers(1, 4), spare=st.integers(0, 3))

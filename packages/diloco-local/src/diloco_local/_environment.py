@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import fnmatch
 import os
+import shutil
 import site
 import sys
 import sysconfig
@@ -23,7 +24,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
 import diloco_protocol
-from diloco_protocol.backend import is_reserved
+from diloco_protocol import InvalidRequestError
+from diloco_protocol.backend import is_reserved, shown
 
 from ._processes import MARKER
 
@@ -75,6 +77,15 @@ def _describes_launcher(name: str) -> bool:
     )
 
 
+def find_program(name: str | os.PathLike[str]) -> str | None:
+    """Return where a program is, or None: by its path, or below an absolute folder of ``PATH``.
+
+    An empty entry of that variable, or a relative one, leads to the current folder, where anybody may have put programs.
+    """
+    folders = os.environ.get("PATH", os.defpath).split(os.pathsep)
+    return shutil.which(name, path=os.pathsep.join(filter(os.path.isabs, folders)))
+
+
 def _standard_folders() -> set[str]:
     folders = {sysconfig.get_path(name) for name in ("stdlib", "platstdlib", "purelib", "platlib")}
     folders.update(site.getsitepackages())
@@ -109,6 +120,9 @@ def import_path(
             interpreter), so that a module lying beside the launching script can be named.
         python: The replica's interpreter.
         cwd: The replica's working directory, if the caller chose it.
+
+    Raises:
+        InvalidRequestError: The name of a folder has a colon, at which ``PYTHONPATH`` would be cut in two.
     """
     chosen = [] if cwd is None else [os.path.abspath(cwd)]  # noqa: PTH100
     if pythonpath is not None:
@@ -121,6 +135,11 @@ def import_path(
     # The runner must be found even where the protocol is not installed but taken from a checkout.
     protocol = str(Path(diloco_protocol.__file__).parents[1])
     chosen += [folder for folder in extra_folders([protocol]) if folder not in chosen]
+    if odd := [folder for folder in chosen if os.pathsep in folder]:
+        raise InvalidRequestError(
+            f"modules cannot be looked for in the folder {shown(odd[0])}, since PYTHONPATH would take it for two: rename it, or "
+            "name the folders to look in by pythonpath=[...]"
+        )
     return chosen
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import shutil
 import uuid
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
@@ -27,7 +26,7 @@ from diloco_protocol.backend import RESULT_BYTES, is_run_id, options_of, takes
 
 from . import _logs, _runs
 from ._check import check_entrypoint
-from ._environment import import_path, inherited
+from ._environment import find_program, import_path, inherited
 from ._gpus import available_gpus, share_out
 from ._identity import host_name, pid_namespace
 from ._launch import start_supervisor
@@ -95,7 +94,7 @@ class LocalProcessExecutor(BaseExecutor):
     def _setting(self) -> Setting:
         # Looked up at every launch, since folder, environment and import path of this process may change.
         chosen = self._options
-        program = shutil.which(chosen.python)
+        program = find_program(chosen.python)
         if program is None:
             raise InvalidRequestError(
                 f"python={os.fspath(chosen.python)!r} is not an interpreter that can be started"

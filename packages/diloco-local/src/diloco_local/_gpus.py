@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import re
-import shutil
 import subprocess
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -12,6 +11,8 @@ from itertools import takewhile
 
 from diloco_protocol import InvalidRequestError
 from diloco_protocol.backend import ANY, parse_gpu, shown
+
+from ._environment import find_program
 
 _DEVICE = re.compile(r"(?P<number>\d{1,9})|(?:GPU|MIG)-[\w./-]{1,200}", re.ASCII)
 _LINE = re.compile(r"^GPU (\d+): (.*?)(?: \(UUID: ([^)]+)\))?\s*$")
@@ -33,7 +34,7 @@ def parse_nvidia_smi(text: str) -> list[Gpu]:
 
 def ask_nvidia_smi() -> list[Gpu]:
     """The GPUs of this machine by ``nvidia-smi -L``; empty if there is no such program or it fails."""
-    program = shutil.which("nvidia-smi")
+    program = find_program("nvidia-smi")
     if program is None:
         return []
     done = subprocess.run([program, "-L"], capture_output=True, text=True, check=False, timeout=30)
