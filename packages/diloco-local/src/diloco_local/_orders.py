@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from diloco_protocol import InvalidRequestError, RunRequest
+from diloco_protocol.backend import shown
 
 from ._environment import SAFE_PATH, compose
 from ._order import OUTCOME_FILE, SPEC_FILE, Order
@@ -61,7 +62,7 @@ def check_request(request: RunRequest) -> None:
     for name, (value, advice) in refusals.items():
         if value:
             raise InvalidRequestError(
-                f"{name}={value!r} cannot be honoured by local processes: {advice}"
+                f"{name}={shown(value)} cannot be honoured by local processes: {advice}"
             )
 
 
