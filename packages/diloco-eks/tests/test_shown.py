@@ -5,6 +5,7 @@ import json
 import pytest
 
 from diloco_eks import EKSExecutor
+from diloco_eks._native import native_end
 from diloco_eks._reading import read_pod
 from diloco_protocol import DilocoError, ReplicaHandle, spec_from_environment
 from diloco_protocol.backend import REDACTED
@@ -139,6 +140,7 @@ def test_what_a_handle_says_is_cut_in_errors(bench, field):
 
 def test_the_reason_of_a_pod_is_cut_and_has_no_secret(a_pod):
     reason = "Failed https://user:k-1-of-many@registry.example " + "R" * 5000
-    told = read_pod(a_pod(0, "Failed", reason=reason)).reason
-    assert told.startswith("Failed https://<redacted>@registry.example RRR")
-    assert len(told) < 200
+    ended = read_pod(a_pod(0, "Failed", {"terminated": {"reason": reason}}, reason=reason))
+    for told in (ended.reason, native_end(ended)):
+        assert "Failed https://<redacted>@registry.example RRR" in told
+        assert len(told) < 200

@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+from diloco_protocol.backend import redact_and_cut
+
 from ._facts import JobFacts, PodFacts
+
+_SHOWN = 128  # characters of a reason; Kubernetes' own are shorter
 
 
 def native(job: JobFacts, pod: PodFacts | None) -> str:
@@ -21,4 +25,5 @@ def native_end(pod: PodFacts | None) -> str:
     if pod is None:
         return "no pod"
     word = pod.terminated.get("reason") if pod.terminated is not None else (pod.waiting or ("",))[0]
-    return f"pod {pod.name} {pod.phase}" + (f" ({word})" if word else "")
+    shown = redact_and_cut(str(word or ""), _SHOWN)
+    return f"pod {pod.name} {pod.phase}" + (f" ({shown})" if shown else "")
