@@ -56,9 +56,8 @@ def test_refusals(options):
 
 
 def test_a_refusal_shows_the_beginning_of_what_is_long():
-    request = make_request("t:t", 1, run_id="r", cpu="9" * 1_000_000)
     with pytest.raises(InvalidRequestError, match=r"^cpu='9{150,250}\.\.\. cannot be honoured"):
-        check_request(request)
+        check_request(request(cpu="9" * 1_000_000))
 
 
 def test_what_asks_for_nothing_is_allowed():
