@@ -56,7 +56,7 @@ def test_refusals(options):
 
 
 def test_a_refusal_shows_the_beginning_of_what_is_long():
-    with pytest.raises(InvalidRequestError, match=r"^cpu='9{150,250}\.\.\. cannot be honoured"):
+    with pytest.raises(InvalidRequestError, match=r"^cpu='9{150,250}\W+ cannot be honoured"):
         check_request(request(cpu="9" * 1_000_000))
 
 
