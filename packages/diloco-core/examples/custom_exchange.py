@@ -92,7 +92,7 @@ class BoardExchange:
         for piece in job.layout.shard(0):
             group = job.layout.groups[piece.group]
             buffer = torch.empty(piece.numel, dtype=group.dtype)
-            mine = job.contribution(piece, buffer).clone()  # the others read it while we go on
+            mine = job.contributed(piece, buffer).clone()  # the others read it while we go on
             if job.must_be_finite(piece) and not mine.isfinite().all():
                 index = int((~mine.isfinite()).nonzero()[0])
                 raise NonFiniteDeltaError(job.locate(piece, index), self.rank)
