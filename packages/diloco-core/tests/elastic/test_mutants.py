@@ -40,7 +40,13 @@ def _wrong(number, topology="sharded"):
     schedule = Schedule(
         3, seed=number, starts=starts, faults=faults, restart_after=2.0, latency=0.3
     )
-    elastic = Elastic(2, grace=8.0, topology=topology, retention=2, publish_every=2)
+    elastic = Elastic(
+        2,
+        grace=8.0,
+        topology=topology,
+        retention=2,
+        publish_every=2 if topology == "gather" else None,
+    )
     outcome = simulate(training, schedule, elastic, store=store, limit=5000.0)
     return violations(outcome, training) + broken
 
@@ -70,7 +76,7 @@ def decide_from_own_listing(monkeypatch):
 
 
 def no_incarnation(monkeypatch):
-    monkeypatch.setattr(_joining, "claim", lambda store, rank, run: (1, b""))
+    monkeypatch.setattr(_joining, "claim", lambda store, rank, run, settings: (1, b""))
     monkeypatch.setattr(_exchange_elastic, "check_claim", lambda life: None)
     monkeypatch.setattr(_exchange_elastic, "watch_claim", lambda life: None)
 
