@@ -90,7 +90,7 @@ def exchanges(folder, kind, count=2):
     stores = [open_store(str(folder)) for _ in range(count)]
     if kind == "strict":
         return [ObjectStoreExchange(store, rank, count) for rank, store in enumerate(stores)]
-    elastic = Elastic(count, topology=kind, publish_every=1)
+    elastic = Elastic(count, topology=kind, publish_every=1 if kind == "gather" else None)
     return [ElasticExchange(store, rank, count, elastic) for rank, store in enumerate(stores)]
 
 

@@ -70,7 +70,13 @@ def exchange_of(folder, membership, *, resume):
     if membership == "strict":
         return ObjectStoreExchange(store, 0, 1, timing=timing, resume=resume)
     topology = "gather" if membership == "gather" else "sharded"
-    elastic = Elastic(1, grace=5.0, topology=topology, publish_every=1, resume=resume)
+    elastic = Elastic(
+        1,
+        grace=5.0,
+        topology=topology,
+        publish_every=1 if topology == "gather" else None,
+        resume=resume,
+    )
     return ElasticExchange(store, 0, 1, elastic, timing=timing)
 
 

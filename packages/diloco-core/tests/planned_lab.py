@@ -213,7 +213,9 @@ class CountedServer:
 def exchange_of(kind, store, rank, replicas, publish_every):
     if kind == "strict":
         return ObjectStoreExchange(store, rank, replicas)
-    settings = Elastic(replicas, topology=kind, publish_every=publish_every)
+    settings = Elastic(
+        replicas, topology=kind, publish_every=publish_every if kind == "gather" else None
+    )
     return ElasticExchange(store, rank, replicas, settings)
 
 

@@ -242,7 +242,10 @@ class _Cohort:
                 store, rank, run.ranks, timing=timing, chunk_bytes=chunk_bytes
             )
         settings = Elastic(
-            run.replicas, grace=run.grace, topology=run.kind, publish_every=run.publish_every
+            run.replicas,
+            grace=run.grace,
+            topology=run.kind,
+            publish_every=run.publish_every if run.kind == "gather" else None,
         )
         return ElasticExchange(
             store, rank, run.ranks, settings, timing=timing, chunk_bytes=chunk_bytes

@@ -69,7 +69,6 @@ def elastic_of(elastic: object, options: Mapping[str, Any]) -> Elastic | None:
     elif "min_replicas" in options:
         elastic = Elastic(**options)
     if elastic is not None:
-        elastic.check_published(elastic.topology)
         return elastic
     for name, value in options.items():
         if name == "resume":

@@ -36,7 +36,13 @@ def test_who_was_away_for_long_reloads_behind_its_training(topology):
     """What it needs is gone: all fragments take the published state, also those that were not sent."""
     _, training = run(
         Schedule(2, latency=0.01),
-        Elastic(1, grace=2.0, topology=topology, retention=1, publish_every=1),
+        Elastic(
+            1,
+            grace=2.0,
+            topology=topology,
+            retention=1,
+            publish_every=1 if topology == "gather" else None,
+        ),
         syncs=20,
         pauses={(1, 2): 50.0},
     )

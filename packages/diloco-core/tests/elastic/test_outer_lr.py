@@ -48,12 +48,13 @@ def _run(number):
     )
     store, broken = SimulatedStore(), []
     store.after_delete = lambda keys: broken.extend(broken_promises(store, keys))
+    topology = chance.choice(["sharded", "gather"])
     settings = Elastic(
         chance.randint(1, 3),
         grace=8.0,
-        topology=chance.choice(["sharded", "gather"]),
+        topology=topology,
         late=chance.choice(["carry", "drop"]),
-        publish_every=chance.randint(1, 3),
+        publish_every=chance.randint(1, 3) if topology == "gather" else None,
         retention=chance.randint(1, 2),
     )
     schedule = Schedule(

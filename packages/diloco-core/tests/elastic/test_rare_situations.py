@@ -262,7 +262,9 @@ def test_two_committed_contributions_that_are_damaged_say_what_can_be_done(topol
                 data = data[:-40] + bytes([data[-40] ^ 1]) + data[-39:]
             SimulatedStore.write(self, key, data)
 
-    settings = Elastic(2, grace=5.0, topology=topology, publish_every=2)
+    settings = Elastic(
+        2, grace=5.0, topology=topology, publish_every=2 if topology == "gather" else None
+    )
     training = SimulatedTraining(syncs=6, sizes=(40,))
     outcome = simulate(
         training, Schedule(3, latency=0.01), settings, store=Damaging(), most_lives=1

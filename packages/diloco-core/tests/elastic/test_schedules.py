@@ -47,12 +47,13 @@ def _runs(draw):
         restart_after=draw(st.sampled_from([0.1, 5.0, 90.0])),
         latency=draw(st.sampled_from([0.001, 0.05, 1.0])),
     )
+    topology = draw(st.sampled_from(["sharded", "gather"]))
     elastic = Elastic(
         draw(st.integers(1, world_size)),
         grace=draw(st.sampled_from([2.0, 30.0])),
         late=draw(st.sampled_from(["carry", "drop"])),
-        topology=draw(st.sampled_from(["sharded", "gather"])),
-        publish_every=draw(st.integers(1, 3)),
+        topology=topology,
+        publish_every=draw(st.integers(1, 3)) if topology == "gather" else None,
         retention=draw(st.integers(1, 2)),
     )
     state_codec, full_state_every = "plain", None

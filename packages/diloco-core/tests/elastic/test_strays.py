@@ -83,7 +83,13 @@ def test_other_files_are_ignored_and_stay(folder, topology):
     store = SimulatedStore()
     for name in _STRAYS[folder]:
         store.write(f"{folder}/{name}", b"mine")
-    settings = Elastic(2, grace=5.0, topology=topology, publish_every=1, retention=1)
+    settings = Elastic(
+        2,
+        grace=5.0,
+        topology=topology,
+        publish_every=1 if topology == "gather" else None,
+        retention=1,
+    )
     first = SimulatedTraining(syncs=5, sizes=(12, 9), save_every=1)
     outcome = simulate(first, Schedule(2, latency=0.01), settings, store=store, most_lives=1)
     assert outcome.errors() == {}

@@ -20,7 +20,12 @@ def flip(part):
 
 def trained(store, topology, publish_every=1, faults=()):
     training = SimulatedTraining(syncs=5, sizes=(400,), sync_every=2)
-    settings = Elastic(2, grace=5.0, topology=topology, publish_every=publish_every)
+    settings = Elastic(
+        2,
+        grace=5.0,
+        topology=topology,
+        publish_every=publish_every if topology == "gather" else None,
+    )
     return training, simulate(
         training,
         Schedule(3, 3, faults=faults),

@@ -50,7 +50,13 @@ def _run(lab, uri, topology="sharded", dtype=torch.float32, syncs=6, **options):
         return lab.values(net)
 
     generators = [torch.Generator().manual_seed(rank) for rank in range(3)]
-    settings = Elastic(2, grace=20.0, topology=topology, publish_every=2, **options)
+    settings = Elastic(
+        2,
+        grace=20.0,
+        topology=topology,
+        publish_every=2 if topology == "gather" else None,
+        **options,
+    )
     return lab.run(
         replica, [ElasticExchange(open_store(uri), rank, 3, settings) for rank in range(3)]
     )

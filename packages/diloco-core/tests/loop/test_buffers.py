@@ -310,7 +310,12 @@ class TestUnchanged:
             outcome = simulate(
                 train,
                 schedule,
-                Elastic(2, grace=8.0, topology=topology, publish_every=2),
+                Elastic(
+                    2,
+                    grace=8.0,
+                    topology=topology,
+                    publish_every=2 if topology == "gather" else None,
+                ),
                 limit=5000.0,
             )
             assert outcome.finished, outcome.errors()

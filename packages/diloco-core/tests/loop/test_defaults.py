@@ -76,7 +76,9 @@ def runs(lab, folder, options):
     found = [live(lab, strict, 3, **options)]
     for syncs, topology in ((2, "gather"), (4, "gather"), (2, "sharded"), (4, "sharded")):
         store = open_store(str(folder / topology))
-        settings = Elastic(1, grace=1.0, topology=topology, publish_every=3)
+        settings = Elastic(
+            1, grace=1.0, topology=topology, publish_every=3 if topology == "gather" else None
+        )
         found.append(live(lab, ElasticExchange(store, 0, 1, settings), syncs, **options))
     export_model(str(folder / "sharded"), str(folder / "model.safetensors"))
     found.append(live(lab, in_process(1)[0], 3, **options))

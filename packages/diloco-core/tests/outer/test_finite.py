@@ -60,7 +60,13 @@ class Loop:
                 for rank, store in enumerate(stores)
             ]
         elastic, clocks = (
-            Elastic(2, grace=30.0, topology=self.kind, publish_every=1, resume=self.resume),
+            Elastic(
+                2,
+                grace=30.0,
+                topology=self.kind,
+                publish_every=1 if self.kind == "gather" else None,
+                resume=self.resume,
+            ),
             [self.lab.Clock() for _ in stores],
         )
         timings = [Timing(sync_timeout=1e12, clock=clock, sleep=clock.sleep) for clock in clocks]

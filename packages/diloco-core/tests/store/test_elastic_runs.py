@@ -47,7 +47,12 @@ def train(exchange, syncs):
 
 def run(stores, topology, syncs, *, resume=False):
     """What all replicas hold at the end."""
-    settings = Elastic(REPLICAS, topology=topology, publish_every=2, resume=resume)
+    settings = Elastic(
+        REPLICAS,
+        topology=topology,
+        publish_every=2 if topology == "gather" else None,
+        resume=resume,
+    )
     exchanges = [
         ElasticExchange(store, rank, REPLICAS, settings) for rank, store in enumerate(stores)
     ]

@@ -64,6 +64,7 @@ class Elastic:
         check_resume(self.resume)
         check_whole("publish_every", self.published_every)
         check_whole("retention", self.retention)
+        self.check_published(self.topology)
 
     @property
     def published_every(self) -> int:

@@ -10,7 +10,7 @@ from diloco_core._elastic._states._load import load
 from diloco_core._store._open import open_store
 from diloco_core.testing import Fault, Schedule, SimulatedStore, simulate
 
-SETTINGS = {"grace": 10.0, "publish_every": 4}
+SETTINGS = {"grace": 10.0}
 
 
 def train(target, *values):
