@@ -67,5 +67,8 @@ def test_the_contribution_that_was_sent_is_the_one_that_counts(tmp_path, caplog,
     assert (report.contribution, report.inner_steps, report.total_inner_steps) == ("counted", 2, 3)
     assert outer.committed == 1
     assert "error feedback" not in caplog.text
-    (saved,) = (tmp_path / "inner" / "00000").iterdir()
-    assert saved.name.endswith("00000001.safetensors"), "after the sync that counted it"
+    names = {path.name for path in (tmp_path / "inner" / "00000").iterdir()}
+    assert names == {
+        "0001.00000001.safetensors",  # after the sync that counted it
+        *(["0001.00000001.residual.safetensors"] if feedback else []),  # before it was sent
+    }
