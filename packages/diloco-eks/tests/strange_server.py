@@ -12,7 +12,7 @@ class StrangeServer:
 
     url: str = ""
     status: int = 200
-    body: bytes = b'{"items": []}'
+    body: bytes = b'{"kind": "List", "items": []}'
     headers: dict = field(default_factory=dict)
     asked: list = field(default_factory=list)
 

@@ -58,10 +58,10 @@ def test_no_half_of_a_secret_is_left_where_an_answer_is_cut(server, executor, st
 
 def test_an_answer_without_an_end_is_not_read_to_it(server, executor, monkeypatch):
     monkeypatch.setattr(_client, "_ANSWER_BYTES", 10_000)
-    server.body = b'{"items": []' + b" " * 20_000 + b"}"
+    server.body = b'{"kind": "List", "items": []' + b" " * 20_000 + b"}"
     with pytest.raises(BackendError, match="the answer is larger than 10000 bytes"):
         executor.list_runs()
-    server.body = b'{"items": []' + b" " * 9_000 + b"}"
+    server.body = b'{"kind": "List", "items": []' + b" " * 9_000 + b"}"
     assert executor.list_runs() == []
 
 
@@ -75,6 +75,31 @@ def test_of_a_refusal_no_more_is_read_than_fits(server, executor, monkeypatch, s
         assert str(caught.value).startswith(f"cannot list Jobs in default: {shown}")
 
 
+_NOT_ITS_OWN = {
+    "a page": (404, b"<html>nginx</html>"),
+    "text": (404, b"404 page not found"),
+    "a gateway": (404, b'{"message": "no Route matched"}'),
+    "conflict": (409, b"<html>nginx</html>"),
+    "gone": (410, b"<html>nginx</html>"),
+    "empty": (200, b""),
+    "no object": (200, b"{}"),
+    "null": (200, b"null"),
+}
+
+
+@pytest.mark.parametrize(("status", "body"), _NOT_ITS_OWN.values(), ids=_NOT_ITS_OWN)
+def test_what_a_proxy_says_is_not_the_clusters_word(server, executor, status, body):
+    server.status, server.body = status, body
+    for verb in (
+        executor.list_runs,
+        lambda: executor.exists("run-1"),
+        lambda: executor.attach("run-1"),
+        lambda: executor.cancel_run("run-1"),
+    ):
+        with pytest.raises(UnavailableError, match="not the cluster's own"):
+            verb()
+
+
 def test_a_refusal_without_a_word_has_its_status(server, executor):
     server.body, server.status = b"", 502
     with pytest.raises(UnavailableError, match="cannot list Jobs in default: HTTP status 502"):
@@ -82,7 +107,9 @@ def test_a_refusal_without_a_word_has_its_status(server, executor):
 
 
 def test_of_an_objects_events_one_page_is_read(server, executor):
-    server.body = json.dumps({"items": [], "metadata": {"continue": "more"}}).encode()
+    server.body = json.dumps(
+        {"kind": "EventList", "items": [], "metadata": {"continue": "more"}}
+    ).encode()
     executor._cluster.list_events("default", "u-1")
     assert len(server.asked) == 1
     assert "limit=250" in server.asked[0][1]

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, TypeVar
 
-from diloco_protocol import InvalidRequestError
+from diloco_protocol import InvalidRequestError, UnavailableError
 
 from ._client import Apis, Client
 from ._errors import ExpiredError, MissingError
@@ -284,7 +284,13 @@ class Cluster:
         self, what: str, make: Callable[[Apis, Json], Any], warned: list[str] | None = None
     ) -> Json:
         answer = self.client.call(what, lambda apis: make(apis, self.client.options()), warned)
-        return answer if isinstance(answer, dict) else {}
+        # Whatever the cluster answers has a kind. A proxy that answers in its place must not be taken for an empty namespace.
+        if not isinstance(answer, dict) or not answer.get("kind"):
+            raise UnavailableError(
+                f"cannot {what}: the answer has no kind, so it is not the cluster's own: look at what stands between, such as "
+                "a proxy"
+            )
+        return answer
 
     def _pages(
         self,

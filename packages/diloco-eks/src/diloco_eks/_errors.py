@@ -134,12 +134,17 @@ def to_error(answer: Answer, what: str) -> BackendError:
             f"{text}. No right is missing: a policy of the cluster refuses this. Change what it names, by an argument or by "
             "pod_overlay=, or ask whoever runs the cluster"
         )
-    if status == 404:
-        return MissingError(text)
-    if status == 409:
-        return ConflictError(text)
-    if status == 410:
-        return ExpiredError(text)
+    if status in {404, 409, 410}:
+        # What is told of an object counts as the cluster's word only with its reason: a proxy has numbers of its own.
+        if status == 404 and answer.reason == "NotFound":
+            return MissingError(text)
+        if status == 409 and answer.reason:
+            return ConflictError(text)
+        if status == 410 and answer.reason:
+            return ExpiredError(text)
+        return UnavailableError(
+            f"{text}. This answer (status {status}) is not the cluster's own: look at what stands between, such as a proxy"
+        )
     if status == 429:
         return ThrottledError(text, retry_after=answer.retry_after)
     if status >= 500:
