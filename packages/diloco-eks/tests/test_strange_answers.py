@@ -9,7 +9,7 @@ import pytest
 from strange_server import strange_server
 
 from diloco_eks import EKSExecutor, _client
-from diloco_protocol import BackendError, UnavailableError
+from diloco_protocol import BackendError, ForbiddenError, UnavailableError
 
 
 @pytest.fixture
@@ -84,6 +84,7 @@ _NOT_ITS_OWN = {
     "empty": (200, b""),
     "no object": (200, b"{}"),
     "null": (200, b"null"),
+    "failure": (200, b'{"kind": "Status", "status": "Failure", "code": 404, "reason": "NotFound"}'),
 }
 
 
@@ -98,6 +99,12 @@ def test_what_a_proxy_says_is_not_the_clusters_word(server, executor, status, bo
     ):
         with pytest.raises(UnavailableError, match="not the cluster's own"):
             verb()
+
+
+def test_a_page_with_403_is_no_policy_of_the_cluster(server, executor):
+    server.status, server.body = 403, b"<html>denied</html>"
+    with pytest.raises(ForbiddenError, match=r"denied.* not the cluster's own"):
+        executor.list_runs()
 
 
 def test_a_refusal_without_a_word_has_its_status(server, executor):

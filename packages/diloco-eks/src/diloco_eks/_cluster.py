@@ -285,12 +285,14 @@ class Cluster:
     ) -> Json:
         answer = self.client.call(what, lambda apis: make(apis, self.client.options()), warned)
         # Whatever the cluster answers has a kind. A proxy that answers in its place must not be taken for an empty namespace.
-        if not isinstance(answer, dict) or not answer.get("kind"):
+        read: Json = answer if isinstance(answer, dict) else {}
+        kind = read.get("kind")
+        if not kind or (kind == "Status" and read.get("status") != "Success"):
             raise UnavailableError(
-                f"cannot {what}: the answer has no kind, so it is not the cluster's own: look at what stands between, such as "
-                "a proxy"
+                f"cannot {what}: the answer has kind {kind!r}, so it is not the cluster's own: look at what stands between, "
+                "such as a proxy"
             )
-        return answer
+        return read
 
     def _pages(
         self,

@@ -130,6 +130,8 @@ def to_error(answer: Answer, what: str) -> BackendError:
             )
         if hint := restricted_hint(text):
             return ForbiddenError(f"{text}{hint}")
+        if not answer.reason:
+            return ForbiddenError(f"{text}{_not_its_own(status)}")
         return ForbiddenError(
             f"{text}. No right is missing: a policy of the cluster refuses this. Change what it names, by an argument or by "
             "pod_overlay=, or ask whoever runs the cluster"
@@ -142,9 +144,7 @@ def to_error(answer: Answer, what: str) -> BackendError:
             return ConflictError(text)
         if status == 410 and answer.reason:
             return ExpiredError(text)
-        return UnavailableError(
-            f"{text}. This answer (status {status}) is not the cluster's own: look at what stands between, such as a proxy"
-        )
+        return UnavailableError(f"{text}{_not_its_own(status)}")
     if status == 429:
         return ThrottledError(text, retry_after=answer.retry_after)
     if status >= 500:
@@ -152,6 +152,10 @@ def to_error(answer: Answer, what: str) -> BackendError:
     if status in {413, 415, 422}:
         return InvalidRequestError(text)
     return BackendError(text)
+
+
+def _not_its_own(status: int) -> str:
+    return f". This answer (status {status}) is not the cluster's own: look at what stands between, such as a proxy"
 
 
 def restricted_hint(text: str) -> str:
