@@ -8,11 +8,11 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 @dataclass
 class StrangeServer:
-    """What it answers, and what it was asked: (method, path, headers)."""
+    """What it answers, perhaps to a path, and what it was asked: (method, path, headers)."""
 
     url: str = ""
     status: int = 200
-    body: bytes = b'{"kind": "List", "items": []}'
+    body: bytes = b'{"kind": "JobList", "items": []}'
     headers: dict = field(default_factory=dict)
     asked: list = field(default_factory=list)
 
@@ -27,13 +27,14 @@ def strange_server(**answer):
             length = int(self.headers.get("Content-Length") or 0)
             self.rfile.read(length)
             strange.asked.append((self.command, self.path, self.headers))
+            body = strange.body(self.path) if callable(strange.body) else strange.body
             self.send_response(strange.status)
             self.send_header("Content-Type", "application/json")
-            self.send_header("Content-Length", str(len(strange.body)))
+            self.send_header("Content-Length", str(len(body)))
             for header in strange.headers.items():
                 self.send_header(*header)
             self.end_headers()
-            self.wfile.write(strange.body)
+            self.wfile.write(body)
 
         do_POST = do_PATCH = do_DELETE = do_GET
 

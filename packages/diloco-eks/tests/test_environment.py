@@ -11,6 +11,7 @@ from diloco_eks._environment import container_environment, escape, runner_argume
 from diloco_protocol import (
     InvalidRequestError,
     ReplicaSpec,
+    spec_from_arguments,
     spec_from_environment,
     spec_to_environment,
 )
@@ -67,10 +68,17 @@ def test_the_attempt_comes_from_the_pods_annotations():
         "DILOCO_EKS_FAILURES": "1",
         "DILOCO_EKS_IGNORED_FAILURES": "",
     }
-    expanded = [
-        expand(argument, known) for argument in runner_arguments("/dev/termination-log", None)
-    ]
-    assert expanded == ["--index=3", "--failed=1", "--failed=", "--message", "/dev/termination-log"]
+    told = ["--index=3", "--failed=1", "--failed=", "--message", "/dev/termination-log"]
+    for digest, spec in ((None, []), ("abc", ["--spec-sha256=abc"])):
+        arguments = runner_arguments("/dev/termination-log", [], digest)
+        assert [expand(argument, known) for argument in arguments] == [*spec, *told]
+
+
+def test_the_runner_takes_the_pieces_that_the_pod_itself_names():
+    pieces = spec_to_environment(SPEC, piece_bytes=30)
+    known = {**pieces, f"DILOCO_SPEC_{len(pieces)}": "eA=="}
+    arguments = [expand(each, known) for each in runner_arguments("/x", pieces, None)]
+    assert spec_from_arguments(arguments) == SPEC
 
 
 def test_secrets_are_referred_to():

@@ -2,6 +2,7 @@
 
 import base64
 import json
+import logging
 import os
 import sys
 import traceback
@@ -82,6 +83,26 @@ class TestImpersonation:
         assert (headers["Impersonate-User"], headers["Impersonate-Uid"]) == ("ada", "7")
         assert headers["Impersonate-Group"] == "trainers"
         assert headers["Impersonate-Extra-acme.com%2Fwhy"] == "night run"
+
+    def test_a_name_arrives_as_it_is_written(self, server, asks):
+        asks(server.url, user={"token": "t", "as": "Zo\xeb \N{SNOWMAN}"})
+        sent = server.asked[0][2]["Impersonate-User"]
+        assert sent.encode("latin-1").decode() == "Zo\xeb \N{SNOWMAN}"
+
+    @pytest.mark.parametrize(
+        "user",
+        [
+            {"as": " "},
+            {"as": "ada\n X-Role: admin"},
+            {"as": "ada\u2028"},
+            {"as": "ada", "as-groups": [""]},
+            {"as": "ada", "as-user-extra": {"why": ["a\r\n b"]}},
+        ],
+    )
+    def test_what_no_header_carries(self, server, asks, user):
+        with pytest.raises(InvalidRequestError, match=r"has Impersonate-.* that cannot be sent"):
+            asks(server.url, user={"token": "t", **user})
+        assert server.asked == []
 
     @pytest.mark.parametrize(
         "user", [{"as-groups": ["a", "b"]}, {"as-user-extra": {"why": ["a", "b"]}}]
@@ -230,16 +251,43 @@ class TestCredentials:
         assert server.asked[0][2]["Authorization"] == "Bearer sesamopenyou"
 
     def test_a_token_that_cannot_be_sent_is_not_shown(self, server, asks):
-        parts = "sesam", "openyou"
-        with pytest.raises(InvalidRequestError, match="a token with a line end in it") as error:
-            asks(server.url, user={"token": "\n".join(parts)})
-        assert parts[1] not in str(error.value)
-        assert "header value b" not in "".join(traceback.format_exception(error.value))
+        for token in ("sesam\nopenyou", "sesam\n openyou", "sesam\0openyou"):
+            with pytest.raises(InvalidRequestError, match="a token that cannot be sent") as error:
+                asks(server.url, user={"token": token})
+            assert "openyou" not in "".join(traceback.format_exception(error.value))
+        assert server.asked == []
+
+    @pytest.mark.parametrize("half", ["client-certificate", "client-key-data"])
+    def test_half_a_certificate_is_none(self, server, asks, half):
+        with pytest.raises(AuthError, match="either is of use only with the other"):
+            asks(server.url, user={half: "eA=="})
+        assert server.asked == []
+
+    @pytest.mark.parametrize("field", ["token", "tokenFile"])
+    def test_a_blank_token_is_none(self, server, asks, tmp_path, field):
+        (tmp_path / "token").write_text("  \n \n")
+        value = {"token": "  ", "tokenFile": str(tmp_path / "token")}[field]
+        with pytest.raises(InvalidRequestError, match="it is blank"):
+            asks(server.url, user={field: value})
+        assert server.asked == []
+
+    def test_what_a_plugin_says_is_logged_short_and_without_secrets(self, server, asks, caplog):
+        said = "login with --password hunter2 failed \\x1b[2J " + "x" * 5000
+        program = f"import sys; print('{said}', file=sys.stderr); exit(1)"
+        with pytest.raises(AuthError, match="it gave no credentials"):
+            asks(server.url, user=self.plugin(program))
+        (record,) = [each for each in caplog.records if each.name == "root"]
+        told = record.getMessage()
+        assert r"--password <redacted> failed \x1b[2J xxx" in told
+        assert len(told) < 600
+        logging.getLogger().error("x" * 5000)
+        assert caplog.records[-1].getMessage() == "x" * 5000
 
     def test_what_is_not_obeyed_is_named(self, server, tmp_path):
         plugin = {"command": "aws", "interactiveMode": "Never"}
         user = {"token": "t", "tokenFile": "/none", "exec": {"apiVersion": "v1", **plugin}}
         path = write(tmp_path / "config", server.url.replace("//", "//a:b@"), user=user)
+        server.body = lambda path: b'{"kind": "SelfSubjectAccessReview"}' if "self" in path else b""
         with EKSExecutor("image", kubeconfig=path, retry_timeout=0) as executor:
             found = executor.check()
         named = [each.message for each in found if each.subject == "cluster" and each.ok is None]
@@ -249,3 +297,104 @@ class TestCredentials:
             "the",
         ]
         assert "a:b@" not in json.dumps([each.message for each in found])
+
+
+def yaml(url, *, current="c", context="c", user="u", cluster="k", inside=("", "")):
+    """A kubeconfig as somebody writes it by hand; ``inside``: of what it says more, and what."""
+    kind, text = inside
+    more = {"context": "", "cluster": "", "user": "", kind: text}
+    return f"""
+current-context: {current}
+contexts: [{{name: {context}, context: {{cluster: {cluster}, user: {user}, {more["context"]}}}}}]
+clusters: [{{name: {cluster}, cluster: {{server: "{url}", {more["cluster"]}}}}}]
+users: [{{name: {user}, user: {{token: sesamopenyou, {more["user"]}}}}}]
+"""
+
+
+class TestTypes:
+    """What kubectl refuses, since YAML takes it for something else than text, is refused; nothing is passed over."""
+
+    @pytest.fixture
+    def refused(self, server, tmp_path):
+        def refused(text, match):
+            (tmp_path / "config").write_text(text)
+            with (
+                EKSExecutor("image", kubeconfig=tmp_path / "config", retry_timeout=0) as executor,
+                pytest.raises(AuthError, match=match) as error,
+            ):
+                executor.list_runs()
+            assert not error.value.retryable
+            told = "".join(traceback.format_exception(error.value))
+            assert "openyou" not in told.replace(str(tmp_path), "")
+            assert server.asked == []
+
+        return refused
+
+    @pytest.mark.parametrize("name", ["5", "on", "2026-11-26", "0x1f", "~", "[a]"])
+    def test_names(self, server, refused, name):
+        match = "must be text, and .*: put it in quotes"
+        if name != "~":
+            refused(yaml(server.url, current=name), f"current-context {match}")
+        refused(yaml(server.url, context=name), rf"contexts\[0\].name {match}")
+        refused(yaml(server.url, user=name), rf"users\[0\].name {match}")
+        refused(yaml(server.url, cluster=name), rf"clusters\[0\].name {match}")
+
+    def test_quotes_help(self, server, tmp_path):
+        text = yaml(server.url, current="'5'", context="'5'", user="'7'", cluster="'on'")
+        (tmp_path / "config").write_text(text.replace("token:", "as: ada, token:"))
+        with EKSExecutor("image", kubeconfig=tmp_path / "config") as executor:
+            executor.list_runs()
+        assert server.asked[0][2]["Impersonate-User"] == "ada"
+
+    @pytest.mark.parametrize(
+        ("inside", "match"),
+        [
+            (("context", "namespace: 123"), "context 'c': namespace must be text"),
+            (("cluster", "proxy-url: 8080"), "cluster 'k': proxy-url must be text"),
+            (("cluster", "insecure-skip-tls-verify: 'false'"), "must be true or false"),
+            (("user", "as: 9"), "user 'u': as must be text"),
+            (("user", "as: a, as-groups: openyou"), "as-groups must be a list of texts"),
+            (("user", "as: a, as-groups: [5]"), "each of as-groups must be text"),
+            (("user", "as: a, as-groups: [~]"), "each of as-groups must be text"),
+            (("user", "as: a, as-user-extra: openyou"), "as-user-extra must be a mapping"),
+            (("user", "as: a, as-user-extra: {x: openyou}"), "as-user-extra.x must be a list"),
+            (
+                ("user", "as: a, as-user-extra: {5: [openyou]}"),
+                "a key of as-user-extra, 5, must be",
+            ),
+            (("user", "password: 12345678"), "password must be text"),
+            (("user", "exec: {command: x, args: openyou}"), "exec.args must be a list of texts"),
+            (("user", "exec: openyou"), "exec must be a mapping"),
+        ],
+    )
+    def test_what_is_used(self, server, refused, inside, match):
+        refused(yaml(server.url, inside=inside), match)
+
+    @pytest.mark.parametrize(
+        ("text", "match"),
+        [
+            ("users: [{nam: u, user: {token: sesamopenyou}}]", r"users\[0\].name .* is missing"),
+            ("users: [{name: u, user: sesamopenyou}]", r"users\[0\] no mapping"),
+            ("users: [sesamopenyou]", r"users\[0\] no mapping"),
+            ("users: {u: sesamopenyou}", "must have a list of users"),
+            ("[sesamopenyou]", "must be a mapping"),
+            ("users:\n- name: u\n  token: [sesamopenyou", "is not YAML, line "),
+            ("a: sesamopenyou\n---\nb: 1", "is not YAML, line 2"),
+            ("[" * 5000, "cannot be read: RecursionError"),
+            ("a: 2026-13-45\nb: sesamopenyou", "cannot be read: ValueError"),
+        ],
+    )
+    def test_damage(self, refused, text, match):
+        refused(text, match)
+
+    def test_of_a_damaged_entry_nothing_is_shown(self, server, refused):
+        text = yaml(server.url).replace("user: {token: sesamopenyou, }", "usr: token sesamopenyou")
+        refused(text, "Expected key user in .*{...}")
+
+    def test_a_cluster_without_a_server(self, server, refused):
+        refused(yaml(server.url).replace(f'server: "{server.url}", ', ""), "'k' has no server")
+
+    def test_what_is_no_utf_8(self, tmp_path):
+        (tmp_path / "config").write_bytes(b"# \xe9\n" + yaml("http://127.0.0.1:1").encode())
+        with pytest.raises(AuthError, match="cannot be read: UnicodeDecodeError"):
+            EKSExecutor("image", kubeconfig=tmp_path / "config").list_runs()

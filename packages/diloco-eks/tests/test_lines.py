@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 
 from diloco_eks._errors import MissingError
 from diloco_eks._lines import Line, Place, lines_of, written
+from diloco_protocol import UnavailableError
 from diloco_protocol.backend import LINE_BYTES
 
 STAMPS = [
@@ -72,3 +73,5 @@ def test_words_of_the_kubelet_are_no_lines():
     assert list(written(lines_of([]))) == []
     with pytest.raises(MissingError, match=r"there is no log: unable to retrieve .*//abc"):
         list(written(lines_of([kubelet])))
+    with pytest.raises(UnavailableError, match="not the cluster's own: <html>log in</html>"):
+        list(written(lines_of([b"<html>log in</html>"])))

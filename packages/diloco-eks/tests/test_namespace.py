@@ -7,6 +7,7 @@ import pytest
 
 from diloco_eks import EKSExecutor
 from diloco_eks._kubeconfig import namespace_of
+from diloco_protocol import AuthError, InvalidRequestError
 
 
 def config(path, current="a", **namespaces):
@@ -39,14 +40,25 @@ def test_several_files(tmp_path, monkeypatch):
     assert namespace_of(None, "a") == "team"
 
 
-@pytest.mark.parametrize(
-    "content", [None, "", "{", "[]", "a: [", '{"contexts": [1, {"context": 2}]}']
-)
-def test_what_cannot_be_read(tmp_path, content):
+@pytest.mark.parametrize("content", [None, "", "# nothing yet"])
+def test_without_a_file_or_with_an_empty_one(tmp_path, content):
     path = tmp_path / "config"
     if content is not None:
         path.write_text(content)
     assert namespace_of(path, None) == "default"
+
+
+@pytest.mark.parametrize("content", ["{", "[]", "a: [", '{"contexts": [1, {"context": 2}]}'])
+def test_what_cannot_be_read_may_have_named_another(tmp_path, content):
+    (tmp_path / "config").write_text(content)
+    with pytest.raises(AuthError, match=r"the kubeconfig .*config"):
+        namespace_of(tmp_path / "config", None)
+
+
+@pytest.mark.parametrize("space", ["a/b", "..", " ", "Team"])
+def test_what_can_be_none(tmp_path, space):
+    with pytest.raises(InvalidRequestError, match="the namespace of the kubeconfig's context"):
+        namespace_of(config(tmp_path / "one", a=space), None)
 
 
 def test_an_executor_launches_and_looks_there(bench):

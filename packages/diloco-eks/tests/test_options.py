@@ -51,7 +51,12 @@ from diloco_protocol.backend import options_of, options_table
         ({"env": {"REPLICA_WORLD_SIZE": "1"}}, "env may not set REPLICA_WORLD_SIZE"),
         ({"request_timeout": True}, "request_timeout must be a number of seconds from 0 to 86400"),
         ({"retry_timeout": 1e6}, "retry_timeout must be a number of seconds from 0 to 86400"),
-        ({"pod_overlay": {"spec": {1, 2}}}, "pod_overlay must hold JSON"),
+        ({"pod_overlay": {"spec": {1, 2}}}, "pod_overlay.spec is a set; a manifest holds JSON"),
+        ({"image": 10**5000}, "image must be the name of a container image, not a number of that"),
+        ({"command": "echo it's"}, "write ['echo', \"it's\"]"),
+        ({"tolerations": [{"key": float("nan")}]}, "tolerations must map text to text"),
+        ({"tolerations": [{"key": "\ud800"}]}, "half of a surrogate pair"),
+        ({"tolerations": [{"tolerationSeconds": "5"}]}, "tolerationSeconds must be a whole number"),
     ],
 )
 def test_values_that_are_refused(options_for, values, what):

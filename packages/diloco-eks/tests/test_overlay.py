@@ -4,10 +4,13 @@ import copy
 import re
 
 import pytest
+from eks_lab import PATIENCE
 
+from diloco_eks import EKSExecutor, _overlay
 from diloco_eks._manifest import job_manifest
-from diloco_eks._overlay import apply_overlay
-from diloco_protocol import InvalidRequestError
+from diloco_eks._overlay_shape import check_overlay
+from diloco_localcloud import KubernetesProcesses
+from diloco_protocol import Backoff, InvalidRequestError
 
 
 @pytest.fixture
@@ -15,6 +18,11 @@ def template(options_for, request_for):
     return job_manifest(request_for(gpu="L4", env={"A": "1"}), options_for(shm_size="1Gi"))["spec"][
         "template"
     ]
+
+
+def apply_overlay(template, overlay):
+    """As an executor does."""
+    return _overlay.apply_overlay(template, overlay and check_overlay("pod_overlay", overlay))
 
 
 def replica(**fields):
@@ -87,6 +95,26 @@ def test_merging_twice_is_merging_once(template):
     [
         ({"containers": []}, "'metadata' and 'spec'"),
         ({"metadata": {"name": "x"}}, "may have 'labels'"),
+        *(
+            (overlay, f"{place} must be a mapping, not a NoneType: the launch needs")
+            for overlay, place in (
+                ({"metadata": None}, "pod_overlay.metadata"),
+                ({"spec": None}, "pod_overlay.spec"),
+                ({"metadata": {"labels": None}}, "pod_overlay.metadata.labels"),
+                ({"metadata": {"annotations": None}}, "pod_overlay.metadata.annotations"),
+            )
+        ),
+        ({"metadata": "hunter2"}, "pod_overlay.metadata must be a mapping, not a str"),
+        ({"metadata": {"labels": {"a": None}}}, "must be at most 63 letters"),
+        ({"metadata": {"annotations": {"a": 1}}}, "annotations['a'] must be text, not a int"),
+        (
+            {
+                "metadata": {
+                    "annotations": {"batch.kubernetes.io/job-index-ignored-failure-count": "5"}
+                }
+            },
+            "may not set batch.kubernetes.io/job-index-ignored-failure-count",
+        ),
         ({"metadata": {"labels": {"diloco.dev/run-id": "x"}}}, "may not set"),
         ({"spec": {"$patch": "replace"}}, "patch directives"),
         ({"spec": {"restartPolicy": "OnFailure"}}, "restartPolicy"),
@@ -108,11 +136,109 @@ def test_merging_twice_is_merging_once(template):
         (replica(env=[{"name": "B", "value": 2}]), "must be text"),
         (replica(resources={"limits": {"x.com/y": 1}}), "must be text such as"),
         ({"spec": {"volumes": [{"name": "x", "emptyDir": {1, 2}}]}}, "is a set"),
+        *(
+            (part(value), f"must be a list of mappings, not a {type(value).__name__}")
+            for value in ({"name": "s"}, "hunter2", 5)
+            for part in (
+                lambda value: {"spec": {"initContainers": value}},
+                lambda value: {"spec": {"volumes": value}},
+                lambda value: replica(env=value),
+                lambda value: {"spec": {"initContainers": [{"name": "i", "envFrom": value}]}},
+            )
+        ),
+        ({"spec": {"env": ["A=1"]}}, "pod_overlay.spec.env[0] must be a mapping"),
+        (replica(resources=5), "resources must be a mapping, not a int"),
+        (replica(resources={"limits": "x"}), "resources.limits must be a mapping, not a str"),
+        (replica(resources={"claims": ["x"]}), "claims[0] must be a mapping with 'name'"),
+        *(
+            (replica(env=[{"name": name, "value": "0"}]), "must be a mapping with 'name'")
+            for name in (5, ["a"], None)
+        ),
+        ({"spec": {"containers": [{"name": 5}]}}, "must be a mapping with 'name'"),
+        (replica(ports=[{"containerPort": "80"}]), "'containerPort', which is a whole number"),
+        ({"spec": {5: 1}}, "has the key 5: keys must be text"),
+        (replica(x=float("nan")), "x is nan, which no manifest can hold"),
+        (replica(x=10**5000), "x is a number of that size, which no manifest can hold"),
+        (replica(x="\ud800"), "x contains half of a surrogate pair"),
+        (replica(**{"\udfff": 1}), "a key of pod_overlay.spec.containers[0] contains half"),
+        ({"spec": {"x": "y" * 1_000_000}}, "beyond what a pod template may hold"),
+        *(
+            (replica(envFrom=[{"prefix": prefix}]), "envFrom may not have the prefix")
+            for prefix in ("DILOCO_", "DILOCO_SPEC_", 5)
+        ),
     ],
 )
 def test_overlays_that_are_refused(template, overlay, what):
     with pytest.raises(InvalidRequestError, match=re.escape(what)):
         apply_overlay(template, overlay)
+
+
+def nested(levels):
+    value = {}
+    for _ in range(levels):
+        value = {"a": value}
+    return value
+
+
+def doubled(levels):
+    value = ["x"]
+    for _ in range(levels):
+        value = [value, value]
+    return value
+
+
+def endless():
+    value = {}
+    value["a"] = value
+    return value
+
+
+@pytest.mark.parametrize("value", [nested(100), nested(100_000), doubled(50), endless()])
+def test_what_has_no_end_is_not_read_to_it(options_for, value):
+    with pytest.raises(InvalidRequestError, match="beyond what a pod template may hold"):
+        options_for(pod_overlay={"spec": {"affinity": value}})
+
+
+def test_an_overlay_that_is_changed_later_stays_as_it_was(options_for):
+    labels = {"team": "vision"}
+    options = options_for(pod_overlay={"metadata": {"labels": labels}})
+    labels["diloco.dev/run-id"] = "other"
+    assert options.pod_overlay == {"metadata": {"labels": {"team": "vision"}}}
+
+
+def test_other_containers_may_have_what_the_replicas_may_not(template):
+    side = {"name": "side", "image": "x", "envFrom": [{"prefix": "DILOCO_"}], "resources": None}
+    assert apply_overlay(template, {"spec": {"initContainers": [side]}})
+
+
+def test_the_secrets_of_a_damaged_item_are_not_shown(options_for):
+    for item in ("DB_PASS hunter2Zq", {"nam": "DB_PASSWORD", "value": "hunter2Zq"}):
+        with pytest.raises(InvalidRequestError, match="must be a mapping with 'name'") as error:
+            options_for(pod_overlay=replica(env=[item]))
+        assert "hunter2" not in str(error.value)
+
+
+@pytest.mark.processes
+def test_variables_from_elsewhere_are_no_pieces_of_the_spec(tmp_path):
+    """Whatever is in a ConfigMap that an overlay names, also one with the names of a spec's pieces."""
+    foreign = {"DILOCO_SPEC_0": "e30=", "DILOCO_SPEC_1": "eA==", "JOB_COMPLETION_INDEX": "0"}
+    overlay = replica(envFrom=[{"configMapRef": {"name": "foreign"}}])
+    with (
+        KubernetesProcesses(tls=False) as cluster,
+        EKSExecutor(
+            "any",
+            kubeconfig=cluster.kubeconfig(tmp_path / "kubeconfig"),
+            cpu_request="1",
+            memory_request="1Gi",
+            backoff=Backoff(first=0.1, cap=0.5),
+            pod_overlay=overlay,
+        ) as executor,
+    ):
+        body = {"metadata": {"name": "foreign", "namespace": "default"}, "data": foreign}
+        executor._cluster.create_config_map(body)
+        handles = executor.launch_replicas(2, "json:loads", {"s": "[1]"})
+        results = executor.collect(handles, timeout=PATIENCE)
+    assert [(result["rank"], result["result"]) for result in results] == [(0, [1]), (1, [1])]
 
 
 @pytest.mark.parametrize("value", [86753091234, ["hunter2Zq"], {"a": "hunter2Zq"}])

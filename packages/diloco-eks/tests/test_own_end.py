@@ -95,6 +95,16 @@ def test_a_success_needs_a_report(job, a_pod, report):
         assert uncounted_success(pod, job) == ""
 
 
+@pytest.mark.parametrize("before", range(452, 500, 4))
+def test_no_half_of_a_secret_is_left_where_a_result_is_cut(job, a_pod, report, before):
+    secret = "https://user:hunter2hunter2hunter2@proxy.example/"
+    text = uncounted_success(
+        pod_that_ended(a_pod, message=report("x" * before + f" {secret} " + "x" * 60)[0]), job
+    )
+    assert text.endswith("…")
+    assert "hunter2" not in text
+
+
 def gang(a_job, a_pod, **metadata):
     """A rank of a run that ended at 12:48:17, as recorded: told to end, and the kubelet's last delete."""
     at = {**ENDED, "type": "FailureTarget", "lastTransitionTime": "2026-11-21T12:48:17Z"}

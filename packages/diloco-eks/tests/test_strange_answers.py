@@ -9,7 +9,20 @@ import pytest
 from strange_server import strange_server
 
 from diloco_eks import EKSExecutor, _client
-from diloco_protocol import BackendError, ForbiddenError, UnavailableError
+from diloco_eks._logs import LogSource
+from diloco_eks._reading import read_pod
+from diloco_eks._results import read_result
+from diloco_protocol import (
+    BackendError,
+    Backoff,
+    ForbiddenError,
+    InvalidRequestError,
+    LaunchError,
+    ReplicaHandle,
+    ReplicaNotFoundError,
+    ResultLostError,
+    UnavailableError,
+)
 
 
 @pytest.fixture
@@ -58,10 +71,10 @@ def test_no_half_of_a_secret_is_left_where_an_answer_is_cut(server, executor, st
 
 def test_an_answer_without_an_end_is_not_read_to_it(server, executor, monkeypatch):
     monkeypatch.setattr(_client, "_ANSWER_BYTES", 10_000)
-    server.body = b'{"kind": "List", "items": []' + b" " * 20_000 + b"}"
+    server.body = b'{"kind": "JobList", "items": []' + b" " * 20_000 + b"}"
     with pytest.raises(BackendError, match="the answer is larger than 10000 bytes"):
         executor.list_runs()
-    server.body = b'{"kind": "List", "items": []' + b" " * 9_000 + b"}"
+    server.body = b'{"kind": "JobList", "items": []' + b" " * 9_000 + b"}"
     assert executor.list_runs() == []
 
 
@@ -75,16 +88,37 @@ def test_of_a_refusal_no_more_is_read_than_fits(server, executor, monkeypatch, s
         assert str(caught.value).startswith(f"cannot list Jobs in default: {shown}")
 
 
+def refusal(reason="NotFound", **details):
+    failure = {"kind": "Status", "status": "Failure", "reason": reason, "details": details}
+    return json.dumps({**failure, "message": f"{details} not found"}).encode()
+
+
+def found(kind="Job", name="run-1", **more):
+    return json.dumps({"kind": kind, "metadata": {"name": name}, **more}).encode()
+
+
 _NOT_ITS_OWN = {
     "a page": (404, b"<html>nginx</html>"),
     "text": (404, b"404 page not found"),
     "a gateway": (404, b'{"message": "no Route matched"}'),
+    "a gateway with a reason": (404, b'{"reason": "NotFound", "details": {"name": "run-1"}}'),
+    "another object": (404, refusal(name="run-2", group="batch", kind="jobs")),
+    "another kind": (404, refusal(name="run-1", group="management.example", kind="clusters")),
+    "no object": (404, refusal()),
     "conflict": (409, b"<html>nginx</html>"),
     "gone": (410, b"<html>nginx</html>"),
     "empty": (200, b""),
-    "no object": (200, b"{}"),
+    "nothing": (200, b"{}"),
     "null": (200, b"null"),
     "failure": (200, b'{"kind": "Status", "status": "Failure", "code": 404, "reason": "NotFound"}'),
+    "success": (200, b'{"kind": "Status", "status": "Success", "details": {"name": "run-1"}}'),
+    "another Job": (200, found(name="run-2")),
+    "a Job without a name": (200, b'{"kind": "Job", "metadata": [], "spec": {}}'),
+    "a Pod": (200, found("Pod")),
+    "a list of anything": (200, b'{"kind": "List", "items": []}'),
+    "a list of nothing": (200, b'{"kind": "JobList", "items": [1]}'),
+    "a list of halves": (200, b'{"kind": "JobList", "items": [{"metadata": null}]}'),
+    "a kind of any depth": (200, b'{"kind": %s1%s}' % (b"[" * 300, b"]" * 300)),
 }
 
 
@@ -97,8 +131,97 @@ def test_what_a_proxy_says_is_not_the_clusters_word(server, executor, status, bo
         lambda: executor.attach("run-1"),
         lambda: executor.cancel_run("run-1"),
     ):
-        with pytest.raises(UnavailableError, match="not the cluster's own"):
+        with pytest.raises(UnavailableError, match="look at what stands between"):
             verb()
+
+
+@pytest.mark.parametrize("details", [{"group": "batch", "kind": "jobs"}, {"kind": "Job"}, {}])
+def test_what_the_cluster_itself_does_not_know_is_missing(server, executor, details):
+    server.status, server.body = 404, refusal(name="run-1", **details)
+    assert executor.exists("run-1") is False
+
+
+def test_a_delete_is_believed_if_it_names_what_is_gone(server, executor):
+    def success(name):
+        details = {"name": name, "group": "batch", "kind": "jobs"}
+        return json.dumps({"kind": "Status", "status": "Success", "details": details}).encode()
+
+    for server.body in (success("run-1"), found()):
+        executor._cluster.delete_job("default", "run-1", "u-1")
+    for server.body in (success("run-2"), found(name="run-2"), b'{"kind": "Status"}'):
+        with pytest.raises(UnavailableError, match="not the cluster's own"):
+            executor._cluster.delete_job("default", "run-1", "u-1")
+
+
+def test_a_namespace_is_missing_only_if_the_cluster_says_so(server, executor):
+    server.status, server.body = 404, refusal(name="default", kind="namespaces")
+    with pytest.raises(InvalidRequestError, match="there is no namespace 'default'"):
+        executor.launch_replicas(1, "trainer:train", run_id="run-1")
+    server.body = refusal(name="other", kind="namespaces")
+    with pytest.raises(LaunchError, match="look at what stands between"):
+        executor.launch_replicas(1, "trainer:train", run_id="run-1")
+
+
+def test_pages_that_go_round_have_an_end(server, executor):
+    server.body = found("JobList", items=[]).replace(b'"name": "run-1"', b'"continue": "one"')
+    with pytest.raises(UnavailableError, match="its second page is the first one again"):
+        executor.list_runs()
+
+
+class TestLogs:
+    """Of a result that is in the log, only the cluster itself says that it is lost: a journal keeps that for ever."""
+
+    @pytest.fixture
+    def read(self, executor, a_pod, report):
+        message, lines = report({"table": "x" * 50_000})
+        end = {"exitCode": 0, "message": message}
+        pod = read_pod(a_pod(0, "Succeeded", {"terminated": end}))
+        handle = ReplicaHandle(0, "eks", {"namespace": "default"}, run_id="run-1", world_size=1)
+        self.lines = [f"2026-11-21T04:30:47Z {line}".encode() for line in lines]
+        return lambda: read_result(executor._cluster, handle, pod, list)
+
+    @pytest.mark.parametrize(
+        ("code", "body"),
+        [
+            (404, b"<html>nginx</html>"),
+            (404, refusal(name="run-1-1-abcde", kind="pods")),
+            (404, refusal(name="a-node", kind="nodes")),
+            (400, b"<html>is not available</html>"),
+            (200, b"<html>log in</html>"),
+            (200, b'{"kind": "Status"}'),
+            (200, b""),
+        ],
+    )
+    def test_it_is_not_lost_for_a_proxy(self, server, read, code, body):
+        server.status, server.body = code, body
+        with pytest.raises(BackendError) as caught:
+            read()
+        assert not isinstance(caught.value, (ResultLostError, ReplicaNotFoundError))
+        server.status, server.body = 200, b"\n".join(self.lines)
+        assert read() == {"table": "x" * 50_000}
+
+    @pytest.mark.parametrize(
+        ("code", "body"),
+        [
+            (404, refusal(name="run-1-0-abcde", kind="pods")),
+            (404, refusal(name="run-1-0-abcde", kind="pods/log")),
+            (200, b"unable to retrieve container logs for containerd://abc"),
+            (200, b'failed to try resolving symlinks in path "/var/log/pods/x/0.log": lstat'),
+            (200, b"2026-11-21T04:30:47Z something else"),
+        ],
+    )
+    def test_it_is_lost_for_the_cluster(self, server, read, code, body):
+        server.status, server.body = code, body
+        with pytest.raises(ResultLostError, match="cannot be read"):
+            read()
+
+    def test_a_page_is_no_words_of_a_container_that_waits(self, server, executor):
+        server.status, server.body = 400, b"<html>this service is not available</html>"
+        source = LogSource(
+            executor._cluster, "default", "u-1", 0, lambda: False, lambda: 0.0, Backoff(), 0.0
+        )
+        with pytest.raises(InvalidRequestError, match="not the cluster's own"):
+            source.lines("run-1-0-abcde")
 
 
 def test_a_page_with_403_is_no_policy_of_the_cluster(server, executor):
@@ -146,6 +269,7 @@ def test_the_answer_to_a_delete_is_not_read_to_its_end(server, executor, monkeyp
 def test_what_the_cluster_warns_of_is_logged_as_text(server, executor, caplog):
     said = "\x1b[2J https://user:hunter2@proxy.example/ " + "x" * 5000
     server.headers = {"Warning": f'299 - "{said}"'}
+    server.body = found()
     with caplog.at_level(logging.WARNING, "diloco_eks"):
         executor.launch_replicas(1, "trainer:train", run_id="run-1")
     (record,) = caplog.records

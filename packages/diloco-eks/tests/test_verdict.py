@@ -99,6 +99,20 @@ def test_the_end_of_the_log_is_shown_where_there_is_no_report(a_pod):
     assert judge(pod).message.endswith("ImportError: no module named trainer")
 
 
+@pytest.mark.parametrize("shown", range(470, 510, 5))
+def test_no_half_of_a_secret_is_left_where_a_log_is_cut(a_pod, shown):
+    """The name that tells that it is one may be what is cut off."""
+    log = "DB_PASSWORD=hunter2hunter2hunter2 " + "x" * (shown - 34)
+    for reason in ("Error", "StartError"):
+        end = {"exitCode": 1, "reason": reason, "message": log}
+        assert "hunter2" not in judge(failed(a_pod, end)).message
+
+
+def test_a_reason_of_another_type_is_none(a_pod):
+    end = {"exitCode": 1, "reason": ["OOMKilled"], "signal": [9], "message": {}}
+    assert judge(failed(a_pod, end)).message == "it exited with code 1"
+
+
 @pytest.mark.parametrize(
     "text",
     [

@@ -18,6 +18,7 @@ from diloco_protocol.backend import redact_spec, spec_sha256
 from . import _names as names
 from ._errors import ConflictError
 from ._kubeconfig import DEFAULT
+from ._reading import mappings
 
 if TYPE_CHECKING:
     from diloco_protocol import Backoff, RunRequest
@@ -114,7 +115,7 @@ def put_arguments(
             cluster.create_config_map(owned)
         except ConflictError as error:
             known = cluster.read_config_map(space, name)
-            owners = known["metadata"].get("ownerReferences") or []
+            owners = mappings(known["metadata"].get("ownerReferences"))
             ours = any(each.get("uid") == job.uid for each in owners)
             if not ours or known.get("data") != body["data"]:
                 # The cluster is about to remove an earlier run's; or it is somebody else's.

@@ -11,7 +11,7 @@ from ._errors import ConflictError, MissingError
 from ._facts import JobFacts
 from ._handles import same_run
 from ._names import CANCELLED
-from ._reading import read_job
+from ._reading import mapping, read_job
 
 _TRIES = 10
 
@@ -25,7 +25,7 @@ def cancel_patch(facts: JobFacts, job: dict[str, Any], now: str) -> dict[str, An
 
     The version makes it one step: if the Job has changed since it was read, nothing happens.
     """
-    suspended = (job.get("spec") or {}).get("suspend") is True
+    suspended = mapping(job.get("spec")).get("suspend") is True
     spec: dict[str, Any] = {"activeDeadlineSeconds": 1}
     if suspended and facts.queue is not None:
         spec = {}
@@ -50,7 +50,7 @@ def cancel_job(cluster: Cluster, handle: ReplicaHandle, now: str) -> bool:
                 return False
             if facts.decided or facts.deleting or facts.cancelled:
                 return True
-            queued = facts.queue is not None and (job.get("spec") or {}).get("suspend") is True
+            queued = facts.queue is not None and mapping(job.get("spec")).get("suspend") is True
             # The mark comes last: with it, a run that is held is called cancelled.
             if not queued or _leave_queue(cluster, space, facts):
                 cluster.patch_job(space, name, cancel_patch(facts, job, now))
@@ -73,7 +73,7 @@ def _leave_queue(cluster: Cluster, space: str, facts: JobFacts) -> bool:
     try:
         workloads = cluster.list_workloads(space, facts.uid)
         for workload in workloads:
-            cluster.stop_workload(space, workload["metadata"]["name"])
+            cluster.stop_workload(space, str(workload["metadata"].get("name")))
     except (ForbiddenError, MissingError):
         workloads = []
     if not workloads:

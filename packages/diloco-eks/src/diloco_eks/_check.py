@@ -13,6 +13,7 @@ from ._errors import MissingRightError, restricted_hint
 from ._launch import check_queue, check_service_account
 from ._names import QUEUE
 from ._quantities import parse_quantity
+from ._reading import mapping
 
 T = TypeVar("T")
 
@@ -149,11 +150,9 @@ def _quotas(cluster: Cluster, manifest: dict[str, Any], patiently: Patiently) ->
         return
     needed = needs(manifest)
     for quota in quotas:
-        name, status = quota["metadata"]["name"], quota.get("status") or {}
-        hard, used = (
-            status.get("hard") or (quota.get("spec") or {}).get("hard") or {},
-            status.get("used") or {},
-        )
+        name, status = quota["metadata"].get("name"), mapping(quota.get("status"))
+        hard = mapping(status.get("hard")) or mapping(mapping(quota.get("spec")).get("hard"))
+        used = mapping(status.get("used"))
         for resource in sorted(hard.keys() & needed.keys()):
             limit, taken = (
                 parse_quantity(str(hard[resource])),

@@ -6,6 +6,7 @@ import contextlib
 import json
 import math
 import os
+import re
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -24,7 +25,7 @@ from diloco_protocol.backend import read_bounded, redact_and_cut
 
 from .__about__ import __version__
 from ._errors import UnreachedError, read_answer, read_warnings, to_error
-from ._kubeconfig import in_cluster, obey, read_kubeconfig
+from ._kubeconfig import in_cluster, obey, read_kubeconfig, words_of_plugins_cut
 
 # A page of pods, each of which may be as large as a Job (about 1 MB).
 _ANSWER_BYTES = 256 * 1024 * 1024
@@ -130,7 +131,7 @@ class Client:
         try:
             return json.loads(body or "null")
         except (ValueError, RecursionError) as error:
-            shown = redact_and_cut(body[:10_000].decode(errors="replace"), 200)
+            shown = redact_and_cut(body[:_REFUSAL_BYTES].decode(errors="replace"), 200)
             raise UnavailableError(
                 f"cannot {what}: the answer is not JSON ({error}): {shown}"
             ) from error
@@ -228,25 +229,28 @@ class Client:
                 config.load_incluster_config(client_configuration=configuration)
             else:
                 kubeconfig = read_kubeconfig(self._kubeconfig, self._context)
-                config.load_kube_config(
-                    config_file=kubeconfig.files,
-                    context=kubeconfig.context,
-                    client_configuration=configuration,
-                    persist_config=False,
-                )
+                with words_of_plugins_cut():
+                    config.load_kube_config(
+                        config_file=kubeconfig.files,
+                        context=kubeconfig.context,
+                        client_configuration=configuration,
+                        persist_config=False,
+                    )
             # We retry ourselves: the client would sleep out of our control.
             configuration.retries = False
             headers = obey(configuration, kubeconfig)
             return client.ApiClient(configuration=configuration), headers
         except BackendError:
             raise
-        except Exception as error:  # whatever a file, its YAML or its credential plugin has wrong
+        except Exception as error:  # noqa: BLE001 - whatever a file or its credential plugin has wrong
             where = self._kubeconfig or os.environ.get("KUBECONFIG") or "~/.kube/config"
             named = "" if self._context is None else f", context {self._context!r}"
+            # The client quotes entries whole, with their secrets.
+            said = re.sub(r"\{.*\}", "{...}", str(error), flags=re.DOTALL)
             raise AuthError(
-                f"no cluster can be read from {where}{named}: {error}. On EKS: aws eks update-kubeconfig --name CLUSTER; or "
+                f"no cluster can be read from {where}{named}: {said}. On EKS: aws eks update-kubeconfig --name CLUSTER; or "
                 "give kubeconfig=, context=, or run inside a pod"
-            ) from error
+            ) from None
 
 
 def _read(response: Any) -> tuple[bytes, Any]:

@@ -7,11 +7,12 @@ from typing import Any, TypeVar
 
 from diloco_protocol import InvalidRequestError, UnavailableError
 
+from ._answers import missing_only, own_answer
 from ._client import Apis, Client
 from ._errors import ExpiredError, MissingError
 from ._facts import PodFacts
 from ._names import CONTAINER, CONTROLLER_UID, INDEX
-from ._reading import read_pod, run_of
+from ._reading import mapping, mappings, read_pod, run_of
 
 T = TypeVar("T")
 Json = dict[str, Any]
@@ -45,10 +46,12 @@ class Cluster:
         try:
             return self._json(
                 f"create Job {space}/{name}",
+                ("Job", name),
                 lambda apis, options: apis.batch.create_namespaced_job(
                     namespace=space, body=manifest, field_validation="Strict", **only, **options
                 ),
-                warned,
+                warned=warned,
+                within=space,
             )
         except MissingError as error:
             raise InvalidRequestError(
@@ -63,15 +66,18 @@ class Cluster:
         body = {"apiVersion": "v1", "kind": "Pod", "metadata": metadata, "spec": template["spec"]}
         self._json(
             f"create a pod of Job {space}/{name} (a dry run)",
+            ("Pod", ""),
             lambda apis, options: apis.core.create_namespaced_pod(
                 namespace=space, body=body, field_validation="Strict", dry_run="All", **options
             ),
+            within=space,
         )
 
     def list_events(self, space: str, uid: str) -> list[Json]:
         """Return one page of the events of an object, since anybody may write any number."""
         page = self._json(
             f"list events in {space}",
+            ("EventList", ""),
             lambda apis, options: apis.core.list_namespaced_event(
                 namespace=space, field_selector=f"involvedObject.uid={uid}", limit=PAGE, **options
             ),
@@ -82,6 +88,7 @@ class Cluster:
         """Read a Job: the Job itself, not its status subresource, which would need a right of its own."""
         return self._json(
             f"read Job {space}/{name}",
+            ("Job", name),
             lambda apis, options: apis.batch.read_namespaced_job(
                 namespace=space, name=name, **options
             ),
@@ -91,6 +98,7 @@ class Cluster:
         """Merge something into a Job."""
         return self._json(
             f"patch Job {space}/{name}",
+            ("Job", name),
             lambda apis, options: apis.batch.patch_namespaced_job(
                 namespace=space, name=name, body=body, **options
             ),
@@ -102,9 +110,11 @@ class Cluster:
         body = {"propagationPolicy": "Foreground", "preconditions": conditions}
         self._json(
             f"delete Job {space}/{name}",
+            ("Job", name),
             lambda apis, options: apis.batch.delete_namespaced_job(
                 namespace=space, name=name, body=body, **options
             ),
+            removed=True,
         )
 
     def create_config_map(self, body: Json, *, dry_run: bool = False) -> None:
@@ -113,15 +123,18 @@ class Cluster:
         only = {"dry_run": "All"} if dry_run else {}
         self._json(
             f"create ConfigMap {metadata['namespace']}/{metadata['name']}",
+            ("ConfigMap", metadata["name"]),
             lambda apis, options: apis.core.create_namespaced_config_map(
                 namespace=metadata["namespace"], body=body, **only, **options
             ),
+            within=metadata["namespace"],
         )
 
     def read_config_map(self, space: str, name: str) -> Json:
         """A ConfigMap."""
         return self._json(
             f"read ConfigMap {space}/{name}",
+            ("ConfigMap", name),
             lambda apis, options: apis.core.read_namespaced_config_map(
                 namespace=space, name=name, **options
             ),
@@ -131,6 +144,7 @@ class Cluster:
         """Return the runs of all Jobs with these labels, by the times of their creation."""
         known = self._pages(
             f"list Jobs in {space}",
+            "JobList",
             lambda apis, options: apis.batch.list_namespaced_job(
                 namespace=space, label_selector=selector, **options
             ),
@@ -157,35 +171,38 @@ class Cluster:
         selector = f"{CONTROLLER_UID}={job_uid}" + ("" if index is None else f",{INDEX}={index}")
         return self._pages(
             f"list pods in {space}",
+            "PodList",
             lambda apis, options: apis.core.list_namespaced_pod(
                 namespace=space, label_selector=selector, **options
             ),
             read_pod,
             lambda pod: any(
                 owner.get("uid") == job_uid and owner.get("controller") is True
-                for owner in pod["metadata"].get("ownerReferences") or []
+                for owner in mappings(pod["metadata"].get("ownerReferences"))
             ),
             versions,
         )
 
     def open_log(self, space: str, pod: str, **query: Any) -> Any:
         """The log of our container as bytes (one version of the client corrupts text), to be read piece by piece and closed."""
-        return self.client.raw(
-            f"read the log of pod {space}/{pod}",
-            lambda apis: apis.core.read_namespaced_pod_log(
-                namespace=space,
-                name=pod,
-                container=CONTAINER,
-                timestamps=True,
-                **query,
-                **self.client.options(),
-            ),
-        )
+        with missing_only("Pod", pod):
+            return self.client.raw(
+                f"read the log of pod {space}/{pod}",
+                lambda apis: apis.core.read_namespaced_pod_log(
+                    namespace=space,
+                    name=pod,
+                    container=CONTAINER,
+                    timestamps=True,
+                    **query,
+                    **self.client.options(),
+                ),
+            )
 
     def read_service_account(self, space: str, name: str) -> Json:
         """A service account."""
         return self._json(
             f"read ServiceAccount {space}/{name}",
+            ("ServiceAccount", name),
             lambda apis, options: apis.core.read_namespaced_service_account(
                 namespace=space, name=name, **options
             ),
@@ -195,6 +212,7 @@ class Cluster:
         """The resource quotas of a namespace."""
         return self._pages(
             f"list ResourceQuotas in {space}",
+            "ResourceQuotaList",
             lambda apis, options: apis.core.list_namespaced_resource_quota(
                 namespace=space, **options
             ),
@@ -207,6 +225,7 @@ class Cluster:
         where = self._kueue_place("workloads")
         answer = self._json(
             f"list Kueue's Workloads in {space}",
+            ("WorkloadList", ""),
             lambda apis, options: apis.custom.list_namespaced_custom_object(
                 namespace=space, label_selector=selector, **where, **options
             ),
@@ -218,6 +237,7 @@ class Cluster:
         where = self._kueue_place("localqueues")
         return self._json(
             f"read Kueue's LocalQueue {space}/{name}",
+            ("LocalQueue", name),
             lambda apis, options: apis.custom.get_namespaced_custom_object(
                 namespace=space, name=name, **where, **options
             ),
@@ -228,13 +248,14 @@ class Cluster:
         if self._kueue is None:  # what is there once stays
             answer = self._json(
                 "list the cluster's APIs",
+                ("APIGroupList", ""),
                 lambda apis, options: apis.groups.get_api_versions(**options),
             )
             served = {
                 version.get("version")
-                for group in answer.get("groups") or []
+                for group in mappings(answer.get("groups"))
                 if group.get("name") == _KUEUE
-                for version in group.get("versions") or []
+                for version in mappings(group.get("versions"))
             }
             self._kueue = next((each for each in _KUEUE_VERSIONS if each in served), None)
         return self._kueue
@@ -250,6 +271,7 @@ class Cluster:
         where = self._kueue_place("workloads")
         self._json(
             f"patch Kueue's Workload {space}/{name}",
+            ("Workload", name),
             lambda apis, options: apis.custom.patch_namespaced_custom_object(
                 namespace=space, name=name, body={"spec": {"active": False}}, **where, **options
             ),
@@ -274,29 +296,41 @@ class Cluster:
         }
         answer = self._json(
             "ask what is allowed",
+            ("SelfSubjectAccessReview", ""),
             lambda apis, options: apis.authorization.create_self_subject_access_review(
                 body=body, **options
             ),
         )
-        return (answer.get("status") or {}).get("allowed") is True
+        return mapping(answer.get("status")).get("allowed") is True
 
     def _json(
-        self, what: str, make: Callable[[Apis, Json], Any], warned: list[str] | None = None
+        self,
+        what: str,
+        asked: tuple[str, str],
+        make: Callable[[Apis, Json], Any],
+        *,
+        warned: list[str] | None = None,
+        within: str | None = None,
+        removed: bool = False,
     ) -> Json:
-        answer = self.client.call(what, lambda apis: make(apis, self.client.options()), warned)
-        # Whatever the cluster answers has a kind. A proxy that answers in its place must not be taken for an empty namespace.
-        read: Json = answer if isinstance(answer, dict) else {}
-        kind = read.get("kind")
-        if not kind or (kind == "Status" and read.get("status") != "Success"):
-            raise UnavailableError(
-                f"cannot {what}: the answer has kind {kind!r}, so it is not the cluster's own: look at what stands between, "
-                "such as a proxy"
-            )
-        return read
+        """Make one call and return the cluster's own answer.
+
+        Args:
+            what: In words.
+            asked: The kind that is asked for, and the name of the object; empty if none is named.
+            make: Makes the call.
+            warned: Takes what the cluster warns of.
+            within: The namespace in which something is created: nothing else can be missing.
+            removed: Whether a Status will do, which says that the object is gone.
+        """
+        with missing_only(*(asked if within is None else ("Namespace", within))):
+            answer = self.client.call(what, lambda apis: make(apis, self.client.options()), warned)
+        return own_answer(answer, what, *asked, removed=removed)
 
     def _pages(
         self,
         what: str,
+        kind: str,
         make: Callable[[Apis, Json], Any],
         read: Callable[[Json], T],
         wanted: Callable[[Json], bool] = lambda _: True,
@@ -305,7 +339,7 @@ class Cluster:
         """Return what is read of the items of a list; of a page no more is kept, since all pages together have no bound."""
         for last in (False, False, True):
             try:
-                found, version = self._all_pages(what, make, read, wanted)
+                found, version = self._all_pages(what, kind, make, read, wanted)
             except ExpiredError:
                 if last:
                     raise
@@ -318,6 +352,7 @@ class Cluster:
     def _all_pages(
         self,
         what: str,
+        kind: str,
         make: Callable[[Apis, Json], Any],
         read: Callable[[Json], T],
         wanted: Callable[[Json], bool],
@@ -328,11 +363,14 @@ class Cluster:
             place = {"limit": PAGE} | ({"_continue": token} if token else {})
             page = self._json(
                 what,
+                (kind, ""),
                 lambda apis, options, place=place: make(apis, {**options, **place}),  # type: ignore[misc]
             )
             found += map(read, filter(wanted, page.get("items") or []))
-            metadata = page.get("metadata") or {}
-            token = metadata.get("continue")
+            metadata = mapping(page.get("metadata"))
+            last, token = token, metadata.get("continue")
             del page  # or there would be two of them when the next one is read
             if not token:
                 return found, str(metadata.get("resourceVersion"))
+            if token == last:  # as from a cache that does not know one page from another
+                raise UnavailableError(f"cannot {what}: its second page is the first one again")

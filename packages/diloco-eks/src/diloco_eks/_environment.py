@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 from diloco_protocol import InvalidRequestError
@@ -51,15 +51,24 @@ def container_environment(
     return entries
 
 
-def runner_arguments(message_path: str, digest: str | None) -> list[str]:
+def runner_arguments(message_path: str, pieces: Iterable[str], digest: str | None) -> list[str]:
     """What the runner is told beside its spec; Kubernetes fills in the variables.
+
+    It would take every variable with the prefix of a spec's for a piece, also one that ``envFrom`` of an overlay adds. So the
+    pieces are named one by one where the pod itself has them; where they stand elsewhere, their digest tells.
 
     Args:
         message_path: Where it reports.
+        pieces: Names of the variables that hold the spec, in order.
         digest: Of the spec, if that stands where others may write too.
     """
+    named = list(pieces)
     return [
-        *([] if digest is None else [f"--spec-sha256={digest}"]),
+        *(
+            [f"--spec-piece={n}/{len(named)}:$({name})" for n, name in enumerate(named)]
+            if digest is None
+            else [f"--spec-sha256={digest}"]
+        ),
         f"--index=$({INDEX_VARIABLE})",
         f"--failed=$({FAILURES_VARIABLE})",
         f"--failed=$({IGNORED_VARIABLE})",

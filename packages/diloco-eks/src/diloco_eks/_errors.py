@@ -25,7 +25,13 @@ _WARNING = re.compile(r'299 \S+ "((?:[^"\\]|\\.)*)"')
 
 
 class MissingError(ReplicaNotFoundError):
-    """Raised when the cluster has no such object (404)."""
+    """Raised when the cluster has no such object (404).
+
+    Attributes:
+        about: The resource and the name of what is missing, in the cluster's words; empty where it has none.
+    """
+
+    about: tuple[str, str] = "", ""
 
 
 class ConflictError(BackendError):
@@ -54,15 +60,17 @@ class Answer:
 
     Attributes:
         status: HTTP's.
-        reason: Kubernetes' word, such as AlreadyExists.
+        reason: Kubernetes' word, such as AlreadyExists; empty if the answer is no Status.
         message: For a person, with the causes.
         retry_after: Seconds, if the server asked for a pause.
+        about: The resource and the name of the object that it is about, where it says so.
     """
 
     status: int
     reason: str
     message: str
     retry_after: float | None = None
+    about: tuple[str, str] = "", ""
 
 
 def read_answer(status: int, body: object, headers: Mapping[str, str] | None) -> Answer:
@@ -79,30 +87,30 @@ def read_answer(status: int, body: object, headers: Mapping[str, str] | None) ->
     except (ValueError, RecursionError):
         parsed = None
     data: dict[str, Any] = parsed if isinstance(parsed, dict) else {}
-    details = data.get("details") if isinstance(data.get("details"), dict) else {}
-    pause = (headers or {}).get("Retry-After") or (details or {}).get("retryAfterSeconds")
-    message = data.get("message")
+    details: dict[str, Any] = data["details"] if isinstance(data.get("details"), dict) else {}
+    pause = (headers or {}).get("Retry-After") or details.get("retryAfterSeconds")
+    message = _text(data.get("message"))
     return Answer(
         status,
-        reason=str(data.get("reason") or ""),
-        message=message
-        if isinstance(message, str) and message
-        else redact_and_cut(text.strip(), 500) or f"HTTP status {status}",
+        reason=_text(data.get("reason")) if data.get("kind") == "Status" else "",
+        message=message or redact_and_cut(text.strip(), 500) or f"HTTP status {status}",
         retry_after=_seconds(pause),
+        about=(_text(details.get("kind")), _text(details.get("name"))),
     )
 
 
 def read_warnings(headers: Mapping[str, str]) -> list[str]:
     """What the server warns of, as a log can show it; https://kubernetes.io/blog/2020/09/03/warnings/."""
     return [
-        _printable(redact_and_cut(re.sub(r"\\(.)", r"\1", text), 1000))
+        printable(redact_and_cut(re.sub(r"\\(.)", r"\1", text), 1000))
         for name, value in headers.items()
         if name.lower() == "warning"
         for text in _WARNING.findall(value)
     ]
 
 
-def _printable(text: str) -> str:
+def printable(text: str) -> str:
+    """Return a text for a log, with whatever is no printable character as Python writes it."""
     return "".join(each if each.isprintable() else repr(each)[1:-1] for each in text)
 
 
@@ -110,7 +118,9 @@ def to_error(answer: Answer, what: str) -> BackendError:
     """The error for an answer; ``what`` was tried, such as ``"create Job default/run-1"``."""
     status, text = answer.status, f"cannot {what}: {answer.message}"
     if status == 400:
-        return BadRequestError(text)
+        # What is read out of the words of a BadRequestError has to be the cluster's.
+        own = bool(answer.reason)
+        return BadRequestError(text) if own else InvalidRequestError(text + _not_its_own(status))
     if status == 401:
         return AuthError(
             f"{text}. The cluster refused the credentials, and again after they were loaded anew: log in again, or choose "
@@ -139,7 +149,9 @@ def to_error(answer: Answer, what: str) -> BackendError:
     if status in {404, 409, 410}:
         # What is told of an object counts as the cluster's word only with its reason: a proxy has numbers of its own.
         if status == 404 and answer.reason == "NotFound":
-            return MissingError(text)
+            missing = MissingError(text)
+            missing.about = answer.about
+            return missing
         if status == 409 and answer.reason:
             return ConflictError(text)
         if status == 410 and answer.reason:
@@ -163,6 +175,10 @@ def restricted_hint(text: str) -> str:
     if 'PodSecurity "restricted:' not in text:
         return ""
     return ". Give restricted=True, with which pods comply with that standard"
+
+
+def _text(value: object) -> str:
+    return value if isinstance(value, str) else ""
 
 
 def _seconds(value: object) -> float | None:

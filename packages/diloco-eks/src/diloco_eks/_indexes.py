@@ -6,6 +6,7 @@ import re
 from collections.abc import Iterable
 
 from diloco_protocol import BackendError
+from diloco_protocol.backend import shown
 
 _TOKEN = re.compile(r"(\d{1,9})(?:-(\d{1,9}))?", re.ASCII)
 
@@ -22,7 +23,7 @@ def expand_indexes(text: str, completions: int) -> frozenset[int]:
         first, last = (int(match[1]), int(match[2] or match[1])) if match else (1, 0)
         if not first <= last < completions:
             raise BackendError(
-                f"the cluster lists the indexes {text[:200]!r} for a Job of {completions} completions"
+                f"the cluster lists the indexes {shown(text)} for a Job of {completions} completions"
             )
         indexes.update(range(first, last + 1))
     return frozenset(indexes)

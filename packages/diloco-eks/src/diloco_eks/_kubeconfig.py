@@ -2,19 +2,26 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote, unquote, urlsplit
 
 from diloco_protocol import AuthError, InvalidRequestError
+from diloco_protocol.backend import redact_and_cut
 
+from ._errors import printable
+from ._kubeconfig_file import check_entry, read_file
+from ._names import check_dns_label
 from ._no_proxy import needs_no_proxy
+from ._reading import mapping
 
 DEFAULT = "default"
 _ACCOUNT = Path("/var/run/secrets/kubernetes.io/serviceaccount")
+_SHOWN = 500  # of what a plugin says
 _CREDENTIALS = ("exec", "auth-provider", "token", "tokenFile", "username")
 
 
@@ -40,7 +47,7 @@ class Kubeconfig:
 
     def unheeded(self) -> list[str]:
         """Return what kubectl would obey and we cannot, for a person to read."""
-        plugin = _mapping(self.user.get("exec"))
+        plugin = mapping(self.user.get("exec"))
         mode = plugin.get("interactiveMode")
         texts = []
         if mode in {"Never", "Always"}:
@@ -65,12 +72,18 @@ def in_cluster(kubeconfig: str | os.PathLike[str] | None, context: str | None) -
 
 
 def namespace_of(kubeconfig: str | os.PathLike[str] | None, context: str | None) -> str:
-    """Return the namespace that kubectl would use; ``default`` if none can be read."""
+    """Return the namespace that kubectl would use; ``default`` if none is named.
+
+    Raises:
+        AuthError: The kubeconfig cannot be read.
+        InvalidRequestError: What is named can be no namespace.
+    """
     if not in_cluster(kubeconfig, context):
-        return read_kubeconfig(kubeconfig, context).namespace or DEFAULT
-    named = os.environ.get("POD_NAMESPACE")
+        named = read_kubeconfig(kubeconfig, context).namespace
+        return check_dns_label("the namespace of the kubeconfig's context", named or DEFAULT)
+    given = os.environ.get("POD_NAMESPACE")
     try:
-        return named or (_ACCOUNT / "namespace").read_text(encoding="utf-8").strip() or DEFAULT
+        return given or (_ACCOUNT / "namespace").read_text(encoding="utf-8").strip() or DEFAULT
     except OSError:
         return DEFAULT
 
@@ -81,29 +94,41 @@ def read_kubeconfig(kubeconfig: str | os.PathLike[str] | None, context: str | No
     Args:
         kubeconfig: A file; None for ``$KUBECONFIG``, else ``~/.kube/config``.
         context: A context of it; None for the current one.
+
+    Raises:
+        AuthError: A file cannot be read, or something in it that is used has the wrong type.
     """
     given = os.fspath(kubeconfig) if kubeconfig is not None else os.environ.get("KUBECONFIG")
     named = filter(None, (given or "~/.kube/config").split(os.pathsep))
-    files = [str(Path(file).expanduser()) for file in named]
-    known: dict[str, dict[str, Any]] = {"contexts": {}, "clusters": {}, "users": {}}
-    configs = {file: _read(file) for file in files}
+    files = list(map(os.path.expanduser, named))
+    known: dict[str, dict[str, Any]] = {"context": {}, "cluster": {}, "user": {}}
+    configs = {file: read_file(file) for file in files}
     for config in filter(None, configs.values()):
         context = context or config.get("current-context")
         for kind, entries in known.items():
-            for entry in config.get(kind) or []:
-                if isinstance(entry, dict):
-                    entries.setdefault(str(entry.get("name")), entry.get(kind[:-1]))
-    chosen = _mapping(known["contexts"].get(context or ""))
-    namespace = chosen.get("namespace")
-    user = chosen.get("user")
+            for entry in config.get(f"{kind}s") or []:
+                entries.setdefault(entry["name"], entry.get(kind))
+
+    def entry_of(kind: str, name: str | None) -> Mapping[str, Any]:
+        found = mapping(known[kind].get(name or ""))
+        check_entry(kind, name or "", found)
+        return found
+
+    chosen = entry_of("context", context)
+    cluster, user = entry_of("cluster", chosen.get("cluster")), entry_of("user", chosen.get("user"))
+    if chosen.get("cluster") in known["cluster"] and not cluster.get("server"):
+        raise AuthError(
+            f"the kubeconfig's cluster {chosen['cluster']!r} has no server: add its address, as aws eks update-kubeconfig does"
+        )
+    missing = chosen.get("user") not in known["user"]
     return Kubeconfig(
         # The client refuses an empty file; if all are, it may say so.
         os.pathsep.join([file for file in files if configs[file] is not None] or files),
         context,
-        namespace if isinstance(namespace, str) else "",
-        _mapping(known["clusters"].get(str(chosen.get("cluster")))),
-        _mapping(known["users"].get(str(user))),
-        str(user) if user and str(user) not in known["users"] else "",
+        chosen.get("namespace") or "",
+        cluster,
+        user,
+        (chosen.get("user") or "") if missing else "",
     )
 
 
@@ -135,22 +160,51 @@ def obey(configuration: Any, kubeconfig: Kubeconfig | None) -> dict[str, str]:
     # The client passes over a plugin that fails and a provider that it does not know, and would
     # make its calls as nobody.
     if missing and not configuration.api_key and not configuration.cert_file:
-        hint = _mapping(user.get(missing)).get("installHint") or ""
+        hint = mapping(user.get(missing)).get("installHint") or ""
         raise AuthError(
             f"the user of the context {kubeconfig.context!r} has {missing}, and it gave no "
             f"credentials. {hint}"
+        )
+    halves = [
+        user.get(f"client-{half}") or user.get(f"client-{half}-data")
+        for half in ("certificate", "key")
+    ]
+    if any(halves) and not all(halves):
+        raise AuthError(
+            f"the user of the context {kubeconfig.context!r} has a client-certificate or a client-key alone: either is of use "
+            "only with the other"
         )
     renew = configuration.refresh_api_key_hook
 
     def renew_stripped(renewed: Any) -> None:
         """Leave out the line end behind a token, as kubectl does; the client sets it before each call."""
         if renew is not None:
-            renew(renewed)
+            with words_of_plugins_cut():
+                renew(renewed)
         for name, secret in renewed.api_key.items():
-            renewed.api_key[name] = secret.strip()
+            scheme, _, token = secret.partition(" ")
+            renewed.api_key[name] = f"{scheme} {_sendable('a token', token)}"
 
     configuration.refresh_api_key_hook = renew_stripped
     return _impersonation(user)
+
+
+@contextlib.contextmanager
+def words_of_plugins_cut() -> Iterator[None]:
+    """Keep short, and without secrets, what the client logs: of a plugin that fails it repeats all that it said."""
+    import logging  # slow to import
+
+    def cut(record: logging.LogRecord) -> bool:
+        if record.module == "kube_config":
+            record.msg, record.args = printable(redact_and_cut(record.getMessage(), _SHOWN)), ()
+        return True
+
+    root = logging.getLogger()
+    root.addFilter(cut)
+    try:
+        yield
+    finally:
+        root.removeFilter(cut)
 
 
 def _set_proxy(configuration: Any, given: object) -> None:
@@ -179,12 +233,12 @@ def _set_proxy(configuration: Any, given: object) -> None:
 
 def _impersonation(user: Mapping[str, Any]) -> dict[str, str]:
     """Return the headers that make requests somebody else's; without them they could do more."""
-    extra = _mapping(user.get("as-user-extra"))
+    extra = user.get("as-user-extra") or {}
     asked: dict[str, Any] = {
         "Impersonate-User": user.get("as"),
         "Impersonate-Uid": user.get("as-uid"),
         "Impersonate-Group": user.get("as-groups"),
-        **{f"Impersonate-Extra-{quote(str(key), safe='')}": extra[key] for key in extra},
+        **{f"Impersonate-Extra-{quote(key, safe='')}": extra[key] for key in extra},
     }
     headers: dict[str, str] = {}
     for name, value in asked.items():
@@ -195,8 +249,9 @@ def _impersonation(user: Mapping[str, Any]) -> dict[str, str]:
                 "client can send one: leave one of as-groups or as-user-extra, or use an account "
                 "that needs no impersonation"
             )
-        if values and values[0]:
-            headers[name] = str(values[0])
+        if values and values[0] is not None and value != "":
+            # The client writes Latin-1, and the cluster reads UTF-8.
+            headers[name] = _sendable(name, values[0]).encode().decode("latin-1")
     if headers and "Impersonate-User" not in headers:
         raise InvalidRequestError(
             "the kubeconfig's user has as-uid, as-groups or as-user-extra and no 'as', which "
@@ -209,18 +264,16 @@ def _variable(name: str) -> str | None:
     return os.environ.get(name) or os.environ.get(name.lower()) or None
 
 
-def _mapping(value: object) -> Mapping[str, Any]:
-    return value if isinstance(value, dict) else {}
+def _sendable(what: str, text: str) -> str:
+    """Return what a header carries of a text, without the line end behind it.
 
-
-def _read(file: str) -> dict[str, Any] | None:
-    """A file as the client finds it; None if there is nothing in it."""
-    try:
-        import yaml  # type: ignore[import-untyped] # comes with the client; slow to import
-
-        config = yaml.safe_load(Path(file).read_text(encoding="utf-8"))
-    except (ImportError, OSError, ValueError):
-        return {}
-    except yaml.YAMLError:
-        return {}
-    return config if isinstance(config, dict) else None if config is None else {}
+    Raises:
+        InvalidRequestError: It is blank, or a header cannot carry it as it is; it is not shown.
+    """
+    value = text.strip(" \t\r\n")
+    if not value.strip() or not value.isprintable():
+        raise InvalidRequestError(
+            f"the kubeconfig's user has {what} that cannot be sent: it is blank, or has a line end or another character in it "
+            "that no header carries"
+        )
+    return value

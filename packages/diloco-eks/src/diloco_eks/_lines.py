@@ -2,15 +2,22 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
+from diloco_protocol import UnavailableError
 from diloco_protocol.backend import redact_and_cut, split_lines
 
 from ._errors import MissingError
 from ._facts import parse_time
 
 _SHOWN = 500
+# What the kubelet says in place of a log that is gone, with status 200; pkg/kubelet/kuberuntime, and cri-client's logs.go.
+_GONE = re.compile(
+    r"unable to retrieve container logs for |failed to try resolving symlinks in path |"
+    r"failed to (open|tail|seek|read) .*log file |rpc error: code = "
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,6 +72,7 @@ def written(lines: Iterable[Line]) -> Iterator[Line]:
 
     Raises:
         MissingError: There are none, and the kubelet says why.
+        UnavailableError: There are none, and what there is in their place is not the kubelet's.
     """
     said, any_written = "", False
     for line in lines:
@@ -74,7 +82,10 @@ def written(lines: Iterable[Line]) -> Iterator[Line]:
         else:
             said = said or line.text
     if said and not any_written:
-        raise MissingError(f"there is no log: {redact_and_cut(said, _SHOWN)}")
+        shown = redact_and_cut(said, _SHOWN)
+        if _GONE.match(said):
+            raise MissingError(f"there is no log: {shown}")
+        raise UnavailableError(f"the answer is not a log, so it is not the cluster's own: {shown}")
 
 
 def _line(raw: bytes) -> Line:

@@ -155,7 +155,7 @@ def _template(
         "name": names.CONTAINER,
         "image": options.image,
         "command": list(options.command or RUNNER),
-        "args": runner_arguments(MESSAGE_PATH, digest),
+        "args": runner_arguments(MESSAGE_PATH, pieces, digest),
         "env": container_environment(
             spec_entries(request.run_id, pieces, digest),
             _with_code(request.env, options),

@@ -68,7 +68,8 @@ def check_dns_label(what: str, value: object) -> str:
     """
     if not isinstance(value, str) or not _DNS_LABEL.fullmatch(value):
         raise InvalidRequestError(
-            f"{what} must be 1 to 63 lower-case letters, digits and dashes, with a letter or digit at both ends, not {value!r}"
+            f"{what} must be 1 to 63 lower-case letters, digits and dashes, with a letter or digit at both ends, not "
+            f"{shown(value)}"
         )
     return value
 
@@ -81,7 +82,7 @@ def check_object_name(what: str, value: object) -> str:
     """
     if not isinstance(value, str) or len(value) > 253 or not _DNS_SUBDOMAIN.fullmatch(value):
         raise InvalidRequestError(
-            f"{what} must be lower-case letters, digits, dashes and dots, at most 253 characters, not {value!r}"
+            f"{what} must be lower-case letters, digits, dashes and dots, at most 253 characters, not {shown(value)}"
         )
     return value
 
@@ -97,8 +98,8 @@ def check_key(what: str, key: object) -> str:
         slash and (len(prefix) > 253 or not _DNS_SUBDOMAIN.fullmatch(prefix))
     ):
         raise InvalidRequestError(
-            f"{what} has the key {key!r}: a name of at most 63 letters, digits, '-', '_' and '.' is allowed, with an optional "
-            "DNS prefix and '/' in front"
+            f"{what} has the key {shown(key)}: a name of at most 63 letters, digits, '-', '_' and '.' is allowed, with an "
+            "optional DNS prefix and '/' in front"
         )
     return str(key)
 
@@ -111,13 +112,18 @@ def check_labels(what: str, labels: Mapping[str, str]) -> dict[str, str]:
     """
     for key, value in labels.items():
         check_key(what, key)
-        if key in _OURS or key.partition("/")[0] in {"batch.kubernetes.io", "diloco.dev"}:
+        if is_taken(key):
             raise InvalidRequestError(
                 f"{what} may not set {key}: the launch or the Job controller sets it"
             )
         if value != "":
             check_label_value(f"{what}[{key!r}]", value, "; put longer text into annotations=")
     return dict(labels)
+
+
+def is_taken(key: str) -> bool:
+    """Whether the launch or the Job controller sets a label or annotation itself."""
+    return key in _OURS or key.partition("/")[0] in {"batch.kubernetes.io", "diloco.dev"}
 
 
 def check_label_value(what: str, value: object, hint: str = "") -> str:

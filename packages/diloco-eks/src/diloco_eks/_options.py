@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import json
 import os
 import re
-import shlex
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import KW_ONLY, dataclass, field
@@ -28,10 +26,12 @@ from diloco_protocol.backend import (
     details,
     option,
     or_none,
+    shown,
 )
 
 from ._gpus import Table, check_table
 from ._names import check_dns_label, check_key, check_label_value, check_labels, check_object_name
+from ._overlay_shape import check_overlay
 from ._pod_options import check_code, check_mounts, check_pull_secrets, check_topology
 from ._quantities import check_bytes, check_cpu
 
@@ -43,14 +43,16 @@ _TOLERATION_FIELDS = frozenset({"key", "operator", "value", "effect", "toleratio
 
 def _check_image(name: str, value: object) -> str:
     if not isinstance(value, str) or not value or any(character.isspace() for character in value):
-        raise InvalidRequestError(f"{name} must be the name of a container image, not {value!r}")
+        raise InvalidRequestError(
+            f"{name} must be the name of a container image, not {shown(value)}"
+        )
     return value
 
 
 def _check_choice(name: str, value: object) -> str:
     if not isinstance(value, str) or value not in FAILURE_CHOICES:
         raise InvalidRequestError(
-            f"{name} must be one of {', '.join(FAILURE_CHOICES)}, not {value!r}"
+            f"{name} must be one of {', '.join(FAILURE_CHOICES)}, not {shown(value)}"
         )
     return value
 
@@ -79,14 +81,21 @@ def _check_tolerations(name: str, values: object) -> tuple[dict[str, Any], ...]:
     if values is None:
         return ()
     if not isinstance(values, Iterable) or isinstance(values, (str, bytes, Mapping)):
-        raise InvalidRequestError(f"{name} must be a list of mappings, not {values!r}")
+        raise InvalidRequestError(f"{name} must be a list of mappings, not {shown(values)}")
     tolerations = list(values)
     for value in tolerations:
         if not isinstance(value, Mapping) or not value or value.keys() - _TOLERATION_FIELDS:
             raise InvalidRequestError(
-                f"a toleration is a mapping with some of {', '.join(sorted(_TOLERATION_FIELDS))}, not {value!r}"
+                f"a toleration is a mapping with some of {', '.join(sorted(_TOLERATION_FIELDS))}, not {shown(value)}"
             )
-    return tuple(dict(value) for value in tolerations)
+    return tuple(_toleration(name, value) for value in tolerations)
+
+
+def _toleration(name: str, value: Mapping[str, Any]) -> dict[str, Any]:
+    texts = {key: text for key, text in value.items() if key != "tolerationSeconds"}
+    seconds = value.get("tolerationSeconds")
+    check_whole(f"{name}: tolerationSeconds", seconds, -(2**63), 2**63 - 1, none=True)
+    return {**value, **check_texts(name, texts)}
 
 
 def _check_command(name: str, value: object) -> tuple[str, ...]:
@@ -94,11 +103,11 @@ def _check_command(name: str, value: object) -> tuple[str, ...]:
         return RUNNER
     if isinstance(value, str):
         raise InvalidRequestError(
-            f"{name} must be a list of words, not text: write {shlex.split(value)!r}"
+            f"{name} must be a list of words, not text: write {shown(value.split())}"
         )
     words = check_names(name, value)
     if not words:
-        raise InvalidRequestError(f"{name} must be a list of words, not {value!r}")
+        raise InvalidRequestError(f"{name} must be a list of words, not {shown(value)}")
     return words
 
 
@@ -118,7 +127,7 @@ def _check_efa(name: str, value: object) -> int:
 def _check_cpu_limit(name: str, value: object) -> str:
     if not isinstance(value, str):
         raise InvalidRequestError(
-            f"{name} must be 'request', an amount such as '8', or None, not {value!r}"
+            f"{name} must be 'request', an amount such as '8', or None, not {shown(value)}"
         )
     return value if value == "request" else check_cpu(name, value)
 
@@ -126,29 +135,19 @@ def _check_cpu_limit(name: str, value: object) -> str:
 def _check_reservation(name: str, value: object) -> str:
     if not isinstance(value, str) or not re.fullmatch(r"cr-[0-9a-f]+|block", value):
         raise InvalidRequestError(
-            f"{name} must be the id of a capacity reservation such as 'cr-0123456789abcdef0', or 'block', not {value!r}"
+            f"{name} must be the id of a capacity reservation such as 'cr-0123456789abcdef0', or 'block', not {shown(value)}"
         )
     return value
 
 
 def _check_flag(name: str, value: object) -> bool:
     if not isinstance(value, bool):
-        raise InvalidRequestError(f"{name} must be True or False, not {value!r}")
+        raise InvalidRequestError(f"{name} must be True or False, not {shown(value)}")
     return value
 
 
 def _check_patience(name: str, value: object) -> float:
     return check_seconds(name, value, most=_DAY)
-
-
-def _check_overlay(name: str, value: object) -> Mapping[str, Any]:
-    if not isinstance(value, Mapping) or not all(isinstance(key, str) for key in value):
-        raise InvalidRequestError(f"{name} must be a pod template (a mapping), not {value!r}")
-    try:
-        json.dumps(value)
-    except (TypeError, ValueError) as error:
-        raise InvalidRequestError(f"{name} must hold JSON values: {error}") from None
-    return value
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -271,7 +270,7 @@ class EKSOptions(Options):
     hyperpod: bool = option(False, check=_check_flag)
     restricted: bool = option(False, check=_check_flag)
     pod_overlay: Mapping[str, Any] | None = option(
-        None, check=or_none(_check_overlay), type="pod template"
+        None, check=or_none(check_overlay), type="pod template"
     )
     request_timeout: float = option(30.0, check=_check_patience)
     retry_timeout: float = option(30.0, check=_check_patience)

@@ -6,6 +6,7 @@ import json
 from dataclasses import replace
 
 from diloco_protocol import Reason
+from diloco_protocol.backend import redact_and_cut
 
 from ._facts import JobFacts, PodFacts
 from ._verdict import Verdict, judge, read_message
@@ -54,5 +55,4 @@ def uncounted_success(pod: PodFacts | None, job: JobFacts) -> str:
     )
     if report.result_lines:
         return f"{said}, and its result went with its log"
-    text = json.dumps(report.outcome.result)
-    return f"{said}, and returned {text[:_SHOWN]}{'…' if len(text) > _SHOWN else ''}"
+    return f"{said}, and returned {redact_and_cut(json.dumps(report.outcome.result), _SHOWN)}"

@@ -84,7 +84,9 @@ def check_topology(what: str, value: object) -> str:
         InvalidRequestError: It is not.
     """
     if value not in TOPOLOGIES:
-        raise InvalidRequestError(f"{what} must be one of {', '.join(TOPOLOGIES)}, not {value!r}")
+        raise InvalidRequestError(
+            f"{what} must be one of {', '.join(TOPOLOGIES)}, not {shown(value)}"
+        )
     return str(value)
 
 

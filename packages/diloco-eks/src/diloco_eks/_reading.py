@@ -22,11 +22,11 @@ def run_of(job: Mapping[str, Any]) -> str:
 
     Whoever may create Jobs may give them our labels: a run's Job has its name, and its ranks.
     """
-    metadata = _mapping(job.get("metadata"))
-    labels, annotations = _mapping(metadata.get("labels")), _mapping(metadata.get("annotations"))
+    metadata = mapping(job.get("metadata"))
+    labels, annotations = mapping(metadata.get("labels")), mapping(metadata.get("annotations"))
     first = _number(annotations.get(names.FIRST_RANK))
     size = _number(annotations.get(names.WORLD_SIZE))
-    count = _count(_mapping(job.get("spec")).get("completions"))
+    count = _count(mapping(job.get("spec")).get("completions"))
     run_id = _text(labels.get(names.RUN))
     named = metadata.get("name") == run_id and is_run_id(run_id)
     ranked = first is not None and size is not None and 0 < count <= size - first
@@ -40,8 +40,8 @@ def read_job(job: Mapping[str, Any]) -> JobFacts:
     Raises:
         BackendError: Its lists of indexes make no sense.
     """
-    metadata, spec, status = (_mapping(job.get(part)) for part in ("metadata", "spec", "status"))
-    labels, annotations = _mapping(metadata.get("labels")), _mapping(metadata.get("annotations"))
+    metadata, spec, status = (mapping(job.get(part)) for part in ("metadata", "spec", "status"))
+    labels, annotations = mapping(metadata.get("labels")), mapping(metadata.get("annotations"))
     completions = _count(spec.get("completions"))
     conditions = _conditions(status)
     return JobFacts(
@@ -70,8 +70,8 @@ def read_job(job: Mapping[str, Any]) -> JobFacts:
 
 def read_pod(pod: Mapping[str, Any]) -> PodFacts:
     """The facts of a pod."""
-    metadata, status = _mapping(pod.get("metadata")), _mapping(pod.get("status"))
-    labels, annotations = _mapping(metadata.get("labels")), _mapping(metadata.get("annotations"))
+    metadata, status = mapping(pod.get("metadata")), mapping(pod.get("status"))
+    labels, annotations = mapping(metadata.get("labels")), mapping(metadata.get("annotations"))
     index = _number(labels.get(names.INDEX, annotations.get(names.INDEX)))
     failures, ignored = (
         _number(annotations.get(name)) or 0 for name in (names.FAILURES, names.IGNORED_FAILURES)
@@ -79,19 +79,19 @@ def read_pod(pod: Mapping[str, Any]) -> PodFacts:
     ours: Mapping[str, Any] = {}
     waiting: tuple[str, str] | None = None
     for container in (
-        *_items(status.get("initContainerStatuses")),
-        *_items(status.get("containerStatuses")),
+        *mappings(status.get("initContainerStatuses")),
+        *mappings(status.get("containerStatuses")),
     ):
-        state = _mapping(container.get("state"))
+        state = mapping(container.get("state"))
         if container.get("name") == names.CONTAINER:
             ours = state
-        held = _mapping(state.get("waiting"))
+        held = mapping(state.get("waiting"))
         if held and (waiting is None or waiting[0] in {"PodInitializing", "ContainerCreating"}):
             waiting = _why(held)
     why = _why(status)
     blocked = None
     unready_since = None
-    for condition in _items(status.get("conditions")):
+    for condition in mappings(status.get("conditions")):
         if condition.get("type") == "PodScheduled" and condition.get("status") == "False":
             blocked = _why(condition)
         if condition.get("type") == "Ready" and condition.get("status") != "True":
@@ -105,7 +105,7 @@ def read_pod(pod: Mapping[str, Any]) -> PodFacts:
         failures=failures,
         phase=_text(status.get("phase")),
         deleting=bool(metadata.get("deletionTimestamp")),
-        node=_text(_mapping(pod.get("spec")).get("nodeName")),
+        node=_text(mapping(pod.get("spec")).get("nodeName")),
         unready_since=unready_since,
         told_to_end=_told_to_end(metadata, ended=bool(ours.get("terminated"))),
         disruption=_conditions(status).get("DisruptionTarget"),
@@ -114,8 +114,8 @@ def read_pod(pod: Mapping[str, Any]) -> PodFacts:
         blocked=blocked,
         waiting=waiting,
         running="running" in ours,
-        running_since=parse_time(_mapping(ours.get("running")).get("startedAt")),
-        terminated=_mapping(ours["terminated"]) if ours.get("terminated") else None,
+        running_since=parse_time(mapping(ours.get("running")).get("startedAt")),
+        terminated=mapping(ours["terminated"]) if ours.get("terminated") else None,
     )
 
 
@@ -125,16 +125,18 @@ def _conditions(status: Mapping[str, Any]) -> dict[str, Condition]:
             *_why(condition),
             parse_time(condition.get("lastTransitionTime")),
         )
-        for condition in _items(status.get("conditions"))
+        for condition in mappings(status.get("conditions"))
         if condition.get("status") == "True"  # one that has become false stays in the list
     }
 
 
-def _mapping(value: object) -> Mapping[str, Any]:
+def mapping(value: object) -> Mapping[str, Any]:
+    """A member that has to be an object; an empty one stands for whatever is none."""
     return value if isinstance(value, dict) else {}
 
 
-def _items(value: object) -> list[Mapping[str, Any]]:
+def mappings(value: object) -> list[Mapping[str, Any]]:
+    """The objects of a member that has to be a list of them."""
     return [item for item in value if isinstance(item, dict)] if isinstance(value, list) else []
 
 

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from itertools import chain
 from typing import Any
 
 from diloco_protocol import (
     InvalidRequestError,
     ReplicaHandle,
     ResultLostError,
+    UnavailableError,
     result_from_lines,
 )
 
@@ -16,7 +18,7 @@ from ._client import pieces
 from ._cluster import Cluster
 from ._errors import MissingError
 from ._facts import PodFacts
-from ._lines import lines_of
+from ._lines import lines_of, written
 from ._verdict import is_damaged, read_message
 
 _SLACK = 50
@@ -37,7 +39,7 @@ def read_result(
         pods: Lists its pods, the newest last.
 
     Raises:
-        ResultLostError: It succeeded, but its result is gone.
+        ResultLostError: It succeeded, but its result is gone: the cluster itself says so.
         BackendError: The cluster could not be asked.
     """
     pod = seen or next((pod for pod in reversed(pods()) if pod.phase == "Succeeded"), None)
@@ -58,12 +60,18 @@ def read_result(
     if not report.result_lines:
         return report.outcome.result
     what = f"read the log of pod {pod.name}"
+    lost = f"{name}, but its result, which is in its log, cannot be read"
     try:
         log = cluster.open_log(
             handle.metadata["namespace"], pod.name, tail_lines=report.result_lines + _SLACK
         )
-        return result_from_lines(report, (line.text for line in lines_of(pieces(what, log))))
+    except MissingError as error:
+        raise ResultLostError(f"{lost}: {error}") from error
+    lines = written(lines_of(pieces(what, log)))
+    try:
+        # A log without a line of the replica, which has written some, proves nothing: it may be a proxy's.
+        if (first := next(lines, None)) is None:
+            raise UnavailableError(f"cannot {what}: the answer is empty")
+        return result_from_lines(report, (line.text for line in chain([first], lines)))
     except (InvalidRequestError, MissingError) as error:
-        raise ResultLostError(
-            f"{name}, but its result, which is in its log, cannot be read: {error}"
-        ) from error
+        raise ResultLostError(f"{lost}: {error}") from error

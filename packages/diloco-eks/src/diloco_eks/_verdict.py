@@ -11,7 +11,7 @@ from diloco_protocol import (
     SpecVersionError,
     outcome_from_message,
 )
-from diloco_protocol.backend import signal_name
+from diloco_protocol.backend import redact_and_cut, redact_text, signal_name
 
 from ._facts import PodFacts, parse_time
 
@@ -21,6 +21,7 @@ _NOT_STARTED = frozenset(
 )
 _SHOWN = 500
 _MESSAGE_BYTES = 4096  # of a termination message, which the kubelet cuts there
+_LOG_BYTES = 16 * _MESSAGE_BYTES  # more than any kubelet takes of the end of a log
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,7 +90,7 @@ def judge(pod: PodFacts) -> Verdict:
     code = end.get("exitCode")
     exit_code = code if type(code) is int and 0 <= code <= 255 else None
     started, finished = parse_time(end.get("startedAt")), parse_time(end.get("finishedAt"))
-    native = end.get("reason")
+    native = _text(end.get("reason"))
     number = end.get("signal")
     name = outcome.signal if outcome is not None else _signal_name(number, exit_code)
     if native == "OOMKilled":
@@ -101,7 +102,7 @@ def judge(pod: PodFacts) -> Verdict:
             Reason.START_FAILED,
             exit_code,
             name,
-            _text(end.get("message")) or str(native),
+            redact_and_cut(_text(end.get("message")) or native, _MESSAGE_BYTES),
             started,
             finished,
         )
@@ -132,11 +133,12 @@ def judge(pod: PodFacts) -> Verdict:
         message = outcome.error or f"it exited with code {exit_code}"
         return Verdict(reason, exit_code, name, message, started, finished)
     how = f"it was ended by {name}" if name else f"it exited with code {exit_code}"
-    log = (
-        "what its runner reported cannot be read" if is_damaged(pod) else _text(end.get("message"))
-    )
+    # Secrets go first: what begins the form of one could be what is cut off.
+    log = redact_text(_text(end.get("message"))[-_LOG_BYTES:])[-_SHOWN:]
+    if is_damaged(pod):
+        log = "what its runner reported cannot be read"
     return Verdict(
-        Reason.ERROR, exit_code, name, f"{how}: {log[-_SHOWN:]}" if log else how, started, finished
+        Reason.ERROR, exit_code, name, f"{how}: {log}" if log else how, started, finished
     )
 
 

@@ -1,0 +1,76 @@
+"""Whose word an answer is: the cluster's own is of the kind, and about the object, that was asked for."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+from typing import Any
+
+from diloco_protocol import UnavailableError
+from diloco_protocol.backend import shown
+
+from ._errors import MissingError
+from ._reading import mapping
+
+Json = dict[str, Any]
+_LOOK = "look at what stands between, such as a proxy"
+
+
+def own_answer(
+    answer: object, what: str, kind: str, name: str = "", *, removed: bool = False
+) -> Json:
+    """Return an answer that reports success, if it is what the cluster answers.
+
+    Args:
+        answer: The JSON.
+        what: What was tried, in words.
+        kind: The kind that was asked for.
+        name: The object that was asked for; empty if none was named.
+        removed: Whether a Status will do, which says that the object is gone.
+
+    Raises:
+        UnavailableError: It is of another kind, or about another object.
+    """
+    read: Json = answer if isinstance(answer, dict) else {}
+    metadata, details = mapping(read.get("metadata")), mapping(read.get("details"))
+    if removed and read.get("kind") == "Status":
+        about = details.get("name")
+        own = read.get("status") == "Success" and about == name
+    else:
+        about = metadata.get("name")
+        own = read.get("kind") == kind and (not name or about == name) and _has_whole_items(read)
+    if own:
+        return read
+    found = f"kind {shown(read.get('kind'))}" + (f" and name {shown(about)}" if name else "")
+    raise UnavailableError(
+        f"cannot {what}: the answer has {found}, so it is not the cluster's own: {_LOOK}"
+    )
+
+
+@contextlib.contextmanager
+def missing_only(kind: str, name: str) -> Iterator[None]:
+    """Take an object for missing only where the cluster says so of this very object.
+
+    A proxy has 404s of its own, and another API server behind it may say NotFound of something else.
+
+    Raises:
+        UnavailableError: A 404 was about something else, or about nothing.
+    """
+    try:
+        yield
+    except MissingError as error:
+        about, called = error.about
+        # The cluster says "jobs" of a Job, and "pods/log" of the log of a Pod.
+        resource = about.lower().partition("/")[0].removesuffix("s")
+        if name and called == name and resource in {"", kind.lower()}:
+            raise
+        raise UnavailableError(
+            f"{error}. This answer (status 404) is not about the {kind} {name or 'list'}: {_LOOK}"
+        ) from error
+
+
+def _has_whole_items(read: Json) -> bool:
+    items = read.get("items") or []
+    return isinstance(items, list) and all(
+        isinstance(item, dict) and isinstance(item.get("metadata"), dict) for item in items
+    )
