@@ -139,8 +139,8 @@ def test_clients_of_the_callers_are_used_as_they_are(bench):
     ("content", "values", "what"),
     [
         (None, {}, "no cluster can be read from .*none.*update-kubeconfig"),
-        ("{", {}, "no cluster can be read"),
-        ("[]", {}, "no cluster can be read"),
+        ("{", {}, "none is not YAML, line 1"),
+        ("[]", {}, "none must be a mapping, not a list"),
         ("{}", {}, "no cluster can be read"),
         ("same", {"context": "staging"}, "context 'staging'"),
     ],
