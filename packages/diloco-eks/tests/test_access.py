@@ -153,6 +153,7 @@ def test_no_configuration(bench, tmp_path, content, values, what):
     for verb in (executor.list_runs, lambda: executor.launch_replicas(1, "a:b")):
         with pytest.raises(AuthError, match=what):
             verb()
+    executor = bench.executor(kubeconfig=path, namespace="default", **values)
     assert executor.plan(1, "a:b").requests  # a plan needs no cluster
 
 

@@ -31,6 +31,16 @@ _FIELDS: Mapping[str, Mapping[str, type]] = {
     "exec": {"command": str, "args": list},
 }
 _WORDS = {str: "text", bool: "true or false", list: "a list of texts", dict: "a mapping"}
+_FOUND = {
+    **dict.fromkeys((int, float), "a number"),
+    **{
+        type(None): "nothing",
+        bool: "a truth value",
+        str: "text",
+        list: "a list",
+        dict: "a mapping",
+    },
+}
 _QUOTE = ". If it is meant as text, put it in quotes"
 
 
@@ -59,13 +69,13 @@ def read_file(file: str) -> dict[str, Any] | None:
         return None
     where = f"the kubeconfig {file}"
     if not isinstance(config, dict):
-        raise AuthError(f"{where} must be a mapping, not a {type(config).__name__}")
+        raise AuthError(f"{where} must be a mapping, not {_found(config)}")
     if (current := config.get("current-context")) is not None:
         _check_name(current, where, "current-context")
     for kind in _KINDS:
         entries = config.get(f"{kind}s") or []
         if not isinstance(entries, list):
-            raise AuthError(f"{where} must have a list of {kind}s, not a {type(entries).__name__}")
+            raise AuthError(f"{where} must have a list of {kind}s, not {_found(entries)}")
         for number, entry in enumerate(entries):
             place = f"{kind}s[{number}]"
             if not isinstance(entry, dict) or not isinstance(
@@ -109,7 +119,7 @@ def _check_type(where: str, field: str, value: object, wanted: type) -> None:
     if not isinstance(value, wanted):
         hint = _QUOTE if wanted is str else ""
         raise AuthError(
-            f"{where}: {field} must be {_WORDS[wanted]}, and YAML reads it as a {type(value).__name__}{hint}"
+            f"{where}: {field} must be {_WORDS[wanted]}, and YAML reads it as {_found(value)}{hint}"
         )
     for item in value if isinstance(value, list) else ():
         _check_type(where, f"each of {field}", item, str)
@@ -117,11 +127,11 @@ def _check_type(where: str, field: str, value: object, wanted: type) -> None:
 
 def _check_name(name: object, where: str, place: str) -> None:
     if not isinstance(name, str):
-        given = (
-            "it is missing"
-            if name is None
-            else f"YAML reads {shown(name)} as a {type(name).__name__}"
-        )
+        given = "it is missing" if name is None else f"YAML reads {shown(name)} as {_found(name)}"
         raise AuthError(
             f"{where}: {place} must be text, and {given}: put it in quotes, there and wherever it is named"
         )
+
+
+def _found(value: object) -> str:
+    return _FOUND.get(type(value), f"a {type(value).__name__}")
