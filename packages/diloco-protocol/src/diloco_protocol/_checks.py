@@ -279,8 +279,9 @@ def shown(value: object, name: str = "") -> str:
     if type(value) is int and value.bit_length() > 64:
         return "a number of that size"
     try:
-        cut = value[:_SHOWN_OF] if isinstance(value, (str, bytes)) else redact_json(value)
-        text = repr(cut)
+        # Before Python writes line ends and quotes in another way.
+        begin = value[:_SHOWN_OF] if isinstance(value, (str, bytes)) else value
+        text = repr(redact_json(begin))
     except Exception:  # noqa: BLE001 - integers of thousands of digits, endless nesting, objects of any class
         return f"a {type(value).__name__} that cannot be shown"
     return redact_and_cut(text, _SHOWN)

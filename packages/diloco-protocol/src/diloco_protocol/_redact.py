@@ -28,6 +28,11 @@ _BRACKET = re.compile(
     r"""(?P<open>[\[({])|(?P<close>[\])}])|\\.|"(?:\\.|[^"\\])*+"?|'(?:\\.|[^'\\])*+'?""",
     re.DOTALL,
 )
+# A line of YAML, also as Python and JSON write its end in quotes.
+_LINE = re.compile(
+    r"(?P<lead>[ \t]*+(?:-[ ]++)*+)(?P<key>[\"']?(?P<name>[\w.\-]{1,64}+)[\"']?:(?=[\s\\]|\Z)[ \t]*+)?+"
+    r"(?P<value>(?:[^\\\n]++|\\(?!n))*+)(?:\n|\\n|\Z)"
+)
 # Members of which one is the name of what is in the other.
 _PAIRS = (
     *(("name", "value"), ("Name", "Value"), ("key", "value"), ("Key", "Value")),
@@ -36,6 +41,7 @@ _PAIRS = (
 # What nobody has to guess.
 _NOTHING = frozenset({"", "0", "1", "false", "none", "null", "true"})
 _LONGEST_JSON = 1 << 20
+_KEPT = "surrogateescape"  # what is no UTF-8 stays as it is
 # Characters behind the end of a text that is cut, in which the form of a secret may still end: tokens have a few thousand.
 _BEYOND = 16384
 
@@ -56,7 +62,9 @@ def redact(name: str, value: str) -> str:
         and not _is_shown(setting[1], value[setting.end() :])
     ):
         return f"{setting[0]}{REDACTED}"
-    return redact_text(_redact_encoded(value))
+    if len(value) <= _LONGEST_JSON and value.lstrip()[:1] in {"{", "["}:
+        value = _redact_encoded(value) or value
+    return redact_text(value)
 
 
 def redact_text(text: str) -> str:
@@ -100,6 +108,8 @@ def redact_json(value: Any, name: str = "") -> Any:
     secret = is_secret_name(name)
     if isinstance(value, str):
         return redact(name, value)
+    if isinstance(value, bytes):  # not in JSON, but in what is refused for it
+        return redact(name, value.decode(errors=_KEPT)).encode(errors=_KEPT)
     if isinstance(value, dict):
         return _redact_members(value, _BELOW if secret else "")
     if isinstance(value, (list, tuple)):
@@ -150,18 +160,6 @@ def _redact_members(members: dict[str, Any], secret: str) -> dict[str, Any]:
     return shown
 
 
-def _redact_encoded(value: str) -> str:
-    """A text that is JSON, with its members redacted; it is left as it is if that changes nothing."""
-    if len(value) > _LONGEST_JSON or value.lstrip()[:1] not in {"{", "["}:
-        return value
-    try:
-        data = json.loads(value)
-        shown = redact_json(data)
-    except (ValueError, RecursionError):
-        return value
-    return value if shown == data else json.dumps(shown)
-
-
 def _without(before: re.Pattern[str], secret: re.Pattern[str], text: str) -> str:
     """A text without what has one form."""
     pieces: list[str] = []
@@ -179,8 +177,11 @@ def _without(before: re.Pattern[str], secret: re.Pattern[str], text: str) -> str
         quote, shown = groups.get("quote") or "", REDACTED
         if groups.get("list"):
             end = _end_of_list(text, place)
-            shown = _redact_list(text[place:end], name)
-        pieces += [text[done:place], quote, shown, quote]
+            shown = _redact_encoded(text[place:end], name) or REDACTED
+        elif "lines" in groups:
+            shown, end = _redact_lines(text, place, len(groups["column"]), name)
+        begin = found.start("value") if "value" in groups else place
+        pieces += [text[done:begin], quote, shown, quote]
         done = place = end
     return "".join([*pieces, text[done:]])
 
@@ -195,14 +196,33 @@ def _end_of_list(text: str, start: int) -> int:
     return len(text)
 
 
-def _redact_list(text: str, name: str) -> str:
-    """A list or an object below the name of a secret: as :func:`redact_json` shows it if it is JSON, or nothing of it."""
+def _redact_encoded(text: str, name: str = "") -> str | None:
+    """A text that is JSON as :func:`redact_json` shows it, or as it is if that changes nothing; None if it is not JSON."""
     try:
         data = json.loads(text)
         shown = redact_json(data, name)
     except (ValueError, RecursionError):
-        return REDACTED
+        return None
     return text if shown == data else json.dumps(shown)
+
+
+def _redact_lines(text: str, start: int, column: int, name: str) -> tuple[str, int]:
+    """Lines of YAML below the name of a secret, of which only what says where one is kept is shown, and where they end."""
+    pieces: list[str] = []
+    first, end = None, start
+    for line in _LINE.finditer(text, start):
+        lead, key, value = line["lead"], line["key"] or "", line["value"].rstrip()
+        dashes = lead.lstrip(" \t")
+        place = len(lead) - len(dashes)
+        if not (dashes or key or value):
+            continue
+        first = place if first is None else first
+        if place < max(first, column) or (place == column and not dashes):
+            break
+        shown = is_secret_reference(line["name"] or "") or _is_shown(_BELOW if key else name, value)
+        pieces += [text[end : line.start("value")], value if shown else REDACTED]
+        end = line.start("value") + len(value)
+    return "".join(pieces), end
 
 
 def _names_a_secret(match: re.Match[str]) -> bool:
@@ -211,7 +231,7 @@ def _names_a_secret(match: re.Match[str]) -> bool:
         return is_secret_parameter(groups["parameter"])
     if "term" in groups:
         return is_secret_term(groups["term"])
-    return "name" not in groups or is_secret_name(groups["name"])
+    return groups.get("name") is None or is_secret_name(groups["name"])
 
 
 def _counts(name: str, value: object) -> bool:

@@ -36,38 +36,67 @@ TOKEN = re.compile(
 """Tokens whose issuers begin them so that they can be found, addresses that are secret, and private keys."""
 
 _NEW = rf"(?!{REDACTED})"  # what has been left out is not left out again
+# Blanks and line ends, also as Python and JSON write them in quotes.
+_BLANK = r"(?:[ \t\xa0]|\\t)"
+_END = r"(?:\r?\n|(?:\\r)?\\n)"
+_BEGIN = r"(?:^|(?<=\\n))"
+_LINE_END = r"(?=[ \t]*+(?:\\?\r?$|\\[rn])|[ \t]{1,8}+#)"
+_MARK = r"\\{0,3}[\"']"  # a quote, also if it has been quoted once more
 _NAME = r"(?<![\w.\-%])(?P<name>[\w.\-%]++)"
+# A key in JSON, or in what Python makes of a dict.
+_KEY = rf"(?P<around>{_MARK})(?P<name>[\w.\-]{{1,64}})(?P=around)"
 _OPTION = r"(?P<name>-{1,2}[A-Za-z][\w.\-]*+)"
 _HEADER = (
     r"(?<![\w\-])(?P<name>(?:proxy-)?authorization|(?:set-)?cookie|api-key|x-[\w\-]{1,40})"
     r"[ \t]{0,4}+:[ \t]{0,4}+"
 )
-_MARK = r"\\{0,3}[\"']"  # a quote, also if it has been quoted once more
-# A key in JSON, or in what Python makes of a dict.
-_KEY = rf"(?P<around>{_MARK})(?P<name>[\w.\-]{{1,64}})(?P=around)"
+_SETTING = r"[\w.\-%\[\]]{1,64}=[^=\s]"
+_EQUALS = r"(?:=>|[:+?]?=(?!=[ \t]))"
+# What is no word of a sentence.
+_ODD = rf"(?=[^\s]{{6}})(?=[^\s]{{0,40}}[0-9])(?!{_SETTING})"
+# A blank behind "=" alone may say that there is no value.
+_IS = rf"(?:{_BLANK}{{1,4}}+{_EQUALS}{_BLANK}{{0,4}}+|{_EQUALS}(?:{_BLANK}{{1,8}}+(?={_MARK}|{_ODD}))?+)"
+# A scheme of authorization is no secret, and the word behind it is.
+_SCHEME = (
+    r"(?:(?:Basic|Bearer|Digest|DPoP|Negotiate|NTLM|OAuth|Token|(?:api|shared)-?key)"
+    rf"{_BLANK}{{1,4}}+(?=[^\s])(?!{_SETTING})"
+    rf"|(?-i:[A-Z])[A-Za-z\-]{{1,31}}+(?:{_BLANK}|{_END}){{1,4}}+{_ODD})"
+)
+# A value ends at a blank; at a quote that ends something; and at a separator before another name, or before nothing.
+_BARE = (
+    rf"{_NEW}(?P<bare>{_SCHEME}?+"
+    r"(?:[^\s,;&\"'\\]|[,;&](?!\s|\Z|[\w.\-%\[\]]{1,64}=)|[\"'](?![\s,;:)\]}]|\Z)|\\(?![\"'nrt\r\n]))++)"
+)
 _INSIDE_QUOTES = rf"(?P<quote>{_MARK})(?P<quoted>(?:(?!(?P=quote))(?:\\.|.))*+)"
 # What has been cut off may lack its second quote.
 _QUOTED = rf"{_INSIDE_QUOTES}(?:(?P=quote)|\Z)"
-# A value ends at a blank; at a quote that ends something; and at a separator before another name, or before nothing.
-_BARE = (
-    _NEW
-    + r"(?P<bare>(?:(?:Bearer|Basic|Digest|Token) {1,4}+(?=[^\s]))?+(?:[^\s,;&\"'\\]|[,;&](?!\s|\Z|[\w.\-%\[\]]{1,64}=)"
-    r"|[\"'](?![\s,;:)\]}]|\Z)|\\(?![\"'nrt]))++)"
-)
-_LIST = r"(?P<list>[\[{(])"  # a list or an object, of which the rest is looked for by counting
-_LINE_END = r"(?=[ \t]*+$)"
+# What comes to the end of the text after so much has been cut off there.
+_CUT = r"(?<=[^<>]{8192})\Z"
+_FLAT = r"[\[{(][^\[\]{}()]{0,200}+[\]})]"
+# A list or an object, of which the rest is looked for by counting.
+_LIST = r"(?P<list>[\[{(])"
+_SURE_LIST = rf"(?=[\[{{(]\s{{0,8}}+[\"'\[{{(]|{_FLAT}){_LIST}"
+_VALUE = rf"(?:{_QUOTED}|{_SURE_LIST}|{_BARE})"
 # Without an end that fits a text that was cut off, this would read on from each quote to the end of the text.
 _INSIDE = {quote: _NEW + rf"(?:\\.|[^{quote}\\])++(?={quote}|\\?\Z)" for quote in "\"'"}
 # One of the two members that are a name and its value, in JSON, YAML, or the words of Python.
-_MEMBER = rf"(?<![\w.\-])(?:%s)(?:{_MARK})?\s{{0,4}}+[:=]\s{{0,8}}+"
+_MEMBER = rf"(?:(?<![\w.\-])|(?<=\\n))(?:%s)(?:{_MARK})?\s{{0,4}}+[:=]\s{{0,8}}+"
 _NAMED = rf"{_MEMBER % '(?:parameter)?(?:name|key)'}(?:{_MARK})?(?P<name>[\w.\-]{{1,64}})"
-_VALUE = _MEMBER % "(?:parameter)?value"
-_NEXT = rf"(?:{_MARK})?\s{{0,40}}+(?:,\s{{0,40}}+)?+(?:{_MARK})?"
-# A few other members may stand between them.
-_OTHER = rf"{_MEMBER % '[a-z_]{1,32}'}(?:{_MARK})?(?:[^\n,;&\"'\\{{}}\[\]]{{0,100}}+){_NEXT}"
-_BETWEEN = rf"{_NEXT}(?:(?!{_VALUE}){_OTHER}){{0,3}}?"
-
-_YAML_KEY = rf"(?:^|:[ ])[ \t]{{0,40}}(?:-[ ])?(?:{_MARK})?(?P<term>[\w.\-]{{1,64}})(?:{_MARK})?:"
+_VALUED = _MEMBER % "(?:parameter)?value"
+_NEXT = rf"(?:{_MARK})?(?:\s|\\[nrt]){{0,40}}+(?:,\s{{0,40}}+)?+(?:{_MARK})?"
+# A few other members may stand between them: texts, lists, and objects of objects.
+_PLAIN = r"[^\[\]{}()]{0,200}+"
+_OTHER = (
+    rf"{_MEMBER % '[a-z_]{1,32}'}(?>\"(?:\\.|[^\"\\]){{0,400}}+\"|'(?:\\.|[^'\\]){{0,400}}+'"
+    rf"|[\[{{(]{_PLAIN}(?:{_FLAT}{_PLAIN}){{0,4}}+[\]}})]"
+    rf"|(?:{_MARK})?(?:[^\n,;&\"'\\{{}}\[\]]{{0,100}}+)){_NEXT}"
+)
+_BETWEEN = rf"{_NEXT}(?:(?!{_VALUED}){_OTHER}){{0,4}}?"
+_TAGS = rf"(?:{_BLANK}{{1,8}}+[!&][^\s\\]{{0,64}}+){{0,2}}+"  # of YAML: !!str, &anchor
+# A key of YAML. What stands before it says how far right the lines below it have to stand.
+_LINE_KEY = rf"(?P<column>[ \t]{{0,80}}+(?:-[ ]){{0,4}}+)(?:{_MARK})?(?P<term>[\w.\-]++)(?:{_MARK})?:{_TAGS}"
+# The rest of its line, and empty ones.
+_LINES = rf"{_BLANK}{{0,8}}+(?:#[^\n\\]*+)?{_END}(?:[ \t]{{0,80}}+{_END}){{0,8}}+"
 
 # What stands before a secret, and the secret.
 _FORMS: tuple[tuple[str, str], ...] = (
@@ -78,20 +107,12 @@ _FORMS: tuple[tuple[str, str], ...] = (
     (r"(?<=[?&;#])(?P<parameter>[^=&;#?\s]++)=", rf"{_NEW}[^&;#\s\"'<>\\]+"),
     # '--password=x y'
     *((f"{quote}{_OPTION}=", inside) for quote, inside in _INSIDE.items()),
-    # password=x, password = x, password => x, password=['x']
-    (
-        rf"{_NAME}(?:[ \t]{{1,4}}+(?:=>|:=|=)[ \t]{{0,4}}+|=>|:=|=)",
-        rf"(?:{_QUOTED}|{_LIST}(?=\s{{0,8}}+[\"'\[{{(])|{_BARE})",
-    ),
-    # env["password"] = x, 'password' => x
-    (
-        rf"{_KEY}[ \t]{{0,4}}+\]?[ \t]{{0,4}}+(?:=>|:=|=(?!=))[ \t]{{0,4}}+",
-        rf"(?:{_QUOTED}|{_LIST}(?=\s{{0,8}}+[\"'\[{{(])|{_BARE})",
-    ),
+    # password=x, password += x, password => x, password=['x']; env["password"] = x, 'password' => x
+    *((rf"{name}\]?{_IS}", _VALUE) for name in (_NAME, _KEY)),
     # --password x, also on a line of its own
-    (rf"(?<![\w.\-]){_OPTION}[ \t]{{1,8}}+", rf"(?:{_QUOTED}|(?!-){_BARE})"),
+    (rf"(?<![\w.\-]){_OPTION}{_BLANK}{{1,8}}+", rf"(?:{_QUOTED}|(?!-){_BARE})"),
     (
-        rf"(?<![\w.\-]){_OPTION}[ \t]{{0,8}}+\r?\n[ \t]{{0,40}}+",
+        rf"(?<![\w.\-]){_OPTION}{_BLANK}{{0,8}}+(?:\\(?=[\r\n]))?+{_END}[ \t]{{0,40}}+",
         rf"(?:{_QUOTED}|(?!-){_BARE}){_LINE_END}",
     ),
     # '--password', 'x'
@@ -105,21 +126,23 @@ _FORMS: tuple[tuple[str, str], ...] = (
     # password: x, as a whole line; and in a line what is no word, unlike "token: not found" and
     # "module.token:train1"
     (
-        r"^[ \t]{0,40}(?:-[ ])?(?<![\w.\-])(?P<term>[\w.\-]++):[ \t]{1,8}+",
-        rf"(?:{_QUOTED}|{_NEW}(?P<bare>[^\s\"'|>{{\[]\S*+)){_LINE_END}",
+        rf"{_BEGIN}{_LINE_KEY}{_BLANK}{{1,8}}+",
+        rf"(?:{_QUOTED}|{_NEW}(?P<bare>[^\s\"'|>{{\[\\](?:[^\s\\]|\\(?![nrt]))*+)){_LINE_END}",
     ),
     (
-        r"(?<![\w.\-])(?P<term>[\w\-]++(?=:\S)|[\w.\-]++(?=[ ]?:[ \t]))[ ]?:[ \t]{0,8}+",
-        rf"(?=[^\s]{{6}})(?=[^\s]{{0,40}}[0-9]){_BARE}",
-    ),
-    # password: |, and password: with lines below it that stand further to the right
-    (
-        rf"{_YAML_KEY}[ \t]{{1,8}}+[|>][+\-0-9]{{0,2}}[ \t]{{0,8}}+\r?\n",
-        r"(?P<deep>[ \t]{1,80}+)[^\s][^\r\n]*+(?:\r?\n(?:(?P=deep)[^\r\n]*+|[ \t]*+(?=\r?\n)))*+",
+        rf"(?<![\w.\-])(?P<term>[\w.\-]++)[ ]?:{_BLANK}{{1,8}}+",
+        rf"(?:{_QUOTED}|(?=[\[{{]){_SURE_LIST})",
     ),
     (
-        rf"{_YAML_KEY}[ \t]{{0,8}}+\r?\n[ \t]{{1,80}}+",
-        rf"(?:{_QUOTED}|{_NEW}(?P<bare>(?!-[ ])[^\s\"'|>{{\[:][^\s:]*+)){_LINE_END}",
+        rf"(?<![\w.\-])(?P<term>[\w\-]++(?=:\S)|[\w.\-]++(?=[ ]?(?::|->)[ \t]))[ ]?(?::|->)"
+        rf"{_TAGS}{_BLANK}{{0,8}}+",
+        rf"{_ODD}{_BARE}",
+    ),
+    # password: |, and password: with lines below it that stand further to the right and are no sentence
+    (
+        rf"(?:{_BEGIN}|:[ ]|[\"']){_LINE_KEY}(?:{_BLANK}{{1,8}}+[|>][+\-0-9]{{0,2}}{_LINES}(?=[ \t])"
+        rf"|{_LINES}(?=[ \t]{{0,80}}+(?:-[ ]|[\[{{\"']|[\w.\-]{{1,64}}+:[\s\\]|[^\s\\]++{_LINE_END})))",
+        r"(?P<lines>)",
     ),
     # ('password', 'x')
     (rf"[(\[]{_KEY},\s{{0,8}}+", rf"{_QUOTED}(?=[)\]])"),
@@ -129,17 +152,20 @@ _FORMS: tuple[tuple[str, str], ...] = (
         rf"(?:{_QUOTED}|{_LIST}|(?P<bare>-?[0-9][0-9.eE+\-]*+))",
     ),
     # "name": "DB_PASS", "value": "x", and the other way round
-    (_NAMED + _BETWEEN + _VALUE, rf"(?:{_QUOTED}|{_BARE})"),
+    (_NAMED, rf"{_BETWEEN}{_VALUED}(?P<value>{_QUOTED}|{_BARE})"),
     (
-        _VALUE,
-        rf"(?:{_INSIDE_QUOTES}(?P=quote)|{_NEW}(?P<bare>[^\s,;&\"'\\]{{1,200}}+))"
-        rf"(?={_BETWEEN}{_NAMED})",
+        _VALUED,
+        rf"(?:{_INSIDE_QUOTES}(?:(?P=quote)|(?P<cut>{_CUT}))|{_NEW}(?P<bare>[^\s,;&\"'\\]{{1,200}}+))"
+        rf"(?(cut)|(?={_BETWEEN}{_NAMED}))",
     ),
-    # <password>x</password>
-    (r"<(?P<name>[\w.\-]{1,64})(?:\s[^<>]{0,200}+)?>", r"[^<>]++(?=</)"),
+    # <password>x</password>, of which the end may have been cut off
+    (
+        r"<(?P<name>[\w.:\-]{1,64})(?:\s[^<>]{0,200}+)?>(?:\s{0,40}+<!\[CDATA\[)?+",
+        rf"(?:[^<>\]]|\](?!\]>))++(?:{_CUT}|(?=</|\]\]>))",
+    ),
     # Bearer x; what follows has a digit, or it is a word of a sentence; for Basic it is Base64
     (
-        r"(?<![A-Za-z0-9])(?:Bearer +"
+        rf"(?<![A-Za-z0-9])(?:Bearer{_BLANK}{{1,4}}+"
         r"|Basic +(?=(?:[a-z0-9+/]{4})++(?:[a-z0-9+/]{2,3}={1,2})?(?![a-z0-9+/=])))",
         r"(?=[A-Za-z._~+/\-]{0,200}[0-9=])[A-Za-z0-9._~+/=\-]{6,}",
     ),
@@ -152,7 +178,8 @@ def forms() -> list[tuple[re.Pattern[str], re.Pattern[str]]]:
 
     If one of them has a group "name", "parameter" or "term", something is secret only if that is the
     name of a secret. The second may have the groups "quote", whose marks are no part of the secret,
-    and "quoted" or "bare", what is within them; or "list", where a list or an object begins.
+    and "quoted" or "bare", what is within them; "value" if something else stands before it; "list", where
+    a list or an object begins; "lines" where those begin that are below a name at "column".
 
     They are compiled when they are first used, since replicas rarely need them.
     """

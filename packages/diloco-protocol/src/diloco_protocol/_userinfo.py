@@ -12,8 +12,8 @@ _RUN = re.compile(r"[^\s'\"<>]*+")
 _AUTHORITY = re.compile(r"[^/?#\s'\"<>]*+")
 # What is not a password although an @ follows: the port of a web server.
 _PORT = re.compile(r"[^:@]*:[0-9]{1,5}")
-# Where an @ could follow: user, colon, and a password that is more than a port.
-_MAY_END_LATER = re.compile(r"[^/?#:@]*+:(?![0-9]{1,5}(?:[/?#]|\Z))")
+# Where an @ could follow: user, colon, and a password that is more than a port; or what is too long for the name of a host.
+_MAY_END_LATER = re.compile(r"[^/?#:@]*+:(?![0-9]{1,5}(?:[/?#]|\Z))|[^/?#]{256}")
 _WEB = frozenset({"http", "https", "ws", "wss"})
 # A password may hold blanks and quotes, too; it is looked for so far.
 _FURTHER = re.compile(r"(?:(?!://)[^@\r\n]){1,256}@(?=[\w\[])")
