@@ -140,7 +140,7 @@ def test_clients_of_the_callers_are_used_as_they_are(bench):
     [
         (None, {}, "no cluster can be read from .*none.*update-kubeconfig"),
         ("{", {}, "none is not YAML, line 1"),
-        ("[]", {}, "none must be a mapping, not a list"),
+        ("[]", {}, "none what it holds must be a mapping, not a list"),
         ("{}", {}, "no cluster can be read"),
         ("same", {"context": "staging"}, "context 'staging'"),
     ],

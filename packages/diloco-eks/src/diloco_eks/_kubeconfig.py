@@ -14,7 +14,7 @@ from diloco_protocol import AuthError, InvalidRequestError
 from diloco_protocol.backend import redact_and_cut
 
 from ._errors import printable
-from ._kubeconfig_file import check_entry, read_file
+from ._kubeconfig_file import read_file
 from ._names import check_dns_label
 from ._no_proxy import needs_no_proxy
 from ._reading import mapping
@@ -108,14 +108,10 @@ def read_kubeconfig(kubeconfig: str | os.PathLike[str] | None, context: str | No
         for kind, entries in known.items():
             for entry in config.get(f"{kind}s") or []:
                 entries.setdefault(entry["name"], entry.get(kind))
-
-    def entry_of(kind: str, name: str | None) -> Mapping[str, Any]:
-        found = mapping(known[kind].get(name or ""))
-        check_entry(kind, name or "", found)
-        return found
-
-    chosen = entry_of("context", context)
-    cluster, user = entry_of("cluster", chosen.get("cluster")), entry_of("user", chosen.get("user"))
+    chosen = mapping(known["context"].get(context or ""))
+    cluster, user = (
+        mapping(known[kind].get(chosen.get(kind) or "")) for kind in ("cluster", "user")
+    )
     if chosen.get("cluster") in known["cluster"] and not cluster.get("server"):
         raise AuthError(
             f"the kubeconfig's cluster {chosen['cluster']!r} has no server: add its address, as aws eks update-kubeconfig does"

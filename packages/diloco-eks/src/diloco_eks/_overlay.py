@@ -10,7 +10,8 @@ from diloco_protocol import InvalidRequestError
 
 from ._environment import check_free
 from ._names import CONTAINER
-from ._overlay_shape import LISTS, check_item
+from ._overlay_shape import ITEMS
+from ._shape import misfit
 
 _OURS = ("command", "args", "terminationMessagePath", "terminationMessagePolicy")
 
@@ -50,17 +51,19 @@ def _merge(base: dict[str, Any], patch: Mapping[str, Any], path: str) -> None:
         if isinstance(value, dict):
             inside = base.setdefault(key, {})
             _merge(inside, value, place)
-        elif isinstance(value, list) and key in LISTS:
-            base[key] = _merge_list(ours or [], value, LISTS[key], place)
+        elif isinstance(value, list) and key in ITEMS:
+            base[key] = _merge_list(ours or [], value, ITEMS[key], place)
         else:
             base[key] = value
 
 
-def _merge_list(ours: list[Any], items: list[Any], key: str | None, path: str) -> list[Any]:
+def _merge_list(ours: list[Any], items: list[Any], schema: dict[str, Any], path: str) -> list[Any]:
+    if wrong := misfit(items, [schema], path):
+        raise InvalidRequestError(wrong)
     merged = list(ours)
+    key = next((field.rstrip("!") for field in schema if field.endswith("!")), None)
     for number, item in enumerate(items):
         place = f"{path}[{number}]"
-        check_item(item, key, place)
         known = [known for known in merged if key is not None and known.get(key) == item[key]]
         if known and "valueFrom" in item:
             known[0].pop("value", None)

@@ -1,0 +1,47 @@
+"""The types that somebody's JSON or YAML must have, as a table."""
+
+from __future__ import annotations
+
+from typing import Any
+
+_WORDS = {
+    str: "text",
+    int: "a whole number",
+    float: "a number",
+    bool: "true or false",
+    list: "a list",
+    dict: "a mapping",
+}
+
+
+def misfit(value: Any, schema: Any, path: str) -> str | None:
+    """Say what has a wrong type first, such as ``users[0].name must be text, not a whole number``; None if nothing has.
+
+    No value is told: it may be a secret.
+
+    Args:
+        value: Anything.
+        schema: A type; or a list with the schema of every item; or a mapping with that of every field, or with ``str`` and
+            that of every value. Values may be None, and fields may be missing, but for those that end with ``!``. Other fields
+            are not looked at.
+        path: What to call the value.
+    """
+    wanted = schema if isinstance(schema, type) else type(schema)
+    kind = type(value)
+    if kind is not wanted:
+        given = "nothing" if value is None else _WORDS.get(kind, f"a {kind.__name__}")
+        return f"{path} must be {_WORDS[wanted]}, not {given}"
+    inside: list[tuple[Any, Any, str]] = []
+    if isinstance(schema, list):
+        inside += [(item, schema[0], f"{path}[{number}]") for number, item in enumerate(value)]
+    elif isinstance(schema, dict) and str in schema:
+        inside += [(key, str, f"a key of {path}") for key in value]
+        inside += [
+            (each, schema[str], f"{path}.{key}") for key, each in value.items() if each is not None
+        ]
+    elif isinstance(schema, dict):
+        for field, inner in schema.items():
+            name = field.rstrip("!")
+            if field != name or value.get(name) is not None:
+                inside.append((value.get(name), inner, f"{path}.{name}"))
+    return next(filter(None, (misfit(*each) for each in inside)), None)
