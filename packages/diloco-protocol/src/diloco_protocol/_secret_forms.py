@@ -37,11 +37,12 @@ TOKEN = re.compile(
 
 _NEW = rf"(?!{REDACTED})"  # what has been left out is not left out again
 # Blanks and line ends, also as Python and JSON write them in quotes.
-_BLANK = r"(?:[ \t\xa0]|\\t)"
-_END = r"(?:\r?\n|(?:\\r)?\\n)"
+_BLANK = r"(?:[ \t\xa0]|\\{1,7}(?:t|xa0|u00a0))"
+_END = r"(?:\r?\n|(?:\\{1,7}r)?\\{1,7}n)"
+_GAP = r"(?:\s|\\{1,7}[nrt])"
 _BEGIN = r"(?:^|(?<=\\n))"
-_LINE_END = r"(?=[ \t]*+(?:\\?\r?$|\\[rn])|[ \t]{1,8}+#)"
-_MARK = r"\\{0,3}[\"']"  # a quote, also if it has been quoted once more
+_LINE_END = r"(?=[ \t]*+(?:\\?\r?$|\\{1,7}[rn])|[ \t]{1,8}+#)"
+_MARK = r"\\{0,7}[\"']"  # a quote, also if it has been quoted twice more
 _NAME = r"(?<![\w.\-%])(?P<name>[\w.\-%]++)"
 # A key in JSON, or in what Python makes of a dict.
 _KEY = rf"(?P<around>{_MARK})(?P<name>[\w.\-]{{1,64}})(?P=around)"
@@ -50,32 +51,34 @@ _HEADER = (
     r"(?<![\w\-])(?P<name>(?:proxy-)?authorization|(?:set-)?cookie|api-key|x-[\w\-]{1,40})"
     r"[ \t]{0,4}+:[ \t]{0,4}+"
 )
-_SETTING = r"[\w.\-%\[\]]{1,64}=[^=\s]"
 _EQUALS = r"(?:=>|[:+?]?=(?!=[ \t]))"
-# What is no word of a sentence.
-_ODD = rf"(?=[^\s]{{6}})(?=[^\s]{{0,40}}[0-9])(?!{_SETTING})"
+_UNSET = r"(?![\w.\-%\[\]]{1,64}=[^=\s])"  # not a setting
+_ODD = r"(?=[^\s]{6})(?=[^\s]{0,40}[0-9])"  # no word of a sentence
 # A blank behind "=" alone may say that there is no value.
-_IS = rf"(?:{_BLANK}{{1,4}}+{_EQUALS}{_BLANK}{{0,4}}+|{_EQUALS}(?:{_BLANK}{{1,8}}+(?={_MARK}|{_ODD}))?+)"
+_IS = (
+    rf"(?:{_BLANK}{{1,4}}+{_EQUALS}{_BLANK}{{0,4}}+"
+    rf"|{_EQUALS}(?:{_BLANK}{{1,8}}+(?={_MARK}|{_ODD}{_UNSET}))?+)"
+)
 # A scheme of authorization is no secret, and the word behind it is.
 _SCHEME = (
     r"(?:(?:Basic|Bearer|Digest|DPoP|Negotiate|NTLM|OAuth|Token|(?:api|shared)-?key)"
-    rf"{_BLANK}{{1,4}}+(?=[^\s])(?!{_SETTING})"
-    rf"|(?-i:[A-Z])[A-Za-z\-]{{1,31}}+(?:{_BLANK}|{_END}){{1,4}}+{_ODD})"
+    rf"{_BLANK}{{1,4}}+(?=[^\s])|(?-i:[A-Z])[A-Za-z\-]{{1,31}}+(?:{_BLANK}|{_END}){{1,4}}+{_ODD}){_UNSET}"
 )
 # A value ends at a blank; at a quote that ends something; and at a separator before another name, or before nothing.
 _BARE = (
-    rf"{_NEW}(?P<bare>{_SCHEME}?+"
-    r"(?:[^\s,;&\"'\\]|[,;&](?!\s|\Z|[\w.\-%\[\]]{1,64}=)|[\"'](?![\s,;:)\]}]|\Z)|\\(?![\"'nrt\r\n]))++)"
+    rf"{_NEW}(?P<bare>(?:{_SCHEME})?+"
+    r"(?:[^\s,;&\"'\\]|[,;&](?!\s|\Z|[\w.\-%\[\]]{1,64}=)|[\"'](?![\s,;:)\]}]|\Z)|\\(?!\\{0,6}[\"'nrt\r\n]))++)"
 )
 _INSIDE_QUOTES = rf"(?P<quote>{_MARK})(?P<quoted>(?:(?!(?P=quote))(?:\\.|.))*+)"
 # What has been cut off may lack its second quote.
 _QUOTED = rf"{_INSIDE_QUOTES}(?:(?P=quote)|\Z)"
 # What comes to the end of the text after so much has been cut off there.
 _CUT = r"(?<=[^<>]{8192})\Z"
-_FLAT = r"[\[{(][^\[\]{}()]{0,200}+[\]})]"
+_PLAIN = r"[^\[\]{}()]{0,200}+"
+_FLAT = rf"[\[{{(]{_PLAIN}[\]}})]"
 # A list or an object, of which the rest is looked for by counting.
 _LIST = r"(?P<list>[\[{(])"
-_SURE_LIST = rf"(?=[\[{{(]\s{{0,8}}+[\"'\[{{(]|{_FLAT}){_LIST}"
+_SURE_LIST = rf"(?=[\[{{(]\s{{0,8}}+(?:{_MARK}|[\[{{(]|[\w.\-]{{1,64}}+:\s)|{_FLAT}){_LIST}"
 _VALUE = rf"(?:{_QUOTED}|{_SURE_LIST}|{_BARE})"
 # Without an end that fits a text that was cut off, this would read on from each quote to the end of the text.
 _INSIDE = {quote: _NEW + rf"(?:\\.|[^{quote}\\])++(?={quote}|\\?\Z)" for quote in "\"'"}
@@ -83,9 +86,8 @@ _INSIDE = {quote: _NEW + rf"(?:\\.|[^{quote}\\])++(?={quote}|\\?\Z)" for quote i
 _MEMBER = rf"(?:(?<![\w.\-])|(?<=\\n))(?:%s)(?:{_MARK})?\s{{0,4}}+[:=]\s{{0,8}}+"
 _NAMED = rf"{_MEMBER % '(?:parameter)?(?:name|key)'}(?:{_MARK})?(?P<name>[\w.\-]{{1,64}})"
 _VALUED = _MEMBER % "(?:parameter)?value"
-_NEXT = rf"(?:{_MARK})?(?:\s|\\[nrt]){{0,40}}+(?:,\s{{0,40}}+)?+(?:{_MARK})?"
+_NEXT = rf"(?:{_MARK})?{_GAP}{{0,40}}+(?:,\s{{0,40}}+)?+(?:{_MARK})?"
 # A few other members may stand between them: texts, lists, and objects of objects.
-_PLAIN = r"[^\[\]{}()]{0,200}+"
 _OTHER = (
     rf"{_MEMBER % '[a-z_]{1,32}'}(?>\"(?:\\.|[^\"\\]){{0,400}}+\"|'(?:\\.|[^'\\]){{0,400}}+'"
     rf"|[\[{{(]{_PLAIN}(?:{_FLAT}{_PLAIN}){{0,4}}+[\]}})]"
@@ -104,7 +106,7 @@ _FORMS: tuple[tuple[str, str], ...] = (
     *((f"{quote}{_HEADER}", inside) for quote, inside in _INSIDE.items()),
     (_HEADER, rf"{_NEW}[^\s\"'][^\r\n]*+"),
     # ?sig=x
-    (r"(?<=[?&;#])(?P<parameter>[^=&;#?\s]++)=", rf"{_NEW}[^&;#\s\"'<>\\]+"),
+    (r"(?:(?<=[?&;#])|(?<=u0026))(?P<parameter>[^=&;#?\s]++)=", rf"{_NEW}[^&;#\s\"'<>\\]+"),
     # '--password=x y'
     *((f"{quote}{_OPTION}=", inside) for quote, inside in _INSIDE.items()),
     # password=x, password += x, password => x, password=['x']; env["password"] = x, 'password' => x
@@ -119,15 +121,15 @@ _FORMS: tuple[tuple[str, str], ...] = (
     (rf"(?P<around>{_MARK}){_OPTION}(?P=around)\s{{0,4}}+,\s{{0,8}}+", _QUOTED),
     # -u user:x, of curl; not -u 1000:1000, of docker
     (
-        r"(?<![\w.\-])(?:-u|--(?:proxy-)?user)(?:=|[ \t]{1,8}+|[\"']\s{0,4}+,\s{0,8}+)[\"']?"
-        r"(?![0-9]{1,9}:[0-9]{1,9}(?![^\s\"']))[^\s:\"']{1,64}:",
-        rf"{_NEW}[^\s\"']++",
+        rf"(?<![\w.\-])(?:-u|--(?:proxy-)?user)(?:=|[ \t]{{1,8}}+|{_MARK}\s{{0,4}}+,\s{{0,8}}+)(?:{_MARK})?"
+        r"(?![0-9]{1,9}:[0-9]{1,9}(?![^\s\"'\\]))[^\s:\"']{1,64}:",
+        rf"{_NEW}[^\s\"'\\]++",
     ),
     # password: x, as a whole line; and in a line what is no word, unlike "token: not found" and
     # "module.token:train1"
     (
         rf"{_BEGIN}{_LINE_KEY}{_BLANK}{{1,8}}+",
-        rf"(?:{_QUOTED}|{_NEW}(?P<bare>[^\s\"'|>{{\[\\](?:[^\s\\]|\\(?![nrt]))*+)){_LINE_END}",
+        rf"(?:{_QUOTED}|{_NEW}(?P<bare>[^\s\"'|>{{\[\\](?:[^\s\\]|\\(?!\\{{0,6}}[nrt]))*+)){_LINE_END}",
     ),
     (
         rf"(?<![\w.\-])(?P<term>[\w.\-]++)[ ]?:{_BLANK}{{1,8}}+",
@@ -141,14 +143,14 @@ _FORMS: tuple[tuple[str, str], ...] = (
     # password: |, and password: with lines below it that stand further to the right and are no sentence
     (
         rf"(?:{_BEGIN}|:[ ]|[\"']){_LINE_KEY}(?:{_BLANK}{{1,8}}+[|>][+\-0-9]{{0,2}}{_LINES}(?=[ \t])"
-        rf"|{_LINES}(?=[ \t]{{0,80}}+(?:-[ ]|[\[{{\"']|[\w.\-]{{1,64}}+:[\s\\]|[^\s\\]++{_LINE_END})))",
+        rf"|{_LINES}(?=[ \t]{{0,80}}+(?:-[ ]|[\[{{]|{_MARK}|[\w.\-]{{1,64}}+:[\s\\]|[^\s\\\"']++(?:{_LINE_END}|{_MARK}(?!\w)))))",
         r"(?P<lines>)",
     ),
     # ('password', 'x')
     (rf"[(\[]{_KEY},\s{{0,8}}+", rf"{_QUOTED}(?=[)\]])"),
     # "password": "x", "password": 1234, "password": ["x"]
     (
-        rf"{_KEY}\s{{0,8}}+:\s{{0,8}}+(?:[bru]{{1,2}}(?=[\"']))?+",
+        rf"{_KEY}\s{{0,8}}+:\s{{0,8}}+(?:[bru]{{1,2}}(?={_MARK}))?+",
         rf"(?:{_QUOTED}|{_LIST}|(?P<bare>-?[0-9][0-9.eE+\-]*+))",
     ),
     # "name": "DB_PASS", "value": "x", and the other way round
@@ -160,7 +162,8 @@ _FORMS: tuple[tuple[str, str], ...] = (
     ),
     # <password>x</password>, of which the end may have been cut off
     (
-        r"<(?P<name>[\w.:\-]{1,64})(?:\s[^<>]{0,200}+)?>(?:\s{0,40}+<!\[CDATA\[)?+",
+        r"<(?P<name>[\w.:\-]{1,64})(?:\s[^<>]{0,200}+)?>"
+        rf"(?:{_GAP}{{0,40}}+<!\[CDATA\[)?+",
         rf"(?:[^<>\]]|\](?!\]>))++(?:{_CUT}|(?=</|\]\]>))",
     ),
     # Bearer x; what follows has a digit, or it is a word of a sentence; for Basic it is Base64
