@@ -368,6 +368,11 @@ class TestTypes:
             (("user", "password: 12345678"), "password must be text"),
             (("user", "exec: {command: x, args: openyou}"), "exec.args must be a list, not text"),
             (("user", "exec: openyou"), "exec must be a mapping"),
+            (("user", "exec: {command: x, env: [{name: A, value: 5}]}"), "value must be text"),
+            (
+                ("user", "auth-provider: {name: oidc, config: {id-token: 5}}"),
+                "id-token must be text",
+            ),
         ],
     )
     def test_what_is_used(self, server, refused, inside, match):

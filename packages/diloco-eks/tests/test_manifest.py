@@ -240,3 +240,9 @@ def test_the_schemas_can_disagree(options_for, request_for):
     manifest["spec"]["backoffLimitPerIndex"] = "0"
     with pytest.raises(validate.ValidationError):
         validate.validate(manifest, "1.33", strict=True)
+
+
+@pytest.mark.parametrize("options", [{"image": "a\ud800"}, {"command": ["a", "\udfff"]}])
+def test_what_cannot_be_sent_is_refused_before_it_is(options_for, request_for, options):
+    with pytest.raises(InvalidRequestError, match="the Job cannot be written as JSON"):
+        job_manifest(request_for(), options_for(**options))

@@ -54,6 +54,7 @@ from diloco_protocol.backend import options_of, options_table
         ({"pod_overlay": {"spec": {1, 2}}}, "pod_overlay.spec is a set; a manifest holds JSON"),
         ({"image": 10**5000}, "image must be the name of a container image, not a number of that"),
         ({"command": "echo it's"}, "write ['echo', \"it's\"]"),
+        ({"gpu_types": {"X": {5: ["a"]}}}, "gpu_types['X'] has the key 5"),
         ({"tolerations": [{"key": float("nan")}]}, "tolerations must map text to text"),
         ({"tolerations": [{"key": "\ud800"}]}, "half of a surrogate pair"),
         ({"tolerations": [{"tolerationSeconds": "5"}]}, "tolerationSeconds must be a whole number"),

@@ -11,6 +11,8 @@ from typing import Any
 from diloco_protocol import InvalidRequestError
 from diloco_protocol.backend import ANY, parse_gpu, shown
 
+from ._names import check_key
+
 KARPENTER = "karpenter.k8s.aws/instance-gpu-name"
 AUTO_MODE = "eks.amazonaws.com/instance-gpu-name"
 FEATURE_DISCOVERY = "nvidia.com/gpu.product"
@@ -157,6 +159,7 @@ def check_table(table: Table | None) -> dict[str, dict[str, tuple[str, ...]]]:
                 raise InvalidRequestError(
                     f"{inside} must be a list of the label's values, not {shown(values, inside)}"
                 )
+            check_key(called, label)
         checked[name.upper()] = {label: tuple(values) for label, values in places.items()}
     return checked
 

@@ -24,8 +24,13 @@ _USER: dict[str, Any] = {
     **dict.fromkeys(("client-key", "client-key-data"), str),
     "as-groups": [str],
     "as-user-extra": {str: [str]},
-    "exec": {"command": str, "args": [str]},
-    "auth-provider": {},
+    "exec": {
+        **dict.fromkeys(("apiVersion", "command", "installHint", "interactiveMode"), str),
+        "args": [str],
+        "env": [{"name": str, "value": str}],
+        "provideClusterInfo": bool,
+    },
+    "auth-provider": {"name": str, "config": {str: str}},
 }
 _CONFIG = {
     "current-context": str,

@@ -97,7 +97,10 @@ def job_manifest(
         "spec": spec,
     }
     annotations[names.FINGERPRINT] = _fingerprint(manifest, request.specs(grace=options.grace)[0])
-    size = len(json.dumps(manifest))
+    try:
+        size = len(json.dumps(manifest, ensure_ascii=False, allow_nan=False).encode())
+    except ValueError as error:  # half of a surrogate pair, in whichever text
+        raise InvalidRequestError(f"the Job cannot be written as JSON: {error}") from None
     if size > _MOST_BYTES:
         raise InvalidRequestError(
             f"the Job would be {size} bytes; a cluster keeps objects of up to {_MOST_BYTES}: put large arguments into the "
