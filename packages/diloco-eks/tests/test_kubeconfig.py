@@ -382,7 +382,7 @@ class TestTypes:
         ("text", "match"),
         [
             (
-                "users: [{nam: u, user: {token: sesamopenyou}}]",
+                "users: [{called: u, user: {token: sesamopenyou}}]",
                 r"users\[0\].name must be text, not nothing",
             ),
             ("users: [{name: u, user: sesamopenyou}]", r"users\[0\].user must be a mapping"),

@@ -218,7 +218,7 @@ def test_other_containers_may_have_what_the_replicas_may_not(template):
 
 
 def test_the_secrets_of_a_damaged_item_are_not_shown(options_for):
-    for item in ("DB_PASS hunter2Zq", {"nam": "DB_PASSWORD", "value": "hunter2Zq"}):
+    for item in ("DB_PASS hunter2Zq", {"called": "DB_PASSWORD", "value": "hunter2Zq"}):
         with pytest.raises(InvalidRequestError, match=r"env\[0\]") as error:
             options_for(pod_overlay=replica(env=[item]))
         assert "hunter2" not in str(error.value)
