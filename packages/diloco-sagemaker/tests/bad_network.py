@@ -85,7 +85,9 @@ def _handler(network):
             body = self.rfile.read(int(self.headers.get("Content-Length", 0)))
             what = self.what(body)
             fate = network.fate(what)
-            if fate == "reset":
+            if isinstance(fate, tuple):
+                self.answer(*fate)
+            elif fate == "reset":
                 self.reset()
             elif fate == "error":
                 self.answer(500, _JSON, b'{"__type": "InternalFailure", "message": "internal"}')
@@ -142,9 +144,11 @@ def _handler(network):
             elif self.command != "HEAD":
                 self.wfile.write(content)
 
-        def answer(self, status, kind, content):
+        def answer(self, status, kind, content, headers=()):
             self.send_response(status)
             self.send_header("Content-Type", kind)
+            for name, value in headers:
+                self.send_header(name, value)
             self.send_header("Content-Length", str(len(content)))
             self.end_headers()
             if self.command != "HEAD":

@@ -218,7 +218,11 @@ def _handler(aws):
 
         def do_GET(self):
             if "list-type=2" in self.path:
-                self._send(200, b"<ListBucketResult></ListBucketResult>", "application/xml")
+                self._send(
+                    200,
+                    b"<ListBucketResult><IsTruncated>false</IsTruncated></ListBucketResult>",
+                    "application/xml",
+                )
                 return
             content = aws.objects.get(self.path.partition("?")[0])
             if content is None:
@@ -230,6 +234,7 @@ def _handler(aws):
         def do_HEAD(self):
             self.send_response(200)
             self.send_header("x-amz-bucket-region", "eu-west-1")
+            self.send_header("x-amz-request-id", "id")
             self.end_headers()
 
         def do_DELETE(self):
@@ -240,6 +245,7 @@ def _handler(aws):
             self.send_response(status)
             self.send_header("Content-Type", kind)
             self.send_header("Content-Length", str(len(content)))
+            self.send_header("x-amzn-RequestId" if "json" in kind else "x-amz-request-id", "id")
             self.send_header("Last-Modified", self.date_time_string(aws.now))
             self.end_headers()
             self.wfile.write(content)
@@ -249,14 +255,15 @@ def _handler(aws):
 
 def form(operation):
     """What STS and IAM answer."""
+    metadata = "<ResponseMetadata><RequestId>id</RequestId></ResponseMetadata>"
     if operation == "SimulatePrincipalPolicy":
         decision = "<EvalActionName>any</EvalActionName><EvalDecision>allowed</EvalDecision>"
         return (
             f'<{operation}Response xmlns="https://iam.amazonaws.com/doc/2010-05-08/"><{operation}Result>'
-            f"<EvaluationResults><member>{decision}</member></EvaluationResults></{operation}Result></{operation}Response>"
+            f"<EvaluationResults><member>{decision}</member></EvaluationResults></{operation}Result>{metadata}</{operation}Response>"
         ).encode()
     return (
         f'<{operation}Response xmlns="https://sts.amazonaws.com/doc/2011-06-15/"><{operation}Result>'
         f"<Arn>arn:aws:iam::{ACCOUNT}:user/somebody</Arn><UserId>A</UserId><Account>{ACCOUNT}</Account>"
-        f"</{operation}Result></{operation}Response>"
+        f"</{operation}Result>{metadata}</{operation}Response>"
     ).encode()

@@ -160,6 +160,7 @@ def test_an_outcome_that_is_too_large_is_not_read(aws, executor, monkeypatch, to
         self.close_connection = True
         self.send_response(200)
         self.send_header("Last-Modified", self.date_time_string(aws.now))
+        self.send_header("x-amz-request-id", "id")
         if told:
             self.send_header("Content-Length", str(1 << 30))
         self.end_headers()

@@ -8,17 +8,17 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import closing
 from typing import Any, TypeVar
 
-from diloco_protocol import AuthError, Backoff, DilocoError
-from diloco_protocol.backend import check_size, read_bounded
+from diloco_protocol import Backoff, DilocoError, UnavailableError
+from diloco_protocol.backend import check_size, read_bounded, shown
 
 from . import _names as names
 from .__about__ import __version__
-from ._errors import MissingError, missing_boto3, to_error
+from ._answers import check_answers
+from ._errors import NOT_ITS_OWN, MissingError, missing_boto3, to_error
 from ._facts import JobFacts, Summary, read_job, read_summary
 from ._options import SageMakerOptions
 from ._pace import wait_for_turn
 from ._region import check_region
-from ._whole import refuse_cut_answers
 
 T = TypeVar("T")
 _PAGE = 100
@@ -48,7 +48,7 @@ class Client:
         }
         self._clients = {name: client for name, client in given.items() if client is not None}
         for client in self._clients.values():
-            refuse_cut_answers(client)
+            check_answers(client)
         self._ours: list[Any] = []
 
     # --- where ---
@@ -74,15 +74,13 @@ class Client:
             answer = self._call(
                 "sts", "get_caller_identity", "find out whose credentials these are"
             )
-            if not answer.get("Account"):
-                raise AuthError("AWS does not say whose credentials these are")
             self._account = str(answer["Account"])
         return self._account
 
     def caller(self) -> str:
         """The ARN of who calls."""
         answer = self._call("sts", "get_caller_identity", "find out whose credentials these are")
-        return str(answer.get("Arn", ""))
+        return str(answer["Arn"])
 
     def not_obeyed(self) -> Iterator[str]:
         """Name the user's settings that AWS's command line obeys and these clients do not."""
@@ -117,14 +115,16 @@ class Client:
         """Create a training job; returns its ARN."""
         what = f"create the training job {request['TrainingJobName']}"
         answer = self._call("sagemaker", "create_training_job", what, **request)
-        return str(answer["TrainingJobArn"])
+        arn = str(answer["TrainingJobArn"])
+        _check_same(request["TrainingJobName"], arn, what)
+        return arn
 
     def describe(self, name: str) -> JobFacts:
         """A training job; MissingError if there is none."""
         what = f"describe the training job {name}"
-        return read_job(
-            self._call("sagemaker", "describe_training_job", what, TrainingJobName=name)
-        )
+        answer = self._call("sagemaker", "describe_training_job", what, TrainingJobName=name)
+        _check_same(name, answer["TrainingJobName"], what)
+        return read_job(answer)
 
     def job_arn(self, name: str) -> str:
         """The ARN of a training job of that name."""
@@ -135,7 +135,7 @@ class Client:
         """The tags of a job."""
         what, found = f"list the tags of {arn}", {}
         for page in self._pages("list_tags", what, ResourceArn=arn):
-            found.update({tag["Key"]: tag["Value"] for tag in page.get("Tags") or []})
+            found.update({tag["Key"]: tag["Value"] for tag in page["Tags"]})
         return found
 
     def tag(self, arn: str, key: str, value: str) -> None:
@@ -164,7 +164,7 @@ class Client:
             **filters,
         )  # fmt: skip
         for page in pages:
-            yield from map(read_summary, page.get("TrainingJobSummaries") or [])
+            yield from map(read_summary, page["TrainingJobSummaries"])
 
     def search(self, contains: str) -> Iterator[JobFacts]:
         """Training jobs whose names contain a text, in full, from an index that may lag behind."""
@@ -177,8 +177,9 @@ class Client:
         )  # fmt: skip
         for page in pages:
             for result in page.get("Results") or []:
-                if "TrainingJob" in result:
-                    yield read_job(result["TrainingJob"])
+                job = result.get("TrainingJob") or {}
+                if job.get("TrainingJobName") and job.get("CreationTime"):
+                    yield read_job(job)
 
     # --- objects and logs ---
 
@@ -206,7 +207,7 @@ class Client:
         while True:
             more = {} if token is None else {"ContinuationToken": token}
             page = self._call("s3", "list_objects_v2", what, Bucket=bucket, Prefix=prefix, **more)
-            yield [entry["Key"] for entry in page.get("Contents") or []]
+            yield [entry["Key"] for entry in page.get("Contents") or [] if "Key" in entry]
             following = page.get("NextContinuationToken")
             if not following or following == token:
                 return
@@ -232,7 +233,7 @@ class Client:
                 )  # fmt: skip
             except MissingError:
                 return
-            for stream in page.get("logStreams") or []:
+            for stream in page["logStreams"]:
                 yield stream["logStreamName"], stream["creationTime"]
             following = page.get("nextToken")
             if not following or following == token:
@@ -273,7 +274,7 @@ class Client:
                 "service-quotas", "list_service_quotas", "list the quotas of SageMaker",
                 ServiceCode="sagemaker", MaxResults=_PAGE, **more,
             )  # fmt: skip
-            yield from page.get("Quotas") or []
+            yield from page["Quotas"]
             following = page.get("NextToken")
             if not following or following == token:
                 return
@@ -313,7 +314,7 @@ class Client:
         if client is not None:
             return client
         made = self._make(service)
-        refuse_cut_answers(made)
+        check_answers(made)
         with self._lock:
             client = self._clients.setdefault(service, made)
             if client is made:
@@ -359,3 +360,9 @@ class Client:
         given = None if options.session is None else options.session.region_name
         other = None if client is None else client.meta.region_name
         return options.region or other or given or os.environ.get("AWS_REGION")
+
+
+def _check_same(name: str, told: str, what: str) -> None:
+    """Refuse an answer that is about another job, whose name or ARN it has told."""
+    if told.rpartition("/")[2] != name:
+        raise UnavailableError(f"cannot {what}: the answer is about {shown(told)}{NOT_ITS_OWN}")

@@ -82,6 +82,9 @@ _AUTH = frozenset(
 )
 
 
+NOT_ITS_OWN = " (this answer is not AWS's own, or was cut)"
+
+
 class MissingError(ReplicaNotFoundError):
     """Raised when there is no such job, stream or object."""
 
@@ -145,6 +148,11 @@ def to_error(error: Exception, what: str) -> DilocoError:
     ):
         # An answer that cannot be read, for one: it was cut, or a proxy gave it.
         return UnavailableError(text)
+    if isinstance(
+        error, (ArithmeticError, AttributeError, LookupError, RuntimeError, TypeError, ValueError)
+    ):
+        # botocore has checked what is asked, and looks at no answer before it takes it apart. What was asked may have been done.
+        return UnavailableError(f"{text}: {type(error).__name__}{NOT_ITS_OWN}")
     return BackendError(text)
 
 
@@ -165,20 +173,17 @@ def _answered(response: Any, failed: str) -> BackendError:
     metadata = response.get("ResponseMetadata", {})
     status = metadata.get("HTTPStatusCode", 0)
     text = f"{failed}: {code}: {message}" if message else f"{failed}: {code or status}"
-    if code in {"", str(status)} and status not in {0, 429}:
+    about = _about(code, message)
+    if about is not None and metadata.get("RequestId"):
+        return about(text)
+    if about is not None or (code in {"", str(status)} and status not in {0, 429}):
         # botocore found no words of AWS in it: it was cut on its way, or somebody between answered. It says nothing of what
         # was asked for, so that no result is lost and no job is gone because of it.
-        return UnavailableError(f"{text} (this answer is not AWS's own, or was cut)")
+        return UnavailableError(f"{text}{NOT_ITS_OWN}")
     if code in _THROTTLED or status == 429:
         return ThrottledError(text, retry_after=_seconds(metadata.get("HTTPHeaders", {})))
     if code == "ResourceLimitExceeded":
         return QuotaExceededError(_quota(text, message))
-    if code in {"ResourceInUse", "ResourceInUseException"}:
-        return TakenError(text)
-    if code in _MISSING or (code == "ValidationException" and _NOT_FOUND.search(message)):
-        return MissingError(text)
-    if code == "ValidationException" and _HAS_ENDED.search(message):
-        return EndedError(text)
     if code in _EXPIRED:
         # Whoever renews them may be about to.
         return AuthError(
@@ -205,6 +210,17 @@ def _answered(response: Any, failed: str) -> BackendError:
     if code.startswith("Validation") or code == "InvalidObjectState" or status == 400:
         return InvalidRequestError(text)
     return BackendError(text)
+
+
+def _about(code: str, message: str) -> type[BackendError] | None:
+    """The error that says something of what was asked for; None for those that say nothing of it."""
+    if code in {"ResourceInUse", "ResourceInUseException"}:
+        return TakenError
+    if code in _MISSING or (code == "ValidationException" and _NOT_FOUND.search(message)):
+        return MissingError
+    if code == "ValidationException" and _HAS_ENDED.search(message):
+        return EndedError
+    return None
 
 
 def _quota(text: str, message: str) -> str:

@@ -15,6 +15,8 @@ from . import _names as names
 
 #: Words of SageMaker that end a job. Every other word, also one that is new, does not.
 ENDED = frozenset({"Completed", "Failed", "Stopped"})
+ALIVE = frozenset({"InProgress", "Stopping", "Deleting"})
+"""All others that this version knows."""
 _FINGERPRINT = re.compile("[0-9a-f]{64}")
 _MOST_RANKS = 100_000  # a job's name has five digits of a rank
 
@@ -125,7 +127,7 @@ def read_summary(record: Mapping[str, Any]) -> Summary:
     return Summary(
         record["TrainingJobName"],
         _milliseconds(record["CreationTime"]),
-        record.get("TrainingJobStatus", ""),
+        record.get("TrainingJobStatus") or "",
         record.get("SecondaryStatus") or "",
         _milliseconds(record["LastModifiedTime"]) if record.get("LastModifiedTime") else None,
     )
@@ -171,7 +173,9 @@ def read_job(record: Mapping[str, Any]) -> JobFacts:
             for each in record.get("FinalMetricDataList") or []
             if "MetricName" in each and "Value" in each
         },
-        tags=None if tags is None else {each["Key"]: each["Value"] for each in tags},
+        tags=None
+        if tags is None
+        else {each.get("Key", ""): each.get("Value", "") for each in tags},
         warm_pool=(record.get("WarmPoolStatus") or {}).get("Status", ""),
         most_pending=(record.get("StoppingCondition") or {}).get("MaxPendingTimeInSeconds"),
     )

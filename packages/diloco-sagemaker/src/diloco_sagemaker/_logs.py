@@ -155,7 +155,7 @@ def _lines(
     events: list[dict[str, Any]], keep: Callable[[dict[str, Any], str], bool]
 ) -> Iterator[str]:
     for event in events:
-        pieces = [event.get("message", "").removesuffix("\n").encode() + b"\n"]
+        pieces = [event.get("message", "").removesuffix("\n").encode(errors="replace") + b"\n"]
         for line in split_lines(pieces):
             text = line.decode(errors="replace")
             if keep(event, text):

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from diloco_protocol import Outcome, Reason, ReplicaState, ReplicaStatus
+from diloco_protocol import Outcome, Reason, ReplicaState, ReplicaStatus, UnavailableError
+from diloco_protocol.backend import shown
 
 from . import _names as names
-from ._facts import JobFacts, Transition
+from ._facts import ALIVE, ENDED, JobFacts, Transition
 from ._failure import outcome_in, outcome_without
 from ._gpus import other_types
 
@@ -33,7 +34,15 @@ def status_of(
         region: For the link to the console.
         outcome: What the runner has reported of a success, where somebody has read it.
         cancelled: Whether an executor has asked for the end.
+
+    Raises:
+        UnavailableError: SageMaker's word for the job is new, or nobody's.
     """
+    if job.status not in ENDED | ALIVE:
+        raise UnavailableError(
+            f"the training job {job.name} is {shown(job.status)}, and this version does not know what that means: upgrade "
+            "diloco-sagemaker, or look at what stands between, such as a proxy"
+        )
     lives = _lives(job.transitions)
     url = console(job, region)
     native = _native(job)

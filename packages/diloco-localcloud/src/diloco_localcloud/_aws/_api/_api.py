@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import json
 import re
-from dataclasses import dataclass, field
+import uuid
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 from ..._server._faults import Call, Calls, Faults, before
@@ -112,7 +113,8 @@ class Api:
             self.calls.note(Call(call.operation, call.service, call.name, 0))
             raise
         self.calls.note(Call(call.operation, call.service, call.name, answer.status))
-        return answer
+        mark = "x-amz-request-id" if call.service == "s3" else "x-amzn-RequestId"
+        return replace(answer, headers={mark: str(uuid.uuid4()), **answer.headers})
 
     def _authenticate(self, request: Request, call: _Asked) -> None:
         """Find out which service is asked, and whether by somebody with the key."""

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 _IAM = "https://iam.amazonaws.com/doc/2010-05-08/"
 _NAMESPACE = "https://sts.amazonaws.com/doc/2011-06-15/"
-
+_METADATA = "<ResponseMetadata><RequestId>stand-in</RequestId></ResponseMetadata>"
 
 _KNOWN = {"sts": "GetCallerIdentity", "iam": "SimulatePrincipalPolicy"}
 
@@ -42,7 +42,7 @@ def simulated(request: Request, habits: TrainingHabits) -> Response:
         f'<SimulatePrincipalPolicyResponse xmlns="{_IAM}"><SimulatePrincipalPolicyResult><IsTruncated>false</IsTruncated>'
         f"<EvaluationResults><member><EvalActionName>{escape(action)}</EvalActionName>"
         f"<EvalResourceName>{escape(resource)}</EvalResourceName><EvalDecision>{decision}</EvalDecision></member>"
-        "</EvaluationResults></SimulatePrincipalPolicyResult></SimulatePrincipalPolicyResponse>"
+        f"</EvaluationResults></SimulatePrincipalPolicyResult>{_METADATA}</SimulatePrincipalPolicyResponse>"
     )
     return Response(200, body.encode(), "text/xml")
 
@@ -57,7 +57,7 @@ def caller_identity(caller: str, account: str) -> Response:
     result = f"<Arn>{escape(caller)}</Arn><UserId>AIDASTANDIN</UserId><Account>{account}</Account>"
     body = (
         f'<GetCallerIdentityResponse xmlns="{_NAMESPACE}"><GetCallerIdentityResult>{result}</GetCallerIdentityResult>'
-        "<ResponseMetadata><RequestId>stand-in</RequestId></ResponseMetadata></GetCallerIdentityResponse>"
+        f"{_METADATA}</GetCallerIdentityResponse>"
     )
     return Response(200, body.encode(), "text/xml")
 

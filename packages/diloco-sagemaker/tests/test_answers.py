@@ -1,0 +1,199 @@
+"""Answers that are not AWS's, or only half of one, say nothing of jobs and results."""
+
+import pytest
+from bad_network import BadNetwork
+
+from diloco_protocol import FolderJournal, Outcome, UnavailableError
+
+
+class Always(BadNetwork):
+    """One thing happens to all requests of a kind."""
+
+    kind, always = "", None
+
+    def fate(self, what):
+        return self.always if what.startswith(self.kind) else None
+
+
+@pytest.fixture
+def network(aws):
+    made = Always(aws.url)
+    try:
+        yield made
+    finally:
+        made.close()
+
+
+def launch(executor):
+    return executor.launch_replicas(1, "trainer:train", run_id="run-1")
+
+
+@pytest.mark.parametrize("kind", ["ListTrainingJobs", "DescribeTrainingJob"])
+def test_half_an_answer_is_not_an_empty_one(executor, network, kind):
+    handles = launch(executor())
+    shaken = executor(endpoint_url=network.url, retry_timeout=5)
+    network.kind, network.always = kind, "cut"
+    with pytest.raises(UnavailableError, match="of the answer came"):
+        shaken.attach("run-1")
+    network.always = None
+    assert shaken.attach("run-1") == handles
+
+
+def test_a_client_that_was_handed_in_is_looked_after_too(executor, network):
+    launch(executor())
+    first = executor(endpoint_url=network.url, retry_timeout=5)
+    first.attach("run-1")
+    second = executor(sagemaker_client=first._client._of("sagemaker"), retry_timeout=5)
+    network.kind, network.always = "ListTrainingJobs", "cut"
+    with pytest.raises(UnavailableError, match="of the answer came"):
+        second.attach("run-1")
+
+
+@pytest.mark.parametrize("words", ["<html>Not Found</html>", ""])
+def test_a_404_that_is_not_of_s3_loses_no_result(aws, executor, monkeypatch, words):
+    (handle,) = launch(executor())
+    name = handle.metadata["job_name"]
+    aws.move(name, "InProgress", "Training")
+    aws.move(name, "Completed", "Completed")
+    handler = aws.server.RequestHandlerClass
+
+    def not_found(self):
+        self._send(404, words.encode(), "text/html")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(handler, "do_GET", not_found)
+        with pytest.raises(UnavailableError, match="not AWS's own"):
+            executor(retry_timeout=5).collect([handle], timeout=30)
+    aws.objects[f"/bucket/runs/{name}/output/model/diloco-outcome.json"] = (
+        Outcome(0, result="here").to_json().encode()
+    )
+    (result,) = executor().collect([handle], timeout=30)
+    assert result["result"] == "here"
+
+
+_JSON, _PAGE = "application/x-amz-json-1.1", "text/html"
+_ID = (
+    ("x-amzn-RequestId", "id"),
+    ("x-amz-request-id", "id"),
+    ("Last-Modified", "Thu, 26 Nov 2026 20:00:00 GMT"),
+)
+_HTML = b"<!doctype html><title>Log in</title><p>Log in"
+OF_A_PROXY = {
+    "an object": (200, _JSON, b"{}"),
+    "nothing": (200, _PAGE, b""),
+    "no content": (204, _PAGE, b""),
+    "a page": (200, _PAGE, _HTML),
+    "a page in XML": (200, _PAGE, b"<html><body>Log in</body></html>"),
+    "a list": (200, _JSON, b"[]"),
+    "null": (200, _JSON, b"null"),
+    "not found": (404, _PAGE, _HTML),
+    "not found, in JSON": (404, _JSON, b'{"message": "no such route"}'),
+    "forbidden": (403, _PAGE, b"<html><body>Forbidden</body></html>"),
+    "bad": (400, _JSON, b'{"message": "bad request"}'),
+    "words of AWS, and no id": (400, _JSON, b'{"__type": "ResourceNotFound", "message": "Requested resource not found."}'),
+    "as of S3": (404, "application/xml", b"<Error><Code>NoSuchKey</Code><Message>no such key</Message></Error>"),
+    "as if it had ended": (
+        400, _JSON, b'{"__type": "ValidationException", "message": "The request was rejected because the training job is in'
+        b' status Stopped."}',
+    ),
+    "a list with 404": (404, _JSON, b"[]"),
+    "a number for a code": (400, _JSON, b'{"__type": 5}'),
+    "a text for an error": (404, "application/xml", b"<answer><Error>none</Error></answer>"),
+    "a redirect": (302, _PAGE, _HTML, (("Location", "http://127.0.0.1:1/login"),)),
+}  # fmt: skip
+OF_A_GATEWAY = {  # of AWS as well, so that it has ids
+    "an object": (200, _JSON, b"{}", _ID),
+    "null": (200, _JSON, b'{"TrainingJobSummaries": null, "TrainingJobName": null, "events": null}', _ID),
+    "other types": (
+        200, _JSON, b'{"TrainingJobSummaries": [5], "TrainingJobName": 5, "TrainingJobArn": [], "Tags": [null],'
+        b' "logStreams": {"a": 1}, "events": [{"message": 5}]}', _ID,
+    ),
+    "no times": (
+        200, _JSON, b'{"TrainingJobSummaries": [{"TrainingJobName": "a", "CreationTime": 1e300}], "TrainingJobArn": "a",'
+        b' "logStreams": [{"logStreamName": "a", "creationTime": 1e5}], "TrainingJobName": "a", "CreationTime": "soon"}', _ID,
+    ),
+    "of another job": (
+        200, _JSON, b'{"TrainingJobName": "diloco-run-1-00007", "TrainingJobArn": "a", "TrainingJobStatus": "Completed",'
+        b' "CreationTime": 1750000000}', _ID,
+    ),
+}  # fmt: skip
+ASKED = {  # what for, and how the job stands then
+    "POST sts": ("describe attach", "running"),
+    "ListTrainingJobs": ("list_runs exists attach cancel_run", "running"),
+    "DescribeTrainingJob": ("describe collect attach cancel purge stream_logs", "running"),
+    "ListTags": ("describe", "stopped"),
+    "StopTrainingJob": ("cancel", "running"),
+    "DescribeLogStreams": ("stream_logs", "running"),
+    "GetLogEvents": ("stream_logs", "running"),
+    "GET /bucket/runs": ("collect", "ended"),
+    "DeleteTrainingJob": ("purge", "ended"),
+    "DeleteLogStream": ("purge", "ended"),
+    "DELETE /bucket": ("purge", "ended"),
+    "CreateTrainingJob": ("launch", "running"),
+}
+
+
+def ask(executor, verb, handle):
+    if verb == "launch":
+        return executor.launch_replicas(1, "trainer:train", run_id="run-2", timeout=60)
+    if verb in {"exists", "attach", "cancel_run"}:
+        return getattr(executor, verb)("run-1")
+    if verb == "collect":
+        return executor.collect([handle], timeout=30)
+    return executor.list_runs() if verb == "list_runs" else getattr(executor, verb)(handle)
+
+
+@pytest.mark.parametrize("kind", ASKED)
+def test_what_a_proxy_says_is_not_the_word_of_aws(aws, executor, network, tmp_path, kind):
+    (handle,) = launch(executor())
+    name = handle.metadata["job_name"]
+    verbs, state = ASKED[kind]
+    aws.move(name, "InProgress", "Training")
+    aws.logs[f"{name}/algo-1-1"] = [(int(aws.now * 1000), "works")]
+    if state == "ended":
+        aws.move(name, "Completed", "Completed")
+        key = f"/bucket/runs/{name}/output/model/diloco-outcome.json"
+        aws.objects[key] = Outcome(0, result="here").to_json().encode()
+    elif state == "stopped":
+        aws.move(name, "Stopped", "Stopped")
+    journal = FolderJournal(tmp_path)
+    shaken = executor(endpoint_url=network.url, retry_timeout=2, journal=journal)
+    network.kind = kind
+    answers = list(OF_A_PROXY.items())
+    if not kind.startswith(("POST", "GET", "Stop", "Delete", "DELETE")):
+        answers += OF_A_GATEWAY.items()  # the others have no more to tell than the id, or speak XML
+    for word, network.always in answers:
+        for verb in verbs.split():
+            with pytest.raises(UnavailableError):
+                pytest.fail(f"{verb}, {word}: {ask(shaken, verb, handle)!r}")
+    network.always = None
+    assert shaken.list_runs() == ["run-1"]
+    if state == "running":
+        assert shaken.describe(handle).state == "running"
+        assert shaken.stream_logs(handle) == "works"
+    elif state == "ended":
+        assert shaken.collect([handle])[0]["result"] == "here"
+
+
+def test_a_word_that_nobody_knows_is_no_state(aws, executor):
+    (handle,) = launch(executor())
+    name = handle.metadata["job_name"]
+    aws.move(name, "Dreaming", "Dreaming")
+    with pytest.raises(UnavailableError, match="is 'Dreaming', and this version does not know"):
+        executor(retry_timeout=2).describe(handle)
+
+
+def test_a_log_with_half_a_character_is_read(aws, executor):
+    (handle,) = launch(executor())
+    name = handle.metadata["job_name"]
+    aws.logs[f"{name}/algo-1-1"] = [(int(aws.now * 1000), "half \ud83d of it")]
+    assert executor().stream_logs(handle) == "half ? of it"
+
+
+def test_a_metric_that_is_no_number_is_shown(aws, executor):
+    """JSON has no NaN: AWS writes it as text."""
+    (handle,) = launch(executor())
+    name = handle.metadata["job_name"]
+    metrics = [{"MetricName": "loss", "Value": "NaN", "Timestamp": aws.now}]
+    aws.move(name, "Completed", "Completed", FinalMetricDataList=metrics)
+    assert "loss=nan" in executor().describe(handle).native
