@@ -1,11 +1,12 @@
-"""Modal's environments: an executor is for one of them, whatever a profile says later."""
+"""Modal's environments and workspaces: an executor is for one of them, and says nothing of what is in others."""
 
 from dataclasses import replace
 
 import modal
 import pytest
 
-from diloco_protocol import FolderJournal, InvalidRequestError
+from diloco_localcloud import ModalStandIn
+from diloco_protocol import AuthError, BackendError, FolderJournal, InvalidRequestError
 
 
 def test_a_handle_of_another_environment_is_refused(lab):
@@ -73,3 +74,83 @@ def test_a_default_environment_without_a_name_is_asked_for_once(lab, monkeypatch
     assert (handle.metadata["environment"], executor.poll(handle)) == ("", "pending")
     verbs = [call.verb for call in lab.stand_in.calls.requests()]
     assert verbs.count("EnvironmentGetOrCreate") == 1
+
+
+@pytest.mark.parametrize("verb", ["attach", "exists", "cancel_run", "list_runs", "launch"])
+def test_an_environment_that_is_not_there_is_named(lab, verb, tmp_path):
+    """And nothing is said of a run, which may be in the one that was meant."""
+    lab.launch(1)
+    for executor in (
+        lab.executor(environment_name="nope"),
+        lab.executor(environment_name="nope", journal=FolderJournal(tmp_path)),
+    ):
+        asked = {"launch": lambda one: lab.launch(1, one), "list_runs": lambda one: one.list_runs()}
+        ask = asked.get(verb, lambda one: getattr(one, verb)("run"))
+        with pytest.raises(
+            InvalidRequestError, match=r"Environment 'nope' not found\. 'modal environment list'"
+        ):
+            ask(executor)
+
+
+@pytest.fixture
+def elsewhere(lab):
+    """Another workspace, with an environment of the same name."""
+    with ModalStandIn() as running:
+        made = type(lab)(running)
+        yield made
+        made.client.__exit__(None, None, None)
+
+
+def test_with_the_token_of_another_workspace_no_run_is_said_to_be_gone(lab, elsewhere, tmp_path):
+    (handle,) = lab.launch(1)
+    lab.begin(handle)
+    journal = FolderJournal(tmp_path)
+    journal.record_launch([handle])
+    for chosen in ({}, {"journal": journal}):
+        executor = lab.executor(client=elsewhere.client, **chosen)
+        asked = {
+            "describe": lambda one: one.describe(handle),
+            "collect": lambda one: one.collect([handle], timeout=5),
+            "cancel": lambda one: one.cancel(handle),
+            "purge": lambda one: one.purge(handle),
+            "stream_logs": lambda one: one.stream_logs(handle),
+        }
+        for ask in asked.values():
+            with pytest.raises(
+                AuthError,
+                match=r"no record of the run 'run' .*'main'; and .* is of another workspace",
+            ):
+                ask(executor)
+    with pytest.raises(BackendError, match="is of another workspace"):
+        executor.cancel_run("run")  # which the journal knows
+    assert (executor.exists("run"), executor.list_runs()) == (False, [])
+    ours = lab.executor(journal=journal)
+    assert (ours.poll(handle), ours.collect([handle], timeout=0)[0]["status"]) == (
+        "running",
+        "running",
+    )
+
+
+def test_nor_beside_a_run_of_its_name(lab, elsewhere):
+    (handle,) = lab.launch(1)
+    elsewhere.launch(1)
+    elsewhere.stand_in._workspace.calls._calls.clear()  # or it may have the same id
+    executor = lab.executor(client=elsewhere.client)
+    for verb in (executor.cancel, executor.purge):
+        with pytest.raises(
+            AuthError,
+            match="names another call of rank 0, or none; and Modal does not know its call",
+        ):
+            verb(handle)
+
+
+def test_what_modal_knows_no_more_is_gone(lab):
+    executor = lab.executor()
+    (handle,) = lab.launch(1, executor)
+    modal.Dict.objects.delete("diloco-run", client=lab.client)
+    lab.stand_in._workspace.calls._calls.clear()
+    with pytest.raises(AuthError, match="as it would for 7 days"):
+        executor.cancel(handle)
+    lab.world.advance(7 * 86_400)
+    executor.cancel(handle)
+    executor.purge(handle)

@@ -7,6 +7,7 @@ import modal
 import pytest
 from modal_truth import told
 
+from diloco_modal import _ends
 from diloco_modal._client import Client
 from diloco_modal._errors import MissingError
 from diloco_modal._wrapper import kept
@@ -36,6 +37,22 @@ def test_a_run_from_its_launch_to_its_results(lab):
     assert (first["status"], first["exit_code"], first["result"]) == ("succeeded", 0, {"loss": 0.5})
     assert (second["status"], second["exit_code"], second["error"]) == ("failed", 3, "no data")
     assert executor.collect(handles, timeout=5) == [first, second]
+
+
+@pytest.mark.parametrize(("most", "name"), [(2, "_MOST"), (3000, "_MOST_BYTES")])
+def test_of_many_ends_the_latest_are_remembered(lab, monkeypatch, most, name):
+    monkeypatch.setattr(_ends, name, most)
+    executor = lab.executor()
+    handles = lab.launch(4, executor)
+    for handle in handles:
+        lab.begin(handle)
+        lab.finish(handle, "x" * 1000)
+    results = executor.collect(handles, timeout=5)
+    assert [each["result"] for each in results] == ["x" * 1000] * 4
+    assert len(executor._call_looks._ends) == 2
+    assert [executor.poll(handle) for handle in handles] == ["succeeded"] * 4
+    executor.purge(handles[0])
+    assert (len(executor._call_looks._ends), executor._call_looks._ends._bytes) == (0, 0)
 
 
 def test_a_handle_says_where_and_when_its_replica_was_launched(lab):

@@ -17,9 +17,8 @@ from diloco_protocol.backend import cancel_all, shown
 from . import _many as many
 from ._client import Client
 from ._ending import Ending
-from ._errors import MissingError
 from ._handles import link
-from ._looks import Looks
+from ._looks import Looks, other_call
 from ._options import ModalOptions
 from ._record import DamagedRecordError, Numbers, calls_of, held_calls, numbers_of
 
@@ -156,7 +155,7 @@ class Cancels:
             return
         self._looks.check_place([handle])
         call, record = handle.metadata["function_call_id"], None
-        why = f"the record of the run {handle.run_id!r} on Modal names another call of rank {handle.rank}, or none"
+        why = other_call(handle)
         held: list[tuple[int, str]] = []
         ours = True
         try:
@@ -164,24 +163,25 @@ class Cancels:
             held = held_calls(entries)
             trace = self._looks.known([handle], entries, numbers_of(entries)).get(handle)
             ours, why = trace is not None, (trace.damage if trace else "") or why
-        except ReplicaNotFoundError:
-            why = f"the record of the run {handle.run_id!r} was removed from Modal"
+        except ReplicaNotFoundError as error:
+            why = str(error)
         except DamagedRecordError as damage:  # it may be running nevertheless
             why = str(damage)
         if (handle.rank, call) not in held:
-            self._check_over(call, why)
+            self._check_over(handle, why)
             return
-        word = self._word(call) if ours else "ANOTHER"
+        word = self._looks.word(handle) if ours else "ANOTHER"
         # What was terminated at an earlier try, whose answer was lost, still needs its mark.
         if word is None or (word == "TERMINATED" and ending.tried):
             self._end(handle, record, ending)
 
-    def _check_over(self, call: str, why: str) -> None:
+    def _check_over(self, handle: ReplicaHandle, why: str) -> None:
         """Refuse to say that nothing is left to end, if the record is gone or damaged and the call is not over.
 
         It is not ended here: without a record nobody knows whether the handle is true.
         """
-        if self._word(call) is None:
+        call = handle.metadata["function_call_id"]
+        if self._looks.word_without_record(handle, why) is None:
             raise BackendError(
                 f"{why}, but the call of this handle has not ended, and may "
                 f"cost money: modal.FunctionCall.from_id({call!r}).cancel(terminate_containers=True) ends it ({link(call)})"
@@ -191,18 +191,6 @@ class Cancels:
         """Refuse a call that is none of the executor's own app, whatever a record says of it."""
         app, function = self._options.app, self._options.function
         many.at_once(lambda each: self._client.check_app(each, app, function), [call])
-
-    def _word(self, call: str) -> str | None:
-        """Modal's word for how a call has ended, without what it returned; None if it has not."""
-
-        async def look(call: str) -> str | None:
-            try:
-                end = await self._client.end(call, value=False)
-            except MissingError:
-                return "MISSING"
-            return None if end is None else end.status
-
-        return many.at_once(look, [call])[0]
 
     def _ending(self, rank: int, call: str) -> Ending:
         return Ending(self._client, self._options.clock, rank, call)
@@ -221,5 +209,5 @@ class Cancels:
             ending.attempt(record)
         except BackendError as error:
             # It is not documented what Modal says about a call that has ended just then.
-            if error.retryable or self._word(call) is None:
+            if error.retryable or self._looks.word(handle) is None:
                 raise

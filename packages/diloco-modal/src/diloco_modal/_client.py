@@ -53,12 +53,8 @@ class Client(Records):
         try:
             self._ask(function.hydrate, f"looking for {name}")
         except MissingError as error:
-            text, environment = str(error).rstrip("."), where["environment_name"]
-            if f"Environment {environment!r} not found" in text:
-                why = f"modal environment list shows those that are there, and modal environment create {environment} makes one"
-            else:
-                why = f"It is not deployed: {deploy_command(options)}"
-            raise InvalidRequestError(f"{text}. {why}") from error
+            why = f"It is not deployed: {deploy_command(options)}"
+            raise InvalidRequestError(f"{str(error).rstrip('.')}. {why}") from error
         held = []
         if secrets:
             declared = self._options.app_secrets or ()

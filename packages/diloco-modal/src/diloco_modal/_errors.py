@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import threading
 from collections.abc import Callable
 from typing import TypeVar
@@ -17,6 +18,7 @@ from diloco_protocol import (
 )
 
 T = TypeVar("T")
+_NO_ENVIRONMENT = re.compile(r"\bEnvironment '([^']*)' (not found|does not exist)")
 
 
 class MissingError(BackendError):
@@ -80,6 +82,13 @@ def meant(error: Exception, what: str) -> BackendError:
     text = f"{what}: {error}"
     if isinstance(error, BackendError):
         return error
+    if (
+        found := _NO_ENVIRONMENT.search(str(error))
+    ) is not None:  # nothing is said of what it was asked about
+        return InvalidRequestError(
+            f"{text.rstrip('.')}. 'modal environment list' shows those that are there, and 'modal environment create {found[1]}' "
+            "makes one"
+        )
     if isinstance(error, (modal_errors.NotFoundError, modal_errors.OutputExpiredError)):
         return MissingError(text)
     if isinstance(error, modal_errors.ResourceExhaustedError):

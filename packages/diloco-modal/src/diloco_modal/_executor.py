@@ -39,7 +39,7 @@ from ._entries import CLOCKS
 from ._handles import check_handle, link, make_handle
 from ._launch import Launcher, bound_options
 from ._logs import read_log
-from ._looks import Looks, is_of
+from ._looks import Looks, is_of, other_call
 from ._options import DAY, ModalOptions
 from ._payload import (
     LONGEST_CALL,
@@ -218,7 +218,7 @@ class ModalSpawnExecutor(BaseExecutor):
 
     def _logs(self, handle: ReplicaHandle, query: LogQuery) -> Iterator[str]:
         self._patiently(lambda: self._call_looks.check_place([handle]))
-        _, entries = self._patiently(lambda: self._call_looks.read(handle.run_id))
+        _, entries = self._patiently(lambda: self._call_looks.of(handle))
         launch = launch_of(entries)
         if not is_of(handle, launch, entries):
             raise ReplicaNotFoundError(
@@ -257,11 +257,14 @@ class ModalSpawnExecutor(BaseExecutor):
         self._patiently(lambda: self._call_looks.check_place([handle]))
         while True:
             try:
-                record, entries = self._patiently(lambda: self._call_looks.read(handle.run_id))
+                record, entries = self._patiently(lambda: self._call_looks.of(handle))
             except ReplicaNotFoundError:
                 return
             try:
                 if not is_of(handle, launch_of(entries), entries):
+                    self._patiently(
+                        lambda: self._call_looks.word_without_record(handle, other_call(handle))
+                    )
                     return
                 run_id = str(handle.run_id)  # read() refuses None
                 handles = _handles_of(run_id, launch_of(entries), calls_of(entries))

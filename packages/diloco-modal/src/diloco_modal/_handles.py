@@ -48,6 +48,14 @@ def check_handle(handle: ReplicaHandle, environment: str | None) -> None:
         )
 
 
+def launched_at(handle: ReplicaHandle) -> float:
+    """When the launch of a handle was, in Unix seconds; 0 if it does not say."""
+    try:
+        return datetime.fromisoformat(handle.metadata["launched_at"]).timestamp()
+    except (OverflowError, ValueError):
+        return 0.0
+
+
 def link(call_id: str) -> str:
     """Modal's page of a call."""
     return f"https://modal.com/id/{call_id}"

@@ -5,12 +5,12 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import itertools
-import threading
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
 from diloco_protocol import (
+    AuthError,
     Backoff,
     ReplicaHandle,
     ReplicaNotFoundError,
@@ -22,10 +22,11 @@ from diloco_protocol.backend import is_run_id
 from . import _many as many
 from . import _states as states
 from ._client import Client
+from ._ends import Ends
 from ._entries import CLOCKS
 from ._errors import MissingError
-from ._handles import check_handle, link, make_handle
-from ._options import ModalOptions
+from ._handles import check_handle, launched_at, link, make_handle
+from ._options import DAY, ModalOptions
 from ._record import (
     DamagedRecordError,
     Numbers,
@@ -38,6 +39,9 @@ from ._record import (
 )
 from ._records import PREFIX
 
+_KEPT_BY_MODAL = 7.0 * DAY
+"""So long Modal knows a call after it has ended."""
+
 
 class Looks:
     """What has ended is remembered, and not asked for again. Safe to share between threads.
@@ -49,18 +53,15 @@ class Looks:
 
     def __init__(self, client: Client, options: ModalOptions) -> None:
         self._client, self._options = client, options
-        self._ended: dict[ReplicaHandle, tuple[ReplicaStatus, Any]] = {}
-        self._lock = threading.Lock()
+        self._ends = Ends()
 
     def ended(self, handle: ReplicaHandle) -> tuple[ReplicaStatus, Any] | None:
-        """How a replica has ended, and its result; None if that was not seen yet."""
-        return self._ended.get(handle)
+        """How a replica has ended, and its result; None if that was not seen yet, or is not remembered any more."""
+        return self._ends.get(handle)
 
     def forget(self, handles: Sequence[ReplicaHandle]) -> None:
         """Ask again: their record was removed."""
-        with self._lock:
-            for handle in handles:
-                self._ended.pop(handle, None)
+        self._ends.forget(handles)
 
     def at(
         self, handles: Sequence[ReplicaHandle]
@@ -72,13 +73,14 @@ class Looks:
 
         Raises:
             ReplicaNotFoundError: The run has no record.
-            BackendError: Modal could not be asked, or the entry of the launch is damaged.
+            BackendError: Modal could not be asked, or as another workspace; or the entry of the launch is damaged.
         """
-        asked = [handle for handle in dict.fromkeys(handles) if handle not in self._ended]
+        ends = {handle: end[0] for handle in handles if (end := self.ended(handle)) is not None}
+        asked = [handle for handle in dict.fromkeys(handles) if handle not in ends]
         record, found = None, {}
         if asked:
             self.check_place(asked)
-            record, entries = self.read(handles[0].run_id)
+            record, entries = self.of(asked[0])
             known = self.known(asked, entries, numbers_of(entries))
             if any(trace.damage for trace in known.values()):
                 # What is written while entries are read may be among them without what was written before.
@@ -87,13 +89,8 @@ class Looks:
             grace = float(launch_of(entries)["grace"])
             looks = many.at_once(lambda each: self._look(*each, record, grace), list(known.items()))
             found = dict(zip(known, looks, strict=True))
-        told = {}
-        for handle in handles:
-            if handle in self._ended:
-                told[handle] = self._ended[handle][0]
-            elif (status := found.get(handle)) is not None:
-                told[handle] = status
-        return record, told
+        seen = {handle: status for handle, status in found.items() if status is not None}
+        return record, {**ends, **seen}
 
     def known(
         self, handles: Sequence[ReplicaHandle], entries: Mapping[str, str], numbers: Numbers
@@ -134,11 +131,55 @@ class Looks:
             record, entries = self._client.read(run_id)
         except MissingError as error:
             raise ReplicaNotFoundError(
-                f"there is no record of the run {run_id!r} on Modal"
+                f"there is no record of the run {run_id!r} on Modal, in the environment {self._client.environment()!r}"
             ) from error
         if "launch" not in entries:
             raise ReplicaNotFoundError(f"the record of the run {run_id!r} is empty")
         return record, entries
+
+    def of(self, handle: ReplicaHandle) -> tuple[Any, Mapping[str, str]]:
+        """As :meth:`read`, for the run of a handle.
+
+        Raises:
+            ReplicaNotFoundError: There is none any more.
+            AuthError: There is none in the workspace that this token is of, which is not that of the handle.
+        """
+        try:
+            return self.read(handle.run_id)
+        except ReplicaNotFoundError as error:
+            self.word_without_record(handle, str(error))
+            raise
+
+    def word(self, handle: ReplicaHandle) -> str | None:
+        """Modal's word for how a handle's call has ended, without what it returned; None if it has not."""
+
+        async def look(call: str) -> str | None:
+            try:
+                end = await self._client.end(call, value=False)
+            except MissingError:
+                return "MISSING"
+            return None if end is None else end.status
+
+        return many.at_once(look, [handle.metadata["function_call_id"]])[0]
+
+    def word_without_record(self, handle: ReplicaHandle, why: str) -> str | None:
+        """As :meth:`word`, for a handle that no record names: its replica may be gone, or run in another workspace.
+
+        Args:
+            handle: Of the replica.
+            why: What is not there.
+
+        Raises:
+            AuthError: The call was not started in this workspace.
+        """
+        word = self.word(handle)
+        if word == "MISSING" and self._options.clock() - launched_at(handle) < _KEPT_BY_MODAL:
+            raise AuthError(
+                f"{why}; and Modal does not know its call {handle.metadata['function_call_id']}, as it would for 7 days: the "
+                "token is of another workspace than the launch ('modal profile current', MODAL_PROFILE, MODAL_TOKEN_ID), or "
+                "the handle is not true"
+            )
+        return word
 
     def runs(self, backoff: Backoff) -> list[str]:
         """Names of all runs that have a record, oldest first.
@@ -178,8 +219,7 @@ class Looks:
             status = await asyncio.to_thread(self._dated, status, handle, record, trace)
         status = states.with_damage(status, trace)
         if status.state.terminal:
-            with self._lock:
-                self._ended[handle] = (status, result)
+            self._ends.keep(handle, status, result, 0 if end is None else len(end.text))
         return status
 
     def _terminated(
@@ -245,6 +285,11 @@ def is_of(handle: ReplicaHandle, launch: Mapping[str, Any], entries: Mapping[str
     if handle.rank not in launch["ranks"]:
         raise stray(entries, handle.rank)
     return call == handle.metadata["function_call_id"] and is_of_launch(handle, launch)
+
+
+def other_call(handle: ReplicaHandle) -> str:
+    """What is to be said of a handle that a record does not name."""
+    return f"the record of the run {handle.run_id!r} on Modal names another call of rank {handle.rank}, or none"
 
 
 def is_of_launch(handle: ReplicaHandle, launch: Mapping[str, Any]) -> bool:

@@ -1,0 +1,49 @@
+"""How replicas have ended, as an executor remembers it."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterable
+from typing import Any
+
+from diloco_protocol import ReplicaHandle, ReplicaStatus
+
+_MOST = 10_000  # ranks of a launch
+_MOST_BYTES = 256 * 2**20
+
+
+class Ends:
+    """Of too many, or of too large results, the oldest are forgotten, and asked for again. Safe to share between threads."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._known: dict[ReplicaHandle, tuple[ReplicaStatus, Any, int]] = {}
+        self._bytes = 0
+
+    def __len__(self) -> int:
+        return len(self._known)
+
+    def get(self, handle: ReplicaHandle) -> tuple[ReplicaStatus, Any] | None:
+        """How a replica has ended, and its result; None if that is not remembered."""
+        known = self._known.get(handle)
+        return None if known is None else known[:2]
+
+    def keep(self, handle: ReplicaHandle, status: ReplicaStatus, result: Any, size: int) -> None:
+        """Remember an end, whose result had so many characters."""
+        with self._lock:
+            self._drop(handle)
+            self._known[handle] = status, result, size
+            self._bytes += size
+            # The newest stays, however large: whoever has asked for it is about to read it.
+            while len(self) > 1 and (len(self) > _MOST or self._bytes > _MOST_BYTES):
+                self._drop(next(iter(self._known)))
+
+    def forget(self, handles: Iterable[ReplicaHandle]) -> None:
+        """Ask again."""
+        with self._lock:
+            for handle in handles:
+                self._drop(handle)
+
+    def _drop(self, handle: ReplicaHandle) -> None:
+        if (known := self._known.pop(handle, None)) is not None:
+            self._bytes -= known[2]
