@@ -2,6 +2,7 @@
 
 import inspect
 import re
+import sys
 from dataclasses import fields
 from pathlib import Path
 
@@ -34,6 +35,14 @@ FOR_TESTS = {"clock", "sleep"}
         ({"journal": 5}, "journal must be a RunJournal or None, not 5: a journal has the methods"),
         ({"backoff": 1.0}, "backoff must be a Backoff or None, not 1.0"),
         ({"pythonpath": "/src"}, "write ['/src']"),
+        (
+            {"root": "~nobody-here/x"},
+            "root='~nobody-here/x': there is no such home folder. Write './~nobody-here/x'",
+        ),
+        (
+            {"pythonpath": ["/src", "~nobody-here"]},
+            "pythonpath[1]='~nobody-here': there is no such home folder",
+        ),
         ({"gpus": "0"}, "write ['0']"),
         ({"gpus": ["0", "1", "0"]}, "gpus=['0', '1', '0'] names a GPU twice"),
         ({"env": {"REPLICA_RANK": "1"}}, "env may not set REPLICA_RANK"),
@@ -61,6 +70,24 @@ def test_what_can_be_read_only_once_is_kept():
     assert (options.inherit_env, options.pythonpath, options.gpus) == (
         ("PATH",), ("/a", "/b"), ("0", "1"),
     )  # fmt: skip
+
+
+def test_a_tilde_is_the_home_folder(tmp_path, monkeypatch):
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "work").mkdir()
+    (tmp_path / "bin").mkdir()
+    (tmp_path / "bin" / "python").symlink_to(sys.executable)
+    executor = LocalProcessExecutor(
+        root=Path("~/runs"), other_roots=["~/older"], cwd="~/work", pythonpath=["~", "~/lib", "./~"], python="~/bin/python",
+    )  # fmt: skip
+    assert [root.path for root in executor._roots] == [tmp_path / "runs", tmp_path / "older"]
+    (planned,) = executor.plan(1, "json:dumps").requests
+    home = str(tmp_path)
+    folders = planned["env"]["PYTHONPATH"].split(":")
+    assert folders[:4] == [f"{home}/work", home, f"{home}/lib", f"{home}/~"]
+    assert (planned["cwd"], planned["argv"][0]) == (f"{home}/work", f"{home}/bin/python")
+    assert not (tmp_path / "~").exists()
 
 
 def test_secrets_among_the_variables_are_not_in_the_representation():
