@@ -93,11 +93,11 @@ def _fits(value: Any, shape: Any) -> bool:
         return isinstance(value, list) and all(_fits(each, shape.member) for each in value)
     if shape.type_name == "map":
         return isinstance(value, dict) and all(_fits(each, shape.value) for each in value.values())
-    if not isinstance(value, _TYPES.get(shape.type_name, (object,))):
-        return False
+    known = _TYPES.get(shape.type_name)
+    fits = known is None or isinstance(value, known)
     # These raise for what Python cannot calculate with.
-    if shape.type_name == "timestamp":
+    if fits and shape.type_name == "timestamp":
         value.timestamp()
-    elif shape.type_name in {"integer", "long", "float", "double"}:
+    elif fits and shape.type_name in {"integer", "long", "float", "double"}:
         float(value)
-    return True
+    return fits
