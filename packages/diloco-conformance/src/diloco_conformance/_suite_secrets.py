@@ -26,6 +26,8 @@ FORMS = (
     f"AccountName=a;AccountKey={SECRET}==;EndpointSuffix=core",
     f"Authorization: Bearer {SECRET}",
     f'{{"db": {{"password": "{SECRET}"}}}}',
+    f"- name: DB_PASSWORD\n  value: {SECRET}\n- password: |\n    {SECRET}\n",
+    f"{{'Name': 'DB_PASSWORD', 'Type': {{'a': 1}}, 'Value': '{SECRET}'}}",
 )
 NAMES = (
     *("DB_PASS", "AUTH", "WANDB_KEY", "OPENAI_KEY", "SSH_KEY", "WEBHOOK", "COOKIE", "HF_TOKEN"),

@@ -14,7 +14,6 @@ from ._secret_forms import REDACTED
 from ._secret_names import is_secret_name
 
 _SHOWN = 200
-_SHOWN_OF = 1 << 15  # more than redact_and_cut looks at, so that it knows that a text was cut
 
 
 @overload
@@ -280,8 +279,8 @@ def shown(value: object, name: str = "") -> str:
         return "a number of that size"
     try:
         # Before Python writes line ends and quotes in another way.
-        begin = value[:_SHOWN_OF] if isinstance(value, (str, bytes)) else value
-        text = repr(redact_json(begin))
+        begin = redact_and_cut(value, _SHOWN) if isinstance(value, str) else redact_json(value)
+        text = repr(begin)
     except Exception:  # noqa: BLE001 - integers of thousands of digits, endless nesting, objects of any class
         return f"a {type(value).__name__} that cannot be shown"
     return redact_and_cut(text, _SHOWN)

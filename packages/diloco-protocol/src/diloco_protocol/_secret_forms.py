@@ -46,6 +46,7 @@ _MARK = r"\\{0,7}[\"']"  # a quote, also if it has been quoted twice more
 _NAME = r"(?<![\w.\-%])(?P<name>[\w.\-%]++)"
 # A key in JSON, or in what Python makes of a dict.
 _KEY = rf"(?P<around>{_MARK})(?P<name>[\w.\-]{{1,64}})(?P=around)"
+_TERM = r"(?<![\w.\-])(?P<term>[\w.\-]++)[ ]?"
 _OPTION = r"(?P<name>-{1,2}[A-Za-z][\w.\-]*+)"
 _HEADER = (
     r"(?<![\w\-])(?P<name>(?:proxy-)?authorization|(?:set-)?cookie|api-key|x-[\w\-]{1,40})"
@@ -73,12 +74,12 @@ _INSIDE_QUOTES = rf"(?P<quote>{_MARK})(?P<quoted>(?:(?!(?P=quote))(?:\\.|.))*+)"
 # What has been cut off may lack its second quote.
 _QUOTED = rf"{_INSIDE_QUOTES}(?:(?P=quote)|\Z)"
 # What comes to the end of the text after so much has been cut off there.
-_CUT = r"(?<=[^<>]{8192})\Z"
+_CUT = r"\Z(?<=[^<>]{8192})"
 _PLAIN = r"[^\[\]{}()]{0,200}+"
 _FLAT = rf"[\[{{(]{_PLAIN}[\]}})]"
 # A list or an object, of which the rest is looked for by counting.
 _LIST = r"(?P<list>[\[{(])"
-_SURE_LIST = rf"(?=[\[{{(]\s{{0,8}}+(?:{_MARK}|[\[{{(]|[\w.\-]{{1,64}}+:\s)|{_FLAT}){_LIST}"
+_SURE_LIST = rf"(?=[\[{{(]\s{{0,8}}+(?:{_MARK}|[\[{{(]|[\w.\-]{{1,64}}+:\s)|[\[{{(][^\[\]{{}}()]*+(?:[\]}})]|{_CUT})){_LIST}"
 _VALUE = rf"(?:{_QUOTED}|{_SURE_LIST}|{_BARE})"
 # Without an end that fits a text that was cut off, this would read on from each quote to the end of the text.
 _INSIDE = {quote: _NEW + rf"(?:\\.|[^{quote}\\])++(?={quote}|\\?\Z)" for quote in "\"'"}
@@ -131,15 +132,9 @@ _FORMS: tuple[tuple[str, str], ...] = (
         rf"{_BEGIN}{_LINE_KEY}{_BLANK}{{1,8}}+",
         rf"(?:{_QUOTED}|{_NEW}(?P<bare>[^\s\"'|>{{\[\\](?:[^\s\\]|\\(?!\\{{0,6}}[nrt]))*+)){_LINE_END}",
     ),
-    (
-        rf"(?<![\w.\-])(?P<term>[\w.\-]++)[ ]?:{_BLANK}{{1,8}}+",
-        rf"(?:{_QUOTED}|(?=[\[{{]){_SURE_LIST})",
-    ),
-    (
-        rf"(?<![\w.\-])(?P<term>[\w\-]++(?=:\S)|[\w.\-]++(?=[ ]?(?::|->)[ \t]))[ ]?(?::|->)"
-        rf"{_TAGS}{_BLANK}{{0,8}}+",
-        rf"{_ODD}{_BARE}",
-    ),
+    (rf"{_TERM}:{_BLANK}{{1,8}}+", rf"(?:{_QUOTED}|(?=[\[{{]){_SURE_LIST})"),
+    (rf"{_TERM}(?::|->){_TAGS}{_BLANK}{{1,8}}+", rf"{_ODD}{_BARE}"),
+    (r"(?<![\w.\-])(?P<term>[\w\-]++):", rf"{_ODD}{_BARE}"),
     # password: |, and password: with lines below it that stand further to the right and are no sentence
     (
         rf"(?:{_BEGIN}|:[ ]|[\"']){_LINE_KEY}(?:{_BLANK}{{1,8}}+[|>][+\-0-9]{{0,2}}{_LINES}(?=[ \t])"
@@ -147,7 +142,7 @@ _FORMS: tuple[tuple[str, str], ...] = (
         r"(?P<lines>)",
     ),
     # ('password', 'x')
-    (rf"[(\[]{_KEY},\s{{0,8}}+", rf"{_QUOTED}(?=[)\]])"),
+    (rf"[(\[]{_KEY},\s{{0,8}}+", rf"{_QUOTED}(?=[)\]]|\Z)"),
     # "password": "x", "password": 1234, "password": ["x"]
     (
         rf"{_KEY}\s{{0,8}}+:\s{{0,8}}+(?:[bru]{{1,2}}(?={_MARK}))?+",
@@ -162,8 +157,7 @@ _FORMS: tuple[tuple[str, str], ...] = (
     ),
     # <password>x</password>, of which the end may have been cut off
     (
-        r"<(?P<name>[\w.:\-]{1,64})(?:\s[^<>]{0,200}+)?>"
-        rf"(?:{_GAP}{{0,40}}+<!\[CDATA\[)?+",
+        rf"<(?P<name>[\w.:\-]{{1,64}})(?:\s[^<>]{{0,200}}+)?>(?:{_GAP}{{0,40}}+<!\[CDATA\[)?+",
         rf"(?:[^<>\]]|\](?!\]>))++(?:{_CUT}|(?=</|\]\]>))",
     ),
     # Bearer x; what follows has a digit, or it is a word of a sentence; for Basic it is Base64

@@ -49,7 +49,7 @@ def without_userinfo(text: str, *, cut: bool = False) -> str:
             run_end = _RUN.match(text, start).end()  # type: ignore[union-attr] # it matches nothing, too
             last_at = text.rfind("@", start, run_end)
         end = _userinfo_end(text, scheme, last_at)
-        if cut and end < 0 and run_end == len(text) and _MAY_END_LATER.match(text, start):
+        if cut and run_end == len(text) and _MAY_END_LATER.match(text, start):
             end = len(text)
         if end > start:
             pieces += [text[done:start], REDACTED]
