@@ -192,16 +192,9 @@ class Run:
                 "join_timeout": 1000.0,
                 **self.limits.get(rank, {}),
             }
-            timing = Timing(clock=connection.clock, sleep=connection.sleep, **limits)
+            limits = {"clock": connection.clock, "sleep": connection.sleep, **limits}
             try:
-                exchange = ObjectStoreExchange(
-                    connection,
-                    rank,
-                    self.ranks,
-                    timing=timing,
-                    chunk_bytes=self.chunk,
-                    resume=resume,
-                )
+                exchange = self.exchange(connection, scheduler, limits, resume)
                 results[number] = self.train(exchange, **more)
             except (Exception, Killed) as error:
                 results[number] = error
@@ -214,6 +207,17 @@ class Run:
             scheduler.start_at(start, body)
         assert scheduler.run(100_000.0)
         return [results[number] for number in sorted(results)]
+
+    def exchange(self, connection, scheduler, limits, resume):
+        """How a process takes part."""
+        return ObjectStoreExchange(
+            connection,
+            connection.rank,
+            self.ranks,
+            timing=Timing(**limits),
+            chunk_bytes=self.chunk,
+            resume=resume,
+        )
 
     def train(self, exchange, until, seen=None, **more):
         net = self.net()

@@ -6,7 +6,7 @@ from ._arithmetic._clip import Clipped
 from ._codecs._codec import Codec
 from ._codecs._named import compile_codec
 from ._connect import connect
-from ._elastic._exchange import ElasticExchange
+from ._elastic._exchange import StoreExchange as ElasticExchange
 from ._elastic._settings import Elastic
 from ._errors import (
     ConfigurationError,

@@ -23,7 +23,7 @@ from ._connect_arguments import (
     uri_of,
     world_size_of,
 )
-from ._elastic._exchange import ElasticExchange
+from ._elastic._exchange import StoreExchange
 from ._elastic._settings import Elastic
 from ._errors import ConfigurationError
 from ._redact import redact_uri
@@ -33,7 +33,7 @@ from ._store._transfer import Transfer
 from ._strict._exchange import ObjectStoreExchange
 from ._timing import Timing
 
-Exchange: TypeAlias = ObjectStoreExchange | ElasticExchange
+Exchange: TypeAlias = ObjectStoreExchange | StoreExchange
 
 _MOST_CHUNK_BYTES = 2**30
 
@@ -272,7 +272,7 @@ def _new(
                 chunk_bytes=chunk_bytes,
                 resume=resume,
             )
-        return ElasticExchange(
+        return StoreExchange(
             store, rank, world_size, elastic, run_id=run_id, timing=timing, chunk_bytes=chunk_bytes
         )
     except BaseException:

@@ -7,8 +7,8 @@ import torch
 from training_lab import fill, identical, push, run, values
 
 from diloco_core import DiLoCo, MismatchError, Timing, in_process
-from diloco_core._elastic._fixed_exchange import FixedExchange
-from diloco_core._store._open import open_store
+from diloco_core._elastic._exchange import StoreExchange
+from diloco_core._store._drivers._folder import FolderStore
 
 LIMITS = Timing(join_timeout=60.0, sync_timeout=60.0, beat_interval=10.0, lost_after=600.0)
 STEPS = 12
@@ -22,13 +22,27 @@ class Net(torch.nn.Module):
         self.last = torch.nn.Linear(19, 3)
 
 
-def exchanges(folder, ranks, **options):
-    return [
-        FixedExchange(
-            open_store(str(folder)), rank, ranks, timing=LIMITS, chunk_bytes=256, **options
-        )
-        for rank in range(ranks)
-    ]
+class Overwriting(FolderStore):
+    """A folder as a store that accepts conditional writes and ignores the condition."""
+
+    def create(self, key, data):
+        self.put(key, [data] if isinstance(data, bytes) else data)
+        return True
+
+
+@pytest.fixture(params=[FolderStore, Overwriting], ids=["deciding", "overwriting"])
+def exchanges(request):
+    """Makes the exchanges of all ranks over a folder, in a store that can decide and in one that cannot."""
+
+    def make(folder, ranks, **options):
+        return [
+            StoreExchange(
+                request.param(str(folder)), rank, ranks, timing=LIMITS, chunk_bytes=256, **options
+            )
+            for rank in range(ranks)
+        ]
+
+    return make
 
 
 def replica(exchange, last=STEPS, **options):
@@ -67,7 +81,7 @@ OPTIONS = {
 
 @pytest.mark.parametrize("ranks", [1, 2, 3])
 @pytest.mark.parametrize("name", OPTIONS)
-def test_they_are_those_of_threads(name, ranks, tmp_path):
+def test_they_are_those_of_threads(name, ranks, exchanges, tmp_path):
     options = {"sync_every": 4, **OPTIONS[name]}
     between_threads = threads(ranks, options)
     stored = trained(exchanges(tmp_path / "run", ranks), **options)
@@ -78,7 +92,7 @@ def test_they_are_those_of_threads(name, ranks, tmp_path):
 
 @pytest.mark.parametrize("name", ["plain", "fragments", "own buffers", "Adam"])
 @pytest.mark.parametrize("stops", [(4,), (6,), (4, 8)])
-def test_they_are_those_of_a_run_that_was_not_stopped(name, stops, tmp_path):
+def test_they_are_those_of_a_run_that_was_not_stopped(name, stops, exchanges, tmp_path):
     options = {"sync_every": 4, "flush": "none", **OPTIONS[name]}
     whole = trained(exchanges(tmp_path / "whole", 2), **options)
     for life, last in enumerate(itertools.chain(stops, [STEPS])):
@@ -86,13 +100,13 @@ def test_they_are_those_of_a_run_that_was_not_stopped(name, stops, tmp_path):
     assert [identical(pair) for pair in zip(whole, parts, strict=True)] == [True, True]
 
 
-def test_when_it_is_resumed_sync_every_may_change_if_all_ranks_change_it(tmp_path):
+def test_when_it_is_resumed_sync_every_may_change_if_all_ranks_change_it(exchanges, tmp_path):
     trained(exchanges(tmp_path / "run", 2), 4, sync_every=4, flush="none")
     ends = trained(exchanges(tmp_path / "run", 2, resume=True), 8, sync_every=2)
     assert identical(ends)
 
 
-def test_ranks_that_change_it_in_other_ways_are_told(tmp_path):
+def test_ranks_that_change_it_in_other_ways_are_told(exchanges, tmp_path):
     trained(exchanges(tmp_path / "run", 2), 4, sync_every=4, flush="none")
     with pytest.raises(BaseExceptionGroup) as caught:
         run(

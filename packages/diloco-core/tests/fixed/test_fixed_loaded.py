@@ -4,12 +4,12 @@ import pytest
 from resuming_lab import OUTER, REPLICAS, Experiment, equal
 
 from diloco_core import in_process
-from diloco_core._elastic._fixed_exchange import FixedExchange
+from diloco_core._elastic._exchange import StoreExchange
 from diloco_core._store._open import open_store
 
 
 def folder(path):
-    return [FixedExchange(open_store(str(path)), rank, REPLICAS) for rank in range(REPLICAS)]
+    return [StoreExchange(open_store(str(path)), rank, REPLICAS) for rank in range(REPLICAS)]
 
 
 @pytest.mark.parametrize("outer", ["Nesterov", "Adam"])

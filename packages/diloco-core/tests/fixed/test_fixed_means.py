@@ -5,7 +5,7 @@ import torch
 from training_lab import run
 
 from diloco_core import ConfigurationError, ObjectStoreAllReduce, RunExistsError, Timing
-from diloco_core._elastic._fixed_exchange import FixedExchange
+from diloco_core._elastic._exchange import StoreExchange
 from diloco_core._store._open import open_store
 
 LIMITS = Timing(join_timeout=60.0, sync_timeout=60.0, beat_interval=10.0, lost_after=600.0)
@@ -15,7 +15,7 @@ RANKS = 3
 def exchanges(folder, **options):
     store = str(folder)
     return [
-        FixedExchange(open_store(store), rank, RANKS, timing=LIMITS, **options)
+        StoreExchange(open_store(store), rank, RANKS, timing=LIMITS, **options)
         for rank in range(RANKS)
     ]
 

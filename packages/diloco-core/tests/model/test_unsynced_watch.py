@@ -10,7 +10,7 @@ from safetensors.torch import load_file
 from torch import nn
 
 from diloco_core import CorruptedObjectError, DiLoCo, Elastic, export
-from diloco_core._elastic._exchange import ElasticExchange
+from diloco_core._elastic._exchange import StoreExchange
 from diloco_core._model import _unsynced
 from diloco_core._store._open import open_store
 from diloco_core.testing import Schedule, SimulatedStore, simulate
@@ -230,7 +230,7 @@ def _alone(lab, folder):
     model = Part(lab)
     inner = torch.optim.SGD([model.trained], lr=0.1)
     resume = (folder / "run").exists()
-    exchange = ElasticExchange(
+    exchange = StoreExchange(
         open_store(str(folder / "run")), 0, 1, Elastic(1, grace=1.0, resume=resume)
     )
     with DiLoCo(model, inner, exchange, sync_every=1) as outer:

@@ -9,11 +9,11 @@ from __future__ import annotations
 import logging
 import os
 import secrets
-import socket
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from .._errors import CorruptedObjectError, FencedError, FormatError, RunExistsError
+from .._host import host_name
 from .._wire._fields import Fields
 from .._wire._sealed import seal, unseal
 from ._records._keys import Delta, Hint, Wish, claim_key, commit_key, epochs, parse_inner
@@ -52,7 +52,7 @@ def claim(
     identity: dict[str, Any] = {
         "rank": rank,
         "nonce": secrets.token_hex(8),
-        "host": socket.gethostname(),
+        "host": host_name(),
         "pid": os.getpid(),
         **({} if settings is None else {"settings": dict(settings)}),
     }

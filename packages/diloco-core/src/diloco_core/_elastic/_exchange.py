@@ -10,11 +10,11 @@ import logging
 from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal, cast
 
 from .._arithmetic._elastic_sizes import shards_of
 from .._arithmetic._layout import CHUNK_BYTES
-from .._checks import check_identity, check_whole
+from .._checks import check_identity, check_resume, check_whole
 from .._errors import (
     ConfigurationError,
     CorruptedObjectError,
@@ -40,13 +40,14 @@ from ._inner import save_inner, save_residual, saved_inner, saved_residuals
 from ._joining import new_life
 from ._life._progress import layout_bytes
 from ._policy._ends import ends_in_log, refuse_again, refuse_ended, refuse_left, refuse_reload
+from ._policy._entering import Entrance, holds_generations
 from ._policy._meeting import meet, tell_refusal
 from ._policy._others import changeable
 from ._policy._together import name_of
 from ._records._keys import Hint
 from ._repair import read_commit
 from ._round._reload import Reload
-from ._settings import Settings
+from ._settings import Elastic, Fixed, Settings
 from ._start import committed_in, open_run
 from ._states._history import given_up_since
 from ._states._rollback import obey_rollback, saying_what_to_do
@@ -67,20 +68,22 @@ if TYPE_CHECKING:
 _log = logging.getLogger("diloco_core")
 
 
-class ElasticExchange(ResumableExchange):
-    """Replicas that may come and go meet in an object store; see :class:`._base.Exchange`. One thread at a time.
+class StoreExchange(ResumableExchange):
+    """Replicas meet in an object store; see :class:`._base.Exchange`. One thread at a time.
 
-    An exchange carries one outer loop (:class:`DiLoCo`). There are at most ``world_size`` ranks; a sync needs contributions
-    from ``min_replicas`` of them. A replica that comes back is a new life of its rank, and replaces the earlier one.
+    An exchange carries one outer loop (:class:`DiLoCo`). Without ``elastic``, all ranks are in every sync. With it, there are at
+    most ``world_size`` ranks; a sync needs contributions from ``min_replicas`` of them. A replica that comes back is a new life
+    of its rank, and replaces the earlier one.
 
     Args:
-        store: The run's prefix; it must create objects exclusively.
+        store: The run's prefix. For elastic runs it must create objects exclusively.
         rank: The rank of this replica.
         world_size: How many ranks there may be, fixed for the run. The number of shards is a multiple of it.
-        settings: How membership behaves.
+        elastic: How elastic membership behaves; None for fixed membership.
         run_id: The launch to which the replicas belong.
         timing: Limits in seconds.
         chunk_bytes: Size of a buffer in bytes; two of them are held.
+        resume: Whether to continue the run that the prefix holds; see :class:`Elastic`, which has a setting of its own for that.
 
     Raises:
         ConfigurationError: A setting is impossible, or the store does not create exclusively.
@@ -93,30 +96,45 @@ class ElasticExchange(ResumableExchange):
         store: Store,
         rank: int,
         world_size: int,
-        settings: Settings,
+        elastic: Elastic | None = None,
         *,
         run_id: str = "",
         timing: Timing | None = None,
         chunk_bytes: int = CHUNK_BYTES,
+        resume: bool | Literal["newest-whole"] = False,
     ) -> None:
-        check_identity(rank, world_size)
+        rank, world_size = check_identity(rank, world_size)
         check_whole("chunk_bytes", chunk_bytes)
+        check_resume(resume)
+        if not isinstance(run_id, str):
+            raise ConfigurationError(
+                f"run_id must be text (a str), not {run_id!r} ({type(run_id).__name__})"
+            )
+        if elastic is not None and resume:
+            raise ConfigurationError(
+                f"resume={resume!r} cannot be passed beside elastic=: pass Elastic({elastic.min_replicas}, resume={resume!r})"
+            )
         self._syncs = Syncs()
         self._hurried = False
         given = timing or Timing()
         self._timing = replace(given, sleep=self._syncs.sleeping(given.sleep))
-        settings.check(world_size, self._timing.sync_timeout)
-        if not Patient(store, self._timing).creates_once():
+        if elastic is not None:
+            elastic.check(world_size, self._timing.sync_timeout)
+        settings = elastic or Fixed(world_size, given.lost_after, resume, given.return_within)
+        self._decides = Patient(store, self._timing).creates_once()
+        if not self._decides and elastic is not None:
             raise ConfigurationError(
                 f"{store.uri} lets an object be created twice: it ignores conditional writes, so replicas could not agree on "
-                "which of them take part in a sync. Use a store with exclusive creation, or strict membership (leave "
+                "which of them take part in a sync. Use a store with exclusive creation, or fixed membership (leave "
                 "min_replicas out)."
             )
         self.rank = rank
         self.world_size = world_size
         self.run_id = run_id
         self.store = store
-        self.settings = settings
+        self._place = store  # where the run's objects are
+        self.settings: Settings = settings
+        self._entrance: Entrance | None = None
         self.fixed = settings.fixed
         self.resumes = bool(settings.resume)
         # In the gather topology every replica computes all values itself, and only a few syncs publish any.
@@ -144,11 +162,21 @@ class ElasticExchange(ResumableExchange):
         self._unsynced: UnsyncedWatch | None = None
 
     def join(self, schema: Schema) -> None:
-        """Set what the replicas must have in common. They meet in :meth:`restore`."""
+        """Set what the replicas must have in common; for plain means, repeatable with the same schema.
+
+        They meet in :meth:`restore`, or before the first of plain means.
+        """
         self._check_open()
-        if schema.settings.get("operation") and not self.fixed:
+        means = schema.settings.get("operation")
+        if means and self._schema == schema:
+            return
+        if means and self.resumes:
             raise ConfigurationError(
-                f"an elastic exchange is only for a DiLoCo outer loop, not for {schema.settings['operation']!r}, which has no "
+                "resume= cannot be used for means, which have no state to go on with: leave it out, and use another prefix"
+            )
+        if means and not self.fixed:
+            raise ConfigurationError(
+                f"an elastic exchange is only for a DiLoCo outer loop, not for {means!r}, which has no "
                 "state that a replica could return to. For it, connect without min_replicas."
             )
         coding = schema.terms.coding
@@ -180,9 +208,10 @@ class ElasticExchange(ResumableExchange):
         self._check_open()
         if self._schema is None:
             raise SyncError("restore() was called before join(): call join() with the schema first")
-        store = Patient(self.store, self._timing)
         self._run = ""
         try:
+            self._enter(self._schema, jobs)
+            store = Patient(self._place, self._timing)
             manifest = open_run(
                 store,
                 jobs,
@@ -252,6 +281,9 @@ class ElasticExchange(ResumableExchange):
         except BaseException as error:
             self.abort(error)
             raise
+        finally:
+            if self._entrance is not None:
+                self._entrance.stop()
         _log.info(
             "rank %d: life %d begins at sync %d, inner step %d",
             self.rank,
@@ -260,6 +292,24 @@ class ElasticExchange(ResumableExchange):
             self.counted,
         )
         return self.position
+
+    def _enter(self, schema: Schema, jobs: Sequence[ResumableJob]) -> None:
+        """Find where the run's objects are. Where the store cannot decide, meet the others; see :mod:`._policy._entering`."""
+        store, settings = Patient(self.store, self._timing), self.settings
+        if not isinstance(settings, Fixed) or (self._decides and not holds_generations(store)):
+            return
+        self.settings = replace(settings, decides=False, return_within=0.0)
+        self._entrance = Entrance(
+            store,
+            schema,
+            rank=self.rank,
+            world_size=self.world_size,
+            run_id=self.run_id,
+            settings=self.settings,
+            timing=self._timing,
+        )
+        self._place = self._entrance.meet()
+        self._entrance.carry(jobs, self._chunk_bytes)
 
     def behind(self) -> bool:
         """Whether there is a sync that this replica can adopt without contributing.
@@ -301,7 +351,17 @@ class ElasticExchange(ResumableExchange):
             DivergedError: This replica computes other values than the others, even after reloading.
         """
         self._check_open()
+        if self._schema is not None and self._schema.settings.get("operation"):
+            self._take_mean(cast("ResumableJob", job))
         return self._syncs.begin(job.name, self._sync(self._running(), job, last), self._guarded)
+
+    def _take_mean(self, job: ResumableJob) -> None:
+        """Sync these tensors next: each mean has tensors of its own."""
+        if self._life is None:
+            if isinstance(self.settings, Fixed):  # nobody could come back
+                self.settings = replace(self.settings, return_within=0.0)
+            self.restore([job])
+        self._running().take_mean(job)
 
     @contextmanager
     def _guarded(self) -> Iterator[None]:
@@ -464,17 +524,21 @@ class ElasticExchange(ResumableExchange):
                 self._stop_beats()
                 if self._life is not None:
                     tell_failure(self._life, error)
-                elif (
-                    self.fixed
-                    and self._schema is not None
-                    and not isinstance(error, RunExistsError)
-                ):
-                    store = Patient(self.store, self._timing)
+                elif self._schema is not None and self._is_awaited(error):
+                    store = Patient(self._place, self._timing)
                     tell_refusal(store, self.rank, self._run, committed_in(self._schema) + 1, error)
             finally:
                 self.store.close()
         except Exception as second:  # noqa: BLE001 - the first error matters more
             error.add_note(f"the other replicas could not be told of this failure: {second}")
+
+    def _is_awaited(self, error: BaseException) -> bool:
+        """Whether the others wait for a word of this replica, which fails before it has joined them."""
+        if not self.fixed or isinstance(error, RunExistsError):
+            return False
+        if self.settings.decides:
+            return not self.resumes
+        return self._place is not self.store  # they have met
 
     def _stop_beats(self) -> None:
         if self._life is not None and self._life.others is not None:

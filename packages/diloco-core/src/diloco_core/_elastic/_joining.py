@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from .._arithmetic._sharded import Scratch
@@ -54,6 +55,32 @@ def new_life(
         beats = Beats(store.store, rank, f"{epoch}", run, timing)
         beats.start()
         others = Others(beats, changeable or {})
+    life = reader_of(
+        store,
+        jobs,
+        manifest,
+        rank=rank,
+        settings=settings,
+        timing=timing,
+        chunk_bytes=chunk_bytes,
+    )
+    return replace(
+        life, epoch=epoch, claim=record, seen=seen, others=others, passed_over=passed_over
+    )
+
+
+def reader_of(
+    store: Patient,
+    jobs: Sequence[ResumableJob],
+    manifest: Manifest,
+    *,
+    rank: int,
+    settings: Settings,
+    timing: Timing,
+    chunk_bytes: int,
+) -> Life:
+    """Make what reads a run without a claim, and so must not write there. The arguments are those of :func:`new_life`."""
+    run = manifest.run()
     standing = Standing(
         [Progress.empty(job) for job in jobs],
         run=run,
@@ -69,12 +96,10 @@ def new_life(
         manifest=manifest,
         run=run,
         rank=rank,
-        epoch=epoch,
-        claim=record,
+        epoch=0,
+        claim=b"",
         chunk_bytes=chunk_bytes,
         scratch=Scratch(chunk_bytes),
         standing=standing,
-        seen=seen,
-        others=others,
-        passed_over=passed_over,
+        seen=Seen(timing.clock()),
     )

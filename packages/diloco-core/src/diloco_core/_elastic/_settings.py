@@ -38,6 +38,7 @@ class Elastic:
 
     fixed: ClassVar[bool] = False
     return_within: ClassVar[float] = 0.0  # the others go on
+    decides: ClassVar[bool] = True
 
     min_replicas: int
     grace: float = 60.0
@@ -112,6 +113,7 @@ class Fixed:
         grace: Seconds between two checks that the prefix still belongs to the run, and of waiting for others to repair something.
         resume: As in :class:`Elastic`.
         return_within: Seconds that the others wait for a rank that is lost, or has failed, to be started again. 0: not at all.
+        decides: Whether the store decides which of two processes creates an object, so that a rank can come back.
     """
 
     fixed: ClassVar[bool] = True
@@ -124,6 +126,7 @@ class Fixed:
     grace: float
     resume: bool | Literal["newest-whole"] = False
     return_within: float = 300.0
+    decides: bool = True
 
     def check(self, world_size: int, sync_timeout: float) -> None:
         """Accept everything: whatever there is to check was checked before."""

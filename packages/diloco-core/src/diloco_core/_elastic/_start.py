@@ -151,7 +151,7 @@ def read_manifest(store: Patient, timing: Timing) -> Manifest | None:
         RunExistsError: It is the manifest of a strict run.
     """
     try:
-        return read_again(timing, lambda: _stored_manifest(store))
+        return read_again(timing, lambda: stored_manifest(store))
     except CorruptedObjectError as error:
         raise _unreadable(error) from error
 
@@ -163,14 +163,14 @@ def _read_or_restore(store: Patient, timing: Timing) -> Manifest | None:
     """
     damage: CorruptedObjectError | None = None
     try:
-        manifest = read_again(timing, lambda: _stored_manifest(store))
+        manifest = read_again(timing, lambda: stored_manifest(store))
     except CorruptedObjectError as error:
         manifest, damage = None, error
     if manifest is not None:
         return manifest
     key = copy_key(MANIFEST)
     try:
-        copy = read_again(timing, lambda: _stored_manifest(store, key))
+        copy = read_again(timing, lambda: stored_manifest(store, key))
     except CorruptedObjectError:
         copy = None
     if copy is None and damage is not None:
@@ -199,7 +199,8 @@ def _unreadable(damage: CorruptedObjectError) -> CorruptedObjectError:
     )
 
 
-def _stored_manifest(store: Patient, key: str = MANIFEST) -> Manifest | None:
+def stored_manifest(store: Patient, key: str = MANIFEST) -> Manifest | None:
+    """The manifest under its key, or under that of its copy, read once; None if there is none."""
     data = store.get(key)
     return None if data is None else Manifest.from_json(data, f"{store.uri}/{key}")
 

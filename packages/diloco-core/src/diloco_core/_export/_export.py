@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from .._checks import is_whole
+from .._elastic._policy._generations import place_of_run
 from .._errors import ConfigurationError, CorruptedObjectError, ObjectNotFoundError
 from .._store._drivers._folder import FolderStore
 from .._store._open import open_store
@@ -24,6 +25,7 @@ from ._tensors import as_damage, read_tensors
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
+    from .._store._api import Store
     from ._choice import Choice
     from ._source import Source
 
@@ -93,7 +95,7 @@ def export(
         raise ConfigurationError(f"synced_only must be True or False, not {synced_only!r}")
     target = Path(path)
     with _replacing(target) as temporary:
-        store = open_store(os.fspath(uri), reading=True)
+        store: Store = open_store(os.fspath(uri), reading=True)
         if isinstance(store, FolderStore) and target.resolve().is_relative_to(store.root.resolve()):
             raise _unwritable(
                 target, "it is in the run's own folder, where only the run's objects belong"
@@ -105,6 +107,7 @@ def export(
                 "one that torch.load reads."
             )
         try:
+            store = place_of_run(store)
             source = find_source(store)
             choice, tensors = newest_whole(store, source, dtype, at)
             step = choice.step

@@ -10,8 +10,8 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from .._arithmetic._layout import CHUNK_BYTES
-from .._elastic._exchange import ElasticExchange
-from .._elastic._settings import Settings
+from .._elastic._exchange import StoreExchange
+from .._elastic._settings import Fixed, Settings
 from .._timing import Timing
 from ._connection import Connection
 from ._faults import Fault
@@ -57,7 +57,7 @@ class Node:
 
     rank: int
     life: int
-    exchange: ElasticExchange
+    exchange: StoreExchange
     connection: Connection
     chance: random.Random
 
@@ -142,21 +142,26 @@ def simulate(
             chance=chance,
             replace=lambda: start(rank, scheduler.now + schedule.restart_after),
         )
+        limits = {}
+        if isinstance(settings, Fixed):
+            limits = {"lost_after": settings.grace, "return_within": settings.return_within}
         timing = Timing(
             sync_timeout=sync_timeout,
+            **limits,
             clock=connection.clock,
             sleep=connection.sleep,
             repeat=partial(_repeat, scheduler, connection),
             in_background=partial(_in_background, scheduler, connection),
         )
         try:
-            exchange = ElasticExchange(
+            exchange = StoreExchange(
                 connection,
                 rank,
                 schedule.world_size,
-                settings,
+                None if isinstance(settings, Fixed) else settings,
                 timing=timing,
                 chunk_bytes=chunk_bytes,
+                resume=settings.resume if isinstance(settings, Fixed) else False,
             )
             outcome.results[rank, life] = train(Node(rank, life, exchange, connection, chance))
             exchange.leave()

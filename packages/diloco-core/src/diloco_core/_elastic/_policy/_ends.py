@@ -162,6 +162,12 @@ def give_up(life: Life, rank: int, known: int, why: str, sync: int) -> bool:
     epochs = highest_epochs(life.store.list("claims/"))
     if epochs.get(rank, 0) > known:
         return False
+    if not life.settings.decides:
+        raise ReplicaLostError(
+            f"{why.rstrip('.')}. {life.store.uri} ignores conditional writes, so the rank cannot come back by itself. To "
+            "continue the run, start all of its ranks again with resume=True.",
+            rank,
+        )
     states = [progress.sync for progress in life.fragments]
     if sync > life.sync + 1:
         # The sync that this life is taking is decided, and will be finished by those who resume the run.

@@ -29,8 +29,8 @@ _log = logging.getLogger("diloco_core")
 
 def keep(life: Life, index: int, sync: int) -> bool:
     """Copy all that a fragment's state is made of. Returns False if a part of it is already gone or damaged."""
-    for key in _keys(life, index, sync):
-        data = _verified(life, key, key)
+    for key in keys_of(life, index, sync):
+        data = verified(life, key, key)
         if data is None:
             return False
         life.store.create(_FOLDER + key, lambda: data)  # noqa: B023 - called at once
@@ -54,7 +54,9 @@ def mend_from_copies(life: Life, index: int, sync: int) -> bool:
     """Write objects of a fragment's state again that are damaged and have an undamaged copy. Returns whether there were any."""
     kept = {key.removeprefix(_FOLDER) for key in _copies(life)}
     damaged = [
-        key for key in _keys(life, index, sync) if key in kept and _verified(life, key, key) is None
+        key
+        for key in keys_of(life, index, sync)
+        if key in kept and verified(life, key, key) is None
     ]
     return any([_write_again(life, key, "it is damaged") for key in damaged])  # noqa: C419 - all of them
 
@@ -80,7 +82,7 @@ def _copies(life: Life) -> list[str]:
     return [key for key in life.store.list(_FOLDER) if is_state(key.removeprefix(_FOLDER))]
 
 
-def _keys(life: Life, index: int, sync: int) -> list[str]:
+def keys_of(life: Life, index: int, sync: int) -> list[str]:
     """The keys of all that a fragment's state after a sync is made of."""
     shards = range(life.fragments[index].job.layout.shards)
     keys = [life.key(part, index, shard) for part in life.made_of(sync, index) for shard in shards]
@@ -88,7 +90,7 @@ def _keys(life: Life, index: int, sync: int) -> list[str]:
 
 
 def _write_again(life: Life, key: str, why: str) -> bool:
-    data = _verified(life, _FOLDER + key, key)
+    data = verified(life, _FOLDER + key, key)
     if data is None:
         return False
     _log.error("rank %d: writing %s again from its copy: %s", life.rank, life.origin(key), why)
@@ -96,7 +98,7 @@ def _write_again(life: Life, key: str, why: str) -> bool:
     return True
 
 
-def _verified(life: Life, key: str, original: str) -> bytes | None:
+def verified(life: Life, key: str, original: str) -> bytes | None:
     """The bytes of a part of a state or of its copy; None if they are gone or are not what was written."""
     name = original.rpartition("/")[2]
     index, sync = int(name[:3]), int(original.split("/")[1]) if original.startswith("state/") else 0

@@ -1,0 +1,273 @@
+"""How the processes of a fixed run meet where a store cannot decide: each says whom it sees, until all say the same.
+
+Every process draws a nonce, and writes the nonces that it sees under a key that only its rank writes. A process that is dead by
+then cannot have named a nonce that was drawn later. So those who all name one another's nonces are there, and are one process
+of each rank.
+"""
+
+from __future__ import annotations
+
+import itertools
+import logging
+import math
+import os
+import secrets
+from dataclasses import dataclass
+from functools import partial
+from typing import TYPE_CHECKING
+
+from ..._errors import (
+    CorruptedObjectError,
+    MismatchError,
+    RendezvousTimeoutError,
+    RunExistsError,
+    StoreError,
+)
+from ..._exchange._endings import named_ranks
+from ..._host import host_name, is_gone
+from ..._store._parallel import in_parallel
+from ..._store._patient import Patient
+from ..._timing import Wait
+from ..._wire._fields import Fields
+from ..._wire._sealed import seal, unseal
+from ._meeting import ABSENT
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from ..._timing import Timing
+
+_READS_AT_ONCE = 16
+_LARGEST = 16 * 2**20
+
+_log = logging.getLogger("diloco_core")
+
+
+@dataclass(frozen=True, slots=True)
+class _Word:
+    """What a process says.
+
+    Attributes:
+        nonce: Its own nonce.
+        nonces: The nonces that it sees, by rank; empty where it sees nobody.
+        number: The lowest number that it would give to the next generation.
+        interval: Whole seconds between two of its signs of life, at most.
+        host: Where it runs.
+        pid: Its process id there.
+        data: The bytes that were read.
+    """
+
+    nonce: str
+    nonces: list[str]
+    number: int
+    interval: int
+    host: str
+    pid: int
+    data: bytes
+
+
+def meeting_key(rank: int) -> str:
+    """Key of what the newest process of a rank says while it meets the others."""
+    return f"meetings/{rank:05}.json"
+
+
+class Gathering:
+    """Meets the other processes, and shows them that this one is there until :meth:`stop`. To be used by one thread.
+
+    Args:
+        store: The prefix at which they meet.
+        rank: The rank of this process.
+        world_size: Number of ranks.
+        timing: Limits and clock.
+
+    Raises:
+        RunExistsError: Another process of the rank is there.
+    """
+
+    def __init__(self, store: Patient, rank: int, world_size: int, timing: Timing) -> None:
+        self._store = store
+        self._rank = rank
+        self._size = world_size
+        self._timing = timing
+        self._nonce = secrets.token_hex(8)
+        self._said = [""] * world_size
+        self._number = 0
+        self._beats = itertools.count()
+        self._stop: Callable[[], None] = bool  # type: ignore[assignment]
+        self._await_turn()
+
+    def meet(self, number: int, look_around: Callable[[], None]) -> tuple[int, list[str]]:
+        """Wait until all ranks are there and say the same.
+
+        Args:
+            number: The lowest number that the next generation may have.
+            look_around: Called from time to time; raises an error if waiting any longer is of no use.
+
+        Returns:
+            The number of the generation that they begin, and the nonces of its processes by rank.
+
+        Raises:
+            RendezvousTimeoutError: Some ranks did not come in time; the error names them.
+            MismatchError: A process that is there was given another world size.
+            RunExistsError: Another process of this rank has come.
+        """
+        timing, store = self._timing, self._store
+        self._number = number
+        self._say()
+        self._stop = timing.repeat(timing.beat_interval, self._say_again)
+        missing: list[int] = []
+
+        def expired() -> Exception:
+            return RendezvousTimeoutError(
+                f"only {self._size - len(missing)} of {self._size} replicas met at {store.uri} within {timing.join_timeout:g} s; "
+                f"missing: {named_ranks(missing)}. {ABSENT}, and check that it was given the same URI and world size. If the "
+                "ranks only need longer to start, raise join_timeout.",
+                missing,
+            )
+
+        def notice(seconds: float) -> str:
+            return (
+                f"rank {self._rank}: {self._size - len(missing)} of {self._size} replicas have met at {store.uri} after "
+                f"{seconds:.0f} s; waiting for {named_ranks(missing)}, for up to {timing.join_timeout:g} s. {ABSENT}."
+            )
+
+        wait = Wait(
+            timing,
+            store.near,
+            timing.join_timeout,
+            look_around,
+            expired,
+            downtime=lambda: store.downtime,
+            notice=notice,
+        )
+        while True:
+            missing[:] = self._look()
+            if not missing:
+                break
+            wait.pause()
+        self.check()
+        return self._number, self._said
+
+    def check(self) -> None:
+        """Check that no other process of this rank has come since.
+
+        Raises:
+            RunExistsError: One has come.
+        """
+        word = self._read(self._rank)
+        if word is not None and word.nonce != self._nonce:
+            raise RunExistsError(
+                f"another process has joined the run at {self._store.uri} as rank {self._rank}: process {word.pid} on "
+                f"{word.host}. Start every rank only once."
+            )
+
+    def stop(self) -> None:
+        """Say nothing more, since all have met; repeatable."""
+        self._stop()
+        word = self._read(self._rank)
+        if word is not None and word.nonce == self._nonce:
+            self._store.delete([meeting_key(self._rank)])
+
+    def _await_turn(self) -> None:
+        """Make sure that no other process of this rank is about to meet the others."""
+        word = self._read(self._rank)
+        if word is None or is_gone(word.pid, word.host):
+            return
+        timing, store = self._timing, self._store
+        patience = max(timing.lost_after, min(2 * word.interval, timing.join_timeout))
+        _log.warning(
+            "rank %d: another process of this rank (process %d on %s) was about to meet the others at %s. Watching for %g s "
+            "whether it is still there.",
+            self._rank,
+            word.pid,
+            word.host,
+            store.uri,
+            patience,
+        )
+        start = timing.clock() - store.downtime
+        while timing.clock() - store.downtime - start <= patience:
+            timing.sleep(min(timing.beat_interval, patience / 10))
+            now = self._read(self._rank)
+            if now is None:
+                return
+            if now.data != word.data:
+                raise RunExistsError(
+                    f"another process of rank {self._rank} is joining the run at {store.uri} at this moment: process {now.pid} "
+                    f"on {now.host}. Start every rank only once."
+                )
+
+    def _look(self) -> list[int]:
+        """See who is there, and say it. Returns the ranks that do not say the same yet."""
+        ranks = range(self._size)
+        words = list(
+            in_parallel(
+                self._store.store, (partial(self._read, rank) for rank in ranks), _READS_AT_ONCE
+            )
+        )
+        own = words[self._rank]
+        if own is not None and own.nonce != self._nonce:
+            self.check()
+        for rank, word in enumerate(words):
+            if word is not None and len(word.nonces) != self._size and self._nonce in word.nonces:
+                raise MismatchError(
+                    f"rank {rank} at {self._store.uri} was started with world_size={len(word.nonces)}, but rank {self._rank} "
+                    f"with world_size={self._size}. Start all ranks with the same one."
+                )
+        seen = ["" if word is None else word.nonce for word in words]
+        seen[self._rank] = self._nonce
+        answers = (word for word in words if word is not None and self._nonce in word.nonces)
+        number = max([self._number, *(word.number for word in answers)])
+        if (seen, number) != (self._said, self._number):
+            self._said, self._number = seen, number
+            self._say()
+        return [
+            rank
+            for rank, word in enumerate(words)
+            if rank != self._rank
+            and (word is None or word.nonces != seen or word.number != self._number)
+        ]
+
+    def _say(self) -> None:
+        key = meeting_key(self._rank)
+        fields = {
+            "rank": self._rank,
+            "nonce": self._nonce,
+            "nonces": self._said,
+            "number": self._number,
+            "interval": math.ceil(self._timing.beat_interval),
+            "host": host_name(),
+            "pid": os.getpid(),
+            "beat": next(self._beats),
+        }
+        self._store.put(key, lambda: [seal("meeting", key, fields)])
+
+    def _say_again(self) -> None:
+        """Show that this process is there, unless another one has taken the key. Called by another thread."""
+        try:
+            word = self._read(self._rank)
+            if word is None or word.nonce == self._nonce:
+                self._say()
+        except (StoreError, OSError) as error:
+            _log.warning("rank %d could not show that it is there: %s", self._rank, error)
+
+    def _read(self, rank: int) -> _Word | None:
+        """What the newest process of a rank says; None if it says nothing, or nothing that can be read."""
+        key = meeting_key(rank)
+        origin = f"{self._store.uri}/{key}"
+        data = self._store.peek(key, _LARGEST)
+        if not data:
+            return None
+        try:
+            fields = Fields(unseal("meeting", key, data, origin), origin)
+            fields.agree("rank", rank)
+            return _Word(
+                fields.text("nonce", "[0-9a-f]{16}"),
+                fields.texts("nonces", "[0-9a-f]{16}|"),
+                fields.whole("number", 0, 999_999),
+                fields.whole("interval", 1),
+                fields.text("host"),
+                fields.whole("pid"),
+                data,
+            )
+        except CorruptedObjectError:
+            return None  # its writer writes it again

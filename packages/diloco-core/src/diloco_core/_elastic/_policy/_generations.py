@@ -1,0 +1,56 @@
+"""Where a fixed run lies in a store that cannot decide which of two processes creates an object first.
+
+Each time that all ranks meet there, they begin a *generation*: a folder of its own, in which every key has one writer, or only
+writers of the same bytes. Its name holds what only the processes that have met know, so no other process writes there. A rank
+that dies ends its generation. When all ranks are resumed, they carry the newest whole state into the next one.
+
+    meetings/{rank}.json                what a process says while it meets the others; see :mod:`._gathering`
+    generations/{number}-{name}/…       a run, as it lies elsewhere at the top; it counts once it has a manifest
+    generations/{number}-{name}/carried/{rank}     this rank has carried its part of the state there
+"""
+
+from __future__ import annotations
+
+import re
+from typing import TYPE_CHECKING
+
+from ..._store._below import below
+from ..._store._copies import copy_key
+from ..._wire._sections import fingerprint
+from .._records._keys import MANIFEST
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Sequence
+
+    from ..._store._api import Store
+
+FOLDER = "generations/"
+_KEY = re.compile(rf"({FOLDER}(\d{{6}})-[0-9a-f]{{16}}/)(.+)", re.ASCII)
+
+
+def folder(number: int, nonces: Sequence[str]) -> str:
+    """The folder of the generation that the processes with these nonces begin."""
+    return f"{FOLDER}{number:06}-{fingerprint('generation', list(nonces))[:16]}/"
+
+
+def begun(keys: Iterable[str]) -> list[str]:
+    """The folders of the generations that have a manifest, the newest first, given the keys below ``generations/``."""
+    manifests = {MANIFEST, copy_key(MANIFEST)}
+    found = {match[1] for match in filter(None, map(_KEY.fullmatch, keys)) if match[3] in manifests}
+    return sorted(found, reverse=True)
+
+
+def place_of_run(store: Store) -> Store:
+    """Where the run lies that a prefix holds: in its newest generation, or at the top."""
+    newest = next(iter(begun(store.list(FOLDER))), None)
+    return store if newest is None else below(store, newest)
+
+
+def next_number(keys: Iterable[str]) -> int:
+    """The number of the next generation: higher than that of any, begun or not, so that what is begun late never counts."""
+    return 1 + max((int(match[2]) for match in filter(None, map(_KEY.fullmatch, keys))), default=0)
+
+
+def before(keys: Iterable[str], newest: str) -> list[str]:
+    """The keys of all generations before the one in the folder ``newest``."""
+    return [key for key in keys if _KEY.fullmatch(key) and key < newest]

@@ -1,0 +1,283 @@
+"""Runs with fixed membership in a store that cannot decide: all ranks meet, and begin a folder of their own."""
+
+import pytest
+from damage_lab import flip
+from generations_lab import Generations
+from safetensors.torch import load_file
+from training_lab import identical
+
+from diloco_core import (
+    ConfigurationError,
+    CorruptedObjectError,
+    MismatchError,
+    RendezvousError,
+    RendezvousTimeoutError,
+    ReplicaLostError,
+    RunExistsError,
+    export,
+)
+from diloco_core.testing import Killed
+
+
+def whole(ranks=2, **options):
+    """What the replicas of a run come to that is not stopped."""
+    return Generations(ranks, **options).live()
+
+
+def errors(results):
+    return [type(result) for result in results if not isinstance(result, dict)]
+
+
+def test_a_run_that_is_not_disturbed():
+    run = Generations(3, fragments=2)
+    results = run.live()
+    assert identical(results)
+    assert len(run.begun()) == 1
+    assert run.store.differing == []
+    assert not [key for key in run.store.objects if key.startswith("meetings/")]
+
+
+@pytest.mark.parametrize("operation", range(8, 200, 12))
+@pytest.mark.parametrize("rank", [0, 1])
+def test_a_death_ends_the_run_and_all_ranks_together_continue_it(rank, operation):
+    run = Generations(2, fragments=2)
+    results = run.live((rank, operation, "kill after"))
+    if errors(results) == []:
+        return  # it had done its part by then
+    assert isinstance(results[rank], Killed)
+    error = results[1 - rank]
+    if isinstance(error, ReplicaLostError):
+        assert error.rank == rank
+        assert "cannot come back by itself" in str(error)
+        assert "start all of its ranks again with resume=True" in str(error)
+    else:
+        assert isinstance(error, (RendezvousTimeoutError, dict))
+    if run.begun():
+        again = run.live(resume=True)
+        assert errors(again) == []
+        assert identical(again)
+    assert run.store.differing == []
+
+
+@pytest.mark.parametrize("adam", [False, True])
+@pytest.mark.parametrize("fragments", [1, 2])
+@pytest.mark.parametrize("options", [{}, {"codec": "int8"}, {"state_codec": "bf16"}, {"delay": 1}])
+@pytest.mark.parametrize("stop", [1, 3, 4])
+def test_a_run_that_is_resumed_ends_as_one_that_was_not_stopped(stop, options, fragments, adam):
+    options = {**options, "sync_every": 2 * fragments}
+    run = Generations(2, fragments=fragments, adam=adam, options=options)
+    run.live(until=stop)
+    again = run.live(resume=True)
+    assert identical([*again, *whole(fragments=fragments, adam=adam, options=options)])
+    assert run.store.differing == []
+
+
+def test_it_is_resumed_again_and_again_and_one_earlier_generation_is_kept():
+    run = Generations(2)
+    for until in range(1, 6):
+        run.live(until=until, resume=until > 1)
+    assert len(run.begun()) == 2
+    assert identical([*run.live(resume=True), *whole()])
+    assert {key.split("/")[1] for key in run.store.objects if key.startswith("generations/")} == {
+        folder.split("/")[1] for folder in run.begun()
+    }
+
+
+def test_who_does_not_resume_an_earlier_run_is_told_and_writes_nothing():
+    run = Generations(2)
+    run.live(until=3)
+    before = dict(run.store.objects)
+    for error in run.live():
+        assert isinstance(error, RunExistsError)
+        assert "start all of its ranks again with resume=True" in str(error)
+    assert run.store.objects == before
+
+
+def test_without_a_run_there_is_nothing_to_resume():
+    run = Generations(2)
+    for error in run.live(resume=True):
+        assert isinstance(error, RendezvousError)
+        assert "holds no run to resume" in str(error)
+    assert run.store.objects == {}
+
+
+def test_a_run_that_is_alive_is_not_taken_over():
+    run = Generations(2, syncs=60)
+    first = [(rank, 0.0, [], False) for rank in range(2)]
+    second = [(rank, 8.0, [], True) for rank in range(2)]
+    results = run.simulate([*first, *second], until=60)
+    assert identical(results[:2])
+    for error in results[2:]:
+        assert isinstance(error, RunExistsError)
+        assert "is alive: it has given a sign of life just now" in str(error)
+    assert len(run.begun()) == 1
+
+
+@pytest.mark.parametrize("gap", [0.0, 0.01, 0.05, 0.3, 1.0, 3.0])
+@pytest.mark.parametrize("rank", [0, 1])
+def test_of_two_processes_of_a_rank_only_one_takes_part(rank, gap):
+    run = Generations(2)
+    starts = [(0, 0.5), (1, 0.5), (rank, 0.5 + gap)]
+    results = run.simulate([(number, start, [], False) for number, start in starts], until=6)
+    ended = [result for result in results if isinstance(result, dict)]
+    assert identical(ended) if ended else True
+    assert len(run.begun()) <= 1
+    assert run.store.differing == []
+    assert errors(results)
+    for result in results:
+        assert isinstance(result, (dict, RunExistsError, RendezvousTimeoutError)), result
+
+
+@pytest.mark.parametrize("gap", [0.0, 0.05, 0.4, 2.0])
+def test_of_two_launches_that_resume_at_the_same_time_one_at_most_goes_on(gap):
+    run = Generations(2)
+    run.live(until=2)
+    launches = [(rank, start, [], True) for start in (0.0, gap) for rank in range(2)]
+    results = run.simulate(launches, until=6)
+    ended = [result for result in results if isinstance(result, dict)]
+    assert len(ended) in {0, 2, 4}  # the second one may go on when the first one has ended
+    assert identical([*ended, *whole()])
+    assert run.store.differing == []
+
+
+def test_a_process_that_died_while_it_met_the_others_is_waited_for_only_until_it_is_known_to_be_gone(
+    caplog,
+):
+    run = Generations(2)
+    run.live((1, 9, "kill before"), until=6)
+    assert [key for key in run.store.objects if key.startswith("meetings/00001")]
+    assert identical([*run.live(resume=bool(run.begun())), *whole()])
+    assert "was about to meet the others" in caplog.text
+
+
+def test_a_rank_that_does_not_come_is_named():
+    run = Generations(3)
+    for result in run.live(ranks=[0, 2]):
+        assert isinstance(result, RendezvousTimeoutError)
+        assert result.missing == (1,) or result.missing == [1]
+        assert "only 2 of 3 replicas met" in str(result)
+
+
+def test_ranks_with_different_world_sizes_are_told():
+    run = Generations(2)
+
+    class Other(Generations):
+        def exchange(self, connection, scheduler, limits, resume):
+            self.ranks = 2 + connection.rank
+            return super().exchange(connection, scheduler, limits, resume)
+
+    other = Other(2, store=run.store)
+    results = other.simulate([(0, 0.0, [], False), (1, 0.0, [], False)], until=6)
+    assert any(isinstance(result, MismatchError) for result in results), results
+
+
+def test_one_that_finds_that_the_store_decides_and_one_that_does_not():
+    run = Generations(2)
+
+    class Mixed(Generations):
+        def exchange(self, connection, scheduler, limits, resume):
+            exchange = super().exchange(connection, scheduler, limits, resume)
+            exchange._decides = connection.rank == 0
+            return exchange
+
+    mixed = Mixed(2, store=run.store)
+    _, other = mixed.live()
+    assert isinstance(other, ConfigurationError)
+    assert "Use the same driver and the same endpoint for all ranks" in str(other)
+
+
+class TestDamage:
+    @pytest.fixture
+    def run(self):
+        run = Generations(2, syncs=6)
+        run.live(until=4)
+        return run
+
+    def newest_shard(self, run, generation=0):
+        return next(
+            key for key in reversed(run.keys("state/", generation)) if key.endswith(".safetensors")
+        )
+
+    def test_a_damaged_state_is_named_with_the_way_out(self, run):
+        key = self.newest_shard(run)
+        run.store.damage(key, flip(run.store.objects[key], 800))
+        results = run.live(resume=True)
+        assert any(
+            isinstance(result, CorruptedObjectError)
+            and key.split("/", 2)[2] in str(result)
+            and 'resume="newest-whole"' in str(result)
+            for result in results
+        ), results
+        assert len(run.begun()) == 1
+
+    @pytest.mark.parametrize("how", ["damaged", "gone"])
+    def test_newest_whole_goes_back_to_the_state_before(self, run, how):
+        key = self.newest_shard(run)
+        if how == "gone":
+            run.store.remove(key)
+        else:
+            run.store.damage(key, flip(run.store.objects[key], 800))
+        again = run.live(resume="newest-whole")
+        assert identical([*again, *whole()])
+
+    def test_and_to_the_generation_before(self, run):
+        run.live(until=5, resume=True)
+        for key in run.keys("state/"):
+            run.store.remove(key)
+        assert all(isinstance(result, CorruptedObjectError) for result in run.live(resume=True)[:1])
+        again = run.live(resume="newest-whole")
+        assert identical([*again, *whole()])
+
+    def test_with_nothing_whole_there_is_an_error(self, run):
+        for key in run.keys("state/") + run.keys("initial/"):
+            run.store.remove(key)
+        (error, _) = run.live(resume="newest-whole")
+        assert isinstance(error, CorruptedObjectError)
+        assert "holds no whole state any more" in str(error)
+
+    @pytest.mark.parametrize("name", ["manifest.json", "manifest.copy.json"])
+    def test_a_lost_manifest_is_read_from_its_copy(self, run, name):
+        run.store.remove(run.begun()[0] + name)
+        assert identical([*run.live(resume=True), *whole()])
+
+    def test_the_manifest_of_an_earlier_generation_says_the_same(self, run):
+        run.live(until=5, resume=True)
+        for name in ("manifest.json", "manifest.copy.json"):
+            key = run.begun()[0] + name
+            run.store.damage(key, flip(run.store.objects[key], 100))
+        assert identical([*run.live(resume=True), *whole()])
+
+
+def test_what_a_generation_that_was_cut_off_completes_later_does_not_count():
+    """Rank 0 hangs before it writes the manifest, as a whole; all ranks are started again, and it wakes up in the end."""
+    run, hung = Generations(2), []
+    run.live(until=2)
+
+    def before(process, kind, key):
+        writes = process.number == 0 and kind == "put"
+        if writes and key.endswith("/manifest.copy.json") and not hung:
+            hung.append(key.replace(".copy", ""))
+            process.sleep(5000.0)
+        elif writes and key.startswith("meetings/") and hung:
+            process.sleep(5000.0)
+
+    run.before = before
+    first = [(0, 0.0, [], True), (1, 0.0, [], True)]
+    second = [(0, 2000.0, [], True), (1, 2000.0, [], True)]
+    results = run.simulate([*first, *second], until=4)
+    run.before = None
+    assert hung[0] in run.store.objects
+    assert identical(results[2:])
+    assert not run.begun()[0].startswith(hung[0].rpartition("/")[0])
+    assert identical([*run.live(resume=True), *whole()])
+
+
+def test_the_newest_generation_is_exported(tmp_path):
+    run = Generations(2)
+    run.live(until=2)
+    ends = run.live(until=4, resume=True)
+    for key, data in run.store.objects.items():
+        (tmp_path / "run" / key).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / "run" / key).write_bytes(data)
+    assert export(str(tmp_path / "run"), str(tmp_path / "m.safetensors")) == 4
+    assert identical([load_file(tmp_path / "m.safetensors"), ends[0]])
