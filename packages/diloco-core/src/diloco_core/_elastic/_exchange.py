@@ -120,7 +120,7 @@ class StoreExchange(ResumableExchange):
         self._timing = replace(given, sleep=self._syncs.sleeping(given.sleep))
         if elastic is not None:
             elastic.check(world_size, self._timing.sync_timeout)
-        settings = elastic or Fixed(world_size, given.lost_after, resume, given.return_within)
+        settings = elastic or Fixed(world_size, given.lost_after, resume)
         self._decides = Patient(store, self._timing).creates_once()
         if not self._decides and elastic is not None:
             raise ConfigurationError(

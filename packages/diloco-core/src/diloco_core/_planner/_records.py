@@ -138,7 +138,7 @@ def done_fields(commit: Mapping[str, Any], *, full: bool) -> dict[str, Any]:
     }
 
 
-CLAIM = {"epoch": 1, "rank": 0, "nonce": HEX, "host": "replica-0", "pid": 10_000}
+CLAIM = {"epoch": 1, "rank": 0, "nonce": HEX, "host": f"replica-0 ({HEX[:12]})", "pid": 10_000}
 """The fields of an elastic replica's claim."""
 
 
