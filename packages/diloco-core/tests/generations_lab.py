@@ -7,7 +7,7 @@ from strict_lab import Run
 
 from diloco_core import Timing
 from diloco_core._elastic._exchange import StoreExchange
-from diloco_core._elastic._policy._generations import FOLDER, begun
+from diloco_core._elastic._generations._names import FOLDER, begun
 from diloco_core.testing import SimulatedStore
 from diloco_core.testing._simulation import _repeat
 

@@ -36,11 +36,11 @@ from .._terms._support import EVERYTHING_SENT
 from .._timing import WATCH_EVERY, Timing
 from ._claims import check_claim, watch_claim
 from ._ending import leave_run, tell_failure
+from ._generations._entering import Entrance, holds_generations
 from ._inner import save_inner, save_residual, saved_inner, saved_residuals
 from ._joining import new_life
 from ._life._progress import layout_bytes
 from ._policy._ends import ends_in_log, refuse_again, refuse_ended, refuse_left, refuse_reload
-from ._policy._entering import Entrance, holds_generations
 from ._policy._meeting import meet, tell_refusal
 from ._policy._others import changeable
 from ._policy._together import name_of
@@ -294,7 +294,7 @@ class StoreExchange(ResumableExchange):
         return self.position
 
     def _enter(self, schema: Schema, jobs: Sequence[ResumableJob]) -> None:
-        """Find where the run's objects are. Where the store cannot decide, meet the others; see :mod:`._policy._entering`."""
+        """Find where the run's objects are. Where the store cannot decide, meet the others (:mod:`._generations`)."""
         store, settings = Patient(self.store, self._timing), self.settings
         if not isinstance(settings, Fixed) or (self._decides and not holds_generations(store)):
             return

@@ -20,6 +20,7 @@ from ..._store._reread import read_again
 from ..._timing import Wait
 from .._compare import check_same_run
 from .._joining import reader_of
+from .._policy._meeting import check_failures
 from .._records._keys import MANIFEST
 from .._start import committed_in, stored_manifest
 from ._carrying import (
@@ -31,8 +32,7 @@ from ._carrying import (
     write_choice,
 )
 from ._gathering import Gathering
-from ._generations import FOLDER, before, begun, folder, next_number
-from ._meeting import check_failures
+from ._names import FOLDER, before, begun, folder, next_number
 from ._stopped import check_stopped
 
 if TYPE_CHECKING:

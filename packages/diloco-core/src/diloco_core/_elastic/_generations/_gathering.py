@@ -30,7 +30,7 @@ from ..._store._patient import Patient
 from ..._timing import Wait
 from ..._wire._fields import Fields
 from ..._wire._sealed import seal, unseal
-from ._meeting import ABSENT
+from .._policy._meeting import ABSENT
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -17,7 +17,7 @@ from ..._wire._sealed import seal, unseal
 from .._records._keys import commit_key, parse_inner, parse_residual
 from .._records._rules import done_states
 from .._states._kept import keys_of, verified
-from ._generations import FOLDER
+from ._names import FOLDER
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
