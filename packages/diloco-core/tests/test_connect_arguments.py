@@ -14,6 +14,7 @@ from diloco_core import (
     connect,
     in_process,
 )
+from diloco_core._store._open import open_store
 
 
 class TestArguments:
@@ -146,3 +147,17 @@ class TestPlainMeans:
     def test_something_else_is_refused(self, uri):
         with pytest.raises(ConfigurationError, match="uri must be"):
             ObjectStoreAllReduce(uri)
+
+
+class TestHomeFolders:
+    def test_one_that_is_known(self, tmp_path, monkeypatch):
+        monkeypatch.setenv("HOME", str(tmp_path))
+        exchange = connect("~/run", rank=0, world_size=1)
+        assert exchange.store.uri == (tmp_path / "run").as_uri()
+        exchange.leave()
+
+    def test_one_that_is_not_known(self):
+        with pytest.raises(ConfigurationError, match="'~nobody-here', whose home folder is not"):
+            connect("~nobody-here/run", rank=0, world_size=1)
+        with pytest.raises(ConfigurationError, match="'~nobody-here', whose home folder is not"):
+            open_store("~nobody-here/run")

@@ -6,7 +6,6 @@ import os
 import threading
 from collections.abc import Mapping
 from functools import partial
-from pathlib import Path
 from typing import Literal, NamedTuple, TypeAlias
 
 from ._arithmetic._layout import CHUNK_BYTES
@@ -27,7 +26,7 @@ from ._elastic._exchange import StoreExchange
 from ._elastic._settings import Elastic
 from ._errors import ConfigurationError
 from ._redact import redact_uri
-from ._store._drivers._folder import FolderStore
+from ._store._drivers._folder import FolderStore, whole_path
 from ._store._open import open_store
 from ._store._transfer import Transfer
 from ._strict._exchange import ObjectStoreExchange
@@ -282,4 +281,4 @@ def _new(
 
 def _normal(uri: str) -> str:
     """One spelling for all the ways in which the same place can be written."""
-    return uri.rstrip("/") if "://" in uri else Path(uri).expanduser().absolute().as_uri()
+    return uri.rstrip("/") if "://" in uri else whole_path(uri).as_uri()

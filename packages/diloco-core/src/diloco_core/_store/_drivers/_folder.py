@@ -361,9 +361,23 @@ def _named(failure: str) -> Iterator[None]:
         ) from error
 
 
+def whole_path(path: str) -> Path:
+    """The absolute path that a path means; ``~`` at its beginning is a home folder.
+
+    Raises:
+        ConfigurationError: It begins with a user whose home folder is not known here.
+    """
+    expanded = os.path.expanduser(path)  # noqa: PTH111 - which raises nothing
+    if expanded.startswith("~"):
+        raise ConfigurationError(
+            f"{path!r} begins with {expanded.partition('/')[0]!r}, whose home folder is not known here: write the whole path"
+        )
+    return Path(expanded).absolute()
+
+
 def _folder(uri: str) -> Path:
     if "://" not in uri:
-        return Path(uri).expanduser().absolute()
+        return whole_path(uri)
     parsed = urlparse(uri)
     if parsed.netloc not in {"", "localhost"} or not parsed.path:
         raise ConfigurationError(
