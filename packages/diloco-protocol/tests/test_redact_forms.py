@@ -94,6 +94,8 @@ FORMS = [
     *(f'{{"Name": "PGPASS", "Type": {{"a": 1}}, "Value": "{SECRET}"}}', f"{{'Name': 'PGPASS', 'n': [1], 'Value': '{SECRET}'}}"),
     f'{{"name": "PGPASS", "of": "a, b: c", "value": "{SECRET}"}}',
     f'{{"name": "lr", "env": [{{"name": "DB_PASS", "value": "{SECRET}"}}], "value": 3}}',
+    *(f"name: PGPASS\na:\n- x\n- y\nvalue: {SECRET}", f"name=PGPASS type=a value={SECRET}"),
+    *(f"name: PGPASS\na: q'q\nvalue: {SECRET}", f"{{api_key: [null, [{SECRET}, x]], b: [1]}}"),
     # XML
     *(f"<db:password>{SECRET}</db:password>", f"<password>\n  <![CDATA[{SECRET}]]></password>"),
 ]  # fmt: skip
@@ -129,6 +131,9 @@ def test_what_stands_around_a_secret_is_shown():
     )
     assert redact_text("- auth:\n  - a: x\n    tokenName: b\n\n  - y\n  c: d") == (
         f"- auth:\n  - a: {REDACTED}\n    tokenName: b\n\n  - {REDACTED}\n  c: d"
+    )
+    assert (
+        redact_text('"password":\n  "a": "x\\ny"\nb: c') == f'"password":\n  "a": {REDACTED}\nb: c'
     )
     assert redact_text('os.environ["TOKEN"] = "x y"; z') == f'os.environ["TOKEN"] = "{REDACTED}"; z'
     assert redact_text("auth=Bearer x lr=3") == f"auth={REDACTED} lr=3"

@@ -22,7 +22,8 @@ NASTY = [
     "token=Basic x,", "value=a,b=c,", 'x "name":"DB_PASS","a":', "tokens:\n  1\n", "secret:\n- a\n", "'a: |\n",
     "secret: [", "auth=Bearer\n", "Auth ", "password += ", "password= ", "name: PASSWORD, a: [b, ",
     "name=password,a={x=[", "<token><![CDATA[", "secret: !a &b ", "secret:\n\n", "secret:\\n  ", "\\n", "\\t", "- - ",
-    "password:\\\\\\n  a", "name: DB_PASS\\n", "password: a\\", "token -> ", "  ", "auth=Apikey ",
+    "password:\\\\\\n  a", "name: DB_PASS\\n", "password: a\\", "token -> ",
+    "name: PASSWORD\n- ", "name: PASSWORD\n- x\nb: ", 'password:\n- "a\\n', "token=[a", "  ", "auth=Apikey ",
 ]  # fmt: skip
 
 

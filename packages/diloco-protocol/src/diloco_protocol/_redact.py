@@ -31,7 +31,7 @@ _BRACKET = re.compile(
 # A line of YAML, also as Python and JSON write its end in quotes.
 _LINE = re.compile(
     r"(?P<lead>[ \t]*+(?:-[ ]++)*+)(?P<key>[\"']?(?P<name>[\w.\-]{1,64}+)[\"']?:(?=[\s\\]|\Z)[ \t]*+)?+"
-    r"(?P<value>(?:[^\\\n]++|\\(?!\\{0,6}n))*+)(?:\n|\\{1,7}n|\Z)"
+    r"(?P<value>(?:\"(?:\\.|[^\"\\\n])*+\"(?=[\s\\]|\Z))?+(?:[^\\\n]++|\\(?!\\{0,6}n))*+)(?:\n|\\{1,7}n|\Z)"
 )
 # Members of which one is the name of what is in the other.
 _PAIRS = (

@@ -79,7 +79,10 @@ _PLAIN = r"[^\[\]{}()]{0,200}+"
 _FLAT = rf"[\[{{(]{_PLAIN}[\]}})]"
 # A list or an object, of which the rest is looked for by counting.
 _LIST = r"(?P<list>[\[{(])"
-_SURE_LIST = rf"(?=[\[{{(]\s{{0,8}}+(?:{_MARK}|[\[{{(]|[\w.\-]{{1,64}}+:\s)|[\[{{(][^\[\]{{}}()]*+(?:[\]}})]|{_CUT})){_LIST}"
+_SURE_LIST = (
+    rf"(?=[\[{{(]\s{{0,8}}+(?:{_MARK}|[\[{{(]|[\w.\-]{{1,64}}+:\s)"
+    rf"|[\[{{(](?:{_PLAIN}[\[{{(]|[^\[\]{{}}()]*+(?:[\]}})]|{_CUT}))){_LIST}"
+)
 _VALUE = rf"(?:{_QUOTED}|{_SURE_LIST}|{_BARE})"
 # Without an end that fits a text that was cut off, this would read on from each quote to the end of the text.
 _INSIDE = {quote: _NEW + rf"(?:\\.|[^{quote}\\])++(?={quote}|\\?\Z)" for quote in "\"'"}
@@ -92,7 +95,8 @@ _NEXT = rf"(?:{_MARK})?{_GAP}{{0,40}}+(?:,\s{{0,40}}+)?+(?:{_MARK})?"
 _OTHER = (
     rf"{_MEMBER % '[a-z_]{1,32}'}(?>\"(?:\\.|[^\"\\]){{0,400}}+\"|'(?:\\.|[^'\\]){{0,400}}+'"
     rf"|[\[{{(]{_PLAIN}(?:{_FLAT}{_PLAIN}){{0,4}}+[\]}})]"
-    rf"|(?:{_MARK})?(?:[^\n,;&\"'\\{{}}\[\]]{{0,100}}+)){_NEXT}"
+    rf"|(?:{_MARK})?(?:(?![ \t]\w{{1,32}}=)[^\n,;&\"'\\{{}}\[\]]|{_MARK}(?=\w)){{0,100}}+)"
+    rf"(?:{_GAP}{{1,40}}+-[ ][^\n\\]{{0,100}}+){{0,4}}+{_NEXT}"
 )
 _BETWEEN = rf"{_NEXT}(?:(?!{_VALUED}){_OTHER}){{0,4}}?"
 _TAGS = rf"(?:{_BLANK}{{1,8}}+[!&][^\s\\]{{0,64}}+){{0,2}}+"  # of YAML: !!str, &anchor
@@ -146,7 +150,7 @@ _FORMS: tuple[tuple[str, str], ...] = (
     # "password": "x", "password": 1234, "password": ["x"]
     (
         rf"{_KEY}\s{{0,8}}+:\s{{0,8}}+(?:[bru]{{1,2}}(?={_MARK}))?+",
-        rf"(?:{_QUOTED}|{_LIST}|(?P<bare>-?[0-9][0-9.eE+\-]*+))",
+        rf"(?:{_QUOTED}(?!\s{{0,4}}+:)|{_LIST}|(?P<bare>-?[0-9][0-9.eE+\-]*+))",
     ),
     # "name": "DB_PASS", "value": "x", and the other way round
     (_NAMED, rf"{_BETWEEN}{_VALUED}(?P<value>{_QUOTED}|{_BARE})"),
