@@ -20,7 +20,7 @@ SECRET_NAMES = words_of(
     "authorization tokens DB_PASS AUTH BASIC_AUTH WANDB_KEY OPENAI_KEY SSH_KEY STRIPE_KEY "
     "WEBHOOK SLACK_WEBHOOK_URL COOKIE SESSION_COOKIE AccountKey SharedAccessSignature x-api-key "
     "X-Auth-Token accessKeyId AWS_SESSION_TOKEN GITHUB_PAT authToken GITHUBTOKEN client_secret "
-    "db.password --password MODAL_TOKEN_ID JWT PASSPHRASE"
+    "db.password --password MODAL_TOKEN_ID JWT PASSPHRASE X-Amz-Signature"
 )
 OTHER_NAMES = words_of(
     "PATH PWD AWS_REGION KEYBOARD keyboard monkey OMP_NUM_THREADS tokenizer TOKENISER "

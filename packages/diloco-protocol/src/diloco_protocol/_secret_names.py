@@ -17,7 +17,7 @@ def _words(text: str) -> frozenset[str]:
 # However the words around them are divided, and wherever they stand.
 _CERTAIN = re.compile(
     r"""secret|passw|passphrase|passcode|credential|authorization|webhook|cookie|bearer
-    | shared_?access | conn(?:ection)?_?str(?:ing)?s?(?![a-z])
+    | shared_?access | amz_signature | conn(?:ection)?_?str(?:ing)?s?(?![a-z])
     | (?:access|account|api|auth|deploy|encryption|master|private|secret|service|shared|signing|ssh|storage)_?keys?(?![a-z])""",
     re.VERBOSE,
 )
