@@ -132,7 +132,7 @@ class StoreExchange(ResumableExchange):
         self.world_size = world_size
         self.run_id = run_id
         self.store = store
-        self._place = store  # where the run's objects are
+        self._generation: Store | None = None  # where the run's objects are, if not at the top
         self.settings: Settings = settings
         self._entrance: Entrance | None = None
         self.fixed = settings.fixed
@@ -211,7 +211,7 @@ class StoreExchange(ResumableExchange):
         self._run = ""
         try:
             self._enter(self._schema, jobs)
-            store = Patient(self._place, self._timing)
+            store = Patient(self._generation or self.store, self._timing)
             manifest = open_run(
                 store,
                 jobs,
@@ -308,7 +308,7 @@ class StoreExchange(ResumableExchange):
             settings=self.settings,
             timing=self._timing,
         )
-        self._place = self._entrance.meet()
+        self._generation = self._entrance.meet()
         self._entrance.carry(jobs, self._chunk_bytes)
 
     def behind(self) -> bool:
@@ -525,7 +525,7 @@ class StoreExchange(ResumableExchange):
                 if self._life is not None:
                     tell_failure(self._life, error)
                 elif self._schema is not None and self._is_awaited(error):
-                    store = Patient(self._place, self._timing)
+                    store = Patient(self._generation or self.store, self._timing)
                     tell_refusal(store, self.rank, self._run, committed_in(self._schema) + 1, error)
             finally:
                 self.store.close()
@@ -538,7 +538,7 @@ class StoreExchange(ResumableExchange):
             return False
         if self.settings.decides:
             return not self.resumes
-        return self._place is not self.store  # they have met
+        return self._generation is not None  # they have met
 
     def _stop_beats(self) -> None:
         if self._life is not None and self._life.others is not None:
