@@ -30,7 +30,10 @@ TOKEN = re.compile(
     )
     | (?<=hooks\.slack\.com/services/)[A-Za-z0-9/]{8,}
     | (?<=/api/webhooks/)[0-9]{6,}/[A-Za-z0-9_-]{8,}
-    | -----BEGIN\ [A-Z\ ]*PRIVATE\ KEY-----.*?(?:-----END\ [A-Z\ ]*PRIVATE\ KEY-----|\Z)""",
+    # Of PEM, of PGP, and of SSH2 with its four dashes; of PuTTY
+    | -{4,5}\ ?BEGIN\ [A-Z0-9\ \-]{0,64}PRIVATE\ KEY(?:\ BLOCK)?\ ?-{4}
+      .*?(?:-{4}\ ?END\ [A-Z0-9\ \-]{0,64}PRIVATE\ KEY(?:\ BLOCK)?\ ?-{4,5}|\Z)
+    | PuTTY-User-Key-File-[0-9]:.*?(?:Private-MAC:\ ?[0-9a-f]*|\Z)""",
     re.VERBOSE | re.DOTALL,
 )
 """Tokens whose issuers begin them so that they can be found, addresses that are secret, and private keys."""
@@ -111,7 +114,7 @@ _FORMS: tuple[tuple[str, str], ...] = (
     *((f"{quote}{_HEADER}", inside) for quote, inside in _INSIDE.items()),
     (_HEADER, rf"{_NEW}[^\s\"'][^\r\n]*+"),
     # ?sig=x
-    (r"(?:(?<=[?&;#])|(?<=u0026))(?P<parameter>[^=&;#?\s]++)=", rf"{_NEW}[^&;#\s\"'<>\\]+"),
+    (r"(?:(?<=[?&;#])|(?<=u0026))(?P<parameter>[^=&;#?\s]{1,200}+)=", rf"{_NEW}[^&;#\s\"'<>\\]+"),
     # '--password=x y'
     *((f"{quote}{_OPTION}=", inside) for quote, inside in _INSIDE.items()),
     # password=x, password += x, password => x, password=['x']; env["password"] = x, 'password' => x
