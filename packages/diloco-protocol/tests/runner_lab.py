@@ -44,6 +44,27 @@ def forges_its_report(text):
 def leaves(code):
     raise SystemExit(code)
 
+class Unshowable(Exception):
+    def __str__(self):
+        raise RuntimeError("no text of this")
+
+def without_streams(streams, how):
+    if streams == "closed":
+        sys.stdout.close()
+        sys.stderr.close()
+    else:
+        sys.stdout = sys.stderr = None
+    if how == "exit":
+        sys.exit("why")
+    if how == "result":
+        return object()
+    raise Unshowable if how == "unshowable" else ValueError("why")
+
+def sets_limits():
+    sys.set_int_max_str_digits(640)
+    sys.setrecursionlimit(40)
+    return [10**2000, [[[[[[[[[[[[]]]]]]]]]]]]]
+
 def drops(code):
     os._exit(code)
 

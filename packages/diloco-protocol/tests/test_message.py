@@ -111,6 +111,8 @@ def test_lost_and_damaged_lines_are_no_result():
         result_from_lines(message, lines[1:])
     with pytest.raises(InvalidRequestError, match="damaged"):
         result_from_lines(message, [*lines[:3], lines[3].replace("y", "z")])
+    with pytest.raises(InvalidRequestError, match="damaged"):  # half of a surrogate pair
+        result_from_lines(message, [*lines[:3], lines[3].replace("y", "\ud800")])
 
 
 def test_a_result_has_a_limit():

@@ -20,15 +20,18 @@ SECRET_NAMES = words_of(
     "authorization tokens DB_PASS AUTH BASIC_AUTH WANDB_KEY OPENAI_KEY SSH_KEY STRIPE_KEY "
     "WEBHOOK SLACK_WEBHOOK_URL COOKIE SESSION_COOKIE AccountKey SharedAccessSignature x-api-key "
     "X-Auth-Token accessKeyId AWS_SESSION_TOKEN GITHUB_PAT authToken GITHUBTOKEN client_secret "
-    "db.password --password MODAL_TOKEN_ID JWT PASSPHRASE X-Amz-Signature"
+    "db.password --password MODAL_TOKEN_ID JWT PASSPHRASE X-Amz-Signature "
+    "DB_PASS_PROD DB_PASS_OLD DB_PASS_B64 WANDB_KEY_PROD wandbKeyTeam KAGGLE_KEY_BASE64 TLS_KEY_PEM PASS_DEV "
+    "HF_TOKEN_OLD GITHUB_PAT_TEST WANDB_KEY_2_OLD hf_tokens_prod DB_PW pw LDAP_BIND_PW ROOTPW DB_PW_STAGING PWD"
 )
 OTHER_NAMES = words_of(
-    "PATH PWD AWS_REGION KEYBOARD keyboard monkey OMP_NUM_THREADS tokenizer TOKENISER "
+    "PATH AWS_REGION KEYBOARD keyboard monkey OMP_NUM_THREADS tokenizer TOKENISER "
     "max_tokens n_tokens tokens_per_step token_ids token_count bos_token eos_token_id "
     "KEY_FRAMES keyframe key keys primary_key public_key topologyKey KmsKeyId resource_key "
     "state_dict_keys author AUTHOR authority pathway passenger passive bypass compass "
     "forward_pass secretName secretKeyRef imagePullSecrets TOKEN_TYPE design assign signature "
-    "key_value_heads"
+    "key_value_heads KEY_FILE KEY_FILE_OLD PASS_COUNT sort_key_new cache_key_dev forward_pass_test key_old "
+    "tokens_test pw_conv conv_pw"
 )
 
 
@@ -48,6 +51,15 @@ def test_other_values_are_shown(name):
     assert redact(name, "hunter2") == "hunter2"
     text = f"with {name}=hunter2 --{name} hunter2 {{'{name}': 'hunter2'}} now"
     assert redact_text(text) == text
+
+
+@pytest.mark.parametrize("name", ["PWD", "OLDPWD"])
+def test_the_folder_of_a_shell_is_shown(name):
+    for folder in ("/home/me", "~/runs"):
+        text = f'{name}={folder} {name}="{folder}" {name}: {folder}'
+        assert redact_text(text) == text
+        assert redact_json({name: folder, "a": [f"{name}={folder}"]}) == {name: folder, "a": [f"{name}={folder}"]}  # fmt: skip
+    assert redact_text(f"Server=h;UID=u;{name}=hunter2;") == f"Server=h;UID=u;{name}={REDACTED};"
 
 
 @pytest.mark.parametrize("value", ["", "None", "null", "true", "False", "0"])
@@ -89,6 +101,7 @@ def test_known_tokens_are_found_wherever_they_stand(token):
         ("s3://key:se/cr@et@bucket/run", "s3://<redacted>@bucket/run"),
         ("redis://:password@host:6379", "redis://<redacted>@host:6379"),
         ("https://user@host/x", "https://<redacted>@host/x"),
+        ("https://host/x?a=1&pw=abc", "https://host/x?a=1&pw=<redacted>"),
         ("https://host/x?sig=abc&page=2", "https://host/x?sig=<redacted>&page=2"),
         ("at s3://a:b@c, 's3://d:e@f'", "at s3://<redacted>@c, 's3://<redacted>@f'"),
     ],

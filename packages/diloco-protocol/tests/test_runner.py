@@ -200,6 +200,9 @@ class TestOutcomes:
             (3, 3, "code 3"),
             (-1, 255, "code 255"),
             (256, 0, None),
+            (2**40, 0, None),
+            (10**30, 255, "code 255"),
+            (-(10**30), 255, "code 255"),
             ("gave up", 1, "gave up"),
         ],
     )
@@ -208,6 +211,27 @@ class TestOutcomes:
         assert outcome.exit_code == exit_code
         assert (outcome.reason is Reason.COMPLETED) == (exit_code == 0)
         assert error is None or error in outcome.error
+
+    @pytest.mark.parametrize("streams", ["closed", "gone"])
+    @pytest.mark.parametrize(
+        ("how", "error", "error_type"),
+        [
+            ("exception", "ValueError: why", "ValueError"),
+            ("exit", "the entrypoint exited: why", "SystemExit"),
+            ("unshowable", "Unshowable: <str() failed>", "Unshowable"),
+            ("result", "the entrypoint entry:without_streams returned something", "InvalidResult"),
+        ],
+    )
+    def test_what_has_failed_is_told_without_streams_and_texts(
+        self, replica, tmp_path, streams, how, error, error_type
+    ):
+        outcome = end(replica("without_streams", streams=streams, how=how), tmp_path)
+        assert (outcome.exit_code, outcome.error_type) == (1, error_type)
+        assert outcome.error.startswith(error)
+        assert (outcome.traceback is None) == (how in {"exit", "result"})
+
+    def test_limits_that_the_entrypoint_has_set_do_not_cost_its_result(self, replica, tmp_path):
+        assert end(replica("sets_limits"), tmp_path).result == [10**2000, [[[[[[[[[[[[]]]]]]]]]]]]]
 
     @pytest.mark.parametrize("code", [0, 3])
     def test_exits_without_a_word(self, replica, tmp_path, code):

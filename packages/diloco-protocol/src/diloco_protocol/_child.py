@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import importlib
 import sys
@@ -46,17 +47,21 @@ def _call(spec: ReplicaSpec) -> tuple[int, str | None]:
             step = f"looking up 'main' in module {function.__name__!r}"
             function = function.main
         step = ""
-        result = function(**spec.kwargs)
+        try:
+            result = function(**spec.kwargs)
+        finally:
+            _restore_limits()
     except SystemExit as exit_request:
         return _exit_code(exit_request)
     except BaseException as error:  # noqa: BLE001 - whatever it is, it is reported
-        traceback.print_exc()
-        text = f"{type(error).__name__}: {error}"
+        told = traceback.format_exc()
+        _log(told.removesuffix("\n"))
+        text = f"{type(error).__name__}: {_text_of(error)}"
         return 1, Outcome(
             1,
             error=f"{step} failed: {text}" if step else text,
             error_type=type(error).__name__,
-            traceback=traceback.format_exc(),
+            traceback=told,
             reason=Reason.START_FAILED if step else Reason.ERROR,
         ).to_json()
     try:
@@ -65,7 +70,7 @@ def _call(spec: ReplicaSpec) -> tuple[int, str | None]:
         text = (
             f"the entrypoint {spec.entrypoint} returned something that cannot be reported: {error}"
         )
-        print(text, file=sys.stderr, flush=True)  # noqa: T201 - stderr is the replica's log
+        _log(text)
         return 1, Outcome(1, error=text, error_type="InvalidResult").to_json()
 
 
@@ -85,15 +90,36 @@ def _exit_code(request: SystemExit) -> tuple[int, str | None]:
     if request.code is None:
         return 0, None
     if isinstance(request.code, int):
-        code = request.code & 0xFF
+        # What does not fit into a C long is -1 there.
+        code = request.code & 0xFF if -(2**63) <= request.code < 2**63 else 0xFF
         words = f" with code {code}"
     else:
-        print(request.code, file=sys.stderr, flush=True)  # noqa: T201 - stderr is the replica's log
-        code, words = 1, f": {request.code}"
+        text = _text_of(request.code)
+        _log(text)
+        code, words = 1, f": {text}"
     if code == 0:  # what the operating system makes of exit(256) is a success, so it is one
         return 0, None
     error = f"the entrypoint exited{words}"
     return code, Outcome(code, error=error, error_type="SystemExit").to_json()
+
+
+def _log(text: str) -> None:
+    """Write into the replica's log, which the entrypoint may have closed."""
+    with contextlib.suppress(Exception):
+        print(text, file=sys.stderr, flush=True)  # noqa: T201 - stderr is the replica's log
+
+
+def _text_of(value: object) -> str:
+    try:
+        return str(value)
+    except BaseException:  # noqa: BLE001 - it is code of the entrypoint's
+        return "<str() failed>"
+
+
+def _restore_limits() -> None:
+    """Undo what would keep a result from being reported."""
+    sys.set_int_max_str_digits(sys.int_info.default_max_str_digits)
+    sys.setrecursionlimit(max(sys.getrecursionlimit(), 1000))
 
 
 if __name__ == "__main__":

@@ -178,7 +178,8 @@ def _to_lines(text: str) -> tuple[list[str], str]:
 def _digest(text: str) -> str:
     import hashlib  # slow to import
 
-    return hashlib.sha256(text.encode()).hexdigest()
+    # Of a log it may be anything, and what no runner has written has another digest.
+    return hashlib.sha256(text.encode(errors="surrogatepass")).hexdigest()
 
 
 def _shorten(text: str | None, room: int) -> str | None:

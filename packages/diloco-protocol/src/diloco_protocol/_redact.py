@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 from ._secret_forms import REDACTED, TOKEN, forms
 from ._secret_names import (
     is_count,
+    is_folder,
     is_secret_name,
     is_secret_parameter,
     is_secret_reference,
@@ -241,4 +242,4 @@ def _counts(name: str, value: object) -> bool:
 
 def _is_shown(name: str, value: str) -> bool:
     """Whether a value is no secret, whatever its name."""
-    return value.lower() in _NOTHING or is_count(name, value)
+    return value.lower() in _NOTHING or is_count(name, value) or is_folder(name, value)

@@ -22,7 +22,7 @@ _CERTAIN = re.compile(
     re.VERBOSE,
 )
 _WORDS = _words("auth authn creds cred jwt oauth otp passwd pwd sas")
-_ENDINGS = ("auth", "token", "pwd", "pass")
+_ENDINGS = ("auth", "token", "pwd", "pw", "pass")
 _NO_ENDINGS = _words(
     "allpass bandpass bypass compass encompass highpass lowpass multipass overpass surpass "
     "trespass underpass"
@@ -44,7 +44,12 @@ _ORDINARY = {
         "all backward band by dry each first forward high last low one per second single"
     ),
     "pat": _words(""),
+    "pw": _words("conv dw"),
 }
+# Words behind these that say which of several it is, or how it is written ("b" is of Base64).
+_SUFFIXES = _words(
+    "b backup base der dev development hex live new old pem prod production stage staging team test testing"
+)
 # And words after "token".
 _QUANTITIES = _words(
     "budget classifier count counts dim dropout embedding embeddings ids len length level limit "
@@ -60,7 +65,8 @@ _REFERENCES = _words(
     "arn arns config dir enabled expiration file ids method mode name names path policy "
     "provider ref refs required seconds ttl type uri url version"
 )
-_NOT_SECRET = frozenset({"PWD", "OLDPWD", "imagePullSecrets", "serviceAccountToken"})
+_NOT_SECRET = frozenset({"imagePullSecrets", "serviceAccountToken"})
+_FOLDERS = frozenset({"PWD", "OLDPWD"})  # of a shell; in a connection string they are passwords
 # Ends of names that are no plural; and what a number of things is written with.
 _SINGULAR = ("ss", "as")
 _NUMBER = "0123456789.,_kKmMbB"
@@ -108,9 +114,14 @@ def is_secret_term(name: str) -> bool:
 
 def is_count(name: str, value: str) -> bool:
     """Whether a value is how many secrets there are, or how many tokens, rather than one."""
-    words = _words_of(name)
+    words = _without_suffixes(_words_of(name))
     plural = bool(words) and words[-1].endswith("s") and not words[-1].endswith(_SINGULAR)
     return plural and value[:1].isdecimal() and not value.strip(_NUMBER)
+
+
+def is_folder(name: str, value: str) -> bool:
+    """Whether a value is the working directory of a shell, in the variable for it."""
+    return name in _FOLDERS and value.startswith(("/", "~"))
 
 
 def is_secret_parameter(name: str) -> bool:
@@ -128,10 +139,18 @@ def _ends_as_a_secret(word: str) -> bool:
     return any(word.endswith(end) and word != end for end in _ENDINGS) and word not in _NO_ENDINGS
 
 
+def _without_suffixes(words: list[str]) -> list[str]:
+    while len(words) > 1 and words[-1] in _SUFFIXES:
+        words = words[:-1]
+    return words
+
+
 def _is_term(words: list[str]) -> bool:
     """Whether "key", "token" and so on mean a secret beside the other words."""
-    *before_last, last = words
+    *before_last, last = _without_suffixes(words)
     before = before_last[-1] if before_last else ""
+    if last == "pw":
+        return before not in _ORDINARY["pw"]
     if last in {"key", "pat"}:
         return before != "" and before not in _ORDINARY[last]
     if last in {"keys", "tokens"}:
