@@ -61,7 +61,8 @@ def job_json(completions=4, status=None, **values):
     }
     if values.get("deleting"):
         metadata["deletionTimestamp"] = "2026-11-21T04:31:00Z"
-    spec = {"completions": completions, "backoffLimitPerIndex": values.get("restarts", 0)}
+    spec = {"completions": completions, "completionMode": "Indexed"}
+    spec["backoffLimitPerIndex"] = values.get("restarts", 0)
     spec |= {"suspend": True} if values.get("suspend") else {}
     spec |= {"activeDeadlineSeconds": values["deadline"]} if "deadline" in values else {}
     return {"metadata": metadata, "spec": spec, "status": status or {}}

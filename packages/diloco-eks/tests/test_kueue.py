@@ -106,6 +106,55 @@ def test_a_run_that_is_admitted_while_it_is_cancelled(bench, monkeypatch):
     assert run.states() == ["cancelled"] * 2
 
 
+def test_a_cancelled_run_that_somebody_lets_go_on(bench):
+    """It is not cancelled while it has pods, whoever asks; and the next cancel ends it."""
+    run = queued(bench)
+    run.executor.cancel(run.handles[0])
+    bench.world.settle()
+    assert run.states() == ["cancelled"] * 2
+    (workload,) = run.executor._cluster.list_workloads(
+        "default", run.handles[0].metadata["job_uid"]
+    )
+    where = run.executor._cluster._kueue_place("workloads")
+    run.executor._client.apis().custom.patch_namespaced_custom_object(
+        namespace="default",
+        name=workload["metadata"]["name"],
+        body={"spec": {"active": True}},
+        **where,
+    )
+    bench.world.settle()
+    admit(bench, run)
+    assert run.states() == ["running"] * 2
+    assert run.describe(0).stopping
+    bench.executor().cancel(run.handles[0])
+    bench.world.settle(within=60.0)
+    assert run.states() == ["cancelled"] * 2
+    assert not any(pod.phase in {"Pending", "Running"} for pod in bench.pods(run.handles[0]))
+
+
+def test_a_workload_that_only_carries_the_label_is_left_alone(bench, monkeypatch):
+    """It could be anybody's; and the run would be told as cancelled though Kueue may still start it."""
+    run = queued(bench)
+    cluster = run.executor._cluster
+    real, stopped = cluster._json, []
+
+    def relabelled(what, asked, make, **options):
+        answer = real(what, asked, make, **options)
+        if asked[0] == "WorkloadList":
+            for workload in answer["items"]:
+                workload["metadata"]["ownerReferences"] = [{"uid": "another", "controller": True}]
+        return answer
+
+    monkeypatch.setattr(cluster, "_json", relabelled)
+    monkeypatch.setattr(cluster, "stop_workload", lambda *place: stopped.append(place))
+    run.executor.cancel(run.handles[0])
+    bench.world.settle()
+    assert stopped == []
+    assert bench.world.pods() == []
+    with pytest.raises(ReplicaNotFoundError):
+        run.executor.poll(run.handles[0])
+
+
 def test_workloads_that_may_not_be_touched(bench):
     run = queued(bench)
     bench.stand_in.access.deny("list", "workloads")

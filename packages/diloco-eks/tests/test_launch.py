@@ -70,6 +70,8 @@ def test_a_rehearsal_on_the_server_creates_nothing(bench):
         bench.executor(namespace="nowhere").plan(2, "trainer:train", dry_run="server")
     with pytest.raises(InvalidRequestError, match="dry_run must be"):
         executor.plan(2, "trainer:train", dry_run="client")
+    with pytest.raises(InvalidRequestError, match="dry_run must be"):
+        executor.plan(2, "trainer:train", dry_run=["server"])
 
 
 def test_the_same_launch_gives_the_same_handles(bench):

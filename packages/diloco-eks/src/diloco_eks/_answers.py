@@ -17,7 +17,13 @@ _LOOK = "look at what stands between, such as a proxy"
 
 
 def own_answer(
-    answer: object, what: str, kind: str, name: str = "", *, removed: bool = False
+    answer: object,
+    what: str,
+    kind: str,
+    name: str = "",
+    space: str = "",
+    *,
+    removed: bool = False,
 ) -> Json:
     """Return an answer that reports success, if it is what the cluster answers.
 
@@ -26,6 +32,7 @@ def own_answer(
         what: What was tried, in words.
         kind: The kind that was asked for.
         name: The object that was asked for; empty if none was named.
+        space: The namespace that was asked; whatever says that it is in another one is another object.
         removed: Whether a Status will do, which says that the object is gone.
 
     Raises:
@@ -35,12 +42,20 @@ def own_answer(
     metadata, details = mapping(read.get("metadata")), mapping(read.get("details"))
     if removed and read.get("kind") == "Status":
         about = details.get("name")
-        own = read.get("status") == "Success" and about == name
+        same = about == name and _is_of(details.get("kind"), kind)
+        own = read.get("status") == "Success" and same
     else:
         about = metadata.get("name")
         own = read.get("kind") == kind and (not name or about == name) and _has_whole_items(read)
     if own:
-        return read
+        objects = (read, *(read.get("items") or ()))
+        places = (mapping(each.get("metadata")).get("namespace") for each in objects)
+        elsewhere = next((place for place in places if place and place != space), None)
+        if not space or elsewhere is None:
+            return read
+        raise UnavailableError(
+            f"cannot {what}: the answer is about the namespace {shown(elsewhere)}, so it is not the cluster's own: {_LOOK}"
+        )
     found = f"kind {shown(read.get('kind'))}" + (f" and name {shown(about)}" if name else "")
     raise UnavailableError(
         f"cannot {what}: the answer has {found}, so it is not the cluster's own: {_LOOK}"
@@ -60,13 +75,17 @@ def missing_only(kind: str, name: str) -> Iterator[None]:
         yield
     except MissingError as error:
         about, called = error.about
-        # The cluster says "jobs" of a Job, and "pods/log" of the log of a Pod.
-        resource = about.lower().partition("/")[0].removesuffix("s")
-        if name and called == name and resource in {"", kind.lower()}:
+        if name and called == name and _is_of(about, kind):
             raise
         raise UnavailableError(
             f"{error}. This answer (status 404) is not about the {kind} {name or 'list'}: {_LOOK}"
         ) from error
+
+
+def _is_of(resource: object, kind: str) -> bool:
+    """Whether what an answer says of a kind, if anything, is one: "jobs" of a Job, and "pods/log" of the log of a Pod."""
+    called = resource.lower() if isinstance(resource, str) else ""
+    return called.partition("/")[0].removesuffix("s") in {"", kind.lower()}
 
 
 def _has_whole_items(read: Json) -> bool:

@@ -38,6 +38,8 @@ def cancel_patch(facts: JobFacts, job: dict[str, Any], now: str) -> dict[str, An
 def cancel_job(cluster: Cluster, handle: ReplicaHandle, now: str) -> bool:
     """Have a handle's run ended; returns whether there is its Job. Repeatable; what has ended or is decided stays as it is.
 
+    One that was cancelled while it was held, and that somebody let go on, is ended as any other.
+
     Raises:
         BackendError: The cluster refused, or could not be asked; nothing has changed.
     """
@@ -48,9 +50,12 @@ def cancel_job(cluster: Cluster, handle: ReplicaHandle, now: str) -> bool:
             facts = read_job(job)
             if not same_run(handle, facts):
                 return False
-            if facts.decided or facts.deleting or facts.cancelled:
+            spec = mapping(job.get("spec"))
+            held = spec.get("suspend") is True
+            ending = facts.cancelled and (held or spec.get("activeDeadlineSeconds") == 1)
+            if facts.decided or facts.deleting or ending:
                 return True
-            queued = facts.queue is not None and mapping(job.get("spec")).get("suspend") is True
+            queued = facts.queue is not None and held
             # The mark comes last: with it, a run that is held is called cancelled.
             if not queued or _leave_queue(cluster, space, facts):
                 cluster.patch_job(space, name, cancel_patch(facts, job, now))

@@ -46,7 +46,7 @@ class Cluster:
         try:
             return self._json(
                 f"create Job {space}/{name}",
-                ("Job", name),
+                ("Job", name, space),
                 lambda apis, options: apis.batch.create_namespaced_job(
                     namespace=space, body=manifest, field_validation="Strict", **only, **options
                 ),
@@ -66,7 +66,7 @@ class Cluster:
         body = {"apiVersion": "v1", "kind": "Pod", "metadata": metadata, "spec": template["spec"]}
         self._json(
             f"create a pod of Job {space}/{name} (a dry run)",
-            ("Pod", ""),
+            ("Pod", "", space),
             lambda apis, options: apis.core.create_namespaced_pod(
                 namespace=space, body=body, field_validation="Strict", dry_run="All", **options
             ),
@@ -77,18 +77,22 @@ class Cluster:
         """Return one page of the events of an object, since anybody may write any number."""
         page = self._json(
             f"list events in {space}",
-            ("EventList", ""),
+            ("EventList", "", space),
             lambda apis, options: apis.core.list_namespaced_event(
                 namespace=space, field_selector=f"involvedObject.uid={uid}", limit=PAGE, **options
             ),
         )
-        return list(page.get("items") or [])
+        return [
+            event
+            for event in page.get("items") or []
+            if mapping(event.get("involvedObject")).get("uid", uid) == uid
+        ]
 
     def read_job(self, space: str, name: str) -> Json:
         """Read a Job: the Job itself, not its status subresource, which would need a right of its own."""
         return self._json(
             f"read Job {space}/{name}",
-            ("Job", name),
+            ("Job", name, space),
             lambda apis, options: apis.batch.read_namespaced_job(
                 namespace=space, name=name, **options
             ),
@@ -98,7 +102,7 @@ class Cluster:
         """Merge something into a Job."""
         return self._json(
             f"patch Job {space}/{name}",
-            ("Job", name),
+            ("Job", name, space),
             lambda apis, options: apis.batch.patch_namespaced_job(
                 namespace=space, name=name, body=body, **options
             ),
@@ -110,7 +114,7 @@ class Cluster:
         body = {"propagationPolicy": "Foreground", "preconditions": conditions}
         self._json(
             f"delete Job {space}/{name}",
-            ("Job", name),
+            ("Job", name, space),
             lambda apis, options: apis.batch.delete_namespaced_job(
                 namespace=space, name=name, body=body, **options
             ),
@@ -123,7 +127,7 @@ class Cluster:
         only = {"dry_run": "All"} if dry_run else {}
         self._json(
             f"create ConfigMap {metadata['namespace']}/{metadata['name']}",
-            ("ConfigMap", metadata["name"]),
+            ("ConfigMap", metadata["name"], metadata["namespace"]),
             lambda apis, options: apis.core.create_namespaced_config_map(
                 namespace=metadata["namespace"], body=body, **only, **options
             ),
@@ -134,7 +138,7 @@ class Cluster:
         """A ConfigMap."""
         return self._json(
             f"read ConfigMap {space}/{name}",
-            ("ConfigMap", name),
+            ("ConfigMap", name, space),
             lambda apis, options: apis.core.read_namespaced_config_map(
                 namespace=space, name=name, **options
             ),
@@ -144,7 +148,7 @@ class Cluster:
         """Return the runs of all Jobs with these labels, by the times of their creation."""
         known = self._pages(
             f"list Jobs in {space}",
-            "JobList",
+            ("JobList", "", space),
             lambda apis, options: apis.batch.list_namespaced_job(
                 namespace=space, label_selector=selector, **options
             ),
@@ -171,15 +175,12 @@ class Cluster:
         selector = f"{CONTROLLER_UID}={job_uid}" + ("" if index is None else f",{INDEX}={index}")
         return self._pages(
             f"list pods in {space}",
-            "PodList",
+            ("PodList", "", space),
             lambda apis, options: apis.core.list_namespaced_pod(
                 namespace=space, label_selector=selector, **options
             ),
             read_pod,
-            lambda pod: any(
-                owner.get("uid") == job_uid and owner.get("controller") is True
-                for owner in mappings(pod["metadata"].get("ownerReferences"))
-            ),
+            lambda pod: _controls(job_uid, pod),
             versions,
         )
 
@@ -202,7 +203,7 @@ class Cluster:
         """A service account."""
         return self._json(
             f"read ServiceAccount {space}/{name}",
-            ("ServiceAccount", name),
+            ("ServiceAccount", name, space),
             lambda apis, options: apis.core.read_namespaced_service_account(
                 namespace=space, name=name, **options
             ),
@@ -212,7 +213,7 @@ class Cluster:
         """The resource quotas of a namespace."""
         return self._pages(
             f"list ResourceQuotas in {space}",
-            "ResourceQuotaList",
+            ("ResourceQuotaList", "", space),
             lambda apis, options: apis.core.list_namespaced_resource_quota(
                 namespace=space, **options
             ),
@@ -220,24 +221,24 @@ class Cluster:
         )
 
     def list_workloads(self, space: str, job_uid: str) -> list[Json]:
-        """The Workloads that Kueue made for a Job."""
+        """The Workloads that Kueue made for a Job; others may carry its label, too."""
         selector = f"kueue.x-k8s.io/job-uid={job_uid}"
         where = self._kueue_place("workloads")
         answer = self._json(
             f"list Kueue's Workloads in {space}",
-            ("WorkloadList", ""),
+            ("WorkloadList", "", space),
             lambda apis, options: apis.custom.list_namespaced_custom_object(
                 namespace=space, label_selector=selector, **where, **options
             ),
         )
-        return list(answer.get("items") or [])
+        return [each for each in answer.get("items") or [] if _controls(job_uid, each)]
 
     def read_local_queue(self, space: str, name: str) -> Json:
         """A local queue of Kueue."""
         where = self._kueue_place("localqueues")
         return self._json(
             f"read Kueue's LocalQueue {space}/{name}",
-            ("LocalQueue", name),
+            ("LocalQueue", name, space),
             lambda apis, options: apis.custom.get_namespaced_custom_object(
                 namespace=space, name=name, **where, **options
             ),
@@ -271,7 +272,7 @@ class Cluster:
         where = self._kueue_place("workloads")
         self._json(
             f"patch Kueue's Workload {space}/{name}",
-            ("Workload", name),
+            ("Workload", name, space),
             lambda apis, options: apis.custom.patch_namespaced_custom_object(
                 namespace=space, name=name, body={"spec": {"active": False}}, **where, **options
             ),
@@ -306,7 +307,7 @@ class Cluster:
     def _json(
         self,
         what: str,
-        asked: tuple[str, str],
+        asked: tuple[str, ...],
         make: Callable[[Apis, Json], Any],
         *,
         warned: list[str] | None = None,
@@ -317,20 +318,20 @@ class Cluster:
 
         Args:
             what: In words.
-            asked: The kind that is asked for, and the name of the object; empty if none is named.
+            asked: The kind that is asked for, the name of the object (empty if none is named), and its namespace, if it has one.
             make: Makes the call.
             warned: Takes what the cluster warns of.
             within: The namespace in which something is created: nothing else can be missing.
             removed: Whether a Status will do, which says that the object is gone.
         """
-        with missing_only(*(asked if within is None else ("Namespace", within))):
+        with missing_only(*(asked[:2] if within is None else ("Namespace", within))):
             answer = self.client.call(what, lambda apis: make(apis, self.client.options()), warned)
         return own_answer(answer, what, *asked, removed=removed)
 
     def _pages(
         self,
         what: str,
-        kind: str,
+        asked: tuple[str, ...],
         make: Callable[[Apis, Json], Any],
         read: Callable[[Json], T],
         wanted: Callable[[Json], bool] = lambda _: True,
@@ -339,7 +340,7 @@ class Cluster:
         """Return what is read of the items of a list; of a page no more is kept, since all pages together have no bound."""
         for last in (False, False, True):
             try:
-                found, version = self._all_pages(what, kind, make, read, wanted)
+                found, version = self._all_pages(what, asked, make, read, wanted)
             except ExpiredError:
                 if last:
                     raise
@@ -352,7 +353,7 @@ class Cluster:
     def _all_pages(
         self,
         what: str,
-        kind: str,
+        asked: tuple[str, ...],
         make: Callable[[Apis, Json], Any],
         read: Callable[[Json], T],
         wanted: Callable[[Json], bool],
@@ -363,7 +364,7 @@ class Cluster:
             place = {"limit": PAGE} | ({"_continue": token} if token else {})
             page = self._json(
                 what,
-                (kind, ""),
+                asked,
                 lambda apis, options, place=place: make(apis, {**options, **place}),  # type: ignore[misc]
             )
             found += map(read, filter(wanted, page.get("items") or []))
@@ -374,3 +375,11 @@ class Cluster:
                 return found, str(metadata.get("resourceVersion"))
             if token == last:  # as from a cache that does not know one page from another
                 raise UnavailableError(f"cannot {what}: its second page is the first one again")
+
+
+def _controls(uid: str, owned: Json) -> bool:
+    """Whether an object's controller has this uid."""
+    return any(
+        owner.get("uid") == uid and owner.get("controller") is True
+        for owner in mappings(owned["metadata"].get("ownerReferences"))
+    )

@@ -151,7 +151,7 @@ class EKSExecutor(LogVerbs):
         Raises:
             BackendError: The launch would be refused.
         """
-        if dry_run not in {None, "server"}:
+        if dry_run is not None and dry_run != "server":
             raise InvalidRequestError(f"dry_run must be 'server' or None, not {dry_run!r}")
         if dry_run is not None:
             request = self._request(n_replicas, entrypoint, entrypoint_args, **options)

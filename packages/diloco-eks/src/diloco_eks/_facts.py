@@ -8,6 +8,7 @@ from datetime import datetime
 from typing import Any
 
 _LIVE = frozenset({"Pending", "Running", "Unknown"})
+_LATEST = 253_402_300_799  # the end of the year 9999: what calendars and journals can say
 
 
 @dataclass(frozen=True, slots=True)
@@ -177,11 +178,15 @@ def pods_by_index(pods: list[PodFacts]) -> dict[int, list[PodFacts]]:
 
 
 def parse_time(text: object) -> float | None:
-    """An RFC 3339 time in Unix seconds; None for anything else."""
+    """An RFC 3339 time from 1970 to 9999, in Unix seconds; None for anything else."""
     if not isinstance(text, str):
         return None
     try:
-        seconds = datetime.fromisoformat(text).timestamp()
+        return sound_time(datetime.fromisoformat(text).timestamp())
     except (ValueError, OverflowError):
         return None
-    return seconds if seconds >= 0 else None
+
+
+def sound_time(seconds: float) -> float | None:
+    """A time that calendars and journals can say; None for any other."""
+    return seconds if 0 <= seconds <= _LATEST else None

@@ -18,14 +18,16 @@ def expand_indexes(text: str, completions: int) -> frozenset[int]:
         BackendError: The text is malformed or names an index that the Job does not have: no index is left out in silence.
     """
     indexes: set[int] = set()
+    least = 0  # the controller writes them in order: none is read twice
     for token in text.split(",") if text else []:
         match = _TOKEN.fullmatch(token)
         first, last = (int(match[1]), int(match[2] or match[1])) if match else (1, 0)
-        if not first <= last < completions:
+        if not least <= first <= last < completions:
             raise BackendError(
                 f"the cluster lists the indexes {shown(text)} for a Job of {completions} completions"
             )
-        indexes.update(range(first, last + 1))
+        least = last + 1
+        indexes.update(range(first, least))
     return frozenset(indexes)
 
 

@@ -6,6 +6,8 @@ import threading
 from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING
 
+from diloco_protocol import ReplicaState
+
 from ._facts import PodFacts
 from ._seen import Seen
 
@@ -45,7 +47,7 @@ class Memory:
         """Remember a status; returns the one to report.
 
         An end stays as it was first reported, even when its pod is gone; and what a newer look has
-        told stays true when an older one is told after it.
+        told stays true when an older one is told after it. But no replica is cancelled while it has a pod.
 
         Args:
             handle: The replica.
@@ -61,9 +63,16 @@ class Memory:
             if known is not None and known[2] > version:
                 self._seen[handle] = known
                 return known[1]
-            status = self._ends.get(handle, status)
+            end = self._ends.get(handle, status)
+            # A cancelled run that Kueue holds has no pods; whoever lets it go on can give it some.
+            goes_on = (
+                end.state is ReplicaState.CANCELLED and not status.state.terminal and _is_live(seen)
+            )
+            status = status if goes_on else end
             if status.state.terminal:
                 self._ends[handle] = status
+            else:
+                self._ends.pop(handle, None)
             self._seen[handle] = seen, status, version
             if succeeded is not None:
                 self._succeeded.setdefault(handle, succeeded)
@@ -89,3 +98,7 @@ class Memory:
         """The pod that succeeded, if it was seen."""
         with self._lock:
             return self._succeeded.get(handle)
+
+
+def _is_live(seen: Seen) -> bool:
+    return not seen.podless and seen.pod is not None and seen.pod.live

@@ -9,12 +9,15 @@ from diloco_protocol import InvalidRequestError
 from diloco_protocol.backend import is_run_id, read_whole, redact_and_cut
 
 from . import _names as names
-from ._facts import Condition, JobFacts, PodFacts, parse_time
+from ._facts import Condition, JobFacts, PodFacts, parse_time, sound_time
 from ._indexes import expand_indexes
 
-_MOST = 10**9
+_REPLICAS = 10_000  # of a run of ours, at most
+_MOST = 2**31 - 1  # of what Kubernetes counts
 _SHOWN = 4096  # of a text for people
 _REASON_SHOWN = 128  # Kubernetes' own are shorter
+_END = ("exitCode", "signal", "reason", "message", "startedAt", "finishedAt")
+_END_SHOWN = 64 * 1024  # of the end of a log, more than any kubelet takes
 
 
 def run_of(job: Mapping[str, Any]) -> str:
@@ -24,13 +27,15 @@ def run_of(job: Mapping[str, Any]) -> str:
     """
     metadata = mapping(job.get("metadata"))
     labels, annotations = mapping(metadata.get("labels")), mapping(metadata.get("annotations"))
-    first = _number(annotations.get(names.FIRST_RANK))
-    size = _number(annotations.get(names.WORLD_SIZE))
-    count = _count(mapping(job.get("spec")).get("completions"))
+    spec = mapping(job.get("spec"))
+    first = _number(annotations.get(names.FIRST_RANK), _REPLICAS)
+    size = _number(annotations.get(names.WORLD_SIZE), _REPLICAS)
+    count = _count(spec.get("completions"))
     run_id = _text(labels.get(names.RUN))
     named = metadata.get("name") == run_id and is_run_id(run_id)
     ranked = first is not None and size is not None and 0 < count <= size - first
-    ours = labels.get(names.MANAGED_BY) == names.MANAGER and named and ranked
+    kind = spec.get("completionMode") == "Indexed"
+    ours = labels.get(names.MANAGED_BY) == names.MANAGER and named and ranked and kind
     return run_id if ours else ""
 
 
@@ -43,6 +48,7 @@ def read_job(job: Mapping[str, Any]) -> JobFacts:
     metadata, spec, status = (mapping(job.get(part)) for part in ("metadata", "spec", "status"))
     labels, annotations = mapping(metadata.get("labels")), mapping(metadata.get("annotations"))
     completions = _count(spec.get("completions"))
+    listed = status if 0 < completions <= _REPLICAS else {}  # else it is a stranger
     conditions = _conditions(status)
     return JobFacts(
         name=_text(metadata.get("name")),
@@ -50,8 +56,8 @@ def read_job(job: Mapping[str, Any]) -> JobFacts:
         version=_text(metadata.get("resourceVersion")),
         created=parse_time(metadata.get("creationTimestamp")) or 0.0,
         completions=completions,
-        completed=expand_indexes(_text(status.get("completedIndexes")), completions),
-        failed=expand_indexes(_text(status.get("failedIndexes")), completions),
+        completed=expand_indexes(_text(listed.get("completedIndexes")), completions),
+        failed=expand_indexes(_text(listed.get("failedIndexes")), completions),
         conditions=conditions,
         suspended=spec.get("suspend") is True and "Suspended" in conditions,
         cancelled=names.CANCELLED in annotations,
@@ -115,8 +121,15 @@ def read_pod(pod: Mapping[str, Any]) -> PodFacts:
         waiting=waiting,
         running="running" in ours,
         running_since=parse_time(mapping(ours.get("running")).get("startedAt")),
-        terminated=mapping(ours["terminated"]) if ours.get("terminated") else None,
+        terminated=_end(mapping(ours["terminated"])) if ours.get("terminated") else None,
     )
+
+
+def _end(state: Mapping[str, Any]) -> dict[str, Any]:
+    """What is read of a container's end, since whoever may create pods may write anything into it."""
+    kept = {name: state.get(name) for name in _END}
+    texts = {name: text[-_END_SHOWN:] for name, text in kept.items() if isinstance(text, str)}
+    return {name: code for name, code in kept.items() if type(code) is int} | texts
 
 
 def _conditions(status: Mapping[str, Any]) -> dict[str, Condition]:
@@ -151,7 +164,7 @@ def _why(value: Mapping[str, Any]) -> tuple[str, str]:
 
 
 def _count(value: object) -> int:
-    return value if type(value) is int and value > 0 else 0
+    return value if type(value) is int and 0 < value <= _MOST else 0
 
 
 def _told_to_end(metadata: Mapping[str, Any], *, ended: bool) -> float | None:
@@ -162,9 +175,10 @@ def _told_to_end(metadata: Mapping[str, Any], *, ended: bool) -> float | None:
     """
     over = parse_time(metadata.get("deletionTimestamp"))
     grace = metadata.get("deletionGracePeriodSeconds")
-    if over is None or type(grace) is not int or (ended and grace == 0):
+    known = type(grace) is int and 0 <= grace <= _MOST
+    if over is None or not known or (ended and grace == 0):
         return None
-    return over - grace
+    return sound_time(over - grace)
 
 
 def _seconds(value: object) -> float | None:
@@ -175,8 +189,8 @@ def _seconds(value: object) -> float | None:
     return seconds if seconds >= 0 else None  # and not NaN
 
 
-def _number(value: object) -> int | None:
+def _number(value: object, most: int = 10**9) -> int | None:
     try:
-        return read_whole("a number", _text(value), 0, _MOST)
+        return read_whole("a number", _text(value), 0, most)
     except InvalidRequestError:
         return None

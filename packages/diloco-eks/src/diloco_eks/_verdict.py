@@ -21,7 +21,6 @@ _NOT_STARTED = frozenset(
 )
 _SHOWN = 500
 _MESSAGE_BYTES = 4096  # of a termination message, which the kubelet cuts there
-_LOG_BYTES = 16 * _MESSAGE_BYTES  # more than any kubelet takes of the end of a log
 
 
 @dataclass(frozen=True, slots=True)
@@ -134,7 +133,7 @@ def judge(pod: PodFacts) -> Verdict:
         return Verdict(reason, exit_code, name, message, started, finished)
     how = f"it was ended by {name}" if name else f"it exited with code {exit_code}"
     # Secrets go first: what begins the form of one could be what is cut off.
-    log = redact_text(_text(end.get("message"))[-_LOG_BYTES:])[-_SHOWN:]
+    log = redact_text(_text(end.get("message")))[-_SHOWN:]
     if is_damaged(pod):
         log = "what its runner reported cannot be read"
     return Verdict(
@@ -168,9 +167,9 @@ def _without_container(pod: PodFacts) -> Verdict:
 
 def _signal_name(number: object, exit_code: int | None) -> str | None:
     """The signal of a container whose runner could not report: as its first process, it exits with 128 + n."""
-    if type(number) is not int or number == 0:
-        number = exit_code - 128 if exit_code is not None and 128 < exit_code < 160 else None
-    return signal_name(number) if type(number) is int and number > 0 else None
+    if type(number) is not int or not 0 < number < 128:
+        number = exit_code - 128 if exit_code is not None and 128 < exit_code < 160 else 0
+    return signal_name(number) if number else None
 
 
 def _text(value: object) -> str:

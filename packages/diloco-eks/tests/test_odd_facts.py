@@ -1,0 +1,110 @@
+"""What anybody may write into a Job, a pod or an answer costs no memory, hides no other rank, and is never recorded."""
+
+import pytest
+
+from diloco_eks._answers import own_answer
+from diloco_eks._client import Client
+from diloco_eks._cluster import Cluster
+from diloco_eks._indexes import expand_indexes
+from diloco_eks._reading import read_job, read_pod, run_of
+from diloco_eks._states import map_states
+from diloco_protocol import BackendError, UnavailableError
+
+LATE = "9999-12-31T23:59:59-23:59"
+
+
+def ranked(job, completions, size=None):
+    job["spec"]["completions"] = completions
+    job["metadata"]["annotations"] |= {
+        "diloco.dev/first-rank": "0",
+        "diloco.dev/world-size": str(size or completions),
+    }
+    return job
+
+
+@pytest.mark.parametrize("count", [10_001, 10**9, 10**400], ids=["more", "many", "huge"])
+def test_a_job_of_more_replicas_than_a_run_has_is_a_strangers(a_job, count):
+    job = ranked(a_job(1, {"completedIndexes": "0-999999998", "failedIndexes": "0-999"}), count)
+    assert run_of(job) == ""
+    facts = read_job(job)
+    assert (facts.run_id, facts.completed, facts.failed) == ("", frozenset(), frozenset())
+
+
+def test_a_job_without_indexes_is_a_strangers(a_job):
+    job = ranked(a_job(2), 2)
+    assert run_of(job) == "run-1"
+    job["spec"]["completionMode"] = "NonIndexed"
+    assert run_of(job) == ""
+
+
+def test_no_index_is_read_twice():
+    with pytest.raises(BackendError, match="lists the indexes"):
+        expand_indexes("0-9,0-9", 10)
+
+
+@pytest.mark.parametrize("grace", [2**62, -(2**62), 10**12, 10**400, -1, True], ids=list("abcdef"))
+def test_a_grace_that_no_pod_has(a_job, a_pod, grace):
+    pod = a_pod(0, deleting=True)
+    pod["metadata"]["deletionGracePeriodSeconds"] = grace
+    facts = read_pod(pod)
+    assert facts.told_to_end is None
+    states = map_states(read_job(a_job(2)), [facts, read_pod(a_pod(1))], [0, 1])
+    assert [str(states[index][0].state) for index in (0, 1)] == ["running", "running"]
+    assert "is being deleted" in states[0][0].message
+
+
+def test_a_time_that_no_calendar_has(a_job, a_pod):
+    pod = a_pod(0, deleting=True)
+    pod["metadata"] |= {"deletionTimestamp": LATE, "deletionGracePeriodSeconds": 0}
+    pod["status"]["conditions"] = [{"type": "Ready", "status": "False", "lastTransitionTime": LATE}]
+    facts = read_pod(pod)
+    assert (facts.told_to_end, facts.unready_since) == (None, None)
+    assert map_states(read_job(a_job(1)), [facts], [0])[0][0].stopping
+
+
+def test_an_end_that_no_journal_takes_is_left_out(a_job, a_pod):
+    ended = {"exitCode": 1, "signal": 1_000_000, "startedAt": LATE, "finishedAt": LATE}
+    pod = read_pod(a_pod(0, "Failed", {"terminated": ended}))
+    job = read_job(a_job(1, {"failedIndexes": "0"}))
+    status = map_states(job, [pod], [0])[0][0]
+    assert (str(status.state), status.exit_code) == ("failed", 1)
+    assert (status.signal, status.started_at, status.finished_at) == (None, None, None)
+
+
+def test_of_an_end_only_what_is_read_is_kept(a_pod):
+    ended = {"exitCode": 1, "message": "a" * 10**6, "reason": {}, "containerID": "b" * 10**6}
+    kept = read_pod(a_pod(0, "Failed", {"terminated": ended})).terminated
+    assert kept.keys() == {"exitCode", "message"}
+    assert len(kept["message"]) < 10**5
+
+
+def test_an_answer_about_another_namespace():
+    there = {"metadata": {"name": "run-1", "namespace": "production"}}
+    with pytest.raises(UnavailableError, match="about the namespace 'production'"):
+        own_answer({"kind": "Job", **there}, "read it", "Job", "run-1", "default")
+    with pytest.raises(UnavailableError, match="about the namespace 'production'"):
+        own_answer({"kind": "JobList", "items": [there]}, "list", "JobList", "", "default")
+    assert own_answer({"kind": "Job", **there}, "read it", "Job", "run-1", "production")
+
+
+def test_a_status_about_another_kind():
+    def removed(**details):
+        answer = {"kind": "Status", "status": "Success", "details": {"name": "run-1", **details}}
+        return own_answer(answer, "delete it", "Job", "run-1", "default", removed=True)
+
+    assert removed() and removed(kind="jobs")
+    with pytest.raises(UnavailableError, match="not the cluster's own"):
+        removed(kind="pods")
+
+
+def test_events_and_workloads_of_others_are_not_taken(monkeypatch):
+    cluster = Cluster(Client())
+    ours = {"metadata": {"name": "a", "ownerReferences": [{"uid": "u", "controller": True}]}}
+    label_only = {"metadata": {"name": "b", "ownerReferences": [{"uid": "u"}]}}
+    events = [{"involvedObject": {"uid": uid}, "metadata": {}} for uid in ("another", "u")]
+    items = [label_only, ours, {"metadata": {"name": "c"}}]
+    monkeypatch.setattr(cluster, "_kueue", "v1beta1")
+    monkeypatch.setattr(cluster, "_json", lambda *_, **__: {"items": items})
+    assert cluster.list_workloads("default", "u") == [ours]
+    monkeypatch.setattr(cluster, "_json", lambda *_, **__: {"items": events})
+    assert cluster.list_events("default", "u") == events[1:]
