@@ -5,13 +5,17 @@ import os
 import re
 import subprocess
 import sys
+import traceback
 
 import cbor2
+import modal
 import pytest
 from modal import config
 from modal._utils.function_utils import parse_gpu_config
 
 from diloco_localcloud import ModalStandIn
+from diloco_modal import ModalSpawnExecutor
+from diloco_protocol import AuthError
 
 # How each setting of Modal's client is obeyed. All of them are, since everything goes through that client; what is new there has
 # to be looked at, and put into one of these.
@@ -119,6 +123,100 @@ def test_settings_that_are_wrong_are_a_finding(tmp_path, text, variables, words)
     ((finding,), _) = in_a_process(tmp_path, text, **variables)
     assert finding[:2] == ["token", False]
     assert re.search(words, finding[2])
+
+
+SECRET = "as-abcdefghijk"
+
+
+@pytest.mark.parametrize("end", ["\n", "\nrest", "\u200b", "\u00e9", "\t"])
+@pytest.mark.parametrize("name", ["token_id", "token_secret", "oauth_client_secret"])
+def test_a_token_that_cannot_be_sent_is_not_shown(monkeypatch, name, end):
+    monkeypatch.setenv(f"MODAL_{name.upper()}", SECRET + end)
+    executor = ModalSpawnExecutor(retry_timeout=0)
+    (finding,) = executor.check(1)
+    assert (finding.subject, finding.ok) == ("token", False)
+    with pytest.raises(AuthError, match=f"MODAL_{name.upper()}, or {name} ") as caught:
+        executor.list_runs()
+    assert SECRET not in finding.message + "".join(traceback.format_exception(caught.value))
+
+
+def test_a_client_with_a_token_that_cannot_be_sent(monkeypatch):
+    with ModalStandIn() as stand_in:
+        monkeypatch.setenv("MODAL_SERVER_URL", stand_in.url)
+        client = modal.Client.from_credentials("ak-1", SECRET + "\n")
+        executor = ModalSpawnExecutor(client=client, environment_name="main", retry_timeout=0)
+        for verb in (executor.list_runs, lambda: executor.launch_replicas(1, "t:t")):
+            with pytest.raises(AuthError, match="a token that was given") as caught:
+                verb()
+            assert SECRET not in "".join(traceback.format_exception(caught.value))
+
+
+@pytest.mark.parametrize("url", ["ftp://x", "notaurl", "http://x:99999", "https://"])
+def test_a_server_that_is_none_is_named(monkeypatch, url):
+    monkeypatch.setenv("MODAL_SERVER_URL", url)
+    (finding,) = ModalSpawnExecutor(retry_timeout=0).check(1)
+    assert (finding.subject, finding.ok) == ("token", False)
+    assert "MODAL_SERVER_URL, or server_url in" in finding.message
+
+
+@pytest.mark.parametrize("name", ["environment", "server_url", "token_id"])
+def test_a_setting_that_is_no_text_is_named(lab, monkeypatch, name):
+    monkeypatch.setattr(config, "_user_config", {"a": {name: 5}})
+    monkeypatch.setattr(config, "_profile", "a")
+    client = lab.client if name == "environment" else None
+    findings = ModalSpawnExecutor(client=client, retry_timeout=0).check(1)
+    assert findings[-1].ok is False
+    assert f"MODAL_{name.upper()}, or {name} in the file" in findings[-1].message
+
+
+VERBS = """
+import json
+from diloco_modal import ModalSpawnExecutor, build_app
+from diloco_protocol import DilocoError, ReplicaHandle
+executor, said = ModalSpawnExecutor(retry_timeout=0), []
+metadata = {
+    "app": "diloco", "function": "replica", "environment": "main", "function_call_id": "fc-1", "launch": "x",
+    "launched_at": "2026-01-01T00:00:00+00:00",
+}
+handle = ReplicaHandle(0, executor.backend_name, metadata, run_id="run", world_size=1)
+for verb in (
+    lambda: executor.launch_replicas(1, "t:t"), executor.list_runs, lambda: executor.attach("run"),
+    lambda: executor.exists("run"), lambda: executor.cancel_run("run"), lambda: executor.describe(handle),
+    lambda: executor.cancel(handle), lambda: executor.purge(handle), lambda: executor.stream_logs(handle), build_app,
+):
+    try:
+        verb()
+    except DilocoError as error:
+        said.append([type(error).__name__, str(error), error.__cause__ is not None])
+print(json.dumps(said))
+"""
+
+
+@pytest.mark.processes
+@pytest.mark.parametrize(
+    ("before", "variables", "kind", "words"),
+    [
+        ("", {"MODAL_LOGLEVEL": "BANANA"}, "InvalidRequestError", "BANANA"),
+        (
+            "import sys; sys.modules['modal'] = None",
+            {},
+            "MissingDependencyError",
+            "pip install 'modal",
+        ),
+    ],
+)
+def test_every_verb_without_a_client(before, variables, kind, words):
+    """And the last says what the first did."""
+    done = subprocess.run(
+        [sys.executable, "-c", before + VERBS],
+        env={**os.environ, **variables},
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    said = json.loads(done.stdout.splitlines()[-1])
+    assert [name for name, *_ in said] == [kind] * 10
+    assert all(words in text and cause for _, text, cause in said)
 
 
 def test_the_format_of_payloads(lab, monkeypatch):

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from diloco_protocol import InvalidRequestError
 
 from . import _many as many
-from ._errors import DenseLogError, MissingError
+from ._errors import DenseLogError, MissingError, import_modal
 from ._handles import link
 from ._options import ModalOptions
 from ._payload import deploy_command
@@ -45,8 +45,7 @@ class Client(Records):
         Raises:
             InvalidRequestError: The app is not deployed, or a Secret or its key is missing; says what to do.
         """
-        import modal
-
+        modal = import_modal()
         options, where = self._options, self._where
         name = f"the function {options.function!r} of the app {options.app!r}"
         function = modal.Function.from_name(options.app, options.function, **where)
@@ -90,9 +89,9 @@ class Client(Records):
         """
         if call_id in self._own:
             return
+        client, seconds, place = self.client(), self._options.request_timeout, (app, function)
         from . import _wire
 
-        client, seconds, place = self.client(), self._options.request_timeout, (app, function)
         if place not in self._apps:
             find = _wire.find_app.aio(client, app, function, self.environment())
             self._apps[place] = await many.asked(find, seconds, f"looking for the app {app!r}")
@@ -111,23 +110,23 @@ class Client(Records):
             MissingError: Its result has expired, or there is no such call.
             BackendError: Modal could not be asked.
         """
+        client = self.client()
         from . import _wire
 
-        asked_for = _wire.get_end.aio(self.client(), call_id, value=value)
+        asked_for = _wire.get_end.aio(client, call_id, value=value)
         what = f"looking at the call {call_id}"
         return await many.asked(asked_for, self._options.request_timeout, what)
 
     def call(self, call_id: str) -> Any:
         """A call, by its id."""
-        import modal
-
+        modal = import_modal()
         return modal.FunctionCall.from_id(call_id, client=self.client())
 
     def status(self, call_id: str) -> str:
         """Modal's word for the state of a call, such as ``"PENDING"``, also while it runs, or ``"TERMINATED"``."""
+        client = self.client()
         from . import _wire
 
-        client = self.client()
         look = lambda: str(_wire.get_status(client, call_id))  # noqa: E731
         return self._ask(look, f"looking at the call {call_id}")
 

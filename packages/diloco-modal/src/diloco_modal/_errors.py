@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 import threading
 from collections.abc import Callable
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from diloco_protocol import (
     AuthError,
@@ -19,6 +19,9 @@ from diloco_protocol import (
 
 T = TypeVar("T")
 _NO_ENVIRONMENT = re.compile(r"\bEnvironment '([^']*)' (not found|does not exist)")
+_UNSENDABLE = "Invalid metadata value"  # and then the value, which may be a token
+_refusal: list[Exception] = []
+"""Why the client could not be imported at first: a second try finds half of it, and says something else."""
 
 
 class MissingError(BackendError):
@@ -29,21 +32,28 @@ class DenseLogError(BackendError):
     """Raised when so long or so full a stretch of a log is not read at once, by Modal's client or by us."""
 
 
-def import_modal() -> None:
-    """Import Modal's client, which takes a second or two.
+def import_modal() -> Any:
+    """Import Modal's client, which takes a second or two; that module.
 
     Raises:
         MissingDependencyError: It is not installed.
+        InvalidRequestError: It refuses its settings.
     """
     try:
-        from . import _wire  # noqa: F401 - it imports modal, and what of it may have moved
-    except ImportError as error:
-        raise MissingDependencyError(
-            f"Modal's client cannot be imported ({error}): pip install 'modal>=1.5.5,<1.7'"
-        ) from error
-    except Exception as error:  # it reads its settings then
-        why = " ".join(str(error).split())
-        raise InvalidRequestError(f"Modal's client refuses its settings: {why}") from error
+        import modal
+
+        from . import _wire  # noqa: F401 - what of the client may have moved
+    except Exception as error:
+        if not isinstance(error, ImportError):  # it reads its settings then
+            _refusal.extend([] if _refusal else [error])
+        if not _refusal:
+            raise MissingDependencyError(
+                f"Modal's client cannot be imported ({error}): pip install 'modal>=1.5.5,<1.7'"
+            ) from error
+        why = " ".join(str(_refusal[0]).split())
+        raise InvalidRequestError(f"Modal's client refuses its settings: {why}") from _refusal[0]
+    _refusal.clear()
+    return modal
 
 
 def bounded(call: Callable[[], T], seconds: float, what: str) -> T:
@@ -74,6 +84,11 @@ def bounded(call: Callable[[], T], seconds: float, what: str) -> T:
     raise UnavailableError(f"Modal did not answer within {seconds:g} s ({what})")
 
 
+def shown_cause(error: Exception) -> Exception | None:
+    """The same error, as the cause of one of ours; None if its text may be a token, which a traceback would show."""
+    return None if str(error).startswith(_UNSENDABLE) else error
+
+
 def meant(error: Exception, what: str) -> BackendError:
     """The protocol's error for one that Modal's client has raised."""
     from grpclib.exceptions import ProtocolError, StreamTerminatedError
@@ -82,6 +97,10 @@ def meant(error: Exception, what: str) -> BackendError:
     text = f"{what}: {error}"
     if isinstance(error, BackendError):
         return error
+    if shown_cause(error) is None:
+        return AuthError(
+            f"{what}: a token that was given to Modal's client has a character that cannot be sent, such as a line end"
+        )
     if (
         found := _NO_ENVIRONMENT.search(str(error))
     ) is not None:  # nothing is said of what it was asked about
@@ -131,5 +150,5 @@ def asked(call: Callable[[], T], seconds: float, what: str) -> T:
         return bounded(call, seconds, what)
     except BackendError:
         raise
-    except Exception as error:
-        raise meant(error, what) from error
+    except Exception as error:  # noqa: BLE001 - raised as one of ours
+        raise meant(error, what) from shown_cause(error)

@@ -10,7 +10,7 @@ from typing import Any, TypeVar
 
 from diloco_protocol import BackendError, Backoff, UnavailableError, retry
 
-from ._errors import meant
+from ._errors import meant, shown_cause
 
 T = TypeVar("T")
 R = TypeVar("R")
@@ -83,8 +83,8 @@ async def asked(call: Awaitable[T], seconds: float, what: str) -> T:
         return await bounded(call, seconds, what)
     except BackendError:
         raise
-    except Exception as error:
-        raise meant(error, what) from error
+    except Exception as error:  # noqa: BLE001 - raised as one of ours
+        raise meant(error, what) from shown_cause(error)
 
 
 async def patiently(

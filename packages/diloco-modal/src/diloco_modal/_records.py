@@ -9,7 +9,7 @@ from typing import Any
 
 from . import _many as many
 from ._connection import Connection
-from ._errors import MissingError
+from ._errors import MissingError, import_modal
 from ._options import ModalOptions
 from ._payload import record_name
 from ._record import DamagedRecordError, checked, written
@@ -35,8 +35,7 @@ class Records(Connection):
         Raises:
             MissingError: There is none.
         """
-        import modal
-
+        modal = import_modal()
         name = record_name(run_id)
         where, now = self._where, self._options.clock()
 
@@ -152,8 +151,7 @@ class Records(Connection):
 
     def delete_record(self, run_id: str, record: Any) -> None:
         """Remove the Dict of a run, if it is there; one that was made meanwhile under its name is another run's, and stays."""
-        import modal
-
+        modal = import_modal()
         name, where = record_name(run_id), self._where
         with self._lock:
             self._records.pop(run_id, None)
@@ -168,8 +166,7 @@ class Records(Connection):
 
     async def is_record(self, run_id: str) -> bool:
         """Whether there is a Dict of that name, and it is a run's."""
-        import modal
-
+        modal = import_modal()
         name = record_name(run_id)
         record = modal.Dict.from_name(name, **self._where)
         what = f"looking at the Dict {name!r}"
@@ -182,8 +179,7 @@ class Records(Connection):
 
     def record_names(self) -> list[str]:
         """Names of all Dicts that can be a run's, oldest first."""
-        import modal
-
+        modal = import_modal()
         where = self._where
         held = self._ask(lambda: modal.Dict.objects.list(**where), "listing Dicts")
         return [each.name for each in reversed(held) if (each.name or "").startswith(PREFIX)]
