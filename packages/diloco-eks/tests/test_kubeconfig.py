@@ -11,6 +11,7 @@ import pytest
 from strange_server import strange_server
 
 from diloco_eks import EKSExecutor
+from diloco_eks._kubeconfig import read_kubeconfig
 from diloco_protocol import AuthError, InvalidRequestError, UnavailableError
 
 PROXIES = ("HTTP_PROXY", "HTTPS_PROXY", "NO_PROXY")
@@ -212,7 +213,13 @@ class TestCredentials:
     def plugin(self, program, **more):
         name = "client.authentication.k8s.io/v1"
         return {
-            "exec": {"apiVersion": name, "command": sys.executable, "args": ["-c", program], **more}
+            "exec": {
+                "apiVersion": name,
+                "interactiveMode": "Never",
+                "command": sys.executable,
+                "args": ["-c", program],
+                **more,
+            }
         }
 
     def test_a_plugins(self, server, asks):
@@ -244,6 +251,79 @@ class TestCredentials:
         ):
             executor.list_runs()
         assert server.asked == []
+
+    @pytest.mark.parametrize("where", ["proxy-url", "environment"])
+    def test_none_are_sent_in_clear(self, proxy, tmp_path, monkeypatch, where):
+        """Nor by kubectl. To this machine itself they are: nobody is between."""
+        cluster = {"proxy-url": proxy.url} if where == "proxy-url" else {}
+        monkeypatch.setenv("HTTP_PROXY", proxy.url)
+        proxy.body = lambda path: b'{"kind": "SelfSubjectAccessReview"}' if "self" in path else b""
+        path = write(
+            tmp_path / "config",
+            "http://cluster.invalid:8080",
+            cluster=cluster,
+            user={"token": "sesamopenyou", "as": "ada"},
+        )
+        with EKSExecutor("image", kubeconfig=path, retry_timeout=0) as executor:
+            found = executor.check()
+        assert {each[2]["Authorization"] for each in proxy.asked} == {None}
+        assert proxy.asked[0][2]["Impersonate-User"] == "ada"
+        assert any("no credentials are sent" in each.message for each in found)
+
+    V1 = "client.authentication.k8s.io/v1"
+
+    @pytest.mark.parametrize(
+        ("user", "match"),
+        [
+            ({"token": "t", "username": "u", "password": "p"}, "both token and username"),
+            ({"tokenFile": "f", "username": "u"}, "both tokenFile and username"),
+            ({"username": "u", "exec": {"command": "x"}}, "both exec and username"),
+            ({"auth-provider": {"name": "x"}, "exec": {"command": "x"}}, "both exec and auth"),
+            ({"client-key": "k", "client-key-data": "eA=="}, "both client-key and client-key-data"),
+            ({"password": "p"}, "a password and no username"),
+            ({"exec": {"command": "x"}}, "a plugin whose apiVersion is none of"),
+            ({"exec": {"apiVersion": f"{V1}alpha1"}}, "a plugin whose apiVersion is none of"),
+            (
+                {"exec": {"apiVersion": V1, "command": "x"}},
+                "a plugin of .* without interactiveMode",
+            ),
+        ],
+    )
+    def test_what_kubectl_reads_otherwise(self, server, asks, user, match):
+        with pytest.raises(AuthError, match=f"the kubeconfig's user 'one' has {match}"):
+            asks(server.url, user=user)
+        assert server.asked == []
+
+    @pytest.mark.parametrize(
+        ("cluster", "match"),
+        [
+            ({"insecure-skip-tls-verify": True, "certificate-authority": "f"}, "both certificate"),
+            ({"certificate-authority-data": "eA==", "certificate-authority": "f"}, "both certif"),
+            ({"server": "127.0.0.1:80"}, "a server that does not begin with https://"),
+            ({"server": "user:hunter2pw@127.0.0.1:80"}, "a server that does not begin with"),
+            ({"server": "https://127.0.0.1:80/?a=b"}, "a server with a query"),
+        ],
+    )
+    def test_clusters_that_kubectl_reads_otherwise(self, tmp_path, cluster, match):
+        path = write(tmp_path / "config", "https://127.0.0.1:9", cluster=cluster)
+        with pytest.raises(AuthError, match=f"the kubeconfig's cluster 'one' has {match}") as error:
+            read_kubeconfig(path, None)
+        assert "hunter2" not in str(error.value)
+
+    def test_a_context_without_a_user(self, tmp_path):
+        path = write(tmp_path / "config", "https://127.0.0.1:9")
+        path.write_text(path.read_text().replace(', "user": "one"', ""))
+        with pytest.raises(AuthError, match="context 'one' names no user"):
+            read_kubeconfig(path, None)
+
+    @pytest.mark.parametrize("kind", ["contexts", "clusters", "users"])
+    def test_two_of_one_name(self, tmp_path, kind):
+        path = write(tmp_path / "config", "https://127.0.0.1:9")
+        config = json.loads(path.read_text())
+        config[kind] *= 2
+        path.write_text(json.dumps(config))
+        with pytest.raises(AuthError, match=f"has two {kind} of one name"):
+            read_kubeconfig(path, None)
 
     def test_a_line_end_behind_a_token(self, server, asks, tmp_path):
         (tmp_path / "token").write_text("sesamopenyou\n")
@@ -284,8 +364,9 @@ class TestCredentials:
         assert caplog.records[-1].getMessage() == "x" * 5000
 
     def test_what_is_not_obeyed_is_named(self, server, tmp_path):
-        plugin = {"command": "aws", "interactiveMode": "Never"}
-        user = {"token": "t", "tokenFile": "/none", "exec": {"apiVersion": "v1", **plugin}}
+        plugin = {"command": "login", "interactiveMode": "Never"}
+        version = "client.authentication.k8s.io/v1"
+        user = {"token": "t", "tokenFile": "/none", "exec": {"apiVersion": version, **plugin}}
         path = write(tmp_path / "config", server.url.replace("//", "//a:b@"), user=user)
         server.body = lambda path: b'{"kind": "SelfSubjectAccessReview"}' if "self" in path else b""
         with EKSExecutor("image", kubeconfig=path, retry_timeout=0) as executor:
@@ -295,7 +376,9 @@ class TestCredentials:
             "interactiveMode:",
             "tokenFile",
             "the",
+            "the",
         ]
+        assert "not in the caller's" in named[-1]
         assert "a:b@" not in json.dumps([each.message for each in found])
 
 

@@ -14,7 +14,7 @@ from diloco_protocol import AuthError, InvalidRequestError
 from diloco_protocol.backend import redact_and_cut
 
 from ._errors import printable
-from ._kubeconfig_file import read_file
+from ._kubeconfig_file import read_file, refused
 from ._names import check_dns_label
 from ._no_proxy import needs_no_proxy
 from ._reading import mapping
@@ -61,6 +61,16 @@ class Kubeconfig:
             )
         if urlsplit(str(self.cluster.get("server"))).username is not None:
             texts.append("the user and password in the server's address are not sent")
+        if Path(str(plugin.get("command"))).name not in {"None", "aws", "aws-iam-authenticator"}:
+            texts.append(
+                f"the plugin {plugin.get('command')} runs in the kubeconfig's folder, not in the caller's, and what it answers "
+                "is not checked: a token that is a number and an expirationTimestamp that is no time are taken"
+            )
+        if _is_clear(self.cluster, self.cluster.get("proxy-url")):
+            texts.append(
+                "no credentials are sent, as by kubectl: the server's address begins with http://, so anybody between could "
+                "read them"
+            )
         return texts
 
 
@@ -115,6 +125,13 @@ def read_kubeconfig(kubeconfig: str | os.PathLike[str] | None, context: str | No
     if chosen.get("cluster") in known["cluster"] and not cluster.get("server"):
         raise AuthError(
             f"the kubeconfig's cluster {chosen['cluster']!r} has no server: add its address, as aws eks update-kubeconfig does"
+        )
+    for kind, entry in (("cluster", cluster), ("user", user)):
+        if entry and (why := refused(kind, entry)):
+            raise AuthError(f"the kubeconfig's {kind} {chosen[kind]!r} {why}")
+    if str(cluster.get("server")).lower().startswith("https:") and not chosen.get("user"):
+        raise AuthError(
+            f"the kubeconfig's context {context!r} names no user: without credentials, requests would be anonymous"
         )
     missing = chosen.get("user") not in known["user"]
     return Kubeconfig(
@@ -182,6 +199,9 @@ def obey(configuration: Any, kubeconfig: Kubeconfig | None) -> dict[str, str]:
             renewed.api_key[name] = f"{scheme} {_sendable('a token', token)}"
 
     configuration.refresh_api_key_hook = renew_stripped
+    if _is_clear({"server": configuration.host}, configuration.proxy):
+        configuration.refresh_api_key_hook = None
+        configuration.api_key = {}
     return _impersonation(user)
 
 
@@ -254,6 +274,13 @@ def _impersonation(user: Mapping[str, Any]) -> dict[str, str]:
             "kubectl refuses too: name the user to impersonate, or leave them out"
         )
     return headers
+
+
+def _is_clear(cluster: Mapping[str, Any], proxy: object = None) -> bool:
+    """Whether anybody on the way could read what is sent; on this machine itself there is none."""
+    server = urlsplit(str(cluster.get("server")))
+    here = server.hostname in {"localhost", "127.0.0.1", "::1"} and not proxy
+    return server.scheme != "https" and not here
 
 
 def _variable(name: str) -> str | None:

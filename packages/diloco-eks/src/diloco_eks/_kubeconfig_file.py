@@ -6,8 +6,10 @@ client library finds no context of that name, or takes a text for a list of lett
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
 
 from diloco_protocol import AuthError
 
@@ -38,6 +40,53 @@ _CONFIG = {
     "clusters": [{"name!": str, "cluster": _CLUSTER}],
     "users": [{"name!": str, "user": _USER}],
 }
+_KUBECTL = "kubectl refuses it too"
+# Two of these at once: which one counts, kubectl and the client library do not agree about.
+_APART = {
+    "cluster": (
+        ("certificate-authority", "insecure-skip-tls-verify"),
+        ("certificate-authority-data", "insecure-skip-tls-verify"),
+        ("certificate-authority", "certificate-authority-data"),
+    ),
+    "user": (
+        *((each, "username") for each in ("token", "tokenFile", "exec", "auth-provider")),
+        ("exec", "auth-provider"),
+        ("client-certificate", "client-certificate-data"),
+        ("client-key", "client-key-data"),
+    ),
+}
+_PLUGINS = {f"client.authentication.k8s.io/{version}" for version in ("v1", "v1beta1")}
+
+
+def refused(kind: str, entry: Mapping[str, Any]) -> str | None:
+    """Say why a context's cluster or user cannot be used as it stands; None if it can. No value is told."""
+    both = next((pair for pair in _APART[kind] if all(map(entry.get, pair))), None)
+    if both is not None:
+        return f"has both {both[0]} and {both[1]}: leave one of them"
+    if kind == "cluster":
+        return _refused_server(entry)
+    plugin = entry.get("exec") or {}
+    if entry.get("password") and not entry.get("username"):
+        return f"has a password and no username: {_KUBECTL}"
+    if plugin and plugin.get("apiVersion") not in _PLUGINS:
+        return f"has a plugin whose apiVersion is none of {', '.join(sorted(_PLUGINS))}: {_KUBECTL}"
+    if str(plugin.get("apiVersion")).endswith("/v1") and not plugin.get("interactiveMode"):
+        return (
+            f"has a plugin of client.authentication.k8s.io/v1 without interactiveMode: {_KUBECTL}"
+        )
+    return None
+
+
+def _refused_server(cluster: Mapping[str, Any]) -> str | None:
+    try:
+        server = urlsplit(cluster.get("server") or "")
+    except ValueError:  # of which the client says more
+        return None
+    if server.scheme not in {"http", "https"}:
+        return "has a server that does not begin with https://: write it out"
+    if server.query or server.fragment:
+        return "has a server with a query or a fragment: leave it out"
+    return None
 
 
 def read_file(file: str) -> dict[str, Any] | None:
@@ -67,4 +116,8 @@ def read_file(file: str) -> dict[str, Any] | None:
             ": put it in quotes, there and wherever it is named" if "must be text" in wrong else ""
         )
         raise AuthError(f"in the kubeconfig {file} {wrong.removeprefix('what it holds.')}{hint}")
+    for kind in ("contexts", "clusters", "users"):
+        named = [entry["name"] for entry in (config or {}).get(kind) or []]
+        if len(set(named)) < len(named):
+            raise AuthError(f"the kubeconfig {file} has two {kind} of one name: {_KUBECTL}")
     return config

@@ -175,8 +175,7 @@ def _told_to_end(metadata: Mapping[str, Any], *, ended: bool) -> float | None:
     """
     over = parse_time(metadata.get("deletionTimestamp"))
     grace = metadata.get("deletionGracePeriodSeconds")
-    known = type(grace) is int and 0 <= grace <= _MOST
-    if over is None or not known or (ended and grace == 0):
+    if over is None or type(grace) is not int or not 0 <= grace <= _MOST or (ended and grace == 0):
         return None
     return sound_time(over - grace)
 
