@@ -80,6 +80,12 @@ def test_text_is_more_than_blanks():
             check_text("name", value)
 
 
+@pytest.mark.parametrize("given", ["a\ud800", "\udcff"])
+def test_text_can_be_sent(given):
+    with refused("name contains half of a surrogate pair, which cannot be sent as text"):
+        check_text("name", given)
+
+
 def test_amounts_are_text_in_the_end():
     assert [check_amount("cpu", value) for value in (2, 0.5, "500m", None)] == [
         "2", "0.5", "500m", None,

@@ -425,3 +425,34 @@ def test_a_record_that_cannot_be_read_is_no_damage(tmp_path, monkeypatch):
     monkeypatch.setattr("diloco_protocol._journal.read_private", refused)
     with pytest.raises(UnavailableError, match="cannot be read: input/output error"):
         journal.end(handle)
+
+
+@pytest.mark.parametrize("folder", ["a\0b", 5, b"a", "", "~nobody-of-that-name/x"])
+def test_a_folder_that_can_be_none_is_refused(folder):
+    with pytest.raises(InvalidRequestError, match="folder"):
+        FolderJournal(folder)
+
+
+def test_a_home_folder_is_known(tmp_path, monkeypatch):
+    monkeypatch.setenv("HOME", str(tmp_path))
+    assert FolderJournal("~/x").folder == tmp_path / "x"
+
+
+@pytest.mark.parametrize("name", ["file", "x" * 300])
+def test_a_folder_that_cannot_be_read_is_named(tmp_path, name):
+    (tmp_path / "file").touch()
+    journal = FolderJournal(tmp_path / name)
+    handle = ReplicaHandle(0, "b", run_id="run")
+    for verb in (journal.runs, lambda: journal.end(handle), lambda: journal.handles("run")):
+        try:
+            assert verb() in ([], None)
+        except UnavailableError as error:
+            assert "cannot be read" in str(error)  # noqa: PT017 - some systems say that nothing is there
+    with pytest.raises(UnavailableError, match="cannot be read"):
+        journal.runs()
+
+
+@pytest.mark.parametrize("run_id", [5, None, b"run"])
+def test_the_name_of_a_run_is_text(tmp_path, run_id):
+    with pytest.raises(InvalidRequestError, match="name of a run must be text"):
+        FolderJournal(tmp_path / "journal").handles(run_id)

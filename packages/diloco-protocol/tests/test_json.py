@@ -7,7 +7,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 from json_lab import json_values, text
 
-from diloco_protocol import InvalidRequestError, ReplicaState
+from diloco_protocol import (
+    InvalidRequestError,
+    Outcome,
+    ReplicaHandle,
+    ReplicaSpec,
+    ReplicaState,
+    outcome_from_message,
+)
 from diloco_protocol._json import canonical, check_json, dumps, loads
 
 
@@ -95,3 +102,14 @@ class TestJson:
     def test_what_is_not_json_is_not_read(self, text):
         with pytest.raises(InvalidRequestError, match="the answer is not JSON"):
             loads(text, "the answer")
+
+
+@pytest.mark.parametrize("value", [None, 5, [], object()])
+@pytest.mark.parametrize(
+    "read",
+    [ReplicaHandle.from_json, Outcome.from_json, ReplicaSpec.from_json, outcome_from_message],
+    ids=["handle", "outcome", "spec", "message"],
+)
+def test_what_is_no_text_is_refused(read, value):
+    with pytest.raises(InvalidRequestError, match="must be JSON in text"):
+        read(value)

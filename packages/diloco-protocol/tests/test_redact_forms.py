@@ -38,9 +38,12 @@ FORMS = [
     *(f'{{"headers": {{"Authorization": "Bearer {SECRET}"}}}}',),
     f"https://hooks.slack.com/services/T0/B0/{SECRET}",
     # private keys, whole and cut off
-    *(f"-----BEGIN {kind}-----\nlQ{SECRET}\n{end}" for kind in ("PGP " + "PRIVATE KEY BLOCK", "RSA2048 " + "PRIVATE KEY", "ML-DSA-65 " + "PRIVATE KEY")
-      for end in ("", f"-----END {kind}-----")),
-    *(f"---- BEGIN SSH2 ENCRYPTED " + f"PRIVATE KEY ----\nAA{SECRET}\n{end}" for end in ("", "---- END SSH2 ENCRYPTED " + "PRIVATE KEY ----")),
+    *(
+        f"-----BEGIN {kind}-----\nlQ{SECRET}\n{end}"
+        for kind in ("PGP " + "PRIVATE KEY BLOCK", "RSA2048 " + "PRIVATE KEY", "ML-DSA-65 " + "PRIVATE KEY")
+        for end in ("", f"-----END {kind}-----")
+    ),
+    *(f"---- BEGIN SSH2 ENCRYPTED PRIVATE KEY ----\n{SECRET}\n{end}" for end in ("", "---- END SSH2 ENCRYPTED PRIVATE KEY ----")),
     *(f"PuTTY-User-Key-File-3: ssh-ed25519\nPrivate-Lines: 1\n{SECRET}\n{end}" for end in ("", "Private-MAC: abcd")),
     # within what is no secret
     *(f"cpu='host=db password={SECRET} user=me'", f"{{'cpu': 'x --token {SECRET}'}}", f"--x 'a password={SECRET} b'"),

@@ -1,9 +1,13 @@
 """Answers that are not AWS's, or only half of one, say nothing of jobs and results."""
 
+import contextlib
+import time
+import tracemalloc
+
 import pytest
 from bad_network import BadNetwork
 
-from diloco_protocol import FolderJournal, Outcome, UnavailableError
+from diloco_protocol import FolderJournal, ForbiddenError, Outcome, UnavailableError
 
 
 class Always(BadNetwork):
@@ -197,3 +201,129 @@ def test_a_metric_that_is_no_number_is_shown(aws, executor):
     metrics = [{"MetricName": "loss", "Value": "NaN", "Timestamp": aws.now}]
     aws.move(name, "Completed", "Completed", FinalMetricDataList=metrics)
     assert "loss=nan" in executor().describe(handle).native
+
+
+def test_purge_deletes_nothing_that_it_did_not_ask_for(aws, executor, monkeypatch):
+    """What an answer names is held against the prefix."""
+    (handle,) = launch(executor(spot=True))
+    name = handle.metadata["job_name"]
+    aws.move(name, "InProgress", "Training")
+    aws.move(name, "Completed", "Completed")
+    aws.objects["/bucket/production/model.bin"] = b"x"
+    ours = executor(spot=True, retry_timeout=2)
+    streams = {"logStreams": [{"logStreamName": "others/algo-1", "creationTime": 1}]}
+    with monkeypatch.context() as patch:
+        patch.setattr(aws, "DescribeLogStreams", lambda body: streams)
+        with pytest.raises(UnavailableError, match=r"'others/algo-1'.*not AWS's own"):
+            ours.purge(handle)
+    assert aws.count("DeleteLogStream") == 0
+    key = b"<Contents><Key>production/model.bin</Key></Contents>"
+    page = b"<ListBucketResult><IsTruncated>false</IsTruncated>" + key + b"</ListBucketResult>"
+    handler = aws.server.RequestHandlerClass
+    with monkeypatch.context() as patch:
+        patch.setattr(handler, "do_GET", lambda self: self._send(200, page, "application/xml"))
+        with pytest.raises(UnavailableError, match=r"'production/model\.bin'.*not AWS's own"):
+            ours.purge(handle)
+    assert "/bucket/production/model.bin" in aws.objects
+    assert name in aws.jobs
+
+
+def test_a_job_with_the_arn_of_another_is_not_tagged(aws, executor):
+    (handle,) = launch(executor())
+    name = handle.metadata["job_name"]
+    aws.move(name, "InProgress", "Training")
+    aws.jobs[name]["TrainingJobArn"] = "arn:aws:sagemaker:eu-west-1:123456789012:training-job/other"
+    with pytest.raises(UnavailableError, match=r"about '.*job/other'"):
+        executor(retry_timeout=2).cancel(handle)
+    assert aws.count("AddTags") == 0
+
+
+def test_one_rank_does_not_hide_the_others(aws, executor, monkeypatch):
+    handles = executor().launch_replicas(3, "trainer:train", run_id="run-1", max_restarts=1)
+    first, second, third = (handle.metadata["job_name"] for handle in handles)
+    for name in (first, second, third):
+        aws.move(name, "InProgress", "Training")
+    aws.move(first, "Completed", "Completed")
+    aws.move(second, "Archived", "Archived")
+    refusal = b"<Error><Code>AccessDenied</Code><Message>not authorized</Message></Error>"
+    handler = aws.server.RequestHandlerClass
+    monkeypatch.setattr(handler, "do_GET", lambda self: self._send(403, refusal, "application/xml"))
+    ours, seen = executor(retry_timeout=2), {}
+    with pytest.raises(ForbiddenError, match="cannot read s3") as caught:
+        ours.collect(handles, timeout=2, progress=seen.update)
+    assert "1 of 3 handles" in caught.value.__notes__[-1]
+    assert [seen[handle].state for handle in handles] == ["succeeded", "running", "running"]
+    assert "'Archived'" in seen[handles[1]].message
+    results = ours.collect(handles[1:], timeout=2)
+    assert [result["status"] for result in results] == ["running", "running"]
+
+
+def test_times_before_all_jobs_are_left_out(aws, executor, tmp_path):
+    (handle,) = launch(executor())
+    name = handle.metadata["job_name"]
+    aws.move(name, "InProgress", "Training")
+    times = dict.fromkeys(("TrainingStartTime", "TrainingEndTime"), -5.0)
+    aws.move(name, "Failed", "Failed", **times)
+    aws.jobs[name].update(
+        LastModifiedTime=-1.0, SecondaryStatusTransitions=[{"Status": "Training", "StartTime": -9, "EndTime": -8}],
+    )  # fmt: skip
+    journal = FolderJournal(tmp_path / "journal")
+    status = executor(journal=journal).describe(handle)
+    assert (status.started_at, status.finished_at) == (None, None)
+    assert journal.end(handle)[0].state == "failed"
+
+
+class Endless:
+    """A body that goes on for ever, fast or slowly."""
+
+    def __init__(self, piece, pause):
+        self.piece, self.pause = piece, pause
+
+    def __call__(self, handler):
+        handler.rfile.read(int(handler.headers.get("Content-Length", 0)))
+        handler.send_response(200)
+        handler.send_header("x-amzn-RequestId", "id")
+        handler.send_header("Connection", "close")
+        handler.end_headers()
+        handler.close_connection = True
+        with contextlib.suppress(OSError):
+            while True:
+                handler.wfile.write(self.piece)
+                time.sleep(self.pause)
+
+
+@pytest.mark.parametrize(
+    ("body", "options", "words"),
+    [
+        (Endless(b" " * 65536, 0), {}, "more than 67108864 bytes"),
+        (Endless(b" ", 0.01), {"request_timeout": 0.3}, "takes too long"),
+    ],
+)
+@pytest.mark.parametrize("handed_in", [False, True])
+def test_an_answer_has_an_end(aws, executor, monkeypatch, body, options, words, handed_in):
+    (handle,) = launch(executor())
+    if handed_in:
+        first = executor(retry_timeout=0)
+        options = {**options, "sagemaker_client": first._client._make("sagemaker")}
+    ours = executor(retry_timeout=0, **options)
+    ours._client.account  # noqa: B018 - asked for once, before
+    monkeypatch.setattr(aws.server.RequestHandlerClass, "do_POST", lambda self: body(self))
+    tracemalloc.start()
+    try:
+        with pytest.raises(UnavailableError, match=words):
+            ours.describe(handle)
+        assert tracemalloc.get_traced_memory()[1] < 200_000_000
+    finally:
+        tracemalloc.stop()
+
+
+def test_a_list_has_an_end(aws, executor, monkeypatch):
+    numbers = iter(range(10**9))
+    page = {"TrainingJobSummaries": []}
+    monkeypatch.setattr(
+        aws, "ListTrainingJobs", lambda body: {**page, "NextToken": f"t{next(numbers)}"}
+    )
+    monkeypatch.setattr("diloco_sagemaker._client._MOST_PAGES", 20)
+    with pytest.raises(UnavailableError, match="no end after 20 pages"):
+        executor(retry_timeout=0).list_runs()
+    assert aws.count("ListTrainingJobs") == 20

@@ -103,3 +103,42 @@ def test_a_region_that_is_not_there(aws, offline, region):
 
 def test_another_address_may_have_regions_of_its_own(executor):
     assert executor(region="eu-mars-1").list_runs() == []
+
+
+class Unshowable:
+    def __repr__(self):
+        raise RuntimeError("no")
+
+    __str__ = __repr__
+
+
+def nested(levels):
+    inner = {}
+    for _ in range(levels):
+        inner = {"a": inner}
+    return inner
+
+
+ODD = [
+    ("command", "python 'x", r"write \['python', \"'x\"\]"),
+    *((name, 10**5000, "a number of that size") for name in ("role_arn", "spot", "instance_type")),
+    *((name, Unshowable(), "cannot be shown") for name in ("role_arn", "spot", "instance_type", "region")),
+    *(("request_overlay", {"VpcConfig": nested(levels)}, "nested") for levels in (900, 100_000)),
+    ("request_overlay", {"Tags": [{"Key": [], "Value": "x"}]}, "which are text"),
+    ("request_overlay", {"VpcConfig": {"Subnets": ["\ud800"]}}, "half of a surrogate pair"),
+    ("session", type("Odd", (), {"client": print})(), "must be a boto3.Session"),
+    *(("region", region, "name of a region") for region in ("eu-west-1\n", "", "eu west", "é")),
+    ("command", ["a\ud800"], "half of a surrogate pair"),
+    ("owner", "\udcff", "half of a surrogate pair"),
+    ("output_s3_path", "s3://bucket/\ud800", "must be a place in S3"),
+    ("image_uri", "a\ud800", "name of a container image"),
+    ("role_arn", "arn:aws:iam::123456789012:role/\ud800", "ARN of an IAM role"),
+    ("endpoint_url", "http://a\ud800", "address with its scheme"),
+]  # fmt: skip
+
+
+# Some of them have no text by which a test could be called.
+@pytest.mark.parametrize(("name", "value", "words"), ODD, ids=map(str, range(len(ODD))))
+def test_odd_options_are_refused_by_name(offline, name, value, words):
+    with pytest.raises(InvalidRequestError, match=f"{name}.*{words}"):
+        offline(**{name: value}).plan(1, "trainer:train")

@@ -125,7 +125,7 @@ def check_text(name: str, value: object, *, none: Literal[False] = ...) -> str: 
 @overload
 def check_text(name: str, value: object, *, none: Literal[True]) -> str | None: ...
 def check_text(name: str, value: object, *, none: bool = False) -> str | None:
-    """Text that does not consist of blanks alone.
+    """Text that UTF-8 can write, and that does not consist of blanks alone.
 
     Args:
         name: What to call the value in the error.
@@ -139,6 +139,10 @@ def check_text(name: str, value: object, *, none: bool = False) -> str | None:
         return None
     if not isinstance(value, str) or not value.strip():
         raise _refused(name, "non-empty text", value, none=none)
+    if has_half_a_pair(value):
+        raise InvalidRequestError(
+            f"{name} contains half of a surrogate pair, which cannot be sent as text"
+        )
     return value
 
 
@@ -209,6 +213,24 @@ def check_path(name: str, value: object) -> str | os.PathLike[str]:
             f"{name} must be a path, and no file can have the name {shown(os.fspath(value))}"
         )
     return value
+
+
+def check_home(name: str, value: object) -> str | os.PathLike[str]:
+    """As :func:`check_path`, with the home folder in place of ``~`` or ``~user`` at the beginning.
+
+    Raises:
+        InvalidRequestError: The value is no path, or there is no such home.
+    """
+    given = check_path(name, value)
+    if not os.fspath(given).startswith("~"):
+        return given
+    path = os.path.expanduser(given)  # noqa: PTH111 - which tells whether there is such a home, and raises nothing
+    if path.startswith("~"):
+        text = os.fspath(given)
+        raise InvalidRequestError(
+            f"{name}={shown(text)}: there is no such home folder. Write {shown(f'./{text}')} for a folder of that name"
+        )
+    return path
 
 
 def check_names(name: str, values: object) -> tuple[str, ...]:

@@ -6,11 +6,11 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from ._bounds import RECORD_BYTES, check_size
+from ._bounds import RECORD_BYTES
 from ._checks import check_whole, shown
 from ._errors import InvalidRequestError, SpecVersionError
 from ._fields import LARGEST
-from ._json import canonical, loads
+from ._json import canonical, loads_bounded
 
 HANDLE_VERSION = 1
 
@@ -126,5 +126,4 @@ class ReplicaHandle:
     @classmethod
     def from_json(cls, text: str) -> ReplicaHandle:
         """The inverse of :meth:`to_json`; raises as :meth:`from_dict` does."""
-        check_size("this handle", len(text), RECORD_BYTES)
-        return cls.from_dict(loads(text, "this handle"))
+        return cls.from_dict(loads_bounded(text, "this handle", RECORD_BYTES))

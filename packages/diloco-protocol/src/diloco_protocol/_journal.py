@@ -10,7 +10,7 @@ import zlib
 from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
 from ._bounds import OUTCOME_BYTES, RECORD_BYTES, check_size
-from ._checks import shown
+from ._checks import check_home, shown
 from ._errors import DilocoError, InvalidRequestError, UnavailableError
 from ._fields import check_version
 from ._handle import ReplicaHandle
@@ -19,6 +19,7 @@ from ._private import check_private_folder, make_private_folder, read_private, w
 from ._status_data import status_from_data, status_to_data
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
     from pathlib import Path
 
     from ._types import ReplicaStatus
@@ -75,16 +76,19 @@ class FolderJournal:
     Safe between threads and processes.
 
     Args:
-        folder: Where; by default ``$XDG_STATE_HOME/diloco/journal`` (``~/.local/state`` where that is not set).
+        folder: Where; ``~`` and ``~user`` at the beginning are home folders. By default
+            ``$XDG_STATE_HOME/diloco/journal`` (``~/.local/state`` where that is not set).
 
     Raises:
-        InvalidRequestError: The folder is another user's, or others can write to it. Every method raises this, too.
+        InvalidRequestError: The folder is no path, another user's, or others can write to it. Every method raises this, too.
     """
 
     def __init__(self, folder: str | Path | None = None) -> None:
         from pathlib import Path  # slow to import, and replicas need none of it
 
-        self.folder = Path(folder) if folder is not None else state_folder() / "journal"
+        self.folder = (
+            state_folder() / "journal" if folder is None else Path(check_home("folder", folder))
+        )
         check_private_folder(self.folder)
 
     def __repr__(self) -> str:
@@ -126,9 +130,10 @@ class FolderJournal:
     def runs(self) -> list[str]:
         """The known run_ids; see :class:`RunJournal`."""
         check_private_folder(self.folder)
-        if not self.folder.exists():
-            return []
-        names = (_unspell(path.name) for path in self.folder.iterdir() if path.is_dir())
+        with self._reading():
+            if not self.folder.exists():
+                return []
+            names = [_unspell(path.name) for path in self.folder.iterdir() if path.is_dir()]
         return sorted(name for name in names if name is not None)
 
     def handles(self, run_id: str) -> list[ReplicaHandle]:
@@ -150,8 +155,9 @@ class FolderJournal:
     def end(self, handle: ReplicaHandle) -> tuple[ReplicaStatus, Any] | None:
         """The recorded end of a replica; see :class:`RunJournal`."""
         file = self._end_file(handle)
-        if not file.exists():
-            return None
+        with self._reading():
+            if not file.exists():
+                return None
         check_private_folder(self.folder)
         check_private_folder(file.parent)
         record = _read(file, OUTCOME_BYTES, {"version", "handle", "status", "result"})
@@ -176,7 +182,18 @@ class FolderJournal:
         """The records of the launches of a run, the latest at the end."""
         check_private_folder(self.folder)
         check_private_folder(folder)
-        return sorted(folder.glob(f"*{_LAUNCHED}"), key=lambda path: (_number(path), path.name))
+        with self._reading():
+            found = list(folder.glob(f"*{_LAUNCHED}"))
+        return sorted(found, key=lambda path: (_number(path), path.name))
+
+    @contextlib.contextmanager
+    def _reading(self) -> Iterator[None]:
+        try:
+            yield
+        except OSError as error:
+            raise UnavailableError(
+                f"the journal in {self.folder} cannot be read: {error}"
+            ) from error
 
     def _end_file(self, handle: ReplicaHandle) -> Path:
         # Namesakes (the same run_id elsewhere) have ends of their own.
@@ -217,6 +234,8 @@ def _create(partial: Path, path: Path) -> None:
 
 def _spell(name: str) -> str:
     """A name as one file name: whatever is not a lower-case letter, digit or dash becomes ``%`` and its number."""
+    if not isinstance(name, str):
+        raise InvalidRequestError(f"the name of a run must be text, not {shown(name)}")
     plain = "abcdefghijklmnopqrstuvwxyz0123456789-_"
     return "".join(c if c in plain else f"%{ord(c):x}%" for c in name) or "%"
 

@@ -6,6 +6,7 @@ import json
 import math
 from typing import Any, NoReturn
 
+from ._bounds import check_size
 from ._checks import has_half_a_pair, shown
 from ._errors import InvalidRequestError
 
@@ -41,16 +42,25 @@ def canonical(value: Any) -> str:
     return json.dumps(value, sort_keys=True, separators=(",", ":"), allow_nan=False)
 
 
-def loads(text: str, what: str) -> Any:
+def loads(text: object, what: str) -> Any:
     """Parse JSON, strictly.
 
     Raises:
         InvalidRequestError: It is not JSON; the error calls it ``what``.
     """
+    if not isinstance(text, (str, bytes)):
+        raise InvalidRequestError(f"{what} must be JSON in text, not {shown(text)}")
     try:
         return json.loads(text, parse_constant=_refuse_constant)
     except (ValueError, RecursionError) as error:
         raise InvalidRequestError(f"{what} is not JSON: {error}") from None
+
+
+def loads_bounded(text: object, what: str, most: int) -> Any:
+    """Parse JSON of at most ``most`` characters; raises as :func:`loads`."""
+    if isinstance(text, (str, bytes)):
+        check_size(what, len(text), most)
+    return loads(text, what)
 
 
 def _refuse_constant(name: str) -> NoReturn:

@@ -10,7 +10,7 @@ from ._bounds import OUTCOME_BYTES, check_size
 from ._checks import check_whole, shown
 from ._errors import InvalidRequestError
 from ._fields import shorten
-from ._json import check_json, dumps, loads
+from ._json import check_json, dumps, loads, loads_bounded
 from ._outcome import Outcome, check_result_size, with_sound_texts
 
 if TYPE_CHECKING:
@@ -112,8 +112,7 @@ def outcome_from_message(text: str) -> OutcomeMessage:
         SpecVersionError: It was written by another version.
         InvalidRequestError: It is not such a message.
     """
-    check_size("this message", len(text), OUTCOME_BYTES)
-    data = loads(text, "this message")
+    data = loads_bounded(text, "this message", OUTCOME_BYTES)
     if not isinstance(data, dict) or "outcome" not in data:
         return OutcomeMessage(Outcome.from_data(data))
     if data.keys() != {f.name for f in fields(OutcomeMessage)}:

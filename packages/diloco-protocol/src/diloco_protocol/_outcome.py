@@ -5,11 +5,11 @@ from __future__ import annotations
 from dataclasses import dataclass, fields, replace
 from typing import Any
 
-from ._bounds import OUTCOME_BYTES, RESULT_BYTES, check_size
+from ._bounds import OUTCOME_BYTES, RESULT_BYTES
 from ._checks import check_whole, shown
 from ._errors import InvalidRequestError
 from ._fields import check_fields, check_version, sound_text
-from ._json import check_json, dumps, loads
+from ._json import check_json, dumps, loads_bounded
 from ._types import Reason
 
 OUTCOME_VERSION = 2
@@ -89,8 +89,7 @@ class Outcome:
             SpecVersionError: It was written by another version.
             InvalidRequestError: It is not an outcome, or it is larger than any outcome is.
         """
-        check_size("this outcome", len(text), OUTCOME_BYTES)
-        outcome = cls.from_data(loads(text, "this outcome"))
+        outcome = cls.from_data(loads_bounded(text, "this outcome", OUTCOME_BYTES))
         if len(text) > RESULT_BYTES // 6:  # that much longer is JSON in ASCII at most
             check_result_size(outcome.result, RESULT_BYTES)
         return outcome

@@ -8,6 +8,7 @@ from ._cancel import cancel_all
 from ._checks import (
     check_amount,
     check_callable,
+    check_home,
     check_names,
     check_path,
     check_paths,
@@ -18,6 +19,7 @@ from ._checks import (
     read_whole,
     shown,
 )
+from ._json import check_json
 from ._lines import LINE_BYTES, LineSplitter, split_lines
 from ._options import (
     Options,
@@ -59,7 +61,9 @@ __all__ = [
     "check_amount",
     "check_backoff",
     "check_callable",
+    "check_home",
     "check_journal",
+    "check_json",
     "check_names",
     "check_path",
     "check_paths",

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import threading
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import closing
 from typing import Any, TypeVar
 
@@ -14,6 +15,7 @@ from diloco_protocol.backend import check_size, read_bounded, shown
 from . import _names as names
 from .__about__ import __version__
 from ._answers import check_answers
+from ._bounded import bound_answers
 from ._errors import NOT_ITS_OWN, MissingError, missing_boto3, to_error
 from ._facts import JobFacts, Summary, read_job, read_summary
 from ._options import SageMakerOptions
@@ -22,6 +24,7 @@ from ._region import check_region
 
 T = TypeVar("T")
 _PAGE = 100
+_MOST_PAGES = 10_000  # of a list
 _TRIES = "calls are made once, and tried again for retry_timeout= seconds"
 _NOT_OBEYED = {
     ("AWS_RETRY_MODE", "retry_mode"): _TRIES,
@@ -49,6 +52,7 @@ class Client:
         self._clients = {name: client for name, client in given.items() if client is not None}
         for client in self._clients.values():
             check_answers(client)
+            bound_answers(client, options.request_timeout, streams=False)
         self._ours: list[Any] = []
 
     # --- where ---
@@ -124,6 +128,7 @@ class Client:
         what = f"describe the training job {name}"
         answer = self._call("sagemaker", "describe_training_job", what, TrainingJobName=name)
         _check_same(name, answer["TrainingJobName"], what)
+        _check_same(name, answer["TrainingJobArn"], what)
         return read_job(answer)
 
     def job_arn(self, name: str) -> str:
@@ -179,7 +184,9 @@ class Client:
             for result in page.get("Results") or []:
                 job = result.get("TrainingJob") or {}
                 if job.get("TrainingJobName") and job.get("CreationTime"):
-                    yield read_job(job)
+                    facts = read_job(job)
+                    _check_same(facts.name, facts.arn or facts.name, "search for training jobs")
+                    yield facts
 
     # --- objects and logs ---
 
@@ -203,15 +210,14 @@ class Client:
     def object_keys(self, bucket: str, prefix: str) -> Iterator[Sequence[str]]:
         """The keys of the objects below a prefix, page by page; MissingError if there is no such bucket."""
         what = f"list s3://{bucket}/{prefix}"
-        token: str | None = None
-        while True:
-            more = {} if token is None else {"ContinuationToken": token}
-            page = self._call("s3", "list_objects_v2", what, Bucket=bucket, Prefix=prefix, **more)
-            yield [entry["Key"] for entry in page.get("Contents") or [] if "Key" in entry]
-            following = page.get("NextContinuationToken")
-            if not following or following == token:
-                return
-            token = following
+        tokens = ("ContinuationToken", "NextContinuationToken")
+        pages = self._pages(
+            "list_objects_v2", what, "s3", tokens=tokens, Bucket=bucket, Prefix=prefix
+        )
+        for page in pages:
+            keys = [entry["Key"] for entry in page.get("Contents") or [] if "Key" in entry]
+            _check_below(prefix, keys, what)
+            yield keys
 
     def delete_object(self, bucket: str, key: str) -> None:
         """Delete an object; nothing happens if there is none."""
@@ -223,22 +229,17 @@ class Client:
         None, if it has written nothing, or nobody has ever logged anything.
         """
         what = f"list the log streams of {name}"
-        token: str | None = None
-        while True:
-            more = {} if token is None else {"nextToken": token}
-            try:
-                page = self._call(
-                    "logs", "describe_log_streams", what, logGroupName=names.LOG_GROUP,
-                    logStreamNamePrefix=f"{name}/", orderBy="LogStreamName", **more,
-                )  # fmt: skip
-            except MissingError:
-                return
-            for stream in page["logStreams"]:
-                yield stream["logStreamName"], stream["creationTime"]
-            following = page.get("nextToken")
-            if not following or following == token:
-                return
-            token = following
+        pages = self._pages(
+            "describe_log_streams", what, "logs", tokens=("nextToken", "nextToken"), logGroupName=names.LOG_GROUP,
+            logStreamNamePrefix=f"{name}/", orderBy="LogStreamName",
+        )  # fmt: skip
+        with contextlib.suppress(MissingError):
+            for page in pages:
+                streams = {
+                    each["logStreamName"]: each["creationTime"] for each in page["logStreams"]
+                }
+                _check_below(f"{name}/", streams, what)
+                yield from streams.items()
 
     def log_events(self, stream: str, **query: Any) -> dict[str, Any]:
         """A page of a log stream."""
@@ -267,35 +268,46 @@ class Client:
 
     def quotas(self) -> Iterator[dict[str, Any]]:
         """SageMaker's quotas in this region, as Service Quotas tells them."""
-        token: str | None = None
-        while True:
-            more = {} if token is None else {"NextToken": token}
-            page = self._call(
-                "service-quotas", "list_service_quotas", "list the quotas of SageMaker",
-                ServiceCode="sagemaker", MaxResults=_PAGE, **more,
-            )  # fmt: skip
+        pages = self._pages(
+            "list_service_quotas", "list the quotas of SageMaker", "service-quotas", ServiceCode="sagemaker", MaxResults=_PAGE,
+        )  # fmt: skip
+        for page in pages:
             yield from page["Quotas"]
-            following = page.get("NextToken")
-            if not following or following == token:
-                return
-            token = following
 
     # --- the calls themselves ---
 
     def _pages(
-        self, operation: str, what: str, *, paced: bool = False, **arguments: Any
+        self,
+        operation: str,
+        what: str,
+        service: str = "sagemaker",
+        *,
+        tokens: tuple[str, str] = ("NextToken", "NextToken"),
+        paced: bool = False,
+        **arguments: Any,
     ) -> Iterator[dict[str, Any]]:
-        token: str | None = None
-        while True:
-            more = {} if token is None else {"NextToken": token}
+        """The pages of a list; UnavailableError if it has no end.
+
+        Args:
+            operation: What is called.
+            what: What it is for.
+            service: Whose it is.
+            tokens: Under which names the token is sent and told.
+            paced: Whether to keep to the pace of lists.
+            **arguments: What else is sent.
+        """
+        asked, told = tokens
+        more: dict[str, Any] = {}
+        for _ in range(_MOST_PAGES):
             if paced:
                 wait_for_turn(self._backoff)
-            page = self._call("sagemaker", operation, what, **arguments, **more)
+            page = self._call(service, operation, what, **arguments, **more)
             yield page
-            following = page.get("NextToken")
-            if not following or following == token:
+            following = page.get(told)
+            if not following or following == more.get(asked):
                 return
-            token = following
+            more = {asked: following}
+        raise UnavailableError(f"cannot {what}: there is no end after {_MOST_PAGES} pages")
 
     def _call(self, service: str, operation: str, what: str, **arguments: Any) -> dict[str, Any]:
         return self._with(service, what, lambda client: getattr(client, operation)(**arguments))
@@ -315,6 +327,7 @@ class Client:
             return client
         made = self._make(service)
         check_answers(made)
+        bound_answers(made, self._options.request_timeout, streams=True)
         with self._lock:
             client = self._clients.setdefault(service, made)
             if client is made:
@@ -331,7 +344,8 @@ class Client:
         seconds = max(options.request_timeout, 0.001)
         config = Config(
             # We try again ourselves, with the injected clock, and slow down together.
-            retries={"total_max_attempts": 1},
+            retries={"total_max_attempts": 1, "mode": "standard"},
+            defaults_mode="legacy",
             connect_timeout=seconds,
             read_timeout=seconds,
             max_pool_connections=20,
@@ -366,3 +380,10 @@ def _check_same(name: str, told: str, what: str) -> None:
     """Refuse an answer that is about another job, whose name or ARN it has told."""
     if told.rpartition("/")[2] != name:
         raise UnavailableError(f"cannot {what}: the answer is about {shown(told)}{NOT_ITS_OWN}")
+
+
+def _check_below(prefix: str, told: Iterable[str], what: str) -> None:
+    """Refuse an answer with names that were not asked for: ``purge`` deletes what it names."""
+    for name in told:
+        if not name.startswith(prefix):
+            raise UnavailableError(f"cannot {what}: the answer has {shown(name)}{NOT_ITS_OWN}")

@@ -126,10 +126,10 @@ def read_summary(record: Mapping[str, Any]) -> Summary:
     """An entry of ListTrainingJobs."""
     return Summary(
         record["TrainingJobName"],
-        _milliseconds(record["CreationTime"]),
+        _milliseconds(record["CreationTime"]) or 0,
         record.get("TrainingJobStatus") or "",
         record.get("SecondaryStatus") or "",
-        _milliseconds(record["LastModifiedTime"]) if record.get("LastModifiedTime") else None,
+        _milliseconds(record.get("LastModifiedTime")),
     )
 
 
@@ -186,9 +186,11 @@ def same_life(one: int, other: int) -> bool:
     return one == other or (0 in {one % 1000, other % 1000} and one // 1000 == other // 1000)
 
 
-def _milliseconds(value: datetime) -> int:
-    return round(value.timestamp() * 1000)
+def _milliseconds(value: datetime | None) -> int | None:
+    seconds = _seconds(value)
+    return None if seconds is None else round(seconds * 1000)
 
 
 def _seconds(value: datetime | None) -> float | None:
-    return None if value is None else value.timestamp()
+    """A time; None also for one before 1970, at which nothing of SageMaker's was."""
+    return None if value is None or value.timestamp() < 0 else value.timestamp()

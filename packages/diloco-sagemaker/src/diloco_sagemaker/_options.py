@@ -16,6 +16,7 @@ from diloco_protocol.backend import (
     check_backoff,
     check_callable,
     check_journal,
+    check_json,
     check_names,
     check_restarts,
     check_seconds,
@@ -39,10 +40,11 @@ LONGEST_GRACE = (
     110.0  # SageMaker kills 120 s after SIGTERM, and the runner has to report before that
 )
 
-_ROLE = re.compile(r"arn:aws[a-z-]*:iam::\d{12}:role/\S+", re.ASCII)
-_S3 = re.compile(r"s3://[a-z0-9][a-z0-9.-]{1,61}[a-z0-9](?:/\S*)?", re.ASCII)
-_ENDPOINT = re.compile(r"https?://[^\s/?#@]+(?:/[^\s@]*)?", re.ASCII)
-_IMAGE = re.compile(r"[^\s@]+(?:@[a-z0-9]+(?:[+._-][a-z0-9]+)*:[0-9a-fA-F]{32,})?")
+_ROLE = re.compile(r"arn:aws[a-z-]*:iam::\d{12}:role/[^\s\ud800-\udfff]+", re.ASCII)
+_S3 = re.compile(r"s3://[a-z0-9][a-z0-9.-]{1,61}[a-z0-9](?:/[^\s\ud800-\udfff]*)?", re.ASCII)
+_ENDPOINT = re.compile(r"https?://[^\s/?#@\ud800-\udfff]+(?:/[^\s@\ud800-\udfff]*)?", re.ASCII)
+_IMAGE = re.compile(r"[^\s@\ud800-\udfff]+(?:@[a-z0-9]+(?:[+._-][a-z0-9]+)*:[0-9a-fA-F]{32,})?")
+_REGION = re.compile(r"[A-Za-z0-9-]+", re.ASCII)
 _CHANNEL = re.compile(r"[A-Za-z0-9._-]{1,64}", re.ASCII)
 
 
@@ -58,7 +60,7 @@ def _shown(value: object, name: str) -> str:
 def _check_role(name: str, value: object) -> str:
     if not isinstance(value, str) or not _ROLE.fullmatch(value):
         raise InvalidRequestError(
-            f"{name} must be the ARN of an IAM role, such as 'arn:aws:iam::123456789012:role/trainer', not {value!r}"
+            f"{name} must be the ARN of an IAM role, such as 'arn:aws:iam::123456789012:role/trainer', not {shown(value)}"
         )
     return value
 
@@ -84,8 +86,8 @@ def _check_s3(name: str, value: object) -> str:
 def _check_type(name: str, value: object) -> str:
     if not isinstance(value, str) or value not in instance_types():
         raise InvalidRequestError(
-            f"{name} must be an instance type for training that this version of botocore knows, not {value!r}; it knows "
-            f"{some_of(instance_types(), value)}"
+            f"{name} must be an instance type for training that this version of botocore knows, not {shown(value)}; it knows "
+            f"{some_of(instance_types(), value if isinstance(value, str) else '')}"
         )
     return value
 
@@ -93,7 +95,9 @@ def _check_type(name: str, value: object) -> str:
 def _check_types(name: str, values: object) -> tuple[str, ...]:
     types = check_names(name, values)
     if not 1 <= len(types) <= 5:
-        raise InvalidRequestError(f"{name} must be a list of 1 to 5 instance types, not {values!r}")
+        raise InvalidRequestError(
+            f"{name} must be a list of 1 to 5 instance types, not {shown(types)}"
+        )
     return tuple(
         _check_type(f"{name}[{number}]", instance_type)
         for number, instance_type in enumerate(types)
@@ -123,12 +127,14 @@ def _check_command(name: str, value: object) -> tuple[str, ...]:
     if value is None:
         return RUNNER
     if isinstance(value, str):
-        raise InvalidRequestError(
-            f"{name} must be a list of words, not text: write {shlex.split(value)!r}"
-        )
+        try:
+            split = shlex.split(value)
+        except ValueError:  # a quote without its second
+            split = value.split()
+        raise InvalidRequestError(f"{name} must be a list of words, not text: write {shown(split)}")
     words = check_names(name, value)
     if not words:
-        raise InvalidRequestError(f"{name} must be a list of words, not {value!r}")
+        raise InvalidRequestError(f"{name} must be a list of words, not an empty one")
     return words
 
 
@@ -140,8 +146,18 @@ def _check_endpoint(name: str, value: object) -> str:
     return value
 
 
+def _check_region(name: str, value: object) -> str:
+    if not isinstance(value, str) or not _REGION.fullmatch(value):
+        raise InvalidRequestError(
+            f"{name} must be the name of a region, such as 'eu-west-1', not {shown(value)}"
+        )
+    return value
+
+
 def _check_session(name: str, value: object) -> Any:
-    if not callable(getattr(value, "client", None)):
+    # All that is used of it; boto3 itself is slow to import.
+    used = ("client", "region_name", "profile_name", "get_available_regions", "_session")
+    if not all(hasattr(value, each) for each in used):
         raise InvalidRequestError(
             f"{name} must be a boto3.Session, not a value of type {type(value).__name__}"
         )
@@ -160,7 +176,7 @@ def _check_client(name: str, value: object) -> Any:
 
 def _check_flag(name: str, value: object) -> bool:
     if not isinstance(value, bool):
-        raise InvalidRequestError(f"{name} must be True or False, not {value!r}")
+        raise InvalidRequestError(f"{name} must be True or False, not {shown(value)}")
     return value
 
 
@@ -174,6 +190,9 @@ def _check_overlay(name: str, value: object) -> Mapping[str, Any]:
         kept: dict[str, Any] = json.loads(json.dumps(value))
     except (TypeError, ValueError) as error:
         raise InvalidRequestError(f"{name} must hold JSON values: {error}") from None
+    except RecursionError:
+        raise InvalidRequestError(f"{name} is nested too deep") from None
+    check_json(kept, name)
     return kept
 
 
@@ -232,7 +251,7 @@ class SageMakerOptions(Options):
         image_credentials_arn: The Lambda function with the credentials of a private registry that is not ECR; needs ``subnets``.
         request_overlay: Fields of CreateTrainingJob that are merged over the executor's own.
         grace: Seconds between SIGTERM and SIGKILL, at most 110.
-        request_timeout: Seconds for a connection, and for an answer.
+        request_timeout: Seconds for a connection, and for the next piece of an answer; a whole answer has ten times as many.
         retry_timeout: Seconds for which calls are tried again while AWS throttles, fails or is away; ``collect`` has its own
             timeout.
         journal: Where launches and ends are written down, besides SageMaker's own records.
@@ -251,7 +270,7 @@ class SageMakerOptions(Options):
     cpu_instance_type: str = option("ml.m5.xlarge", check=_check_type)
     volume_size_gb: int = option(100, check=_within(1, 16_384))
     run_id: str | None = option(None, check=or_none(check_text), shown="run")
-    region: str | None = option(None, check=or_none(check_text), shown="the session's")
+    region: str | None = option(None, check=or_none(_check_region), shown="the session's")
     sagemaker_client: Any = option(
         None, check=or_none(_check_client), type="client", shown="one of the executor's own"
     )

@@ -81,13 +81,16 @@ def _add(base: dict[str, Any], key: str, value: Any, place: str) -> None:
     """Add to what says who a job is; nothing of it may be replaced."""
     if key == "Tags":
         if not isinstance(value, list) or not all(
-            isinstance(tag, Mapping) and tag.keys() == {"Key", "Value"} for tag in value
+            isinstance(tag, Mapping)
+            and tag.keys() == {"Key", "Value"}
+            and isinstance(tag["Key"], str)
+            for tag in value
         ):
             raise InvalidRequestError(
-                f"{place} must be a list of mappings with 'Key' and 'Value', and is something else"
+                f"{place} must be a list of mappings with 'Key' and 'Value', which are text, and is something else"
             )
         there = {tag["Key"] for tag in base.get("Tags", [])}
-        keys = [str(tag["Key"]) for tag in value]
+        keys = [tag["Key"] for tag in value]
         given = set(keys)
         if len(given) < len(keys):
             raise InvalidRequestError(f"{place} has a key twice: {', '.join(sorted(keys))}")

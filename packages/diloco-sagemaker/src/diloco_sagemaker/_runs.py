@@ -14,6 +14,7 @@ from diloco_protocol import (
     Outcome,
     ReplicaHandle,
     ReplicaNotFoundError,
+    ReplicaState,
     ReplicaStatus,
     ResultLostError,
     UnavailableError,
@@ -26,11 +27,11 @@ from ._client import Client
 from ._errors import EndedError, MissingError, TakenError
 from ._facts import ENDED, JobFacts, Summary
 from ._handles import created_of, is_of, make_handle, may_be_of
-from ._many import at_once
+from ._many import at_once, outcomes
 from ._options import SageMakerOptions
 from ._recent import Recent
 from ._results import place_of, read_outcome, read_result, remove_checkpoints
-from ._states import status_of
+from ._states import UnknownWordError, attempt_in, status_of
 from ._sweep import Jobs
 
 _FEW = 2
@@ -80,8 +81,18 @@ class Runs:
             for handle in handles
             if (job := found.get(handle.metadata["job_name"])) is not None and is_of(handle, job)
         }
-        statuses = at_once(self._status, list(known.values()))
-        return dict(zip(known, statuses, strict=True))
+        statuses = outcomes(self._status, list(known.values()))
+        odd = [each for each in statuses if isinstance(each, BaseException)]
+        for error in odd:
+            # A word that nobody knows is one rank's, unless there is no other.
+            if not isinstance(error, UnknownWordError) or len(odd) == len(statuses):
+                raise error
+        return {
+            handle: ReplicaStatus(ReplicaState.RUNNING, attempt_in(job), message=str(status))
+            if isinstance(status, BaseException)
+            else status
+            for (handle, job), status in zip(known.items(), statuses, strict=True)
+        }
 
     def _listed(self, handles: Sequence[ReplicaHandle]) -> dict[str, JobFacts]:
         run_id = handles[0].run_id
@@ -121,6 +132,8 @@ class Runs:
                 outcome = read_outcome(self._client, job)
             except ResultLostError:
                 kept = (None,)
+            except BackendError:
+                return None  # who asks for the result is told; the transitions tell of the attempt
             else:
                 kept = (Outcome(0, attempt=outcome.attempt, started_at=outcome.started_at),)
             self._outcomes.keep(key, kept)

@@ -24,6 +24,10 @@ _TIMEOUTS = {
 }
 
 
+class UnknownWordError(UnavailableError):
+    """Raised when a job has a status that this version does not know."""
+
+
 def status_of(
     job: JobFacts, region: str, outcome: Outcome | None = None, *, cancelled: bool = False
 ) -> ReplicaStatus:
@@ -36,10 +40,10 @@ def status_of(
         cancelled: Whether an executor has asked for the end.
 
     Raises:
-        UnavailableError: SageMaker's word for the job is new, or nobody's.
+        UnknownWordError: SageMaker's word for the job is new, or nobody's.
     """
     if job.status not in ENDED | ALIVE:
-        raise UnavailableError(
+        raise UnknownWordError(
             f"the training job {job.name} is {shown(job.status)}, and this version does not know what that means: upgrade "
             "diloco-sagemaker, or look at what stands between, such as a proxy"
         )
