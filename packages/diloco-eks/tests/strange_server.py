@@ -1,7 +1,8 @@
 """A server that keeps what it is asked, and answers what a test says: an API server that is none, or a proxy."""
 
 import threading
-from contextlib import contextmanager
+import time
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
@@ -13,6 +14,7 @@ class StrangeServer:
     url: str = ""
     status: int = 200
     body: bytes = b'{"kind": "JobList", "items": []}'
+    drip: float = 0.0  # seconds before every byte
     headers: dict = field(default_factory=dict)
     asked: list = field(default_factory=list)
 
@@ -34,9 +36,15 @@ def strange_server(**answer):
             for header in strange.headers.items():
                 self.send_header(*header)
             self.end_headers()
-            self.wfile.write(body)
+            for piece in (body,) if not strange.drip else (bytes([byte]) for byte in body):
+                time.sleep(strange.drip)
+                self.wfile.write(piece)
 
         do_POST = do_PATCH = do_DELETE = do_GET
+
+        def handle(self):
+            with suppress(ConnectionError):
+                super().handle()
 
         def log_message(self, *_):
             pass

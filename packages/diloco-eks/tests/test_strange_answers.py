@@ -3,6 +3,7 @@
 import gzip
 import json
 import logging
+import time
 import traceback
 
 import pytest
@@ -31,14 +32,17 @@ def server():
         yield server
 
 
-@pytest.fixture
-def executor(server, tmp_path):
-    config = {
-        "clusters": [{"name": "one", "cluster": {"server": server.url}}],
+def kubeconfig(url):
+    return {
+        "clusters": [{"name": "one", "cluster": {"server": url}}],
         "contexts": [{"name": "one", "context": {"cluster": "one"}}],
         "current-context": "one",
     }
-    (tmp_path / "config").write_text(json.dumps(config))
+
+
+@pytest.fixture
+def executor(server, tmp_path):
+    (tmp_path / "config").write_text(json.dumps(kubeconfig(server.url)))
     with EKSExecutor("image", kubeconfig=tmp_path / "config", retry_timeout=0) as executor:
         yield executor
 
@@ -166,6 +170,71 @@ def test_pages_that_go_round_have_an_end(server, executor):
     server.body = found("JobList", items=[]).replace(b'"name": "run-1"', b'"continue": "one"')
     with pytest.raises(UnavailableError, match="its second page is the first one again"):
         executor.list_runs()
+
+
+def test_what_others_say_is_one_line_of_the_log(server, executor, caplog):
+    from diloco_eks._warnings import Warnings
+    from diloco_protocol import ReplicaStatus
+
+    server.status = 403
+    server.body = (
+        b'{"kind": "Status", "reason": "Forbidden", "message": "no\\nCRITICAL \\u001b[2J"}'
+    )
+    Warnings(executor._cluster, time.time).explain(ReplicaStatus("pending"), "default", "u")
+    (told,) = [each.getMessage() for each in caplog.records if each.name == "diloco_eks"]
+    assert r"no\nCRITICAL \x1b[2J" in told
+    assert told.isprintable()
+
+
+def test_pages_without_an_end_are_given_up(server, executor, monkeypatch):
+    monkeypatch.setattr("diloco_eks._cluster._PAGES", 20)
+    monkeypatch.setattr("diloco_eks._cluster._OBJECTS", 10_000)
+    page = {"kind": "JobList", "metadata": {}, "items": []}
+
+    def another(_):
+        page["metadata"]["continue"] = f"page {len(server.asked)}"
+        return json.dumps(page).encode()
+
+    server.body = another
+    with pytest.raises(UnavailableError, match="after 0 objects it was given up"):
+        executor.list_runs()
+    assert len(server.asked) == 20
+    page["items"] = [json.loads(found())] * 1000
+    server.asked.clear()
+    with pytest.raises(UnavailableError, match="after 11000 objects it was given up"):
+        executor.list_runs()
+
+
+def test_pages_without_an_end_hold_nobody_up(server, executor):
+    def slow(_):
+        time.sleep(0.05)
+        page = {"kind": "JobList", "metadata": {"continue": f"page {len(server.asked)}"}}
+        return json.dumps(page).encode()
+
+    server.body = slow
+    client = executor._client
+    with (
+        client.until(time.monotonic(), time.monotonic, 0.3),
+        pytest.raises(UnavailableError, match="given up"),
+    ):
+        executor._cluster.list_runs("default", "a=b")
+    assert len(server.asked) < 20
+
+
+@pytest.mark.parametrize("status", [200, 403])
+def test_an_answer_that_drips_holds_nobody_up(tmp_path, status):
+    """Every byte comes in time, and the whole would take an hour."""
+    with strange_server(status=status, drip=0.05, body=b" " * 72_000) as server:
+        path = tmp_path / "config"
+        path.write_text(json.dumps(kubeconfig(server.url)))
+        with EKSExecutor("image", kubeconfig=path, retry_timeout=0) as executor:
+            begin = time.monotonic()
+            with (
+                executor._client.until(begin, time.monotonic, 0.3),
+                pytest.raises(UnavailableError, match="comes too slowly"),
+            ):
+                executor._cluster.read_job("default", "run-1")
+            assert time.monotonic() - begin < 5
 
 
 class TestLogs:

@@ -11,6 +11,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -24,12 +25,15 @@ from diloco_protocol import (
 from diloco_protocol.backend import read_bounded, redact_and_cut
 
 from .__about__ import __version__
-from ._errors import UnreachedError, read_answer, read_warnings, to_error
+from ._errors import UnreachedError, read_answer, read_warnings, to_error, warn
 from ._kubeconfig import in_cluster, obey, read_kubeconfig, words_of_plugins_cut
 
 # A page of pods, each of which may be as large as a Job (about 1 MB).
 _ANSWER_BYTES = 256 * 1024 * 1024
 _REFUSAL_BYTES = 1024 * 1024
+_WHOLE = (
+    10  # times the pause that is allowed between two pieces: for a whole answer, however it drips
+)
 _PACKED = "the answer is compressed, which nobody asked for: it is not read"
 
 
@@ -125,7 +129,8 @@ class Client:
         Raises:
             BackendError: It failed.
         """
-        body, headers = self.raw(what, lambda apis: _read(make(apis)))
+        up = self.time_up()
+        body, headers = self.raw(what, lambda apis: _read(make(apis), up))
         if warned is not None:
             warned += read_warnings(headers)
         try:
@@ -152,6 +157,10 @@ class Client:
         """Keyword arguments for every call."""
         seconds = min(self._timeout, self._limit.left())
         return {"_preload_content": False, "_request_timeout": (seconds, seconds)}
+
+    def time_up(self) -> float:
+        """The time (of ``time.monotonic``) by which an answer, or all pages of a list, have to be here."""
+        return time.monotonic() + min(_WHOLE * self._timeout, self._limit.left())
 
     @contextlib.contextmanager
     def until(
@@ -180,9 +189,7 @@ class Client:
         except AuthError as error:
             if not self._refused:
                 self._refused = True
-                import logging  # slow to import
-
-                logging.getLogger("diloco_eks").warning("%s", error)
+                warn(str(error))
             # A file that is being replaced, or a plugin that cannot renew a token just now, may do so in a while.
             error.retryable = True
             raise
@@ -204,7 +211,7 @@ class Client:
         batch, core = self._given
         if batch is None and core is None:
             api_client, headers = self._own(client)
-            _bound_refusals(api_client.rest_client.pool_manager)
+            _bound_refusals(api_client.rest_client.pool_manager, self.time_up)
             api_client.user_agent = f"diloco-eks/{__version__}"
             for name, value in headers.items():
                 api_client.set_default_header(name, value)
@@ -253,12 +260,26 @@ class Client:
             ) from None
 
 
-def _read(response: Any) -> tuple[bytes, Any]:
+@dataclass(frozen=True, slots=True)
+class _InTime:
+    """An answer that is read piece by piece as it comes, up to a time; older clients wait for a whole piece."""
+
+    response: Any
+    up: float
+
+    def read(self, size: int) -> bytes:
+        if time.monotonic() > self.up:
+            raise UnavailableError("the answer comes too slowly: it is not read to its end")
+        piece: bytes = getattr(self.response, "read1", self.response.read)(size)
+        return piece
+
+
+def _read(response: Any, up: float) -> tuple[bytes, Any]:
     """Return the body and the headers of an answer; reading may fail as the call may."""
     with contextlib.closing(response):
         if _is_packed(response):
             raise UnavailableError(_PACKED)
-        return read_bounded(response, _ANSWER_BYTES, "the answer"), response.headers
+        return read_bounded(_InTime(response, up), _ANSWER_BYTES, "the answer"), response.headers
 
 
 def _is_packed(response: Any) -> bool:
@@ -266,20 +287,26 @@ def _is_packed(response: Any) -> bool:
     return (response.headers.get("Content-Encoding") or "identity").lower() != "identity"
 
 
-def _bound_refusals(connections: Any) -> None:
+def _bound_refusals(connections: Any, time_up: Callable[[], float]) -> None:
     """Have the client read no more than fits of an answer that reports a failure: it reads all of it."""
     from urllib3 import HTTPResponse
 
     request = connections.request
 
     def bounded(*args: Any, **options: Any) -> Any:
+        up = time_up()
         answer = request(*args, **options)
         if 200 <= answer.status < 300:
             return answer
+        body = bytearray()
         with contextlib.closing(answer):
-            body = b"" if _is_packed(answer) else answer.read(_REFUSAL_BYTES)
-        body = body or b" "  # some clients trip over what is empty
-        return HTTPResponse(body, answer.headers, answer.status, reason=answer.reason)
+            pieces = _InTime(answer, up)
+            while not _is_packed(answer) and (piece := pieces.read(_REFUSAL_BYTES - len(body))):
+                body += piece
+        # Some clients trip over what is empty.
+        return HTTPResponse(
+            bytes(body) or b" ", answer.headers, answer.status, reason=answer.reason
+        )
 
     connections.request = bounded
 
@@ -332,11 +359,19 @@ def _close(apis: Apis) -> None:
         apis.batch.api_client.close()
 
 
-def pieces(what: str, response: Any, size: int = 1 << 16) -> Iterator[bytes]:
+def pieces(
+    what: str, response: Any, size: int = 1 << 16, *, up: float | None = None
+) -> Iterator[bytes]:
     """The body of an answer as it comes; closes it, even if it is not read to its end.
 
+    Args:
+        what: What was tried, in words.
+        response: The answer.
+        size: Of a piece, at most.
+        up: When it has to be here (see :meth:`Client.time_up`); None for a log that is followed.
+
     Raises:
-        UnavailableError: The connection broke, or was silent for too long.
+        UnavailableError: The connection broke, or was silent for too long, or time is up.
     """
     from urllib3.exceptions import HTTPError
 
@@ -344,7 +379,10 @@ def pieces(what: str, response: Any, size: int = 1 << 16) -> Iterator[bytes]:
         response.close()
         raise UnavailableError(f"cannot {what}: {_PACKED}")
     try:
-        yield from response.stream(size)
+        if up is None:
+            yield from response.stream(size)
+        else:
+            yield from iter(partial(_InTime(response, up).read, size), b"")
     except (HTTPError, OSError) as error:
         raise UnavailableError(f"cannot {what}: {type(error).__name__}: {error}") from error
     finally:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
 from typing import Any, TypeVar
 
@@ -17,6 +18,7 @@ from ._reading import mapping, mappings, read_pod, run_of
 T = TypeVar("T")
 Json = dict[str, Any]
 PAGE = 250
+_OBJECTS, _PAGES = 100_000, 1000  # of a list, at most
 _KUEUE = "kueue.x-k8s.io"
 _KUEUE_VERSIONS = ("v1beta2", "v1beta1")  # those that we know, the newest first
 
@@ -360,21 +362,29 @@ class Cluster:
     ) -> tuple[list[T], str]:
         found: list[T] = []
         token: str | None = None
-        while True:
+        objects, up = 0, self.client.time_up()
+        for _ in range(_PAGES):
             place = {"limit": PAGE} | ({"_continue": token} if token else {})
             page = self._json(
                 what,
                 asked,
                 lambda apis, options, place=place: make(apis, {**options, **place}),  # type: ignore[misc]
             )
-            found += map(read, filter(wanted, page.get("items") or []))
+            items = page.get("items") or []
+            objects += len(items)
+            found += map(read, filter(wanted, items))
             metadata = mapping(page.get("metadata"))
             last, token = token, metadata.get("continue")
-            del page  # or there would be two of them when the next one is read
+            del page, items  # or there would be two of them when the next one is read
             if not token:
                 return found, str(metadata.get("resourceVersion"))
             if token == last:  # as from a cache that does not know one page from another
                 raise UnavailableError(f"cannot {what}: its second page is the first one again")
+            if objects > _OBJECTS or time.monotonic() > up:
+                break
+        raise UnavailableError(
+            f"cannot {what}: the list does not come to an end: after {objects} objects it was given up"
+        )
 
 
 def _controls(uid: str, owned: Json) -> bool:

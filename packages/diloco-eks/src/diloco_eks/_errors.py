@@ -114,6 +114,13 @@ def printable(text: str) -> str:
     return "".join(each if each.isprintable() else repr(each)[1:-1] for each in text)
 
 
+def warn(text: str) -> None:
+    """Log a warning as one line, whatever others have put into it."""
+    import logging  # slow to import
+
+    logging.getLogger("diloco_eks").warning("%s", printable(text))
+
+
 def to_error(answer: Answer, what: str) -> BackendError:
     """The error for an answer; ``what`` was tried, such as ``"create Job default/run-1"``."""
     status, text = answer.status, f"cannot {what}: {answer.message}"

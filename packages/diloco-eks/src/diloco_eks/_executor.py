@@ -31,7 +31,7 @@ from ._arguments import arguments_map
 from ._check import check_cluster
 from ._client import Client
 from ._cluster import Cluster
-from ._errors import ConflictError
+from ._errors import ConflictError, warn
 from ._facts import JobFacts
 from ._handles import check_handle, find_job, make_handles
 from ._kubeconfig import DEFAULT, namespace_of
@@ -270,10 +270,9 @@ class EKSExecutor(LogVerbs):
         ):
             if name is None or self._patiently(partial(check, self._cluster, space, name)):
                 continue
-            import logging  # slow to import
-
-            text = "whether the %s %s/%s exists cannot be checked: reading it is not allowed"
-            logging.getLogger("diloco_eks").warning(text, what, space, name)
+            warn(
+                f"whether the {what} {space}/{name} exists cannot be checked: reading it is not allowed"
+            )
 
     def _handles(self, facts: JobFacts, server: str) -> list[ReplicaHandle]:
         space = self._namespace

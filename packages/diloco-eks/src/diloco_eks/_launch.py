@@ -18,7 +18,7 @@ from diloco_protocol import (
 from . import _names as names
 from ._arguments import put_arguments
 from ._cluster import Cluster
-from ._errors import ConflictError, MissingError, UnreachedError
+from ._errors import ConflictError, MissingError, UnreachedError, warn
 from ._facts import JobFacts
 from ._reading import read_job
 
@@ -81,13 +81,8 @@ def create_job(
     warned: list[str] = []
     job = cluster.create_job(manifest, dry_run=dry_run, warned=warned)
     if warned:
-        import logging  # slow to import
-
         for text in dict.fromkeys(warned):
-            name = manifest["metadata"]["name"]
-            logging.getLogger("diloco_eks").warning(
-                "the cluster warns of the Job %s: %s", name, text
-            )
+            warn(f"the cluster warns of the Job {manifest['metadata']['name']}: {text}")
     return job
 
 

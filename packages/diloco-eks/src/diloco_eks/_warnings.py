@@ -9,6 +9,7 @@ from dataclasses import replace
 from diloco_protocol import BackendError, ForbiddenError, ReplicaStatus
 
 from ._cluster import Cluster
+from ._errors import warn
 from ._events import STUCK_SECONDS, Event, explained, read_events
 
 _MOST = 1000
@@ -57,6 +58,4 @@ class Warnings:
     def _log(self, error: ForbiddenError) -> None:
         if not self._forbidden:
             self._forbidden = True
-            import logging  # slow to import
-
-            logging.getLogger("diloco_eks").warning("%s", error)
+            warn(str(error))
