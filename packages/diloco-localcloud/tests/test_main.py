@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import shlex
 import shutil
 import signal
 import subprocess
@@ -61,7 +62,7 @@ class Launched:
         first = self.process.stdout.readline()
         if not first:
             pytest.fail(self.process.communicate()[1])
-        self.kubeconfig = first.removeprefix("export KUBECONFIG=").strip()
+        (self.kubeconfig,) = shlex.split(first.removeprefix("export KUBECONFIG="))
         self.said = self.process.stdout.readline()
 
     @property
@@ -259,10 +260,9 @@ def test_what_kubectl_is_refused(launched):
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_it_ends_with_all_it_has_started(tmp_path, connect, number):
-    running = Launched(
-        tmp_path, "--kubeconfig", str(tmp_path / "kubeconfig"), "--namespace", "team"
-    )
-    assert running.kubeconfig == str(tmp_path / "kubeconfig")
+    file = str(tmp_path / "kube config;$(id)")
+    running = Launched(tmp_path, "--kubeconfig", file, "--namespace", "team")
+    assert running.kubeconfig == file
     assert "Ctrl-C ends it" in running.said
     api = client.CoreV1Api(connect(running.kubeconfig))
     script = "import os, time; print(os.getpid(), flush=True); time.sleep(600)"
@@ -299,7 +299,26 @@ def test_arguments_that_cannot_be(capsys, monkeypatch, arguments, message):
     assert message in capsys.readouterr().err
 
 
-@pytest.mark.parametrize("arguments", [[], ["openshift"], ["kubernetes", "--resource", "gpu"]])
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        [],
+        ["openshift"],
+        ["kubernetes", "--resource", "gpu"],
+        ["aws", "--region", "a b\n;id"],
+        ["aws", "--region", "../x"],
+        *(
+            [kind, f"--{name}-seconds={value}"]
+            for kind, name in [
+                ("aws", "start"),
+                ("aws", "train"),
+                ("kubernetes", "backoff"),
+                ("modal", "grace"),
+            ]
+            for value in ("nan", "1e400", "-1", "1e300", "x")
+        ),
+    ],
+)
 def test_arguments_that_are_none(capsys, arguments):
     with pytest.raises(SystemExit) as caught:
         main(arguments)

@@ -22,13 +22,36 @@ def started_in(folder, *arguments):
     )
 
 
-@pytest.mark.processes
-def test_files_in_the_folder_are_not_run(tmp_path):
-    for name in PLANTED:
-        (tmp_path / f"{name}.py").write_text("raise SystemExit(f'{__file__} was run')\n")
-    done = started_in(tmp_path, "-m", "diloco_localcloud", "--help")
+def plant(folder, names):
+    for name in names:
+        (folder / f"{name}.py").write_text("raise SystemExit(f'{__file__} was run')\n")
+
+
+def is_clean(done):
     assert (done.returncode, done.stderr) == (0, "")
     assert done.stdout.startswith("usage: diloco-localcloud")
+
+
+@pytest.mark.processes
+def test_files_in_the_folder_are_not_run(tmp_path):
+    (tmp_path / "folder").mkdir()
+    plant(
+        tmp_path / "folder",
+        {*sys.stdlib_module_names, *PLANTED, "diloco_localcloud", "sitecustomize"},
+    )
+    script = tmp_path / "diloco-localcloud"
+    script.write_text("import sys\nfrom diloco_localcloud.__main__ import main\nsys.exit(main())\n")
+    is_clean(started_in(tmp_path / "folder", str(script), "--help"))
+    is_clean(started_in(tmp_path / "folder", "-P", "-m", "diloco_localcloud", "--help"))
+
+
+@pytest.mark.processes
+def test_files_of_that_name_are_in_nobodys_way(tmp_path):
+    """What Python itself imports before comes from the folder, as everybody is told who asks for help."""
+    plant(tmp_path, PLANTED)
+    done = started_in(tmp_path, "-m", "diloco_localcloud", "--help")
+    is_clean(done)
+    assert "python -P -m diloco_localcloud" in " ".join(done.stdout.split())
 
 
 @pytest.mark.processes

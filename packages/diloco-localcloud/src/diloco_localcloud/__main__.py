@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import argparse
+import math
 import re
+import shlex
 import signal
 import sys
 import tempfile
@@ -21,6 +23,8 @@ from . import (
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
+
+_MOST_SECONDS = 1e9
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -54,7 +58,7 @@ def _kubernetes(options: argparse.Namespace, folder: Path, over: threading.Event
     ) as stand_in:
         path = stand_in.kubeconfig(options.kubeconfig or folder / "kubeconfig")
         sys.stdout.write(
-            f"export KUBECONFIG={path}\n# {stand_in.url} runs; Ctrl-C ends it and all that it has started\n"
+            f"export KUBECONFIG={shlex.quote(str(path))}\n# {stand_in.url} runs; Ctrl-C ends it and all that it has started\n"
         )
         sys.stdout.flush()
         over.wait()
@@ -68,7 +72,7 @@ def _aws(options: argparse.Namespace, _: Path, over: threading.Event) -> None:
             stand_in.world.habits.auto_succeed = seconds
         _make_buckets(stand_in, options.bucket)
         for name, value in stand_in.environment.items():
-            sys.stdout.write(f"export {name}={value}\n")
+            sys.stdout.write(f"export {name}={shlex.quote(value)}\n")
         what = (
             "Ctrl-C ends it and all that it has started"
             if seconds is None
@@ -113,10 +117,28 @@ def _bucket(text: str) -> str:
     return text
 
 
+def _region(text: str) -> str:
+    if not re.fullmatch(r"[a-z0-9]+(-[a-z0-9]+)+", text, re.ASCII):
+        raise argparse.ArgumentTypeError(f"{text!r} is not the name of a region, such as eu-west-1")
+    return text
+
+
+def _seconds(text: str) -> float:
+    try:
+        value = float(text)
+    except ValueError:
+        value = math.nan
+    if not 0 <= value <= _MOST_SECONDS:
+        raise argparse.ArgumentTypeError(
+            f"{text!r} is not a number of seconds from 0 to {_MOST_SECONDS:g}"
+        )
+    return value
+
+
 def _modal(options: argparse.Namespace, _: Path, over: threading.Event) -> None:
     with ModalProcesses(port=options.port, grace_seconds=options.grace_seconds) as stand_in:
         for name, value in stand_in.environment.items():
-            sys.stdout.write(f"export {name}={value}\n")
+            sys.stdout.write(f"export {name}={shlex.quote(value)}\n")
         sys.stdout.write(f"# {stand_in.url} runs; Ctrl-C ends it and all that it has started\n")
         sys.stdout.flush()
         over.wait()
@@ -133,7 +155,10 @@ def _resource(text: str) -> tuple[str, str]:
 
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
-        prog="diloco-localcloud", description="Run a stand-in of a cloud until Ctrl-C."
+        prog="diloco-localcloud",
+        description="Run a stand-in of a cloud until Ctrl-C.",
+        epilog="It runs no file of the folder in which it is started. With python -m diloco_localcloud Python itself may: "
+        "start it as python -P -m diloco_localcloud then.",
     )
     kinds = parser.add_subparsers(required=True, metavar="KIND")
     kube = kinds.add_parser(
@@ -167,7 +192,7 @@ def _parser() -> argparse.ArgumentParser:
     )
     kube.add_argument(
         "--backoff-seconds",
-        type=float,
+        type=_seconds,
         default=10.0,
         help="first wait before a failed pod is replaced (default: 10)",
     )
@@ -185,16 +210,18 @@ def _parser() -> argparse.ArgumentParser:
     aws.add_argument(
         "--port", type=int, default=0, help="port on 127.0.0.1; 0 (the default) for a free one"
     )
-    aws.add_argument("--region", default="us-east-1", help="of AWS (default: us-east-1)")
+    aws.add_argument(
+        "--region", type=_region, default="us-east-1", help="of AWS (default: us-east-1)"
+    )
     aws.add_argument(
         "--start-seconds",
-        type=float,
+        type=_seconds,
         default=1.0,
         help="from a create until the job trains (default: 1)",
     )
     aws.add_argument(
         "--train-seconds",
-        type=float,
+        type=_seconds,
         default=None,
         help="run no programs: jobs succeed after so long",
     )
@@ -215,7 +242,7 @@ def _parser() -> argparse.ArgumentParser:
     )
     modal.add_argument(
         "--grace-seconds",
-        type=float,
+        type=_seconds,
         default=30.0,
         help="between SIGINT and SIGKILL for a container that has to go (default: 30)",
     )

@@ -1,7 +1,8 @@
 """Take the folder in which ``python -m diloco_localcloud`` is started off the path; imported before anything else.
 
-Python puts that folder first, so that a file ``json.py`` in it would be run. This module itself imports only what Python has
-loaded or built in; ``from __future__ import annotations`` would look for a file, too.
+Python puts that folder first, so that a file ``json.py`` in it would be run by mistake. Nobody is kept out by that: what Python
+imports to find this package (``importlib``, ``warnings`` and more) comes from that folder before; ``python -P`` is for that. This
+module itself imports only what Python has loaded or built in; ``from __future__ import annotations`` would look for a file, too.
 """
 
 import sys

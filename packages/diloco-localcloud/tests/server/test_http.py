@@ -113,16 +113,19 @@ class TestKubernetes:
         ({"Content_Length": "x"}, 400),
         ({"Content_Length": "-1"}, 400),
         ({"Content_Length": "9" * 40}, 400),
+        ({"Content_Length": "9" * 5000}, 400),
         ({"Transfer_Encoding": "chunked"}, 411),
     ],
 )
-def test_a_body_of_unknown_length_is_refused(headers, status):
+def test_a_body_of_unknown_length_is_refused(capsys, headers, status):
     """It was taken for an empty one."""
     lines = [f"{name.replace('_', '-')}: {value}" for name, value in headers.items()]
     with serving() as port, connect(port) as connection:
         connection.sendall(("POST / HTTP/1.1\r\n" + "\r\n".join(lines) + "\r\n\r\n").encode())
         connection.shutdown(socket.SHUT_WR)
         assert answer(connection)[0] == status
+        assert connection.recv(1) == b""
+    assert capsys.readouterr().err == ""
 
 
 def test_a_refused_body_takes_no_memory():

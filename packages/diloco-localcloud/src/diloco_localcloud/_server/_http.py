@@ -125,12 +125,17 @@ class Server:
 
 def _without_length(head: Request) -> Response | None:
     """The answer to a request of which it is not said how long it is."""
-    length = head.headers.get("content-length", "0")
     if "transfer-encoding" in head.headers:
         return Response(411, b"send a Content-Length instead of chunks\n", "text/plain")
-    if not (length.isascii() and length.isdecimal() and len(length) < 16):
+    if _length(head) is None:
         return Response(400, b"Content-Length must be a number of bytes\n", "text/plain")
     return None
+
+
+def _length(head: Request) -> int | None:
+    """Bytes of the body, as they are announced; None if that is no number, or none that a body can have."""
+    text = head.headers.get("content-length", "0")
+    return int(text) if text.isascii() and text.isdecimal() and len(text) < 16 else None
 
 
 def _handler(
@@ -181,7 +186,7 @@ def _handler(
                 self.send_response_only(100)
                 self.end_headers()
                 self.wfile.flush()
-            body = self._body(int(headers.get("content-length", "0")))
+            body = self._body(_length(head) or 0)
             if body is None:  # the client has gone
                 self.close_connection = True
                 return
@@ -213,10 +218,8 @@ def _handler(
         def _pass_over(self, head: Request) -> None:
             """Throw away what follows a refused request: a close with bytes unread would reset, and the answer be lost."""
             self.wfile.flush()
-            left = _PASSED_OVER
-            length = head.headers.get("content-length", "0")
-            if length.isascii() and length.isdecimal():
-                left = min(left, int(length))
+            length = _length(head)
+            left = _PASSED_OVER if length is None else min(length, _PASSED_OVER)
             while left > 0 and (piece := self.rfile.read1(min(left, _PIECE_BYTES))):
                 left -= len(piece)
 
