@@ -377,8 +377,9 @@ class TestCredentials:
             "tokenFile",
             "the",
             "the",
+            "credentials",
         ]
-        assert "not in the caller's" in named[-1]
+        assert "not in the caller's" in named[-2]
         assert "a:b@" not in json.dumps([each.message for each in found])
 
 

@@ -130,7 +130,7 @@ class Client:
             BackendError: It failed.
         """
         up = self.time_up()
-        body, headers = self.raw(what, lambda apis: _read(make(apis), up))
+        body, headers = self.raw(what, lambda apis: _read(what, make(apis), up))
         if warned is not None:
             warned += read_warnings(headers)
         try:
@@ -264,22 +264,27 @@ class Client:
 class _InTime:
     """An answer that is read piece by piece as it comes, up to a time; older clients wait for a whole piece."""
 
+    what: str
     response: Any
     up: float
 
     def read(self, size: int) -> bytes:
         if time.monotonic() > self.up:
-            raise UnavailableError("the answer comes too slowly: it is not read to its end")
+            raise UnavailableError(
+                f"cannot {self.what}: the answer comes too slowly, and is not read to its end"
+            )
         piece: bytes = getattr(self.response, "read1", self.response.read)(size)
         return piece
 
 
-def _read(response: Any, up: float) -> tuple[bytes, Any]:
+def _read(what: str, response: Any, up: float) -> tuple[bytes, Any]:
     """Return the body and the headers of an answer; reading may fail as the call may."""
     with contextlib.closing(response):
         if _is_packed(response):
             raise UnavailableError(_PACKED)
-        return read_bounded(_InTime(response, up), _ANSWER_BYTES, "the answer"), response.headers
+        return read_bounded(
+            _InTime(what, response, up), _ANSWER_BYTES, "the answer"
+        ), response.headers
 
 
 def _is_packed(response: Any) -> bool:
@@ -300,7 +305,7 @@ def _bound_refusals(connections: Any, time_up: Callable[[], float]) -> None:
             return answer
         body = bytearray()
         with contextlib.closing(answer):
-            pieces = _InTime(answer, up)
+            pieces = _InTime("read a refusal", answer, up)
             while not _is_packed(answer) and (piece := pieces.read(_REFUSAL_BYTES - len(body))):
                 body += piece
         # Some clients trip over what is empty.
@@ -382,7 +387,7 @@ def pieces(
         if up is None:
             yield from response.stream(size)
         else:
-            yield from iter(partial(_InTime(response, up).read, size), b"")
+            yield from iter(partial(_InTime(what, response, up).read, size), b"")
     except (HTTPError, OSError) as error:
         raise UnavailableError(f"cannot {what}: {type(error).__name__}: {error}") from error
     finally:

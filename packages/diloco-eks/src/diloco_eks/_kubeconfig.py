@@ -71,6 +71,10 @@ class Kubeconfig:
                 "no credentials are sent, as by kubectl: the server's address begins with http://, so anybody between could "
                 "read them"
             )
+        elif urlsplit(str(self.cluster.get("server"))).scheme == "http":
+            texts.append(
+                "credentials are sent without TLS, since the server is on this machine: kubectl sends none to http://"
+            )
         return texts
 
 
