@@ -129,8 +129,12 @@ class Client:
         Raises:
             BackendError: It failed.
         """
-        up = self.time_up()
-        body, headers = self.raw(what, lambda apis: _read(what, make(apis), up))
+
+        def read(apis: Apis) -> tuple[bytes, Any]:
+            up = self.time_up()
+            return _read(what, make(apis), up)
+
+        body, headers = self.raw(what, read)
         if warned is not None:
             warned += read_warnings(headers)
         try:
