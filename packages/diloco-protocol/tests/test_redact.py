@@ -126,6 +126,9 @@ def test_commands_and_what_is_json_in_a_text():
     ]
     assert redact_json(["--password", 123, "--token", ["x"]]) == ["--password", REDACTED, "--token", [REDACTED]]  # fmt: skip
     assert redact_json(["curl", "-u", "me:x", "-u", "1:2"]) == ["curl", "-u", f"me:{REDACTED}", "-u", "1:2"]  # fmt: skip
+    assert redact_json([["x-api-key", "x"], (b"Authorization", b"y z"), ["a", "b"]]) == [
+        *(["x-api-key", REDACTED], (b"Authorization", REDACTED.encode()), ["a", "b"])
+    ]
     assert redact_json({"tokens": 4096, "all": {"tokens": [1, 2]}}) == {"tokens": 4096, "all": {"tokens": [1, 2]}}  # fmt: skip
     assert redact_json({"tokens": 10**5000, "credentials": {"pins": 1234}}) == {
         "tokens": REDACTED,

@@ -104,6 +104,18 @@ FORMS = [
     f'{{"name": "lr", "env": [{{"name": "DB_PASS", "value": "{SECRET}"}}], "value": 3}}',
     *(f"name: PGPASS\na:\n- x\n- y\nvalue: {SECRET}", f"name=PGPASS type=a value={SECRET}"),
     *(f"name: PGPASS\na: q'q\nvalue: {SECRET}", f"{{api_key: [null, [{SECRET}, x]], b: [1]}}"),
+    # items of lists, in YAML and in brackets
+    *(f"args:\n- --token\n- {SECRET}\n- x", f"args: [--token, {SECRET}]", f"{{cmd: [--token, {SECRET}, --lr, 3]}}"),
+    *(f'  - "--token"\n  - "{SECRET} x"', f"args:\r\n- --token\r\n- {SECRET}", f"- --auth\n- Bearer {SECRET}\n"),
+    *(f"- curl\n- -u\n- me:{SECRET}", f"[-u, 'me:{SECRET}']", f"[-u, me:{SECRET}, x]", f'- "-u"\n- "me:{SECRET}"'),
+    *(f"headers:\n- - x-api-key\n  - {SECRET}", f"-   - Authorization\n    - Foo {SECRET}", f'- - "token"\n  - "{SECRET}"'),
+    *(f"{{headers: [[x-api-key, {SECRET}]]}}", f"[[Authorization, Foo {SECRET}]]"),
+    f'[\n      "x-api-key",\n      "{SECRET}"\n    ]',
+    *(f"[(b'x-api-key', b'{SECRET}')]", f"Headers([(b'authorization', b'{SECRET} x')])", f'"--password" "{SECRET} x"'),
+    # other quotes, indices, and names of two words
+    *(f'password = """{SECRET}"""', f"password='''\n{SECRET}\n'''", f"--set auth.passwords[0]={SECRET}", f"password[]={SECRET}"),
+    *(f"API key: {SECRET}", f"the Secret Key: '{SECRET}'", f"Account Key={SECRET};x=y", f"storage key = {SECRET}"),
+    *(f"Server=h;UID=u;PWD={SECRET};", f"DB_PASS_PROD={SECRET}", f"https://h/?a=b&pw={SECRET}"),
     # XML
     *(f"<db:password>{SECRET}</db:password>", f"<password>\n  <![CDATA[{SECRET}]]></password>"),
 ]  # fmt: skip
@@ -155,6 +167,10 @@ def test_what_stands_around_a_secret_is_shown():
     assert redact_text("run --password=x1 --lr 3") == f"run --password={REDACTED} --lr 3"
     assert redact_text("AccountName=a;AccountKey=x==;B=c") == f"AccountName=a;AccountKey={REDACTED};B=c"  # fmt: skip
     assert redact_text("{'password': 'x', 'a': 1}") == f"{{'password': '{REDACTED}', 'a': 1}}"
+    assert redact_text("foo(a=[1], token=x1)") == f"foo(a=[1], token={REDACTED})"
+    assert redact_text("{x: {token: a(b)c12}}") == f"{{x: {{token: {REDACTED}}}}}"
+    assert redact_text("[--token, x1, --lr, 3] y") == f"[--token, {REDACTED}, --lr, 3] y"
+    assert redact_text("- -u\n- me:x\n- y") == f"- -u\n- me:{REDACTED}\n- y"
     assert redact_text("https://h/?sig=x&a=b#c") == f"https://h/?sig={REDACTED}&a=b#c"
 
 
@@ -178,7 +194,9 @@ def test_what_stands_around_a_secret_is_shown():
      "PASSWORD= is not set", "password= host=db1.example", "if token == 3", "auth=", "the auth: Basic is used",
      "secret: (optional) its name", "volumes:\n- name: hub\n  secret:\n    secretName: hub\ncontainers: []",
      "pytorch/pytorch:2.4.0-cuda12.1", "/home/me/token/x1.py", "the following have no token:\n- rank 0", "token:\nrank 0",
-     "key: |\n  a", "x -> token1"],
+     "key: |\n  a", "x -> token1", "foo(user='u', token=None)", "[f(token=)]", "use --token, then --lr, or neither",
+     "- --token\n- --lr", "- --token\n- the token of a hub", "secret key: not found", "- - tokens\n  - 12",
+     "the '--token' is unknown", "[batch-size, token]", "tokens[0]=12", "-u, --user name"],
 )  # fmt: skip
 def test_what_has_no_secret_is_left_as_it_is(text):
     assert redact_text(text) == text

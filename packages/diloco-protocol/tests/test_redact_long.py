@@ -24,6 +24,8 @@ NASTY = [
     "name=password,a={x=[", "<token><![CDATA[", "secret: !a &b ", "secret:\n\n", "secret:\\n  ", "\\n", "\\t", "- - ",
     "password:\\\\\\n  a", "name: DB_PASS\\n", "password: a\\", "token -> ",
     "name: PASSWORD\n- ", "name: PASSWORD\n- x\nb: ", 'password:\n- "a\\n', "token=[a", "  ", "auth=Apikey ",
+    " password: #:", "- --token\n", "- --token\n- a", "--token, ", "[--token, a1", "- - token\n  - ", "[x-a-token, ", "-u\n- a:",
+    "password='''", "('token', '''", "('token', \\'", "token=)", "token=" + ")" * 30, "API key", "api key: a1", "token[",
     "\\u0026", "u0026a", "u0026", "----", "---- BEGIN ", "-----BEGIN A-", "---- END ", "PuTTY-User-Key-File-3:",
 ]  # fmt: skip
 

@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 
 _SETTING = re.compile(r"(-{0,2}[A-Za-z_][\w.\-]*+)=")
 _OPTION = re.compile(r"-{1,2}[A-Za-z][\w.\-]*")
+_HEADER = re.compile(r"[A-Za-z][\w.\-]{0,63}")
 _BELOW = "secret"  # the name of all that is below the name of a secret
 _BRACKET = re.compile(
     r"""(?P<open>[\[({])|(?P<close>[\])}])|\\.|"(?:\\.|[^"\\])*+"?|'(?:\\.|[^'\\])*+'?""",
@@ -123,6 +124,8 @@ def redact_json(value: Any, name: str = "") -> Any:
             elif an_option and isinstance(given, str) and shown[number] == given:
                 # Some options are known by what they take: -u user:password
                 shown[number] = redact_text(f"{option} {given}").partition(" ")[2]
+        if len(value) == 2 and is_secret_name(header := _header(value[0])):  # and what it is
+            shown[1] = redact_json(value[1], header)
         return type(value)(shown)
     is_shown = not secret or value is None or value in (0, 1) or _counts(name, value)
     return value if is_shown else REDACTED
@@ -144,6 +147,12 @@ def redacted_repr(value: Any) -> str:
     return (
         f"{type(value).__name__}({', '.join(f'{name}={each!r}' for name, each in shown.items())})"
     )
+
+
+def _header(value: object) -> str:
+    """The name of a header as clients keep it, beside its value; nothing if it can be none."""
+    text = value.decode(errors=_KEPT) if isinstance(value, bytes) else value
+    return text if isinstance(text, str) and _HEADER.fullmatch(text) else ""
 
 
 def _redact_members(members: dict[str, Any], secret: str) -> dict[str, Any]:
@@ -173,6 +182,9 @@ def _without(before: re.Pattern[str], secret: re.Pattern[str], text: str) -> str
         groups, end = named.groupdict() | found.groupdict(), found.end()
         name = groups.get("name") or groups.get("term") or ""
         value = groups.get("quoted") or groups.get("bare")
+        if groups.get("bare"):
+            value = _without_brackets(groups["bare"])
+            end = found.start("bare") + len(value)
         if not _names_a_secret(found) or (value is not None and _is_shown(name, value)):
             continue
         quote, shown = groups.get("quote") or "", REDACTED
@@ -185,6 +197,18 @@ def _without(before: re.Pattern[str], secret: re.Pattern[str], text: str) -> str
         pieces += [text[done:begin], quote, shown, quote]
         done = place = end
     return "".join([*pieces, text[done:]])
+
+
+def _without_brackets(value: str) -> str:
+    """A value without the brackets behind it that have been opened before it."""
+    more = {
+        close: value.count(close) - value.count(opening) for opening, close in ("()", "[]", "{}")
+    }
+    end = len(value)
+    while end and more.get(value[end - 1], 0) > 0:
+        end -= 1
+        more[value[end]] -= 1
+    return value[:end]
 
 
 def _end_of_list(text: str, start: int) -> int:

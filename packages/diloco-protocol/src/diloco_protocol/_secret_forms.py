@@ -51,10 +51,8 @@ _NAME = r"(?<![\w.\-%])(?P<name>[\w.\-%]++)"
 _KEY = rf"(?P<around>{_MARK})(?P<name>[\w.\-]{{1,64}})(?P=around)"
 _TERM = r"(?<![\w.\-])(?P<term>[\w.\-]++)[ ]?"
 _OPTION = r"(?P<name>-{1,2}[A-Za-z][\w.\-]*+)"
-_HEADER = (
-    r"(?<![\w\-])(?P<name>(?:proxy-)?authorization|(?:set-)?cookie|api-key|x-[\w\-]{1,40})"
-    r"[ \t]{0,4}+:[ \t]{0,4}+"
-)
+_HEADER_NAME = r"(?P<name>(?:proxy-)?authorization|(?:set-)?cookie|api-key|x-[\w\-]{1,40})"
+_HEADER = rf"(?<![\w\-]){_HEADER_NAME}[ \t]{{0,4}}+:[ \t]{{0,4}}+"
 _EQUALS = r"(?:=>|[:+?]?=(?!=[ \t]))"
 _UNSET = r"(?![\w.\-%\[\]]{1,64}=[^=\s])"  # not a setting
 _ODD = r"(?=[^\s]{6})(?=[^\s]{0,40}[0-9])"  # no word of a sentence
@@ -73,7 +71,7 @@ _BARE = (
     rf"{_NEW}(?P<bare>(?:{_SCHEME})?+"
     r"(?:[^\s,;&\"'\\]|[,;&](?!\s|\Z|[\w.\-%\[\]]{1,64}=)|[\"'](?![\s,;:)\]}]|\Z)|\\(?!\\{0,6}[\"'nrt\r\n]))++)"
 )
-_INSIDE_QUOTES = rf"(?P<quote>{_MARK})(?P<quoted>(?:(?!(?P=quote))(?:\\.|.))*+)"
+_INSIDE_QUOTES = rf"(?P<quote>(?:\\{{0,7}}\"){{3}}|(?:\\{{0,7}}'){{3}}|{_MARK})(?P<quoted>(?:(?!(?P=quote))(?:\\.|.))*+)"
 # What has been cut off may lack its second quote.
 _QUOTED = rf"{_INSIDE_QUOTES}(?:(?P=quote)|\Z)"
 # What comes to the end of the text after so much has been cut off there.
@@ -106,7 +104,16 @@ _TAGS = rf"(?:{_BLANK}{{1,8}}+[!&][^\s\\]{{0,64}}+){{0,2}}+"  # of YAML: !!str, 
 # A key of YAML. What stands before it says how far right the lines below it have to stand.
 _LINE_KEY = rf"(?P<column>[ \t]{{0,80}}+(?:-[ ]){{0,4}}+)(?:{_MARK})?(?P<term>[\w.\-]++)(?:{_MARK})?:{_TAGS}"
 # The rest of its line, and empty ones.
-_LINES = rf"{_BLANK}{{0,8}}+(?:#[^\n\\]*+)?{_END}(?:[ \t]{{0,80}}+{_END}){{0,8}}+"
+_LINES = rf"{_BLANK}{{0,8}}+(?:#[^\n\\]{{0,200}}+)?{_END}(?:[ \t]{{0,80}}+{_END}){{0,8}}+"
+
+# What stands before the next item of a list, in YAML and in brackets; and an item without quotes.
+_ITEM = rf"{_BLANK}{{0,8}}+(?:{_END}[ \t]{{0,80}}+){{1,3}}+-[ ]{{1,8}}+"
+_COMMA = rf"\s{{0,4}}+,{_GAP}{{0,40}}+"
+_BARE_ITEM = rf"{_NEW}(?P<bare>(?:{_SCHEME})?+[^\s,;&\"'\[\]{{}}\\]++)"
+_ITEM_END = rf"(?:{_LINE_END}|(?={_MARK}(?!\w)))"
+_OF_KEY = (
+    "access|account|api|auth|encryption|master|private|secret|service|shared|signing|ssh|storage"
+)
 
 # What stands before a secret, and the secret.
 _FORMS: tuple[tuple[str, str], ...] = (
@@ -118,20 +125,37 @@ _FORMS: tuple[tuple[str, str], ...] = (
     # '--password=x y'
     *((f"{quote}{_OPTION}=", inside) for quote, inside in _INSIDE.items()),
     # password=x, password += x, password => x, password=['x']; env["password"] = x, 'password' => x
-    *((rf"{name}\]?{_IS}", _VALUE) for name in (_NAME, _KEY)),
+    *((rf"{name}(?:\[[0-9]{{0,6}}\]|\])?{_IS}", _VALUE) for name in (_NAME, _KEY)),
+    # Account Key=x, API key: x
+    (rf"(?<![\w.\-])(?P<term>(?:{_OF_KEY})[ ]keys?){_IS}", _VALUE),
+    (
+        rf"(?<![\w.\-])(?P<term>(?:{_OF_KEY})[ ]keys?):{_BLANK}{{1,8}}+",
+        rf"(?:{_QUOTED}|{_ODD}{_BARE})",
+    ),
     # --password x, also on a line of its own
     (rf"(?<![\w.\-]){_OPTION}{_BLANK}{{1,8}}+", rf"(?:{_QUOTED}|(?!-){_BARE})"),
     (
         rf"(?<![\w.\-]){_OPTION}{_BLANK}{{0,8}}+(?:\\(?=[\r\n]))?+{_END}[ \t]{{0,40}}+",
         rf"(?:{_QUOTED}|(?!-){_BARE}){_LINE_END}",
     ),
-    # '--password', 'x'
-    (rf"(?P<around>{_MARK}){_OPTION}(?P=around)\s{{0,4}}+,\s{{0,8}}+", _QUOTED),
+    # "--password" "x"
+    (rf"(?P<around>{_MARK}){_OPTION}(?P=around){_BLANK}{{1,8}}+(?!{_MARK}-)", _QUOTED),
+    # '--password', 'x'; [--password, x], and not "--password, which is"
+    (
+        rf"(?P<around>{_MARK})?+(?<![\w.\-]){_OPTION}(?(around)(?P=around)){_COMMA}(?!-)",
+        rf"(?:{_QUOTED}|(?P<odd>{_ODD})?+{_BARE_ITEM}(?(odd)|(?=\s{{0,40}}+\]|{_COMMA}-)))",
+    ),
+    # - --password, and "- x" in the next line
+    (
+        rf"(?P<around>{_MARK})?+(?<![\w.\-]){_OPTION}(?(around)(?P=around)){_ITEM}(?!-)",
+        rf"(?:{_QUOTED}|{_BARE}{_ITEM_END})",
+    ),
     # -u user:x, of curl; not -u 1000:1000, of docker
     (
-        rf"(?<![\w.\-])(?:-u|--(?:proxy-)?user)(?:=|[ \t]{{1,8}}+|{_MARK}\s{{0,4}}+,\s{{0,8}}+)(?:{_MARK})?"
+        rf"(?<![\w.\-])(?:-u|--(?:proxy-)?user)"
+        rf"(?:=|[ \t]{{1,8}}+|(?:{_MARK})?(?:{_COMMA}|{_ITEM}))(?:{_MARK})?"
         r"(?![0-9]{1,9}:[0-9]{1,9}(?![^\s\"'\\]))[^\s:\"']{1,64}:",
-        rf"{_NEW}[^\s\"'\\]++",
+        rf"{_NEW}(?P<bare>(?:[^\s,\"'\\]|,(?!\s|\Z))++)",
     ),
     # password: x, as a whole line; and in a line what is no word, unlike "token: not found" and
     # "module.token:train1"
@@ -148,8 +172,17 @@ _FORMS: tuple[tuple[str, str], ...] = (
         rf"|{_LINES}(?=[ \t]{{0,80}}+(?:-[ ]|[\[{{]|{_MARK}|[\w.\-]{{1,64}}+:[\s\\]|[^\s\\\"']++(?:{_LINE_END}|{_MARK}(?!\w)))))",
         r"(?P<lines>)",
     ),
-    # ('password', 'x')
-    (rf"[(\[]{_KEY},\s{{0,8}}+", rf"{_QUOTED}(?=[)\]]|\Z)"),
+    # ('password', 'x'), [b"x-api-key", b"x"]
+    (
+        rf"[(\[]{_GAP}{{0,40}}+[bru]{{0,2}}{_KEY}{_COMMA}(?:[bru]{{1,2}}(?={_MARK}))?+",
+        rf"{_QUOTED}(?={_GAP}{{0,40}}+[)\]]|\Z)",
+    ),
+    # [x-api-key, x]; the same in two lines of YAML
+    (rf"\[\s{{0,8}}+{_HEADER_NAME}{_COMMA}", rf"{_NEW}[^,\[\]\r\n\"'\\]++(?=\])"),
+    (
+        rf"-[ ]{{1,8}}+-[ ]{{1,8}}+(?:{_MARK})?(?P<name>[\w.\-]{{1,64}})(?:{_MARK})?{_ITEM}",
+        rf"(?:{_QUOTED}|{_NEW}(?P<bare>(?:[^\r\n\\\"']|\\(?!\\{{0,6}}[\"'nrt]))++))",
+    ),
     # "password": "x", "password": 1234, "password": ["x"]
     (
         rf"{_KEY}\s{{0,8}}+:\s{{0,8}}+(?:[bru]{{1,2}}(?={_MARK}))?+",
