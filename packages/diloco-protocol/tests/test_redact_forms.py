@@ -194,7 +194,8 @@ def test_what_stands_around_a_secret_is_shown():
      "PASSWORD= is not set", "password= host=db1.example", "if token == 3", "auth=", "the auth: Basic is used",
      "secret: (optional) its name", "volumes:\n- name: hub\n  secret:\n    secretName: hub\ncontainers: []",
      "pytorch/pytorch:2.4.0-cuda12.1", "/home/me/token/x1.py", "the following have no token:\n- rank 0", "token:\nrank 0",
-     "key: |\n  a", "x -> token1", "foo(user='u', token=None)", "[f(token=)]", "use --token, then --lr, or neither",
+     "key: |\n  a", "x -> token1", "foo(user='u', token=None)", "foo(token=None): no", "[f(token=)]",
+     "use --token, then --lr, or neither",
      "- --token\n- --lr", "- --token\n- the token of a hub", "secret key: not found", "- - tokens\n  - 12",
      "the '--token' is unknown", "[batch-size, token]", "tokens[0]=12", "-u, --user name"],
 )  # fmt: skip

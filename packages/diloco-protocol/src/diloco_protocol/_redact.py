@@ -200,15 +200,15 @@ def _without(before: re.Pattern[str], secret: re.Pattern[str], text: str) -> str
 
 
 def _without_brackets(value: str) -> str:
-    """A value without the brackets behind it that have been opened before it."""
+    """A value without the brackets behind it that have been opened before it, nor what ends a sentence behind these."""
     more = {
         close: value.count(close) - value.count(opening) for opening, close in ("()", "[]", "{}")
     }
-    end = len(value)
+    end = last = len(value.rstrip(".:"))
     while end and more.get(value[end - 1], 0) > 0:
         end -= 1
         more[value[end]] -= 1
-    return value[:end]
+    return value[:end] if end < last else value
 
 
 def _end_of_list(text: str, start: int) -> int:
