@@ -23,6 +23,7 @@ from diloco_protocol import (
     ReplicaNotFoundError,
     ReplicaState,
     ReplicaStatus,
+    RunConflictError,
 )
 from diloco_protocol.backend import status_to_data
 
@@ -192,7 +193,13 @@ def test_a_folder_of_a_run_that_is_a_link_is_not_followed(tmp_path, place):
             continue  # removes links, and not what they lead to
         if place.endswith("attempt-1") and name in {"poll", "describe", "cancel"}:
             call()  # they do not look into it
-        elif place.endswith("attempt-1") and name == "collect":
+        elif place == REPLICA and name == "cancel":
+            call()  # nothing of it runs
+        elif place == REPLICA and name == "poll":
+            assert call() is ReplicaState.FAILED
+        elif place == REPLICA and name == "describe":
+            assert "is a link" in call().message
+        elif place and name == "collect":
             (entry,) = call()
             assert entry["result"] is None
             assert "is a link" in entry["error"]
@@ -227,6 +234,31 @@ def test_a_file_of_a_run_that_is_a_link_is_not_followed(tmp_path, file, verbs):
             calls[name]()
         assert SECRET not in str(caught.value)
     assert (tmp_path / "secret").read_text() == SECRET
+
+
+@pytest.mark.processes
+def test_what_runs_in_a_folder_that_others_can_fill_is_not_taken_for_ended(waiting):
+    run = waiting(2)
+    replica = run_of(run.handle).replica(0)
+    replica.path.chmod(0o777)
+    assert run.executor.poll(run.handle) is ReplicaState.RUNNING
+    with pytest.raises(InvalidRequestError, match="chmod go-w"):
+        run.executor.cancel(run.handle)
+    run.executor.cancel(run.handles[1])
+    assert run.executor.collect([run.handles[1]])[0]["status"] == "cancelled"
+    replica.path.chmod(0o700)
+    run.executor.cancel(run.handle)
+    assert run.executor.collect([run.handle])[0]["status"] == "cancelled"
+
+
+def test_a_file_in_place_of_a_run_is_not_taken_for_a_launch(tmp_path):
+    linked = Root(tmp_path / "state")
+    linked.discard(linked.stage())
+    (tmp_path / "state" / "runs" / "mine").touch()
+    executor = LocalProcessExecutor(root=tmp_path / "state")
+    with pytest.raises(RunConflictError, match="is there already, and is no run"):
+        executor.launch_replicas(1, "json:dumps", {}, run_id="mine")
+    assert not list((tmp_path / "state" / "staging").iterdir())
 
 
 def test_an_end_that_is_a_link_is_not_followed_and_does_not_count(tmp_path):

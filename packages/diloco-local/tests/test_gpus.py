@@ -1,8 +1,10 @@
+import os
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from diloco_local import LocalProcessExecutor
+from diloco_local import LocalProcessExecutor, _gpus
 from diloco_local._gpus import Gpu, ask_nvidia_smi, available_gpus, parse_nvidia_smi, share_out
 from diloco_protocol import InvalidRequestError
 
@@ -134,3 +136,22 @@ def test_the_gpus_that_the_user_names_in_the_environment_are_shared_out(
     executor = LocalProcessExecutor(root=tmp_path, env=env)
     plan = executor.plan(2, "a:b", {}, gpu="1", env={"launch": chosen}.get(where))
     assert [each["env"]["CUDA_VISIBLE_DEVICES"] for each in plan.requests] == ["5", "7"]
+
+
+@pytest.mark.processes
+@pytest.mark.parametrize(
+    ("program", "found"),
+    [
+        ("#!/bin/sh\nexec sleep 600\n", []),
+        ("#!/no/such/interpreter\n", []),
+        ("\x7fELF garbage", []),
+        ("#!/bin/sh\nprintf 'GPU 0: A\\377 (UUID: GPU-1)\\n'\n", [Gpu("0", "A\ufffd")]),
+    ],
+)
+def test_a_program_that_does_not_answer_as_it_should(tmp_path, monkeypatch, program, found):
+    file = tmp_path / "nvidia-smi"
+    file.write_text(program)
+    file.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}{os.pathsep}{os.environ['PATH']}")
+    monkeypatch.setattr(_gpus, "_PATIENCE", 1.0)
+    assert ask_nvidia_smi() == found

@@ -50,6 +50,24 @@ def all_is_gone(files, replica):
     shutil.rmtree(replica)
 
 
+def folder_is_open(files, replica):
+    replica.chmod(0o777)
+
+
+def folder_is_a_link(files, replica):
+    replica.symlink_to(replica.rename(f"{replica}-elsewhere"))
+
+
+def folder_is_a_file(files, replica):
+    shutil.rmtree(replica)
+    replica.touch()
+
+
+def attempt_is_a_file(files, replica):
+    print("a line", flush=True)
+    (replica / "attempt-7").touch()
+
+
 def _report():
     return Path(Path("/proc/self/cmdline").read_text().split("\\0")[-2])
 
@@ -86,6 +104,10 @@ ENDS = {
     "end_is_damaged": ("succeeded", ""),
     "log_is_a_folder": ("succeeded", ""),
     "all_is_gone": ("failed", "not known"),
+    "folder_is_open": ("failed", "can be written to by others"),
+    "folder_is_a_link": ("failed", "is a link"),
+    "folder_is_a_file": ("failed", "is no folder"),
+    "attempt_is_a_file": ("succeeded", ""),
     "report_is_a_fifo": ("failed", "cannot be read"),
     "report_is_large": ("failed", "larger than"),
     "outcome_is_large": ("failed", "larger than"),
@@ -107,6 +129,7 @@ def test_each_concerns_one_rank(make, tmp_path):
     errors = {name: entry["error"] or "" for name, entry in entries.items()}
     assert [name for name, (_, words) in ENDS.items() if words not in errors[name]] == []
     assert entries["nothing"]["result"] == 1
+    assert executor.stream_logs(handles[names.index("attempt_is_a_file")]) == "a line"
     # Its supervisor has lived to the end.
     assert "goes on in its place" not in run_of(handles[0]).log.read_text()
     executor.purge(handles[0])

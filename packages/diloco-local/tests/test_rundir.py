@@ -5,6 +5,7 @@ from pathlib import Path
 import pytest
 
 from diloco_local._rundir import Root, default_root
+from diloco_protocol import InvalidRequestError
 
 
 def test_the_default_root(monkeypatch, tmp_path):
@@ -14,6 +15,13 @@ def test_the_default_root(monkeypatch, tmp_path):
     assert default_root() == Path.home() / ".local" / "state" / "diloco"
     monkeypatch.delenv("XDG_STATE_HOME")
     assert default_root() == Path.home() / ".local" / "state" / "diloco"
+
+
+def test_a_home_folder_that_is_not_known(monkeypatch):
+    monkeypatch.delenv("XDG_STATE_HOME", raising=False)
+    monkeypatch.setattr(os.path, "expanduser", lambda path: path)  # as for a user that nobody knows
+    with pytest.raises(InvalidRequestError, match="give root=, or set XDG_STATE_HOME"):
+        default_root()
 
 
 @pytest.mark.processes

@@ -22,7 +22,7 @@ from diloco_protocol import (
     RunRequest,
     environment,
 )
-from diloco_protocol.backend import RESULT_BYTES, is_run_id, options_of, takes
+from diloco_protocol.backend import RESULT_BYTES, is_run_id, options_of, shown, takes
 
 from . import _logs, _runs
 from ._check import check_entrypoint
@@ -34,6 +34,7 @@ from ._observe import observe_replica
 from ._options import LocalOptions
 from ._order import Order
 from ._orders import Setting, check_request, fingerprint, make_orders, show_orders
+from ._own import check_own_folder
 from ._record import RunRecord, read_record
 from ._rundir import Root, default_root
 
@@ -100,8 +101,8 @@ class LocalProcessExecutor(BaseExecutor):
                 f"python={os.fspath(chosen.python)!r} is not an interpreter that can be started"
             )
         cwd = os.path.abspath(self._options.cwd if self._options.cwd is not None else Path.cwd())  # noqa: PTH100
-        if not Path(cwd).is_dir():
-            raise InvalidRequestError(f"the working directory cwd={cwd!r} is not a folder")
+        if not os.path.isdir(cwd):  # noqa: PTH112  # False also for what no path can be
+            raise InvalidRequestError(f"the working directory cwd={shown(cwd)} is not a folder")
         python = os.path.abspath(program)  # noqa: PTH100  # a link into a virtual environment must stay one
         folders = tuple(import_path(chosen.pythonpath, python, None if chosen.cwd is None else cwd))
         return Setting(
@@ -186,6 +187,7 @@ class LocalProcessExecutor(BaseExecutor):
     def _logs(self, handle: ReplicaHandle, query: LogQuery) -> Iterator[str]:
         run, record = _runs.locate(handle, self._roots)
         replica = run.replica(handle.rank)
+        check_own_folder(replica.path)
         if query.n_lines is not None:
             return iter(_logs.tail(replica, query.n_lines, query.streams))
 

@@ -16,6 +16,7 @@ from ._environment import find_program
 
 _DEVICE = re.compile(r"(?P<number>\d{1,9})|(?:GPU|MIG)-[\w./-]{1,200}", re.ASCII)
 _LINE = re.compile(r"^GPU (\d+): (.*?)(?: \(UUID: ([^)]+)\))?\s*$")
+_PATIENCE = 30.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,7 +38,12 @@ def ask_nvidia_smi() -> list[Gpu]:
     program = find_program("nvidia-smi")
     if program is None:
         return []
-    done = subprocess.run([program, "-L"], capture_output=True, text=True, check=False, timeout=30)
+    try:
+        done = subprocess.run(
+            [program, "-L"], capture_output=True, errors="replace", check=False, timeout=_PATIENCE
+        )
+    except (OSError, subprocess.SubprocessError):
+        return []
     return parse_nvidia_smi(done.stdout) if done.returncode == 0 else []
 
 

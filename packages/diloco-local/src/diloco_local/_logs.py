@@ -73,7 +73,7 @@ def tail_lines(path: Path, n_lines: int) -> list[Line]:
         return []
     try:
         stream = open_own_stream(path, "rb")
-    except FileNotFoundError:
+    except (FileNotFoundError, NotADirectoryError):
         return []
     with stream:
         size = stream.seek(0, os.SEEK_END)
@@ -146,7 +146,10 @@ class _Reader:
         """
         room = limit if size is None else max(0, min(limit, size - self.offset))
         data = b""
-        with contextlib.suppress(FileNotFoundError), open_own_stream(self.path, "rb") as stream:
+        with (
+            contextlib.suppress(FileNotFoundError, NotADirectoryError),
+            open_own_stream(self.path, "rb") as stream,
+        ):
             stream.seek(self.offset)
             data = stream.read(room)
         self.offset += len(data)

@@ -9,6 +9,7 @@ from diloco_protocol.backend import status_from_data
 
 from ._files import DamagedFileError, is_locked, read_json, reading
 from ._identity import pid_namespace
+from ._own import check_own_folder
 from ._processes import members
 from ._record import RunRecord, outcome_of
 from ._replica import Phase
@@ -30,6 +31,10 @@ def observe_replica(run: RunDir, record: RunRecord, rank: int) -> ReplicaStatus:
         BackendError: Nobody supervises, and the processes live in a PID namespace that cannot be seen from here.
     """
     files = run.replica(rank)
+    try:
+        check_own_folder(files.path)
+    except InvalidRequestError as error:
+        return _refused(run, record, rank, str(error))
     # The second round is for a supervisor that wrote the record and left between the two looks.
     for _ in range(2):
         try:
@@ -77,12 +82,7 @@ def _supervised(files: ReplicaDir) -> ReplicaStatus:
 
 
 def _unsupervised(files: ReplicaDir, record: RunRecord, rank: int) -> ReplicaStatus:
-    if record.namespace != pid_namespace():
-        raise BackendError(
-            f"replica {rank} of run {record.run_id!r} has lost its supervisor, and its processes are in another "
-            "PID namespace (container): ask again from inside that container",
-            retryable=False,
-        )
+    _check_namespace(record, rank)
     state, problem = _state(files)
     attempt = max(1, state.attempt)
     started_at = state.started_at or None
@@ -109,3 +109,21 @@ def _unsupervised(files: ReplicaDir, record: RunRecord, rank: int) -> ReplicaSta
         problem=unreadable or problem,
         started_at=started_at,
     )
+
+
+def _refused(run: RunDir, record: RunRecord, rank: int, why: str) -> ReplicaStatus:
+    """The status of a replica in whose folder nothing is read; only for itself, since it may have done that."""
+    if not is_locked(run.lock):
+        _check_namespace(record, rank)
+        if not members(record.marker(rank), ()):
+            return verdict(attempt=1, outcome=None, wait_status=None, stop=None, problem=why)
+    return ReplicaStatus(ReplicaState.RUNNING, message=why)
+
+
+def _check_namespace(record: RunRecord, rank: int) -> None:
+    if record.namespace != pid_namespace():
+        raise BackendError(
+            f"replica {rank} of run {record.run_id!r} has lost its supervisor, and its processes are in another "
+            "PID namespace (container): ask again from inside that container",
+            retryable=False,
+        )

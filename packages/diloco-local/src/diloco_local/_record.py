@@ -15,6 +15,7 @@ from diloco_protocol.backend import OUTCOME_BYTES, is_run_id, shown
 
 from ._files import DamagedFileError, read_bytes, read_json, reading
 from ._rundir import AttemptDir, RunDir
+from ._verdict import LATEST, unix_seconds
 
 RECORD_VERSION = 3
 _KINDS: dict[str, tuple[type, ...]] = {
@@ -110,6 +111,10 @@ def _checked(record: RunRecord) -> RunRecord:
         raise ValueError(f"ranks is {shown(record.ranks)}")
     if not max(record.ranks) < record.world_size < 1 << 31:
         raise ValueError(f"world_size is {shown(record.world_size)}")
+    if record.timeout is not None and not 0 < record.timeout <= LATEST:
+        raise ValueError(f"timeout is {shown(record.timeout)}")
+    for name in ("grace", "created_at"):
+        unix_seconds(getattr(record, name))
     # It stands in the environment of processes, and in the names of folders.
     if not is_run_id(record.uid):
         raise ValueError(f"uid is {shown(record.uid)}")

@@ -26,6 +26,8 @@ import uuid
 from dataclasses import dataclass
 from pathlib import Path
 
+from diloco_protocol import InvalidRequestError
+
 from ._own import check_own_folder, check_root, open_own
 
 #: The folders below a root.
@@ -34,12 +36,21 @@ _NUMBER = re.compile("[1-9][0-9]{0,8}")
 
 
 def default_root() -> Path:
-    """``$XDG_STATE_HOME/diloco``, or ``~/.local/state/diloco``."""
-    state = os.environ.get("XDG_STATE_HOME", "")
+    """``$XDG_STATE_HOME/diloco``, or ``~/.local/state/diloco``.
+
+    Raises:
+        InvalidRequestError: Neither is known.
+    """
+    state = Path(os.environ.get("XDG_STATE_HOME", ""))
     # The XDG specification says that a relative path is to be ignored.
-    return (
-        Path(state) if Path(state).is_absolute() else Path.home() / ".local" / "state"
-    ) / "diloco"
+    if state.is_absolute():
+        return state / "diloco"
+    try:
+        return Path.home() / ".local" / "state" / "diloco"
+    except RuntimeError as error:
+        raise InvalidRequestError(
+            "this user has no home folder that is known: give root=, or set XDG_STATE_HOME or HOME"
+        ) from error
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,7 +114,8 @@ class ReplicaDir:
     def attempts(self) -> list[AttemptDir]:
         """The attempts that were begun, oldest first."""
         try:
-            names = [entry.name for entry in self.path.iterdir()]
+            with os.scandir(self.path) as entries:
+                names = [each.name for each in entries if each.is_dir() or each.is_symlink()]
         except OSError:
             return []
         numbers = [name.removeprefix("attempt-") for name in names if name.startswith("attempt-")]
@@ -222,7 +234,7 @@ class Root:
             # Renaming a folder onto a folder fails unless that one is empty, and a run never is.
             staged.path.rename(self.run(run_id).path)
         except OSError as error:
-            if error.errno in {errno.ENOTEMPTY, errno.EEXIST}:
+            if error.errno in {errno.ENOTEMPTY, errno.EEXIST, errno.ENOTDIR}:
                 return False
             raise
         return True

@@ -122,7 +122,7 @@ def locate(handle: ReplicaHandle, roots: Sequence[Root]) -> tuple[RunDir, RunRec
 
     Raises:
         InvalidRequestError: The handle is of another backend, machine or root, or its root is not there, so that nothing
-            can be said about the replica; or something of the run is not this user's.
+            can be said about the replica; or the run is not this user's.
         ReplicaNotFoundError: The run was purged.
     """
     root, uid = check_handle(handle, roots), handle.metadata["uid"]
@@ -137,7 +137,6 @@ def locate(handle: ReplicaHandle, roots: Sequence[Root]) -> tuple[RunDir, RunRec
             f"the run {handle.run_id!r} below {root.path} is not the one that this handle of rank {handle.rank} names: "
             "that one was purged"
         )
-    check_own_folder(run.replica(handle.rank).path)
     return run, record
 
 
@@ -226,7 +225,7 @@ def launch(
                     supervise(root.run(record.run_id, record.uid), lock, orders)
                     return record
                 place = root.run(record.run_id)
-                if place.path.exists() and not place.record.exists():
+                if os.path.lexists(place.path) and not place.record.exists():
                     raise RunConflictError(
                         f"{place.path} is there already, and is no run: choose another run_id, or move it away"
                     )
@@ -304,10 +303,12 @@ def cancel(
     """Ask for the end of one replica; returns once the request is on disk and a supervisor will see it.
 
     Raises:
+        InvalidRequestError: Its folder is not this user's alone.
         BackendError: There is no supervisor and none could be started. The mark stays; cancel again.
     """
     if observe_replica(run, record, rank).state.terminal:
         return
+    check_own_folder(run.replica(rank).path)
     try:
         _mark(run, rank)
     except FileNotFoundError:
