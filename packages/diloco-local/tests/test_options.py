@@ -120,3 +120,10 @@ def test_the_readme_has_the_options():
     assert table == options_table(LocalOptions), (
         "print(options_table(LocalOptions)) is the new table"
     )
+
+
+@pytest.mark.parametrize("cwd", ["x" * 300, "/no/such/folder", __file__])
+def test_a_working_directory_that_is_none_is_refused(tmp_path, cwd):
+    executor = LocalProcessExecutor(root=tmp_path, cwd=cwd)
+    with pytest.raises(InvalidRequestError, match=r"the working directory cwd=.* is not a folder"):
+        executor.plan(1, "json:dumps")
