@@ -125,7 +125,7 @@ class StoreExchange(ResumableExchange):
         if not self._decides and elastic is not None:
             raise ConfigurationError(
                 f"{store.uri} lets an object be created twice: it ignores conditional writes, so replicas could not agree on "
-                "which of them take part in a sync. Use a store with exclusive creation, or fixed membership (leave "
+                "which of them take part in a sync. Use a store with exclusive creation, or strict membership (leave "
                 "min_replicas out)."
             )
         self.rank = rank
