@@ -28,7 +28,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from diloco_core import DiLoCo, ObjectStoreExchange, Timing, connect
+from diloco_core import DiLoCo, StoreExchange, Timing, connect
 from diloco_core._store._open import open_store
 
 if TYPE_CHECKING:
@@ -181,7 +181,7 @@ def _steps(task: dict[str, Any]) -> dict[str, list[float]]:
     if task["bandwidth"] is not None:
         store = _throttled(store, task["bandwidth"])
     timing = Timing(in_background=in_background)
-    exchange = ObjectStoreExchange(store, task["rank"], task["replicas"], timing=timing)
+    exchange = StoreExchange(store, task["rank"], task["replicas"], timing=timing)
     found: dict[str, list[float]] = {"behind": [], "alone": [], "ends": []}
     period, delay, warm = 300, 250, 3
     with DiLoCo(model, optimizer, exchange, sync_every=period, delay=delay) as outer:
@@ -236,7 +236,7 @@ def _link(task: dict[str, Any]) -> list[float]:
     optimizer = torch.optim.SGD(model.parameters(), lr=1.0)
     store = _throttled(open_store(task["folder"] + "/" + task["codec"]), task["bandwidth"])
     link = store.link
-    exchange = ObjectStoreExchange(store, task["rank"], task["replicas"])
+    exchange = StoreExchange(store, task["rank"], task["replicas"])
     options: dict[str, Any] = {}
     if task["codec"] != "plain":
         options = {

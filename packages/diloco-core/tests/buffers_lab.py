@@ -8,8 +8,7 @@ from torch import nn
 from diloco_core import (
     DiLoCo,
     Elastic,
-    ElasticExchange,
-    ObjectStoreExchange,
+    StoreExchange,
     Timing,
     in_process,
 )
@@ -30,13 +29,13 @@ def exchanges(lab, kind, replicas, *, least=None, hurried=False):
     prefix = next(_prefixes)
     stores = [open_store(f"memory://buffers/{prefix}") for _ in range(replicas)]
     if kind == "strict":
-        return [ObjectStoreExchange(store, rank, replicas) for rank, store in enumerate(stores)]
+        return [StoreExchange(store, rank, replicas) for rank, store in enumerate(stores)]
     elastic, timings = Elastic(least or replicas, topology=kind), [Timing()] * replicas
     if hurried:  # a grace costs no real time, and nobody is ever given up
         clocks = [lab.Clock() for _ in stores]
         timings = [Timing(sync_timeout=1e12, clock=clock, sleep=clock.sleep) for clock in clocks]
     return [
-        ElasticExchange(store, rank, replicas, elastic, timing=timing)
+        StoreExchange(store, rank, replicas, elastic, timing=timing)
         for rank, (store, timing) in enumerate(zip(stores, timings, strict=True))
     ]
 

@@ -8,10 +8,9 @@ from torch import nn
 from diloco_core import (
     DiLoCo,
     Elastic,
-    ElasticExchange,
     ManagerExchange,
     MockManager,
-    ObjectStoreExchange,
+    StoreExchange,
     in_process,
 )
 from diloco_core._store._open import open_store
@@ -157,11 +156,11 @@ def train(exchange, fragments, period, delay, alpha, inner, outer, steps, wishes
 def exchanges(kind, replicas, refused=()):
     if kind == "store":
         store = open_store(f"memory://delay/{next(_prefixes)}")
-        return [ObjectStoreExchange(store, rank, replicas) for rank in range(replicas)]
+        return [StoreExchange(store, rank, replicas) for rank in range(replicas)]
     if kind in ("sharded", "gather"):
         store = open_store(f"memory://delay/{next(_prefixes)}")
         settings = Elastic(replicas, topology=kind)
-        return [ElasticExchange(store, rank, replicas, settings) for rank in range(replicas)]
+        return [StoreExchange(store, rank, replicas, settings) for rank in range(replicas)]
     threads = in_process(replicas)
     if kind == "manager":
         return [

@@ -9,8 +9,7 @@ from torch import nn
 from diloco_core import (
     DiLoCo,
     Elastic,
-    ElasticExchange,
-    ObjectStoreExchange,
+    StoreExchange,
 )
 from diloco_core._store._open import open_store
 
@@ -89,9 +88,9 @@ WRAPPERS = {
 def exchanges(folder, kind, count=2):
     stores = [open_store(str(folder)) for _ in range(count)]
     if kind == "strict":
-        return [ObjectStoreExchange(store, rank, count) for rank, store in enumerate(stores)]
+        return [StoreExchange(store, rank, count) for rank, store in enumerate(stores)]
     elastic = Elastic(count, topology=kind, publish_every=1 if kind == "gather" else None)
-    return [ElasticExchange(store, rank, count, elastic) for rank, store in enumerate(stores)]
+    return [StoreExchange(store, rank, count, elastic) for rank, store in enumerate(stores)]
 
 
 def trained(lab, folder, kind, make, wrap=lambda model: model, syncs=3, **options):

@@ -20,8 +20,7 @@ from diloco_core import (
     CoreError,
     DiLoCo,
     Elastic,
-    ElasticExchange,
-    ObjectStoreExchange,
+    StoreExchange,
     Timing,
     export,
 )
@@ -68,7 +67,7 @@ def exchange_of(folder, membership, *, resume):
     )
     store = open_store(str(folder))
     if membership == "strict":
-        return ObjectStoreExchange(store, 0, 1, timing=timing, resume=resume)
+        return StoreExchange(store, 0, 1, timing=timing, resume=resume)
     topology = "gather" if membership == "gather" else "sharded"
     elastic = Elastic(
         1,
@@ -77,7 +76,7 @@ def exchange_of(folder, membership, *, resume):
         publish_every=1 if topology == "gather" else None,
         resume=resume,
     )
-    return ElasticExchange(store, 0, 1, elastic, timing=timing)
+    return StoreExchange(store, 0, 1, elastic, timing=timing)
 
 
 def train(folder, membership, syncs=SYNCS, *, resume=False):

@@ -13,9 +13,8 @@ import training_lab
 from diloco_core import (
     DiLoCo,
     Elastic,
-    ElasticExchange,
     ObjectNotFoundError,
-    ObjectStoreExchange,
+    StoreExchange,
     plan_exchange,
 )
 
@@ -212,11 +211,11 @@ class CountedServer:
 
 def exchange_of(kind, store, rank, replicas, publish_every):
     if kind == "strict":
-        return ObjectStoreExchange(store, rank, replicas)
+        return StoreExchange(store, rank, replicas)
     settings = Elastic(
         replicas, topology=kind, publish_every=publish_every if kind == "gather" else None
     )
-    return ElasticExchange(store, rank, replicas, settings)
+    return StoreExchange(store, rank, replicas, settings)
 
 
 def moved(kind, stores, counters, params, *, warm, syncs, publish_every=2, **options):

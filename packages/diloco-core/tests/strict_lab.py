@@ -14,7 +14,7 @@ from training_lab import fill, push, values
 from diloco_core import (
     DiLoCo,
     ObjectStoreAllReduce,
-    ObjectStoreExchange,
+    StoreExchange,
     StoreUnavailableError,
     Timing,
 )
@@ -210,7 +210,7 @@ class Run:
 
     def exchange(self, connection, scheduler, limits, resume):
         """How a process takes part."""
-        return ObjectStoreExchange(
+        return StoreExchange(
             connection,
             connection.rank,
             self.ranks,

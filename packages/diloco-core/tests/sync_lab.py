@@ -2,7 +2,7 @@
 
 import torch
 
-from diloco_core import ElasticExchange
+from diloco_core import StoreExchange
 from diloco_core._arithmetic._contribution import Contribution
 from diloco_core._arithmetic._layout import Rule
 from diloco_core._codecs._plain import PLAIN
@@ -52,7 +52,7 @@ class Replica:
         self.job.take_snapshot()
         tables = [self.job.table()]
         exchange.join(Schema(self.job.schema(), {"fragments": "1"}, tables))
-        if isinstance(exchange, ElasticExchange):
+        if isinstance(exchange, StoreExchange):
             exchange.restore([self.job])
 
     def learn(self):

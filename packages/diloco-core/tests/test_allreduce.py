@@ -11,7 +11,7 @@ from diloco_core import (
     ConfigurationError,
     MismatchError,
     ObjectStoreAllReduce,
-    ObjectStoreExchange,
+    StoreExchange,
     in_process,
 )
 from diloco_core._allreduce import Mean
@@ -36,7 +36,7 @@ def exchanges(kind, world_size, chunk_bytes, tmp_path=None):
         else str(tmp_path / str(next(_prefixes)))
     )
     return [
-        ObjectStoreExchange(open_store(uri), rank, world_size, chunk_bytes=chunk_bytes)
+        StoreExchange(open_store(uri), rank, world_size, chunk_bytes=chunk_bytes)
         for rank in range(world_size)
     ]
 

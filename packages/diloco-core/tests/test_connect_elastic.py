@@ -9,10 +9,9 @@ from diloco_core import (
     ConfigurationError,
     DiLoCo,
     Elastic,
-    ElasticExchange,
     ObjectStoreAllReduce,
-    ObjectStoreExchange,
     RunExistsError,
+    StoreExchange,
     Timing,
     connect,
 )
@@ -79,10 +78,10 @@ class TestElastic:
 
     def test_only_by_asking(self, environ):
         strict = connect(environ=environ)
-        assert isinstance(strict, ObjectStoreExchange)
+        assert isinstance(strict, StoreExchange)
         strict.leave()
         elastic = connect(environ=environ, min_replicas=2)
-        assert isinstance(elastic, ElasticExchange)
+        assert isinstance(elastic, StoreExchange)
         assert elastic.settings == Elastic(2)
         assert connect(environ=environ) is elastic
         assert connect(environ=environ, min_replicas=2) is elastic
@@ -142,7 +141,7 @@ class TestTogether:
     def test_a_strict_run_has_limits_too(self, tmp_path):
         timing = Timing(join_timeout=11.0)
         exchange = connect(tmp_path, rank=0, world_size=1, timing=timing)
-        assert isinstance(exchange, ObjectStoreExchange)
+        assert isinstance(exchange, StoreExchange)
         assert replace(exchange._timing, sleep=timing.sleep) == timing
         exchange.leave()
 
@@ -204,6 +203,6 @@ def test_signs_of_life_may_be_rare(tmp_path):
     """Nothing in an elastic run goes by `lost_after`, so its default does not limit the interval."""
     options = {"rank": 0, "world_size": 2, "min_replicas": 1, "grace": 300}
     exchange = connect(tmp_path / "run", beat_interval=60, **options)
-    assert isinstance(exchange, ElasticExchange)
+    assert isinstance(exchange, StoreExchange)
     with pytest.raises(ConfigurationError, match="lost_after=300 cannot be used in an elastic run"):
         connect(tmp_path / "other", beat_interval=60, lost_after=300, **options)

@@ -4,7 +4,7 @@ import threading
 
 import torch
 
-from diloco_core import DiLoCo, ObjectStoreExchange, Timing
+from diloco_core import DiLoCo, StoreExchange, Timing
 from diloco_core._generators import TURNS
 from diloco_core._store._open import open_store
 from diloco_core.testing import run_replicas
@@ -90,7 +90,7 @@ def store_exchanges(tmp_path, world_size, ranks=None, run_id="", **limits):
     clock = Clock()
     timing = Timing(**limits, clock=clock, sleep=clock.sleep) if limits else Timing()
     return [
-        ObjectStoreExchange(
+        StoreExchange(
             open_store(str(tmp_path / "run")), rank, world_size, run_id=run_id, timing=timing
         )
         for rank in (range(world_size) if ranks is None else ranks)

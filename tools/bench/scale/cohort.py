@@ -13,7 +13,7 @@ from unittest import mock
 
 import torch
 
-from diloco_core import DiLoCo, Elastic, ElasticExchange, ObjectStoreExchange, Timing, Transfer
+from diloco_core import DiLoCo, Elastic, StoreExchange, StoreExchange, Timing, Transfer
 from diloco_core._arithmetic._layout import CHUNK_BYTES, Layout, Piece
 from diloco_core._retry import Retries
 from diloco_core._store._drivers._remote import RemoteStore
@@ -238,7 +238,7 @@ class _Cohort:
         )
         chunk_bytes = run.chunks * CHUNK_BYTES // self._scale.factor
         if run.kind == "strict":
-            return ObjectStoreExchange(
+            return StoreExchange(
                 store, rank, run.ranks, timing=timing, chunk_bytes=chunk_bytes
             )
         settings = Elastic(
@@ -247,7 +247,7 @@ class _Cohort:
             topology=run.kind,
             publish_every=run.publish_every if run.kind == "gather" else None,
         )
-        return ElasticExchange(
+        return StoreExchange(
             store, rank, run.ranks, settings, timing=timing, chunk_bytes=chunk_bytes
         )
 

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from diloco_core import DiLoCo, Elastic, ElasticExchange, ObjectStoreAllReduce, ObjectStoreExchange
+from diloco_core import DiLoCo, Elastic, ObjectStoreAllReduce, StoreExchange
 from diloco_core._store._open import open_store
 
 from .throttle import Link, ThrottledEndpoint, ThrottledStore
@@ -80,9 +80,7 @@ def _means(task: dict[str, Any], store: Store, link: Link) -> dict[str, float]:
     meter = Meter(link, task["warm"])
     gradients = torch.randn(task["parameters"])
     result: dict[str, float] = {}
-    with ObjectStoreAllReduce(
-        ObjectStoreExchange(store, task["rank"], task["replicas"])
-    ) as everybody:
+    with ObjectStoreAllReduce(StoreExchange(store, task["rank"], task["replicas"])) as everybody:
         for _ in range(task["warm"] + task["syncs"]):
             times = [time.monotonic()]
             time.sleep(task["step"])
@@ -104,7 +102,7 @@ def _outer_loop(task: dict[str, Any], store: Store, link: Link) -> dict[str, flo
     gradients = [1e-3 * torch.randn_like(tensor) for tensor in model]
     optimizer = torch.optim.SGD(model.parameters(), lr=1.0)
     elastic = Elastic(count, topology=task["topology"], publish_every=task["publish_every"])
-    exchange = ElasticExchange(store, task["rank"], count, elastic)
+    exchange = StoreExchange(store, task["rank"], count, elastic)
     result: dict[str, float] = {}
     syncs = task["warm"] + task["syncs"]
     with DiLoCo(

@@ -6,7 +6,7 @@ from ._arithmetic._clip import Clipped
 from ._codecs._codec import Codec
 from ._codecs._named import compile_codec
 from ._connect import connect
-from ._elastic._exchange import StoreExchange as ElasticExchange
+from ._elastic._exchange import StoreExchange
 from ._elastic._settings import Elastic
 from ._errors import (
     ConfigurationError,
@@ -44,7 +44,6 @@ from ._planner._recommend import Recommendation, recommend
 from ._planner._store_model import HttpBytes, StoreModel
 from ._seconds import Seconds
 from ._store._transfer import Transfer
-from ._strict._exchange import ObjectStoreExchange
 from ._terms._support import Support
 from ._timing import Timing
 from ._torchft._exchange import ManagerExchange
@@ -59,7 +58,6 @@ __all__ = [
     "DiLoCo",
     "DivergedError",
     "Elastic",
-    "ElasticExchange",
     "Exchange",
     "ExchangePlan",
     "FencedError",
@@ -74,7 +72,6 @@ __all__ = [
     "NonFiniteUpdateError",
     "ObjectNotFoundError",
     "ObjectStoreAllReduce",
-    "ObjectStoreExchange",
     "Pending",
     "ProcessGroupExchange",
     "Recommendation",
@@ -84,6 +81,7 @@ __all__ = [
     "RunExistsError",
     "Seconds",
     "StoreError",
+    "StoreExchange",
     "StoreModel",
     "StoreUnavailableError",
     "Support",

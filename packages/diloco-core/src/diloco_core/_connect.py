@@ -11,7 +11,7 @@ from typing import Literal, NamedTuple, TypeAlias
 from ._arithmetic._layout import CHUNK_BYTES
 from ._checks import check_identity, whole
 from ._connect_arguments import (
-    check_not_lost_after,
+    check_not_elastic,
     check_one_process,
     elastic_of,
     given,
@@ -29,10 +29,9 @@ from ._redact import redact_uri
 from ._store._drivers._folder import FolderStore, whole_path
 from ._store._open import open_store
 from ._store._transfer import Transfer
-from ._strict._exchange import ObjectStoreExchange
 from ._timing import Timing
 
-Exchange: TypeAlias = ObjectStoreExchange | StoreExchange
+Exchange: TypeAlias = StoreExchange
 
 _MOST_CHUNK_BYTES = 2**30
 
@@ -70,6 +69,7 @@ def connect(
     sync_timeout: float | None = None,
     beat_interval: float | None = None,
     lost_after: float | None = None,
+    return_within: float | None = None,
     chunk_bytes: int | None = None,
     transfer: Transfer | None = None,
     min_replicas: int | None = None,
@@ -100,9 +100,10 @@ def connect(
     replicas meet later, when the outer loop is entered. From then on, replicas wait up to ``sync_timeout`` seconds for a
     store that is unavailable, and nobody counts as late or lost during that time.
 
-    Membership is strict unless ``min_replicas`` is given: all ranks take part from start to end, and none may be restarted
-    alone. When such a run has stopped, all ranks together can continue it with ``resume=True``, from its newest state. They
-    need ``lost_after`` seconds to make sure that it has stopped, unless every process of it has said how it ended.
+    Membership is fixed unless ``min_replicas`` is given: all ranks take part in every sync. A rank that is started again takes
+    the place of its former process, and the others wait for it for ``return_within`` seconds. Where the store ignores
+    conditional writes this is not possible: the run ends without the rank. When a run has ended, all ranks together can
+    continue it with ``resume=True``, from its newest state.
 
     With ``min_replicas``, membership is elastic: replicas may die, come back, join late and leave, and a sync needs
     ``min_replicas`` of them. The options after it, except ``resume``, are for elastic runs only; :class:`Elastic`
@@ -125,7 +126,9 @@ def connect(
         beat_interval: Seconds between two signs of life; 10 if left out.
         lost_after: Seconds without a sign of life after which a replica counts as lost; 90 if left out. It is refused in elastic
             runs, where ``grace`` takes its place.
-        chunk_bytes: Bytes handled at once; 1 MiB if left out. In strict runs it must be the same for all replicas.
+        return_within: Seconds that the others then wait for it to be started again; 300 if left out, 0 for not at all. Refused
+            in elastic runs, likewise.
+        chunk_bytes: Bytes handled at once; 1 MiB if left out. In fixed runs it must be the same for all replicas.
         transfer: Connections, block size and memory for a store behind a network, such as ``Transfer(connections=32)``. It
             may differ between replicas, and has no effect on folders.
         min_replicas: Makes the run elastic: how many replicas must contribute to a sync.
@@ -136,12 +139,12 @@ def connect(
         publish_every: In the gather topology, the number of syncs of a fragment from one published state to the next. Where
             ``auto`` chooses ``sharded``, it is refused when the run begins.
         retention: How many syncs a replica may lag without having to reload. A larger number keeps more objects in the store.
-        resume: Continue the run that the prefix holds, even if another launch began it. A strict run must have stopped, and all
-            of its ranks continue it together, with the same model and settings (``sync_every`` may change on all of them).
-            ``"newest-whole"`` also permits the run to return to an older state if a newer one is damaged and cannot be
-            restored; in a strict run, rank 0 decides.
+        resume: Continue the run that the prefix holds, even if another launch began it. All ranks of a fixed run continue it
+            together, with the same model and settings (``sync_every`` may change on all of them). ``"newest-whole"`` also
+            permits the run to return to an older state if a newer one is damaged and cannot be restored.
         elastic: Settings that make the run elastic; replaces ``min_replicas`` and the options after it.
-        timing: The limits in seconds; replaces ``join_timeout``, ``sync_timeout``, ``beat_interval`` and ``lost_after``.
+        timing: The limits in seconds; replaces ``join_timeout``, ``sync_timeout``, ``beat_interval``, ``lost_after`` and
+            ``return_within``.
         environ: The mapping to use instead of ``os.environ``.
 
     Raises:
@@ -170,6 +173,7 @@ def connect(
         sync_timeout=sync_timeout,
         beat_interval=beat_interval,
         lost_after=lost_after,
+        return_within=return_within,
     )
     membership = given(
         min_replicas=min_replicas,
@@ -182,7 +186,7 @@ def connect(
     )
     elastic = elastic_of(elastic, membership)
     if elastic is not None:
-        check_not_lost_after(lost_after)
+        check_not_elastic(limits)
     all_limits = timing_of(timing, limits, elastic=elastic is not None)
     asked = {**limits, **membership, **given(chunk_bytes=chunk_bytes, transfer=transfer)}
     asked |= {} if timing is None else numbers_of(all_limits)
@@ -211,7 +215,15 @@ def connect(
             _check_same(connected.settings, {**identity, **asked}, redact_uri(place), rank)
             return connected.exchange
         exchange = _new(
-            place, rank, world_size, run_id, elastic, timing, chunks, transfer, resume or False
+            place,
+            rank,
+            world_size,
+            run_id,
+            elastic,
+            timing,
+            chunks,
+            transfer,
+            (resume or False) if elastic is None else False,
         )
         settings = {**identity, **numbers_of(timing), "chunk_bytes": chunks, "transfer": transfer}
         if elastic is None:
@@ -261,18 +273,15 @@ def _new(
     if isinstance(store, FolderStore):
         store.of_earlier_run = bool(resume)
     try:
-        if elastic is None:
-            return ObjectStoreExchange(
-                store,
-                rank,
-                world_size,
-                run_id=run_id,
-                timing=timing,
-                chunk_bytes=chunk_bytes,
-                resume=resume,
-            )
         return StoreExchange(
-            store, rank, world_size, elastic, run_id=run_id, timing=timing, chunk_bytes=chunk_bytes
+            store,
+            rank,
+            world_size,
+            elastic,
+            run_id=run_id,
+            timing=timing,
+            chunk_bytes=chunk_bytes,
+            resume=resume,
         )
     except BaseException:
         store.unmake() if isinstance(store, FolderStore) else store.close()

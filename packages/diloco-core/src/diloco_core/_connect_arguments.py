@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
 _log = logging.getLogger("diloco_core")
-_LIMITS = ("join_timeout", "sync_timeout", "beat_interval", "lost_after")
+_LIMITS = ("join_timeout", "sync_timeout", "beat_interval", "lost_after", "return_within")
 
 
 def given(**arguments: Any) -> dict[str, Any]:
@@ -51,7 +51,7 @@ def timing_of(timing: object, limits: Mapping[str, Any], *, elastic: bool) -> Ti
 
 
 def elastic_of(elastic: object, options: Mapping[str, Any]) -> Elastic | None:
-    """The settings of elastic membership; None for strict membership.
+    """The settings of elastic membership; None for fixed membership.
 
     Args:
         elastic: All settings together, or None.
@@ -76,7 +76,7 @@ def elastic_of(elastic: object, options: Mapping[str, Any]) -> Elastic | None:
             continue
         raise ConfigurationError(
             f"{name}={value!r} is for elastic runs. Pass min_replicas= too to make the run elastic, or leave {name}= out: "
-            "with strict membership every sync waits for all replicas, and the topology is sharded."
+            "with fixed membership every sync waits for all replicas, and the topology is sharded."
         )
     return None
 
@@ -86,13 +86,18 @@ def numbers_of(timing: Timing) -> dict[str, object]:
     return {name: getattr(timing, name) for name in _LIMITS}
 
 
-def check_not_lost_after(lost_after: float | None) -> None:
-    """Refuse a limit that elastic runs do not ask for."""
-    if lost_after is not None:
-        raise ConfigurationError(
-            f"lost_after={lost_after!r} cannot be used in an elastic run, where grace says how long a replica is waited for. "
-            "Leave it out, or pass grace="
-        )
+def check_not_elastic(limits: Mapping[str, Any]) -> None:
+    """Refuse limits that elastic runs do not ask for.
+
+    Raises:
+        ConfigurationError: There is such a limit.
+    """
+    for name in ("lost_after", "return_within"):
+        if name in limits:
+            raise ConfigurationError(
+                f"{name}={limits[name]!r} cannot be used in an elastic run, where grace says how long a replica is waited for. "
+                "Leave it out, or pass grace="
+            )
 
 
 def settings_of(elastic: Elastic) -> dict[str, object]:

@@ -26,7 +26,6 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
     from ._elastic._exchange import StoreExchange
-    from ._strict._exchange import ObjectStoreExchange
 
 _log = logging.getLogger("diloco_core")
 
@@ -71,7 +70,7 @@ def _prepare(
     rank: int | None,
     world_size: int | None,
     options: Mapping[str, Any],
-) -> tuple[ObjectStoreExchange | StoreExchange, Callable[..., Any]]:
+) -> tuple[StoreExchange, Callable[..., Any]]:
     trainer = load_trainer(trainer_module, trainer_fn)
     # The arguments go into the environment too, for the trainer's own connect() and its worker processes.
     given = {
@@ -99,7 +98,7 @@ def _prepare(
 
 
 def _call(
-    exchange: ObjectStoreExchange | StoreExchange,
+    exchange: StoreExchange,
     trainer: Callable[..., Any],
     kwargs: Mapping[str, Any],
 ) -> Any:

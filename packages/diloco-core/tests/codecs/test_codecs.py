@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from sync_lab import Halved
 
-from diloco_core import ElasticExchange, MismatchError, connect, in_process
+from diloco_core import MismatchError, StoreExchange, connect, in_process
 from diloco_core._arithmetic._contribution import Contribution
 from diloco_core._arithmetic._layout import Group, Layout, Piece, Rule
 from diloco_core._arithmetic._sent import sent_bytes
@@ -60,7 +60,7 @@ class Replica:
 
     def begin(self):
         self.exchange.join(Schema(self.job.schema(), {"fragments": "1"}, [self.job.table()]))
-        if isinstance(self.exchange, ElasticExchange):
+        if isinstance(self.exchange, StoreExchange):
             self.exchange.restore([self.job])
 
     def sync(self):

@@ -19,7 +19,7 @@ from diloco_core import (
     MismatchError,
     MockManager,
     NonFiniteUpdateError,
-    ObjectStoreExchange,
+    StoreExchange,
     connect,
     export,
     in_process,
@@ -197,12 +197,12 @@ def test_a_damaged_update_is_written_again(tmp_path, monkeypatch):
     """A replica that finds an update damaged adds nothing, and asks its owner to write it again."""
     undamaged = train(make, in_process(2), steps=8, **IN_THREADS)
     damaged = []
-    put = ObjectStoreExchange.__init__
+    put = StoreExchange.__init__
 
     def init(self, store, *args, **options):
         put(self, Damaging(store, damaged) if args[0] == 0 else store, *args, **options)
 
-    monkeypatch.setattr(ObjectStoreExchange, "__init__", init)
+    monkeypatch.setattr(StoreExchange, "__init__", init)
     ends = train(make, over_store(tmp_path), steps=8, **INT8)
     assert damaged
     assert identical([*undamaged, *ends])

@@ -10,10 +10,10 @@ from training_lab import PATIENCE
 from diloco_core import (
     DiLoCo,
     Elastic,
-    ElasticExchange,
     MismatchError,
     RendezvousTimeoutError,
     RunExistsError,
+    StoreExchange,
     Timing,
 )
 from diloco_core._elastic._beginning import beginning, wait_for_manifest
@@ -365,7 +365,7 @@ class TestSaying:
             return put(key, parts)
 
         store.put = slowed
-        exchange = ElasticExchange(store, 0, 1, Elastic(1, grace=0.02))
+        exchange = StoreExchange(store, 0, 1, Elastic(1, grace=0.02))
         model = torch.nn.ParameterList([torch.zeros(40)])
         with DiLoCo(
             model,

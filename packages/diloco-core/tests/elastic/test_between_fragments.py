@@ -4,7 +4,7 @@ from contextlib import suppress
 
 import torch
 
-from diloco_core import DiLoCo, Elastic, ElasticExchange
+from diloco_core import DiLoCo, Elastic, StoreExchange
 from diloco_core._store._open import open_store
 
 
@@ -13,7 +13,7 @@ def life(lab, steps, fragments=2):
     store = open_store(f"memory://between-fragments/{fragments}")
     net = lab.fill(torch.nn.Sequential(torch.nn.Linear(3, 4), torch.nn.Linear(4, 2)))
     inner = torch.optim.SGD(net.parameters(), lr=0.1)
-    exchange = ElasticExchange(store, 0, 1, Elastic(1, grace=1.0))
+    exchange = StoreExchange(store, 0, 1, Elastic(1, grace=1.0))
     options = {"sync_every": 2 * fragments, "fragments": fragments, "save_inner_every": 1}
     with suppress(KeyboardInterrupt), DiLoCo(net, inner, exchange, **options) as outer:
         for _ in range(steps):

@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import pytest
 
-from diloco_core import Elastic, ElasticExchange
+from diloco_core import Elastic, StoreExchange
 from diloco_core._elastic import _exchange as _exchange_elastic
 from diloco_core._elastic._records._keys import done_key, inner_key, shard_key
 from diloco_core._elastic._records._records import Rollback
@@ -71,7 +71,7 @@ def saving_without_looking_for_a_successor(monkeypatch):
         key = inner_key(life.rank, life.epoch, life.sync)
         life.store.put(key, lambda: parts(key))
 
-    monkeypatch.setattr(ElasticExchange, "save_inner", mutant)
+    monkeypatch.setattr(StoreExchange, "save_inner", mutant)
 
 
 @pytest.mark.parametrize(

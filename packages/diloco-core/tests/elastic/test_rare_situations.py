@@ -11,8 +11,8 @@ from diloco_core import (
     CorruptedObjectError,
     DiLoCo,
     Elastic,
-    ElasticExchange,
     RunExistsError,
+    StoreExchange,
     Timing,
     connect,
 )
@@ -162,7 +162,7 @@ def test_a_store_that_is_down_for_good_is_noticed_within_the_timeout(tmp_path):
     store = RemoteStore("memory://run", driver, Retries(clock=lambda: now[0], sleep=sleep))
     timing = Timing(sync_timeout=100.0, clock=lambda: now[0], sleep=sleep)
     exchange, count = (
-        ElasticExchange(store, 0, 1, Elastic(1, grace=10.0), timing=timing),
+        StoreExchange(store, 0, 1, Elastic(1, grace=10.0), timing=timing),
         iter(range(100)),
     )
 

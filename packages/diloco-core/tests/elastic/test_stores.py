@@ -5,7 +5,7 @@ import threading
 import pytest
 import torch
 
-from diloco_core import DiLoCo, Elastic, ElasticExchange, StoreUnavailableError, export
+from diloco_core import DiLoCo, Elastic, StoreExchange, StoreUnavailableError, export
 from diloco_core._store._drivers import _folder as _store_folder
 from diloco_core._store._open import open_store
 from diloco_core.testing import run_replicas
@@ -35,7 +35,7 @@ def _replica(lab, syncs, crash_at=None, event=None):
 
 
 def _exchanges(uri, settings, ranks=(0, 1, 2)):
-    return [ElasticExchange(open_store(uri), rank, 3, settings) for rank in ranks]
+    return [StoreExchange(open_store(uri), rank, 3, settings) for rank in ranks]
 
 
 @pytest.mark.parametrize("kind", ["folder", "memory"])

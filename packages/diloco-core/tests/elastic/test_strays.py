@@ -10,8 +10,8 @@ from diloco_core import (
     CorruptedObjectError,
     DiLoCo,
     Elastic,
-    ElasticExchange,
     RunExistsError,
+    StoreExchange,
     StoreUnavailableError,
     Timing,
 )
@@ -182,7 +182,7 @@ class TestPipes:
 
         settings = Elastic(1, grace=5.0, topology="sharded")
         (result,) = run_replicas(
-            replica, [ElasticExchange(open_store(uri), 0, 1, settings, timing=timing)]
+            replica, [StoreExchange(open_store(uri), 0, 1, settings, timing=timing)]
         )
         return result
 

@@ -10,11 +10,11 @@ import torch
 from sync_lab import LEARNED, START, Replica
 
 from diloco_core import (
-    ElasticExchange,
     ManagerExchange,
     MockManager,
     NonFiniteDeltaError,
     ReplicaLostError,
+    StoreExchange,
     SyncError,
     Timing,
     connect,
@@ -199,7 +199,7 @@ def test_what_is_not_finite_stops_where_it_is_seen_and_the_others_hear_of_it(rep
         bad.exchange.begin(bad.job).finish()
     with pytest.raises(SyncError, match="ended"):
         bad.exchange.begin(bad.job)
-    if not isinstance(good.exchange, ElasticExchange):
+    if not isinstance(good.exchange, StoreExchange):
         with pytest.raises(ReplicaLostError, match="NonFiniteDeltaError"):
             good.exchange.sync(good.job)
 

@@ -8,7 +8,7 @@ import torch
 from safetensors import safe_open
 from torch import nn
 
-from diloco_core import DiLoCo, Elastic, ElasticExchange, RendezvousError, export
+from diloco_core import DiLoCo, Elastic, RendezvousError, StoreExchange, export
 from diloco_core._store._open import open_store
 
 
@@ -19,7 +19,7 @@ def model():
 def exported(folder, syncs, visit, fragments=4):
     """Run one replica, and visit after each sync what the store then holds. Returns the number of outer steps."""
     elastic = Elastic(1, topology="gather", publish_every=2)
-    exchange = ElasticExchange(open_store(str(folder)), 0, 1, elastic)
+    exchange = StoreExchange(open_store(str(folder)), 0, 1, elastic)
     net = model()
     inner = torch.optim.SGD(net.parameters(), lr=1e-6)
     with DiLoCo(net, inner, exchange, sync_every=fragments, fragments=fragments) as outer:

@@ -15,9 +15,9 @@ from diloco_core import (
     CorruptedObjectError,
     DiLoCo,
     Elastic,
-    ElasticExchange,
     ObjectStoreAllReduce,
     RendezvousError,
+    StoreExchange,
     export,
 )
 from diloco_core._elastic._records._records import Done
@@ -58,7 +58,7 @@ def _run(lab, uri, topology="sharded", dtype=torch.float32, syncs=6, **options):
         **options,
     )
     return lab.run(
-        replica, [ElasticExchange(open_store(uri), rank, 3, settings) for rank in range(3)]
+        replica, [StoreExchange(open_store(uri), rank, 3, settings) for rank in range(3)]
     )
 
 

@@ -18,7 +18,7 @@ from diloco_core import (
     CorruptedObjectError,
     DiLoCo,
     Elastic,
-    ElasticExchange,
+    StoreExchange,
     export,
     in_process,
 )
@@ -227,7 +227,7 @@ def test_without_the_manifest_its_copy_is_enough(lab, tmp_path, no_pause, caplog
 def test_so_it_is_before_the_first_sync(lab, tmp_path, no_pause, caplog, harm):
     model = lab.fill(nn.Linear(2, 2))
     inner = torch.optim.SGD(model.parameters(), lr=0.1)
-    exchange = ElasticExchange(open_store(str(tmp_path / "run")), 0, 1, Elastic(1, grace=1.0))
+    exchange = StoreExchange(open_store(str(tmp_path / "run")), 0, 1, Elastic(1, grace=1.0))
     with DiLoCo(model, inner, exchange, sync_every=2):
         manifest = tmp_path / "run" / "manifest.json"
         manifest.unlink() if harm == "gone" else manifest.write_text(manifest.read_text()[:90])
@@ -240,7 +240,7 @@ def test_padding_is_covered_too(lab, tmp_path, no_pause):
     model = lab.fill(nn.Linear(2, 2))
     model.register_buffer("mask", torch.tensor([True, False, True]))
     inner = torch.optim.SGD(model.parameters(), lr=0.1)
-    exchange = ElasticExchange(open_store(str(tmp_path / "run")), 0, 1, Elastic(1, grace=1.0))
+    exchange = StoreExchange(open_store(str(tmp_path / "run")), 0, 1, Elastic(1, grace=1.0))
     with DiLoCo(model, inner, exchange, sync_every=1, buffers="none"):
         lab.push(model, inner, 0, 0)
     (path,) = (tmp_path / "run" / "unsynced").rglob("*.safetensors")

@@ -9,7 +9,7 @@ from diloco_core import (
     CorruptedObjectError,
     DiLoCo,
     Elastic,
-    ElasticExchange,
+    StoreExchange,
     connect,
     in_process,
 )
@@ -128,7 +128,7 @@ class TestRefusals:
     def outer(self, folder, optimizer=torch.optim.SGD, **options):
         net = torch.nn.Linear(2, 2)
         inner = optimizer(net.parameters(), lr=0.1)
-        exchange = ElasticExchange(open_store(str(folder)), 0, 1, Elastic(1, grace=1.0))
+        exchange = StoreExchange(open_store(str(folder)), 0, 1, Elastic(1, grace=1.0))
         return net, inner, DiLoCo(net, inner, exchange, sync_every=2, **options)
 
     @pytest.mark.parametrize(
@@ -203,7 +203,7 @@ class TestWhatDoesNotFit:
         torch.manual_seed(5)
         net = torch.nn.Sequential(torch.nn.Linear(3, 3), torch.nn.Linear(3, 3))
         inner = make(list(net.parameters()))
-        exchange = ElasticExchange(open_store(str(uri)), 0, 1, Elastic(1))
+        exchange = StoreExchange(open_store(str(uri)), 0, 1, Elastic(1))
         with DiLoCo(net, inner, exchange, sync_every=1, save_inner_every=1, **options):
             net(torch.ones(1, 3)).sum().backward()
             inner.step()
@@ -246,7 +246,7 @@ def test_settings_that_were_given_anew_are_named_where_the_saved_ones_stay(
         inner = torch.optim.AdamW(net.parameters(), lr=lr, weight_decay=0.5)
         if scheduler:
             torch.optim.lr_scheduler.LinearLR(inner)
-        exchange = ElasticExchange(open_store(str(tmp_path / "run")), 0, 1, Elastic(1, grace=1.0))
+        exchange = StoreExchange(open_store(str(tmp_path / "run")), 0, 1, Elastic(1, grace=1.0))
         with DiLoCo(net, inner, exchange, sync_every=1) as outer:
             assert (outer.committed, inner.param_groups[0]["weight_decay"]) == (syncs - 1, 0.5)
             net(torch.ones(1, 3)).sum().backward()

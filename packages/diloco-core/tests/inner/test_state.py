@@ -15,8 +15,8 @@ from diloco_core import (
     CorruptedObjectError,
     DiLoCo,
     Elastic,
-    ElasticExchange,
     FencedError,
+    StoreExchange,
     connect,
 )
 from diloco_core._elastic._records._keys import claim_key, inner_key
@@ -31,7 +31,7 @@ def _train(uri, rank, syncs, loader, world_size=1, every=10, stop=None, reports=
     torch.manual_seed(5)
     net = torch.nn.Linear(3, 2)
     inner = torch.optim.AdamW(net.parameters(), lr=0.01)
-    exchange = ElasticExchange(open_store(uri), rank, world_size, Elastic(1, grace=1.0, **settings))
+    exchange = StoreExchange(open_store(uri), rank, world_size, Elastic(1, grace=1.0, **settings))
     options = {"sync_every": 2, "stateful": {"loader": loader}, "save_inner_every": every}
     if reports is not None:
         options["on_sync"] = lambda report: reports.append(
@@ -112,7 +112,7 @@ def test_several_optimizers_are_all_saved(tmp_path):
             torch.optim.AdamW([net.weight], lr=0.1),
             torch.optim.SGD([net.bias], lr=0.1, momentum=0.9),
         ]
-        exchange = ElasticExchange(open_store(str(tmp_path)), 0, 1, Elastic(1, grace=1.0))
+        exchange = StoreExchange(open_store(str(tmp_path)), 0, 1, Elastic(1, grace=1.0))
         with DiLoCo(net, inner, exchange, sync_every=1) as outer:
             restored = [
                 [{k: v.clone() for k, v in state.items()} for state in o.state.values()]
@@ -282,7 +282,7 @@ class TestALoaderThatIsNotSaved:
         if options.pop("scheduled", False):
             scheduler = torch.optim.lr_scheduler.StepLR(inner, 1)
             options["stateful"] = {"scheduler": scheduler}
-        exchange = ElasticExchange(open_store(str(tmp_path)), 0, 1, Elastic(1, grace=1.0))
+        exchange = StoreExchange(open_store(str(tmp_path)), 0, 1, Elastic(1, grace=1.0))
         with DiLoCo(net, inner, exchange, sync_every=2, **options) as outer:
             before = len(caplog.records)
             skip = outer.batches_to_skip, outer.batches_to_skip

@@ -9,8 +9,8 @@ from torch import nn
 from diloco_core import (
     DiLoCo,
     Elastic,
-    ElasticExchange,
     ReplicaLostError,
+    StoreExchange,
     UnseenStepsError,
     in_process,
 )
@@ -36,7 +36,7 @@ def refused(match=None):
 
 
 def elastic(tmp_path):
-    return ElasticExchange(open_store(str(tmp_path / "run")), 0, 1, Elastic(1, grace=1.0))
+    return StoreExchange(open_store(str(tmp_path / "run")), 0, 1, Elastic(1, grace=1.0))
 
 
 class TestAnotherOptimizer:

@@ -18,7 +18,7 @@ from diloco_core import (
     MismatchError,
     MockManager,
     NonFiniteDeltaError,
-    ObjectStoreExchange,
+    StoreExchange,
     SyncReport,
     in_process,
 )
@@ -295,7 +295,7 @@ def test_replicas_that_clip_differently_are_refused(kind):
 def test_a_strict_run_that_is_resumed_clips_on(tmp_path):
     def meet(*, resume):
         store = open_store(str(tmp_path))
-        return [ObjectStoreExchange(store, rank, 2, resume=resume) for rank in range(2)]
+        return [StoreExchange(store, rank, 2, resume=resume) for rank in range(2)]
 
     learned = [[[1.0, 2.0]], [[500.0, 0.0]]]
     run(lambda each: train(each, learned), meet(resume=False))

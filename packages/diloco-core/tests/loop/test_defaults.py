@@ -7,9 +7,8 @@ from torch import nn
 from diloco_core import (
     DiLoCo,
     Elastic,
-    ElasticExchange,
     ObjectStoreAllReduce,
-    ObjectStoreExchange,
+    StoreExchange,
     in_process,
 )
 from diloco_core import export as export_model
@@ -72,14 +71,14 @@ def live(lab, exchange, syncs, **options):
 
 def runs(lab, folder, options):
     """Strict over a store; elastic in three lives, as one file at the end; between threads; a plain mean."""
-    strict = ObjectStoreExchange(open_store(str(folder / "strict")), 0, 1)
+    strict = StoreExchange(open_store(str(folder / "strict")), 0, 1)
     found = [live(lab, strict, 3, **options)]
     for syncs, topology in ((2, "gather"), (4, "gather"), (2, "sharded"), (4, "sharded")):
         store = open_store(str(folder / topology))
         settings = Elastic(
             1, grace=1.0, topology=topology, publish_every=3 if topology == "gather" else None
         )
-        found.append(live(lab, ElasticExchange(store, 0, 1, settings), syncs, **options))
+        found.append(live(lab, StoreExchange(store, 0, 1, settings), syncs, **options))
     export_model(str(folder / "sharded"), str(folder / "model.safetensors"))
     found.append(live(lab, in_process(1)[0], 3, **options))
     value = torch.full((5,), 2.0, device="cpu", dtype=torch.bfloat16)

@@ -16,8 +16,8 @@ from diloco_core import (
     MismatchError,
     ModelChangedError,
     NonFiniteDeltaError,
-    ObjectStoreExchange,
     ReplicaLostError,
+    StoreExchange,
     SyncError,
     Timing,
     in_process,
@@ -383,7 +383,7 @@ class TestResuming:
         place = f"memory://delay/resume/{delay}/{stop}"
 
         def opened(rank, resume):
-            return ObjectStoreExchange(open_store(place), rank, 2, resume=resume)
+            return StoreExchange(open_store(place), rank, 2, resume=resume)
 
         wanted = lab.run(whole, exchanges("store", 2))
         lab.run(
@@ -405,7 +405,7 @@ class TestResuming:
         place = f"memory://delay/under-way/{stop}"
 
         def opened(rank, resume):
-            return ObjectStoreExchange(open_store(place), rank, 2, resume=resume)
+            return StoreExchange(open_store(place), rank, 2, resume=resume)
 
         lab.run(
             lambda exchange: self.life(lab, exchange, stop, stop=True, delay=2),

@@ -7,8 +7,7 @@ from torch import nn
 from diloco_core import (
     DiLoCo,
     Elastic,
-    ElasticExchange,
-    ObjectStoreExchange,
+    StoreExchange,
     UnequalSyncsError,
     in_process,
 )
@@ -23,9 +22,7 @@ def make_model(lab):
 def exchanges(tmp_path, kind, count):
     if kind == "threads":
         return in_process(count)
-    return [
-        ObjectStoreExchange(open_store(str(tmp_path / "run")), rank, count) for rank in range(count)
-    ]
+    return [StoreExchange(open_store(str(tmp_path / "run")), rank, count) for rank in range(count)]
 
 
 def skipping(lab, skipped, steps, **options):
@@ -200,7 +197,7 @@ class TestWithoutAFlush:
     @pytest.mark.parametrize("topology", ["sharded", "gather"])
     def test_in_elastic_runs_too(self, lab, tmp_path, topology):
         def life(steps):
-            exchange = ElasticExchange(
+            exchange = StoreExchange(
                 open_store(str(tmp_path)), 0, 1, Elastic(1, grace=1.0, topology=topology)
             )
             return skipping(lab, (0,), steps, sync_every=2, flush="none")(exchange)

@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import nn
 
-from diloco_core import DiLoCo, ManagerExchange, MockManager, ObjectStoreExchange, in_process
+from diloco_core import DiLoCo, ManagerExchange, MockManager, StoreExchange, in_process
 from diloco_core._store._open import open_store
 
 _prefixes = itertools.count()
@@ -163,9 +163,7 @@ class Mixed(nn.Module):
 
 
 def stores(uri, chunk_bytes=128):
-    return [
-        ObjectStoreExchange(open_store(uri), rank, 3, chunk_bytes=chunk_bytes) for rank in range(3)
-    ]
+    return [StoreExchange(open_store(uri), rank, 3, chunk_bytes=chunk_bytes) for rank in range(3)]
 
 
 @pytest.mark.parametrize("fragments", [1, 3])
@@ -211,7 +209,7 @@ def test_the_sum_is_taken_in_rank_order(lab, tmp_path):
             assert not any(torch.equal(a, b) for a, b in shards), (
                 "the values can tell the orders apart"
             )
-    folder = [ObjectStoreExchange(open_store(str(tmp_path)), rank, 4) for rank in range(4)]
+    folder = [StoreExchange(open_store(str(tmp_path)), rank, 4) for rank in range(4)]
     for exchanges in (in_process(4), folder):
         for weight in lab.run(train, exchanges):
             assert torch.equal(weight, wanted)

@@ -11,10 +11,9 @@ from diloco_core import (
     ConfigurationError,
     DiLoCo,
     Elastic,
-    ElasticExchange,
     MismatchError,
-    ObjectStoreExchange,
     Seconds,
+    StoreExchange,
 )
 from diloco_core._store._open import open_store
 from diloco_core.testing import run_replicas
@@ -75,9 +74,9 @@ _prefixes = itertools.count()
 def replicas(kind, place, count, *, resume):
     store = open_store(place)
     if kind == "strict":
-        return [ObjectStoreExchange(store, rank, count, resume=resume) for rank in range(count)]
+        return [StoreExchange(store, rank, count, resume=resume) for rank in range(count)]
     settings = Elastic(count, topology="sharded")
-    return [ElasticExchange(store, rank, count, settings) for rank in range(count)]
+    return [StoreExchange(store, rank, count, settings) for rank in range(count)]
 
 
 def train(options, syncs, exchange):

@@ -12,8 +12,8 @@ from diloco_core import (
     ConfigurationError,
     DiLoCo,
     NonFiniteDeltaError,
-    ObjectStoreExchange,
     ReplicaLostError,
+    StoreExchange,
     SyncError,
     in_process,
     make_diloco_outer_loop,
@@ -39,7 +39,7 @@ class TestFlush:
     @pytest.mark.parametrize("steps", [1, 3, 5, 7])
     @pytest.mark.parametrize("store", [False, True])
     def test_a_partial_period_is_synced_at_the_end(self, lab, tmp_path, fragments, steps, store):
-        folder = [ObjectStoreExchange(open_store(str(tmp_path)), rank, 3) for rank in range(3)]
+        folder = [StoreExchange(open_store(str(tmp_path)), rank, 3) for rank in range(3)]
         options = {"sync_every": 4, "fragments": fragments, "outer_lr": 1.0, "outer_momentum": 0.0}
         runs = lab.train(
             lambda rank: pair(lab), folder if store else in_process(3), steps, **options

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 import diloco_core
-from diloco_core import DiLoCo, ElasticExchange, SyncError, in_process
+from diloco_core import DiLoCo, StoreExchange, SyncError, in_process
 from diloco_core._exchange._resumable import Position, ResumableExchange
 from diloco_core._loop._counters import Counters
 from diloco_core._loop._membership import FixedMembership, ResumableMembership, membership_of
@@ -46,8 +46,8 @@ def test_an_exchange_that_keeps_no_state_cannot_have_reloaded_the_model():
 
 
 def test_the_elastic_exchange_is_resumable_and_complete():
-    assert issubclass(ElasticExchange, ResumableExchange)
-    assert not ElasticExchange.__abstractmethods__
+    assert issubclass(StoreExchange, ResumableExchange)
+    assert not StoreExchange.__abstractmethods__
 
 
 def test_an_exchange_that_lacks_a_verb_cannot_be_made():

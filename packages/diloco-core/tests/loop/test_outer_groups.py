@@ -14,10 +14,9 @@ from training_lab import fill, run
 from diloco_core import (
     DiLoCo,
     Elastic,
-    ElasticExchange,
     ManagerExchange,
     MockManager,
-    ObjectStoreExchange,
+    StoreExchange,
     export,
     in_process,
 )
@@ -141,9 +140,9 @@ def test_a_run_that_is_resumed_comes_to_the_same_bits(kind, settings, tmp_path):
     def meet(folder, *, resume):
         store = open_store(str(tmp_path / folder))
         if kind == "store":
-            return [ObjectStoreExchange(store, rank, 2, resume=resume) for rank in range(2)]
+            return [StoreExchange(store, rank, 2, resume=resume) for rank in range(2)]
         elastic = Elastic(2, topology=kind, publish_every=1 if kind == "gather" else None)
-        return [ElasticExchange(store, rank, 2, elastic) for rank in range(2)]
+        return [StoreExchange(store, rank, 2, elastic) for rank in range(2)]
 
     def some(exchange, steps):
         model = a_model()
@@ -170,7 +169,7 @@ def test_a_group_without_momentum_publishes_none(tmp_path):
     settings = [{"momentum": 0.0}, {"momentum": 0.6}]
     run(
         lambda each: train(each, MEMBERS, settings, 1, 2),
-        [ObjectStoreExchange(store, rank, 1) for rank in range(1)],
+        [StoreExchange(store, rank, 1) for rank in range(1)],
     )
     (newest,) = tmp_path.glob("state/00000001/*.safetensors")
     with safe_open(newest, "pt") as file:

@@ -11,9 +11,8 @@ from training_lab import push, run
 from diloco_core import (
     ConfigurationError,
     Elastic,
-    ElasticExchange,
     MismatchError,
-    ObjectStoreExchange,
+    StoreExchange,
 )
 from diloco_core._store._open import open_store
 from diloco_core.testing import run_replicas
@@ -172,8 +171,8 @@ def test_a_run_is_not_resumed_with_other_groups(kind, one, other, told, tmp_path
     def meet(*, resume):
         store = open_store(str(tmp_path))
         if kind == "strict":
-            return [ObjectStoreExchange(store, 0, 1, resume=resume)]
-        return [ElasticExchange(store, 0, 1, Elastic(1))]
+            return [StoreExchange(store, 0, 1, resume=resume)]
+        return [StoreExchange(store, 0, 1, Elastic(1))]
 
     run(partial(_once, one), meet(resume=False))
     (error,) = run_replicas(partial(_once, other), meet(resume=True))

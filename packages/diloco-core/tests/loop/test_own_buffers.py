@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import nn
 
-from diloco_core import ConfigurationError, DiLoCo, Elastic, ElasticExchange, ObjectStoreExchange
+from diloco_core import ConfigurationError, DiLoCo, Elastic, StoreExchange
 from diloco_core._loop import _own_buffers
 from diloco_core._loop._own_buffers import OwnBuffers
 from diloco_core._store._open import open_store
@@ -15,8 +15,8 @@ from diloco_core._store._open import open_store
 def exchanges(kind, uri, resume):
     stores = [open_store(uri) for _ in range(2)]
     if kind == "strict":
-        return [ObjectStoreExchange(s, rank, 2, resume=resume) for rank, s in enumerate(stores)]
-    return [ElasticExchange(store, rank, 2, Elastic(2)) for rank, store in enumerate(stores)]
+        return [StoreExchange(s, rank, 2, resume=resume) for rank, s in enumerate(stores)]
+    return [StoreExchange(store, rank, 2, Elastic(2)) for rank, store in enumerate(stores)]
 
 
 def life(lab, exchange, until, policy="none", every=1):
@@ -152,7 +152,7 @@ def test_a_run_whose_buffers_grow_can_be_resumed(lab, kind):
 
 
 def test_a_buffer_that_cannot_be_saved_is_named_when_the_block_is_entered(lab):
-    (exchange,) = [ObjectStoreExchange(open_store("memory://own-buffers/sparse"), 0, 1)]
+    (exchange,) = [StoreExchange(open_store("memory://own-buffers/sparse"), 0, 1)]
     net = Holder(torch.eye(3).to_sparse())
     inner = torch.optim.SGD(net.parameters(), lr=0.1)
     refused = r"buffer 'held' belongs to this rank alone .* not a plain, dense tensor .*sparse_coo"

@@ -4,14 +4,14 @@ import pytest
 import torch
 from training_lab import push, small_model
 
-from diloco_core import DiLoCo, Elastic, ElasticExchange, FencedError, SyncError
+from diloco_core import DiLoCo, Elastic, FencedError, StoreExchange, SyncError
 from diloco_core._store._open import open_store
 from diloco_core._wire._fields import Fields
 from diloco_core._wire._sealed import unseal
 
 
 def life(folder):
-    exchange = ElasticExchange(open_store(str(folder)), 0, 1, Elastic(1, topology="gather"))
+    exchange = StoreExchange(open_store(str(folder)), 0, 1, Elastic(1, topology="gather"))
     model = small_model()
     inner = torch.optim.SGD(model.parameters(), lr=0.1)
     return exchange, model, inner, DiLoCo(model, inner, exchange, sync_every=1)

@@ -7,7 +7,7 @@ import torch
 from resuming_lab import OUTER, REPLICAS, STEPS, Experiment, equal
 from torch import nn
 
-from diloco_core import ConfigurationError, DiLoCo, MismatchError, ObjectStoreExchange, in_process
+from diloco_core import ConfigurationError, DiLoCo, MismatchError, StoreExchange, in_process
 from diloco_core._store._open import open_store
 from diloco_core.testing import run_replicas
 
@@ -65,7 +65,7 @@ def test_twice_and_at_once(lab, outer):
 def test_over_a_store_it_goes_on_at_a_new_prefix(lab, tmp_path):
     def folder(name):
         return [
-            ObjectStoreExchange(open_store(str(tmp_path / name)), rank, REPLICAS)
+            StoreExchange(open_store(str(tmp_path / name)), rank, REPLICAS)
             for rank in range(REPLICAS)
         ]
 

@@ -5,7 +5,7 @@ import torch
 from safetensors.torch import load_file
 from torch import nn
 
-from diloco_core import DiLoCo, Elastic, ElasticExchange, ModelChangedError, export, in_process
+from diloco_core import DiLoCo, Elastic, ModelChangedError, StoreExchange, export, in_process
 from diloco_core._store._open import open_store
 from diloco_core.testing import Schedule, simulate
 
@@ -116,7 +116,7 @@ class TestTheEnd:
 
     def test_it_is_what_export_writes(self, lab, tmp_path):
         def life():
-            return [ElasticExchange(open_store(str(tmp_path / "run")), 0, 1, Elastic(1, grace=1.0))]
+            return [StoreExchange(open_store(str(tmp_path / "run")), 0, 1, Elastic(1, grace=1.0))]
 
         ((held, committed),) = self.runs(lab, another_step, life())
         export(tmp_path / "run", tmp_path / "model.safetensors")
@@ -230,7 +230,7 @@ def test_what_is_not_synced_is_stored_as_it_is_when_the_block_is_entered(lab, tm
     """Not as it was when the loop was made: a forward in between may have assigned it anew."""
     model = Net()
     inner = torch.optim.SGD(model.parameters(), lr=0.1)
-    exchange = ElasticExchange(open_store(str(tmp_path / "run")), 0, 1, Elastic(1, grace=1.0))
+    exchange = StoreExchange(open_store(str(tmp_path / "run")), 0, 1, Elastic(1, grace=1.0))
     outer = DiLoCo(model, inner, exchange, sync_every=1, buffers="none")
     model.norm.running_mean = torch.tensor([3.0, 4.0])
     with outer:

@@ -6,7 +6,7 @@ import logging
 import pytest
 import torch
 
-from diloco_core import ConfigurationError, DiLoCo, Elastic, ElasticExchange, in_process
+from diloco_core import ConfigurationError, DiLoCo, Elastic, StoreExchange, in_process
 from diloco_core._store._open import open_store
 
 
@@ -149,7 +149,7 @@ def test_a_block_that_keeps_nothing_of_its_training_says_so(lab, caplog, steps, 
 def test_an_elastic_run_that_stands_where_it_was_to_end_says_so(lab, tmp_path, caplog):
     for resume in (False, True):
         caplog.clear()
-        exchange = ElasticExchange(
+        exchange = StoreExchange(
             open_store(str(tmp_path / "run")), 0, 1, Elastic(1, grace=1.0, resume=resume)
         )
         net = lab.small_model()

@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch.optim import lr_scheduler
 
-from diloco_core import DiLoCo, Elastic, ElasticExchange, ObjectStoreExchange
+from diloco_core import DiLoCo, Elastic, StoreExchange
 from diloco_core._store._open import open_store
 
 SCHEDULES = {
@@ -21,8 +21,8 @@ SCHEDULES = {
 def opened(kind, uri, resume):
     store = open_store(uri)
     if kind == "strict":
-        return ObjectStoreExchange(store, 0, 1, resume=resume)
-    return ElasticExchange(store, 0, 1, Elastic(1))
+        return StoreExchange(store, 0, 1, resume=resume)
+    return StoreExchange(store, 0, 1, Elastic(1))
 
 
 def life(lab, exchange, make, steps, *, killed=False, every=10, after=False):

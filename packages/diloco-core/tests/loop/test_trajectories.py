@@ -10,9 +10,8 @@ from delay_lab import Refusing
 from diloco_core import (
     DiLoCo,
     Elastic,
-    ElasticExchange,
     ManagerExchange,
-    ObjectStoreExchange,
+    StoreExchange,
     in_process,
 )
 from diloco_core._store._open import open_store
@@ -102,12 +101,10 @@ def trajectory(recorded, exchange):
 def exchanges(kind, replicas, tmp_path, refused=()):
     if kind == "store":
         store = open_store(str(tmp_path))
-        return [
-            ObjectStoreExchange(store, rank, replicas, chunk_bytes=8) for rank in range(replicas)
-        ]
+        return [StoreExchange(store, rank, replicas, chunk_bytes=8) for rank in range(replicas)]
     if kind in ("sharded", "gather"):
         store, settings = open_store(str(tmp_path)), Elastic(replicas, topology=kind)
-        return [ElasticExchange(store, rank, replicas, settings) for rank in range(replicas)]
+        return [StoreExchange(store, rank, replicas, settings) for rank in range(replicas)]
     threads = in_process(replicas)
     if kind == "manager":
         return [

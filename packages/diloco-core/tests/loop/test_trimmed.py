@@ -11,10 +11,10 @@ from diloco_core import (
     ConfigurationError,
     DiLoCo,
     Elastic,
-    ElasticExchange,
     ManagerExchange,
     MismatchError,
     MockManager,
+    StoreExchange,
     in_process,
 )
 from diloco_core._codecs._named import find_codec
@@ -122,7 +122,7 @@ def test_a_manager_takes_plain_means():
 
 @pytest.mark.parametrize(("fewest", "fits"), [(2, False), (3, True)])
 def test_in_elastic_runs_enough_replicas_take_part_in_every_sync(tmp_path, fewest, fits):
-    exchange = ElasticExchange(open_store(str(tmp_path)), 0, 4, Elastic(fewest))
+    exchange = StoreExchange(open_store(str(tmp_path)), 0, 4, Elastic(fewest))
     if fits:
         assert lone(exchange, aggregate="trimmed")
     else:

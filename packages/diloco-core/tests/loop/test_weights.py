@@ -17,7 +17,7 @@ from diloco_core import (
     ManagerExchange,
     MismatchError,
     MockManager,
-    ObjectStoreExchange,
+    StoreExchange,
     SyncError,
     in_process,
 )
@@ -182,7 +182,7 @@ def test_a_carried_contribution_weighs_as_much_as_it_covers(weight, topology):
 
 def stored(folder, resume):
     store = open_store(str(folder))
-    return [ObjectStoreExchange(store, rank, 2, resume=resume) for rank in range(2)]
+    return [StoreExchange(store, rank, 2, resume=resume) for rank in range(2)]
 
 
 def test_a_run_that_is_resumed_goes_on_with_the_tokens_of_open_steps(tmp_path):

@@ -13,12 +13,11 @@ from diloco_core import (
     ConfigurationError,
     DiLoCo,
     Elastic,
-    ElasticExchange,
     ManagerExchange,
     MockManager,
-    ObjectStoreExchange,
     ProcessGroupExchange,
     Seconds,
+    StoreExchange,
     Timing,
     in_process,
     make_diloco_outer_loop,
@@ -138,7 +137,7 @@ def loop(exchange, **options):
 
 
 def elastic(path, grace=30.0, **timing):
-    return ElasticExchange(
+    return StoreExchange(
         open_store(str(path)), 0, 1, Elastic(1, grace=grace), timing=Timing(**timing)
     )
 
@@ -148,7 +147,7 @@ class TestRefusals:
     def test_where_all_take_the_same_number_of_steps(self, kind, tmp_path):
         exchange = {
             "threads": lambda: in_process(1)[0],
-            "strict": lambda: ObjectStoreExchange(open_store(str(tmp_path)), 0, 1),
+            "strict": lambda: StoreExchange(open_store(str(tmp_path)), 0, 1),
             "manager": lambda: ManagerExchange(MockManager(in_process(1)[0])),
             "process group": lambda: ProcessGroupExchange.__new__(ProcessGroupExchange),
         }[kind]()

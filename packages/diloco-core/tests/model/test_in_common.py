@@ -7,9 +7,8 @@ from watch_lab import Net, make
 
 from diloco_core import (
     Elastic,
-    ElasticExchange,
     MismatchError,
-    ObjectStoreExchange,
+    StoreExchange,
     in_process,
 )
 from diloco_core._model._values import checksum, named_buffers
@@ -56,13 +55,13 @@ class TestWhatReplicasHaveInCommon:
             assert "frozen" in str(result)
 
     def test_over_a_store(self, lab, tmp_path):
-        exchanges = [ObjectStoreExchange(open_store(str(tmp_path)), rank, 2) for rank in range(2)]
+        exchanges = [StoreExchange(open_store(str(tmp_path)), rank, 2) for rank in range(2)]
         for result in self.outcome(lab, lambda model: model.base.bias.data.add_(1), exchanges):
             assert isinstance(result, MismatchError)
 
     def test_a_late_joiner_of_an_elastic_run(self, lab, tmp_path):
         def life(rank, change=lambda model: None):
-            exchange = ElasticExchange(open_store(str(tmp_path)), rank, 2, Elastic(1, grace=1.0))
+            exchange = StoreExchange(open_store(str(tmp_path)), rank, 2, Elastic(1, grace=1.0))
             model = lab.fill(Net())
             change(model)
             model, inner, outer = make(lab, exchange, model)

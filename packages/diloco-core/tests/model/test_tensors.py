@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch import nn
 
-from diloco_core import DiLoCo, ObjectStoreExchange, in_process
+from diloco_core import DiLoCo, StoreExchange, in_process
 from diloco_core._model._partition import Buffers, split
 from diloco_core._outer._fragment import Fragment
 from diloco_core._store._open import open_store
@@ -115,7 +115,7 @@ class TestFrozen:
 
         runs = lab.train(
             make,
-            [ObjectStoreExchange(s, r, 2) for r, s in enumerate(stores)],
+            [StoreExchange(s, r, 2) for r, s in enumerate(stores)],
             on_sync=reports.append,
             save_inner_every=0,
         )
@@ -216,7 +216,7 @@ class TestShapes:
             model.one = nn.Parameter(torch.ones(1, dtype=torch.float64))
             return model
 
-        folder = [ObjectStoreExchange(open_store(str(tmp_path)), rank, 4) for rank in range(4)]
+        folder = [StoreExchange(open_store(str(tmp_path)), rank, 4) for rank in range(4)]
         runs = lab.train(
             make, folder if store else in_process(4), sync_every=3, fragments=3, **AVERAGING
         )

@@ -11,13 +11,12 @@ from diloco_core import (
     CorruptedObjectError,
     DiLoCo,
     Elastic,
-    ElasticExchange,
     ManagerExchange,
     MockManager,
     NonFiniteUpdateError,
     ObjectStoreAllReduce,
-    ObjectStoreExchange,
     ReplicaLostError,
+    StoreExchange,
     Timing,
     export,
     in_process,
@@ -56,8 +55,7 @@ class Loop:
         stores = [open_store(str(self.folder)) for _ in range(2)]
         if self.kind == "strict":
             return [
-                ObjectStoreExchange(store, rank, 2, chunk_bytes=64)
-                for rank, store in enumerate(stores)
+                StoreExchange(store, rank, 2, chunk_bytes=64) for rank, store in enumerate(stores)
             ]
         elastic, clocks = (
             Elastic(
@@ -72,7 +70,7 @@ class Loop:
         timings = [Timing(sync_timeout=1e12, clock=clock, sleep=clock.sleep) for clock in clocks]
         pairs = enumerate(zip(stores, timings, strict=True))
         return [
-            ElasticExchange(s, rank, 2, elastic, timing=t, chunk_bytes=64) for rank, (s, t) in pairs
+            StoreExchange(s, rank, 2, elastic, timing=t, chunk_bytes=64) for rank, (s, t) in pairs
         ]
 
     def replica(self, exchange):
@@ -228,7 +226,7 @@ def test_a_contribution_that_is_damaged_on_its_way_is_not_taken_for_an_overflow(
             Flipping(open_store(str(tmp_path / "run")), times * (rank == 0)) for rank in range(2)
         ]
         exchanges = [
-            ObjectStoreExchange(store, rank, 2, chunk_bytes=64) for rank, store in enumerate(stores)
+            StoreExchange(store, rank, 2, chunk_bytes=64) for rank, store in enumerate(stores)
         ]
     else:
         exchanges[0].store = Flipping(exchanges[0].store, times)

@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch import nn
 
-from diloco_core import DiLoCo, ObjectStoreExchange, in_process
+from diloco_core import DiLoCo, StoreExchange, in_process
 from diloco_core._store._open import open_store
 
 
@@ -38,7 +38,7 @@ def test_outer_steps_too_small_for_the_model_add_up(lab, tmp_path, dtype, store)
                 move(model, inner, ulp)
             return global_copy(outer), model[0].detach().clone()
 
-    folder = [ObjectStoreExchange(open_store(str(tmp_path)), rank, 2) for rank in range(2)]
+    folder = [StoreExchange(open_store(str(tmp_path)), rank, 2) for rank in range(2)]
     for copy, weight in lab.run(replica, folder if store else in_process(2)):
         assert copy.dtype is torch.float32
         assert torch.allclose(copy, torch.full((4,), 1 + 10 * ulp), rtol=0, atol=ulp / 10)

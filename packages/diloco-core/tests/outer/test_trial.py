@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import nn
 
-from diloco_core import ConfigurationError, DiLoCo, Elastic, ElasticExchange, in_process
+from diloco_core import ConfigurationError, DiLoCo, Elastic, StoreExchange, in_process
 from diloco_core._outer._optimizer import OuterOptimizer
 from diloco_core._outer._trial import try_out
 from diloco_core._store._open import open_store
@@ -235,7 +235,7 @@ def test_surprises_have_names(lab, surprise):
 @pytest.mark.parametrize("topology", ["sharded", "gather"])
 def test_it_is_tried_in_every_topology(lab, tmp_path, topology):
     """In gather too: everybody updates everything, but in chunks."""
-    exchange = ElasticExchange(open_store(str(tmp_path)), 0, 1, Elastic(1, topology=topology))
+    exchange = StoreExchange(open_store(str(tmp_path)), 0, 1, Elastic(1, topology=topology))
     model = lab.fill(nn.Linear(2, 2))
     with pytest.raises(ConfigurationError, match="Clipped is not element-wise"):
         DiLoCo(

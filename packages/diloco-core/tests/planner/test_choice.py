@@ -8,7 +8,7 @@ import torch
 from diloco_core import (
     DiLoCo,
     Elastic,
-    ElasticExchange,
+    StoreExchange,
     Transfer,
     plan_exchange,
 )
@@ -62,7 +62,7 @@ class TestTheChoiceOfARun:
         )
         store = open_store("memory://chosen")
         store.transfer = Transfer(7)
-        exchange = ElasticExchange(store, 0, 1, Elastic(1))
+        exchange = StoreExchange(store, 0, 1, Elastic(1))
         model = torch.nn.ParameterList([torch.ones(1000)])
         adam = partial(torch.optim.Adam, lr=0.1)
         inner = torch.optim.SGD(model.parameters(), lr=1.0)

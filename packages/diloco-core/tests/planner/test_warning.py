@@ -9,8 +9,7 @@ import torch
 from diloco_core import (
     DiLoCo,
     Elastic,
-    ElasticExchange,
-    ObjectStoreExchange,
+    StoreExchange,
     Timing,
     Transfer,
     plan_exchange,
@@ -118,9 +117,9 @@ class TestWarned:
         timing = Timing(sync_timeout=0.01)
         found = store(tmp_path if store is Far else str(tmp_path))
         if strict:
-            exchange = ObjectStoreExchange(found, 0, 1, timing=timing)
+            exchange = StoreExchange(found, 0, 1, timing=timing)
         else:
-            exchange = ElasticExchange(found, 0, 1, Elastic(1, grace=0.005), timing=timing)
+            exchange = StoreExchange(found, 0, 1, Elastic(1, grace=0.005), timing=timing)
         model = torch.nn.ParameterList([torch.ones(1000), torch.ones(3000)])
         inner = torch.optim.SGD(model.parameters(), lr=1.0)
         with DiLoCo(model, inner, exchange, sync_every=2, fragments=2):
@@ -144,7 +143,7 @@ class TestWarned:
         )
         store = open_store(str(tmp_path))
         elastic = Elastic(1, grace=1.0, topology="gather", publish_every=3)
-        exchange = ElasticExchange(store, 0, 1, elastic, timing=Timing(sync_timeout=77.0))
+        exchange = StoreExchange(store, 0, 1, elastic, timing=Timing(sync_timeout=77.0))
         model = torch.nn.ParameterList([torch.ones(1000)])
         with DiLoCo(model, torch.optim.SGD(model.parameters(), lr=1.0), exchange, sync_every=2):
             pass
@@ -186,9 +185,7 @@ class TestWarned:
         monkeypatch.setattr("diloco_core._planner._warning.plan_exchange", plan)
         store = open_store(str(tmp_path))
         store.near = False  # syncs over folders are not planned
-        exchange = (
-            ObjectStoreExchange(store, 0, 1) if strict else ElasticExchange(store, 0, 1, Elastic(1))
-        )
+        exchange = StoreExchange(store, 0, 1) if strict else StoreExchange(store, 0, 1, Elastic(1))
         model = torch.nn.ParameterList([torch.ones(1000)])
         state = torch.random.get_rng_state()
         with DiLoCo(

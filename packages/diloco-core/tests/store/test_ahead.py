@@ -7,7 +7,7 @@ from contextlib import ExitStack
 import pytest
 import torch
 
-from diloco_core import DiLoCo, Elastic, ElasticExchange, ObjectNotFoundError
+from diloco_core import DiLoCo, Elastic, ObjectNotFoundError, StoreExchange
 from diloco_core._store._ahead import open_ahead
 from diloco_core._store._drivers._blocks import BlockReader
 from diloco_core._store._drivers._remote import RemoteStore
@@ -157,7 +157,7 @@ def test_where_every_object_is_a_request_of_its_own_deletions_go_at_the_same_tim
 @pytest.mark.parametrize(("topology", "budget"), [("gather", 24 * 2**20), ("sharded", 80 * 2**20)])
 def test_gather_reads_ahead_in_less_memory(store, topology, budget):
     model = torch.nn.Linear(2, 2)
-    exchange = ElasticExchange(store, 0, 1, Elastic(1, topology=topology))
+    exchange = StoreExchange(store, 0, 1, Elastic(1, topology=topology))
     with DiLoCo(model, torch.optim.SGD(model.parameters(), lr=0.1), exchange, sync_every=1):
         assert store.budget == budget
 

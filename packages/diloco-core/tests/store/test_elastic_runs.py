@@ -4,7 +4,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from diloco_core import DiLoCo, Elastic, ElasticExchange, export
+from diloco_core import DiLoCo, Elastic, StoreExchange, export
 from diloco_core._store._drivers._remote import RemoteStore
 from diloco_core._store._open import open_store
 from diloco_core.testing import run_replicas
@@ -54,7 +54,7 @@ def run(stores, topology, syncs, *, resume=False):
         resume=resume,
     )
     exchanges = [
-        ElasticExchange(store, rank, REPLICAS, settings) for rank, store in enumerate(stores)
+        StoreExchange(store, rank, REPLICAS, settings) for rank, store in enumerate(stores)
     ]
     results = run_replicas(lambda exchange: train(exchange, syncs), exchanges)
     assert not [result for result in results if isinstance(result, BaseException)], results

@@ -7,7 +7,7 @@ import fsspec
 import pytest
 from fsspec.implementations.memory import MemoryFileSystem
 
-from diloco_core import ConfigurationError, Elastic, ElasticExchange, connect
+from diloco_core import ConfigurationError, Elastic, StoreExchange, connect
 from diloco_core._store._api import creates_once
 from diloco_core._store._drivers._fsspec import FsspecDriver
 from diloco_core._store._open import open_store
@@ -31,7 +31,7 @@ def test_it_is_refused_to_elastic_runs_only(looks_first):
     with pytest.raises(
         ConfigurationError, match="Use a store with exclusive creation, or strict membership"
     ):
-        ElasticExchange(open_store(looks_first), 0, 2, Elastic(1))
+        StoreExchange(open_store(looks_first), 0, 2, Elastic(1))
     with pytest.raises(ConfigurationError, match="exclusive creation"):
         connect(looks_first, rank=0, world_size=2, min_replicas=1)
     assert connect(looks_first, rank=0, world_size=2).world_size == 2

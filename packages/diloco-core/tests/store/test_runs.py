@@ -10,9 +10,8 @@ from diloco_core import (
     ConfigurationError,
     DiLoCo,
     Elastic,
-    ElasticExchange,
     ObjectStoreAllReduce,
-    ObjectStoreExchange,
+    StoreExchange,
 )
 from diloco_core._retry import Retries
 from diloco_core._store._drivers._remote import RemoteStore
@@ -43,7 +42,7 @@ def train(exchange):
 def run(stores):
     """What the replicas hold at the end; all the same."""
     results = run_replicas(
-        train, [ObjectStoreExchange(store, r, REPLICAS) for r, store in enumerate(stores)]
+        train, [StoreExchange(store, r, REPLICAS) for r, store in enumerate(stores)]
     )
     assert not [result for result in results if isinstance(result, BaseException)], results
     assert all(torch.equal(result, results[0]) for result in results)
@@ -99,7 +98,7 @@ def test_no_byte_is_fetched_twice(small_s3, small_s3_drivers, name):
     stores = [RemoteStore("s3://bucket/run", driver) for _ in range(REPLICAS)]
     small_s3.served = 0
     reports = run_replicas(
-        mean, [ObjectStoreExchange(store, r, REPLICAS) for r, store in enumerate(stores)]
+        mean, [StoreExchange(store, r, REPLICAS) for r, store in enumerate(stores)]
     )
     wanted = 2 * size * (REPLICAS - 1) / REPLICAS
     assert all(wanted <= report.bytes_received <= wanted + 1000 for report in reports)
@@ -112,7 +111,7 @@ def test_a_fragment_that_no_object_could_hold_is_refused_before_anything_is_made
 ):
     far = RemoteStore("s3://bucket/run", small_s3_drivers["obstore"])
     forty_billion = 4 * 40 * 10**9
-    for exchange in (ObjectStoreExchange(far, 0, 8), ElasticExchange(far, 0, 8, Elastic(4))):
+    for exchange in (StoreExchange(far, 0, 8), StoreExchange(far, 0, 8, Elastic(4))):
         with pytest.raises(
             ConfigurationError,
             match=r"160 GB is too large .* 52 GB: cut it into 4 fragments or more",
@@ -120,4 +119,4 @@ def test_a_fragment_that_no_object_could_hold_is_refused_before_anything_is_made
             exchange.shards(forty_billion)
         assert exchange.shards(forty_billion // 4) >= 8
     for near in (str(tmp_path), "memory://large/run"):
-        assert ObjectStoreExchange(open_store(near), 0, 8).shards(forty_billion) == 8
+        assert StoreExchange(open_store(near), 0, 8).shards(forty_billion) == 8

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 
-from diloco_core import ConfigurationError, DiLoCo, Elastic, ElasticExchange, Transfer, connect
+from diloco_core import ConfigurationError, DiLoCo, Elastic, StoreExchange, Transfer, connect
 from diloco_core._store import _transfer
 from diloco_core._store._api import block_bytes_of
 from diloco_core._store._drivers._fsspec import FsspecDriver
@@ -142,7 +142,7 @@ def test_gather_takes_less_of_them(monkeypatch, small_s3, small_s3_drivers):
         blocks.append(inputs.block_bytes)
 
     monkeypatch.setattr(Inputs, "__init__", watched)
-    exchange = ElasticExchange(store, 0, 1, Elastic(1, topology="gather"))
+    exchange = StoreExchange(store, 0, 1, Elastic(1, topology="gather"))
     with DiLoCo(model, inner, exchange, sync_every=1, save_inner_every=0):
         assert store.budget == 12 * MIB
         model(torch.ones(2)).sum().backward()

@@ -7,7 +7,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from diloco_core import DiLoCo, Elastic, ElasticExchange
+from diloco_core import DiLoCo, Elastic, StoreExchange
 from diloco_core._arithmetic import _elastic_sizes
 from diloco_core._elastic._life._life import Life
 from diloco_core._exchange._traffic import Traffic
@@ -175,7 +175,7 @@ def test_gather_publishes_several_shards_at_the_same_time(small_s3, small_s3_dri
     store = RemoteStore("s3://bucket/run", small_s3_drivers["obstore"])
     model = torch.nn.Linear(32, 8, bias=False)
     inner = torch.optim.SGD(model.parameters(), lr=0.1)
-    exchange = ElasticExchange(store, 0, 1, Elastic(1, topology="gather", publish_every=1))
+    exchange = StoreExchange(store, 0, 1, Elastic(1, topology="gather", publish_every=1))
     with DiLoCo(model, inner, exchange, sync_every=1, save_inner_every=0):
         small_s3.gate, small_s3.gated = (
             threading.Barrier(4),

@@ -15,8 +15,8 @@ from diloco_core import (
     CorruptedObjectError,
     FormatError,
     ObjectNotFoundError,
-    ObjectStoreExchange,
     ReplicaLostError,
+    StoreExchange,
     Timing,
     export,
 )
@@ -129,7 +129,7 @@ def run(lab, wanted=None, harm=None, when="", **options):
     if when == "written":
         stores[0] = stores[1]
     made = [
-        ObjectStoreExchange(store, rank, 2, run_id="a", timing=timing, chunk_bytes=16)
+        StoreExchange(store, rank, 2, run_id="a", timing=timing, chunk_bytes=16)
         for rank, store in enumerate(stores)
     ]
     results = run_replicas(

@@ -14,8 +14,8 @@ from diloco_core import (
     CorruptedObjectError,
     MismatchError,
     ObjectStoreAllReduce,
-    ObjectStoreExchange,
     ReplicaLostError,
+    StoreExchange,
     Timing,
     UnequalSyncsError,
 )
@@ -75,7 +75,7 @@ def exchanges(tmp_path, wrap=None, world_size=2, **options):
     if wrap is not None:
         stores[-1] = wrap(stores[-1])
     return [
-        ObjectStoreExchange(store, rank, world_size, timing=timing, **options)
+        StoreExchange(store, rank, world_size, timing=timing, **options)
         for rank, store in enumerate(stores)
     ]
 

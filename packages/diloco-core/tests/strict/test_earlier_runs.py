@@ -17,9 +17,9 @@ from diloco_core import (
     CorruptedObjectError,
     DiLoCo,
     ObjectStoreAllReduce,
-    ObjectStoreExchange,
     ReplicaLostError,
     RunExistsError,
+    StoreExchange,
     export,
 )
 from diloco_core._store._open import open_store
@@ -262,7 +262,7 @@ def test_who_fails_before_it_has_claimed_its_rank_speaks_for_no_other_process(
     store = open_store(str(tmp_path))
     if is_taken:
         store.put(keys_lab.claim_key(1), [b"another process holds the rank"])
-    exchange = ObjectStoreExchange(open_store(str(tmp_path)), 1, 2)
+    exchange = StoreExchange(open_store(str(tmp_path)), 1, 2)
     exchange.abort(error)
     told = not is_taken and isinstance(error, RuntimeError)
     notes = keys_lab.keys_of(store.list(""), "note")

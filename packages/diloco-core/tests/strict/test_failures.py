@@ -13,8 +13,8 @@ from diloco_core import (
     ConfigurationError,
     NonFiniteDeltaError,
     ObjectStoreAllReduce,
-    ObjectStoreExchange,
     ReplicaLostError,
+    StoreExchange,
     SyncError,
     SyncTimeoutError,
     Timing,
@@ -188,7 +188,7 @@ def test_the_beat_changes(tmp_path, caplog, fails):
 
     store.put = failing
     timing = Timing(beat_interval=0.001, lost_after=1.0, sleep=lambda seconds: None)
-    exchange = ObjectStoreExchange(store, 0, 1, timing=timing)
+    exchange = StoreExchange(store, 0, 1, timing=timing)
     exchange.join(Schema({}, {}))
     deadline = time.monotonic() + PATIENCE
     while len(seen) < 3 + fails and time.monotonic() < deadline:

@@ -13,10 +13,10 @@ from diloco_core import (
     FormatError,
     MismatchError,
     ObjectStoreAllReduce,
-    ObjectStoreExchange,
     RendezvousTimeoutError,
     ReplicaLostError,
     RunExistsError,
+    StoreExchange,
     Timing,
     in_process,
 )
@@ -81,7 +81,7 @@ class TestMeeting:
 
         store = str(tmp_path / "run")
         results = run_replicas(
-            replica, [ObjectStoreExchange(open_store(store), r, 4, timing=timing()) for r in (0, 2)]
+            replica, [StoreExchange(open_store(store), r, 4, timing=timing()) for r in (0, 2)]
         )
         first = next(result for result in results if isinstance(result, RendezvousTimeoutError))
         assert first.missing == (1, 3)
@@ -129,8 +129,7 @@ class TestMeeting:
     def test_a_table_that_cannot_be_read_hides_no_difference(self, lab, tmp_path, what):
         timing = Timing(sleep=lambda seconds: time.sleep(min(seconds, 0.002)))
         first, second = (
-            ObjectStoreExchange(open_store(str(tmp_path)), rank, 2, timing=timing)
-            for rank in range(2)
+            StoreExchange(open_store(str(tmp_path)), rank, 2, timing=timing) for rank in range(2)
         )
         theirs = Schema({"a": "float32[3]"}, {})
         put = second.store.put
@@ -156,7 +155,7 @@ class TestMeeting:
 
     def test_another_world_size_is_refused(self, lab, tmp_path):
         store = open_store(str(tmp_path / "run"))
-        exchanges = [ObjectStoreExchange(store, 0, 2), ObjectStoreExchange(store, 1, 3)]
+        exchanges = [StoreExchange(store, 0, 2), StoreExchange(store, 1, 3)]
         results = run_replicas(lambda exchange: exchange.join(Schema({}, {})), exchanges)
         assert lab.kinds(results) == [MismatchError] * 2
         assert "rank 1 was started with world_size=3, and rank 0 with world_size=2" in str(
@@ -319,7 +318,7 @@ class TestMeeting:
     )
     def test_a_claim_says_how_often_its_process_beats(self, tmp_path, seconds, milliseconds):
         timing = Timing(beat_interval=seconds, lost_after=2 * seconds)
-        exchange = ObjectStoreExchange(open_store(str(tmp_path)), 0, 1, timing=timing)
+        exchange = StoreExchange(open_store(str(tmp_path)), 0, 1, timing=timing)
         exchange.join(Schema({}, {}))
         key = keys_lab.claim_key(0)
         claim = keys_lab.fields(key, exchange.store.get(key))
@@ -389,9 +388,7 @@ class TestMeeting:
 
     def test_other_chunks_are_refused(self, tmp_path):
         store = open_store(str(tmp_path / "run"))
-        made = [
-            ObjectStoreExchange(store, rank, 2, chunk_bytes=64 * (rank + 1)) for rank in range(2)
-        ]
+        made = [StoreExchange(store, rank, 2, chunk_bytes=64 * (rank + 1)) for rank in range(2)]
         results = run_replicas(lambda exchange: exchange.join(Schema({}, {})), made)
         assert [type(result) for result in results] == [MismatchError] * 2
         assert "chunk_bytes=128" in str(results[0])

@@ -11,7 +11,7 @@ from diloco_core import (
     ManagerExchange,
     MismatchError,
     MockManager,
-    ObjectStoreExchange,
+    StoreExchange,
     in_process,
 )
 from diloco_core._store._open import open_store
@@ -74,7 +74,7 @@ def our_loop(model, inner, exchange, fragments):
 
 def stores(kind, tmp_path, replicas):
     uri = str(tmp_path / "run") if kind == "folder" else f"memory://torchft{tmp_path}"
-    return [ObjectStoreExchange(open_store(uri), rank, replicas) for rank in range(replicas)]
+    return [StoreExchange(open_store(uri), rank, replicas) for rank in range(replicas)]
 
 
 def assert_same(ours, theirs):

@@ -5,7 +5,7 @@ import logging
 import pytest
 import torch
 
-from diloco_core import CorruptedObjectError, DiLoCo, Elastic, ElasticExchange
+from diloco_core import CorruptedObjectError, DiLoCo, Elastic, StoreExchange
 from diloco_core._elastic._states._load import load
 from diloco_core._store._open import open_store
 from diloco_core.testing import Fault, Schedule, SimulatedStore, simulate
@@ -159,7 +159,7 @@ def test_a_replica_with_other_values_cannot_write_it_again():
 
 def test_a_reload_takes_the_model_back_to_it(lab, tmp_path):
     """The global copy has the values of the initial state, while the model has learned since."""
-    exchange = ElasticExchange(open_store(str(tmp_path / "run")), 0, 1, Elastic(1, grace=1.0))
+    exchange = StoreExchange(open_store(str(tmp_path / "run")), 0, 1, Elastic(1, grace=1.0))
     net = lab.small_model()
     start = lab.values(net)
     outer, inner = lab.outer_loop(net, exchange, sync_every=5)
