@@ -1,15 +1,11 @@
 """Runs with fixed membership, in virtual time, in a store that ignores the conditions of conditional writes."""
 
 from dataclasses import dataclass, field
-from functools import partial
 
 from strict_lab import Run
 
-from diloco_core import Timing
-from diloco_core._elastic._exchange import StoreExchange
 from diloco_core._elastic._generations._names import FOLDER, begun
 from diloco_core.testing import SimulatedStore
-from diloco_core.testing._simulation import _repeat
 
 #: What may be written again with other bytes, by the same process.
 _CHANGING = ("beats/", "beginning.json", "inner/")
@@ -34,17 +30,6 @@ class Generations(Run):
     """A run in such a store; see :class:`.strict_lab.Run`."""
 
     store: SimulatedStore = field(default_factory=Overwriting)
-
-    def exchange(self, connection, scheduler, limits, resume):
-        timing = Timing(**limits, repeat=partial(_repeat, scheduler, connection))
-        return StoreExchange(
-            connection,
-            connection.rank,
-            self.ranks,
-            timing=timing,
-            chunk_bytes=self.chunk,
-            resume=resume,
-        )
 
     def begun(self):
         """The folders of the generations that count, the newest first."""

@@ -10,26 +10,26 @@ from typing import NamedTuple
 from diloco_core._wire._sealed import seal, unseal
 
 MANIFEST = "manifest.json"
-LATER_MANIFESTS = "manifests/"
 
 _RANK = "(?P<rank>[0-9]{5})"
 _SYNC = "(?P<sync>[0-9]{8})"
 _LIFE = "(?P<life>[0-9]{4,7})"
-_RUN = "(?P<run>[0-9a-f]{16})"
+_FRAGMENT = "(?P<fragment>[0-9]{3})"
+_SHARD = "(?P<shard>[0-9]{5})"
 _COPY = r"(?P<copy>\.copy)?"
+_GENERATION = re.compile(r"generations/[^/]*/(.*)")
 _PATTERNS = {
-    "manifest": rf"manifest{_COPY}\.json|manifests/{_LIFE}(?P<later_copy>\.copy)?\.json",
-    "claim": rf"claims/{_RANK}(?:\.{_LIFE})?\.json",
-    "beat": rf"beats/{_RANK}(?:\.{_LIFE})?",
-    "note": rf"notes/{_RANK}(?:\.{_LIFE})?\.json",
-    "meeting": rf"meetings/{_RANK}\.{_LIFE}\.json",
-    "table": r"schemas/[0-9a-f]{32}\.json",
-    "commit": rf"commits/{_SYNC}\.{_RUN}\.json",
-    "contribution": rf"deltas/{_SYNC}/{_RANK}\.{_RUN}\..*\.safetensors",
-    "state": rf"state/{_SYNC}/{_RANK}\.{_RUN}{_COPY}\.safetensors",
-    "inner": rf"inner/{_RANK}/{_SYNC}\.{_RUN}\.{_LIFE}\.safetensors",
+    "manifest": rf"manifest{_COPY}\.json",
+    "claim": rf"claims/{_RANK}/{_LIFE}\.json",
+    "beat": rf"beats/{_RANK}",
+    "note": rf"deltas/{_SYNC}/hint\.{_RANK}\.{_LIFE}\.leave",
+    "meeting": rf"meetings/{_RANK}\.json",
+    "commit": rf"commits/{_SYNC}\.json",
+    "contribution": rf"deltas/{_SYNC}/{_RANK}\.{_LIFE}\..*\.safetensors",
+    "state": rf"(?:state/{_SYNC}|initial/[0-9a-f]{{16}})/{_FRAGMENT}\.{_SHARD}\.safetensors",
+    "done": rf"state/{_SYNC}/{_FRAGMENT}\.done\.json",
+    "inner": rf"inner/{_RANK}/{_LIFE}\.{_SYNC}\.safetensors",
     "unsynced": r"unsynced/[^/]*/[0-9]{5}\.safetensors",
-    "request": rf"requests/{_SYNC}/{_RANK}\.[0-9]{{5}}",
 }
 
 
@@ -38,10 +38,10 @@ class Kept(NamedTuple):
 
     Attributes:
         kind: What the object is; "" if the key says nothing.
-        sync: The number of the sync that it belongs to; the initial values are sync 0 of their fragment.
+        sync: The number of the sync that it belongs to; 0 for the initial values.
         rank: The rank that has written it, or that holds a shard, with as many shards as ranks.
-        life: The life that has written it, where the key says that; 1 if the key of another life would say so.
-        run: The beginning of the name of the run.
+        life: The life (epoch) that has written it, where the key says that.
+        fragment: The fragment that it is of, where the key says that.
         copy: Whether it is the copy of another object.
     """
 
@@ -49,22 +49,26 @@ class Kept(NamedTuple):
     sync: int | None = None
     rank: int | None = None
     life: int | None = None
-    run: str | None = None
+    fragment: int | None = None
     copy: bool = False
 
 
 def kept(key):
-    """What a key says."""
+    """What a key says. That it lies in a generation makes no difference."""
+    inside = _GENERATION.fullmatch(key)
+    key = inside[1] if inside else key
     for kind, pattern in _PATTERNS.items():
         if (match := re.fullmatch(pattern, key)) is not None:
             said = match.groupdict()
-            sync, rank, life = (
+            if "shard" in said:
+                said["rank"] = said["shard"]
+            if key.startswith("initial/"):
+                said["sync"] = 0
+            sync, rank, life, fragment = (
                 None if said.get(name) is None else int(said[name])
-                for name in ("sync", "rank", "life")
+                for name in ("sync", "rank", "life", "fragment")
             )
-            copy = bool(said.get("copy") or said.get("later_copy"))
-            life = 1 if life is None and "life" in said else life
-            return Kept(kind, sync, rank, life, said.get("run"), copy)
+            return Kept(kind, sync, rank, life, fragment, bool(said.get("copy")))
     return Kept("")
 
 
@@ -91,54 +95,39 @@ def copy_key(key):
     return f"{name}.copy.{ending}"
 
 
-def manifest_key(life=1):
-    """The key of the manifest that a life of rank 0 writes."""
-    return MANIFEST if life == 1 else f"{LATER_MANIFESTS}{life:04}.json"
-
-
 def claim_key(rank, life=1):
     """The key of the claim of a rank by one of its lives."""
-    return f"claims/{_life_of(rank, life)}.json"
+    return f"claims/{rank:05}/{life:04}.json"
 
 
-def beat_key(rank, life=1):
+def beat_key(rank):
     """The key of the signs of life of a rank."""
-    return f"beats/{_life_of(rank, life)}"
+    return f"beats/{rank:05}"
 
 
-def note_key(rank, life=1):
-    """The key of the note that says how a rank has ended."""
-    return f"notes/{_life_of(rank, life)}.json"
+def note_key(sync, rank, life=1):
+    """The key of the note that says how a life has ended, which has adopted the sync before this one."""
+    return f"deltas/{sync:08}/hint.{rank:05}.{life:04}.leave"
 
 
-def meeting_key(rank, life):
-    """The key of what a rank says while a run is resumed."""
-    return f"meetings/{rank:05}.{life:04}.json"
+def meeting_key(rank):
+    """The key of what a rank says while all meet, in a store that cannot decide."""
+    return f"meetings/{rank:05}.json"
 
 
-def commit_key(run, sync):
+def commit_key(sync):
     """The key of the record of a sync."""
-    return f"commits/{sync:08}.{run}.json"
+    return f"commits/{sync:08}.json"
 
 
-def contribution_key(run, sync, rank):
-    """A key that a contribution of a rank to a sync could have."""
-    return f"deltas/{sync:08}/{rank:05}.{run}.{16 * '0'}.1.safetensors"
+def state_key(sync, rank, fragment=0):
+    """The key of the shard of a rank after a sync, which is not the initial one."""
+    return f"state/{sync:08}/{fragment:03}.{rank:05}.safetensors"
 
 
-def state_key(run, sync, rank):
-    """The key of the shard of a rank after a sync."""
-    return f"state/{sync:08}/{rank:05}.{run}.safetensors"
-
-
-def inner_key(run, sync, rank, life):
+def inner_key(rank, life, sync):
     """The key of what a life of a rank has saved of its inner state after a sync."""
-    return f"inner/{rank:05}/{sync:08}.{run}.{life:04}.safetensors"
-
-
-def name_in(manifest, life=1):
-    """The name of the run in the keys of its objects, from the manifest of a life of rank 0."""
-    return fields(manifest_key(life), manifest)["run"][:16]
+    return f"inner/{rank:05}/{life:04}.{sync:08}.safetensors"
 
 
 def fields(key, record):
@@ -156,7 +145,3 @@ def sealed_again(key, record, under=None, **changes):
 def later_beat(beat, count):
     """The sign of life that the same process gives some time later."""
     return beat.split()[0] + b" %d" % count
-
-
-def _life_of(rank, life):
-    return f"{rank:05}" if life == 1 else f"{rank:05}.{life:04}"

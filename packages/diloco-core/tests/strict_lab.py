@@ -1,8 +1,6 @@
 """Runs of all ranks in virtual time, whose processes are killed at chosen operations and started again."""
 
-import contextlib
 import random
-import threading
 from dataclasses import dataclass, field
 from functools import partial
 
@@ -15,12 +13,12 @@ from diloco_core import (
     DiLoCo,
     ObjectStoreAllReduce,
     StoreExchange,
-    StoreUnavailableError,
     Timing,
 )
 from diloco_core.testing import Fault, Killed, SimulatedStore
 from diloco_core.testing._connection import Connection
 from diloco_core.testing._scheduler import Scheduler
+from diloco_core.testing._simulation import _repeat
 
 LOST_AFTER = 100.0
 
@@ -31,39 +29,17 @@ class Process(Connection):
     Args:
         number: The number of the process in its simulation.
         before: Called with the process, a kind of request and a key before each request; None for nothing.
-        beats: Seconds between its signs of life; 0 if it gives only the first one.
         **options: Those of a connection.
     """
 
-    def __init__(self, shared, scheduler, *, number, before, beats, **options):
+    def __init__(self, shared, scheduler, *, number, before, **options):
         super().__init__(shared, scheduler, **options)
         self.number = number
-        self.ended = False
-        self._call_at = scheduler.call_at
-        self._write = shared.write
         self._before = before or (lambda *_: None)
-        self._beats = beats
-        self._thread = threading.get_ident()
 
     def put(self, key, parts):
-        if threading.get_ident() != self._thread and keys_lab.of("beat")(key):
-            return 0  # in real time, in which nobody here looks for signs of life
         self._before(self, "put", key)
-        data = b"".join(map(bytes, parts))
-        size = super().put(key, [data])
-        if self._beats and keys_lab.of("beat")(key):
-            self._beat_later(key, data)
-        return size
-
-    def _beat_later(self, key, beat, count=1):
-        def act():
-            if not (self.killed or self.ended):
-                with contextlib.suppress(StoreUnavailableError):
-                    self._before(self, "beat", key)
-                    self._write(key, keys_lab.later_beat(beat, count))
-                self._beat_later(key, beat, count + 1)
-
-        self._call_at(self.clock() - self.offset + self._beats, act)
+        return super().put(key, [b"".join(map(bytes, parts))])
 
     def create(self, key, data):
         self._before(self, "create", key)
@@ -100,7 +76,6 @@ class Run:
     Attributes:
         limits: For some ranks, limits of :class:`Timing` for processes that are started from now on.
         before: Called with the process, a kind of request and a key before each request.
-        beats: Seconds between the signs of life of each process; 0 if each gives only its first one.
         ended: When each process of the last simulation ended, in virtual seconds.
     """
 
@@ -116,7 +91,6 @@ class Run:
     chunk: int = 64
     limits: dict = field(default_factory=dict)
     before: object = None
-    beats: float = 0.0
     ended: dict = field(default_factory=dict)
 
     def whole(self):
@@ -180,7 +154,6 @@ class Run:
                 scheduler,
                 number=number,
                 before=self.before,
-                beats=self.beats,
                 rank=rank,
                 faults=faults,
                 chance=random.Random(f"{self.lives}/{seed}/{number}"),
@@ -192,13 +165,18 @@ class Run:
                 "join_timeout": 1000.0,
                 **self.limits.get(rank, {}),
             }
-            limits = {"clock": connection.clock, "sleep": connection.sleep, **limits}
+            limits = {
+                "clock": connection.clock,
+                "sleep": connection.sleep,
+                "repeat": partial(_repeat, scheduler, connection),
+                "return_within": 0.0,
+                **limits,
+            }
             try:
                 exchange = self.exchange(connection, scheduler, limits, resume)
                 results[number] = self.train(exchange, **more)
             except (Exception, Killed) as error:
                 results[number] = error
-            connection.ended = True
             self.ended[number] = scheduler.now
 
         self.ended.clear()

@@ -75,6 +75,8 @@ class Timing:
         beat_interval: Time between two signs of life of a replica.
         lost_after: A replica whose sign of life has not changed for this long, by the observer's clock, counts as lost.
             In strict runs, a replica that was given a longer ``beat_interval`` counts as lost after twice that at the earliest.
+        return_within: With fixed membership: how long the others wait for a rank that is lost, or has failed, to be started
+            again. 0: not at all.
         clock: A monotonic clock; replaced in tests.
         sleep: Waits for a number of seconds; replaced in tests.
         repeat: Calls a function every so many seconds in the background, and returns a function that ends this; replaced in
@@ -87,6 +89,7 @@ class Timing:
     sync_timeout: float = 1800.0
     beat_interval: float = 10.0
     lost_after: float = 90.0
+    return_within: float = 300.0
     clock: Callable[[], float] = field(default=time.monotonic, repr=False)
     sleep: Callable[[float], None] = field(default=time.sleep, repr=False)
     repeat: Callable[[float, Callable[[], object]], Callable[[], None]] = field(
@@ -99,6 +102,8 @@ class Timing:
     def __post_init__(self) -> None:
         for name in ("join_timeout", "sync_timeout", "beat_interval", "lost_after"):
             check_positive(name, getattr(self, name), " of seconds")
+        if self.return_within != 0:
+            check_positive("return_within", self.return_within, " of seconds, or 0")
         if self.lost_after < 2 * self.beat_interval:
             raise ConfigurationError(
                 f"lost_after must be at least twice beat_interval ({self.beat_interval:g} s), but it is "

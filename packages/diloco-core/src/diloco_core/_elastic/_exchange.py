@@ -120,7 +120,7 @@ class StoreExchange(ResumableExchange):
         self._timing = replace(given, sleep=self._syncs.sleeping(given.sleep))
         if elastic is not None:
             elastic.check(world_size, self._timing.sync_timeout)
-        settings = elastic or Fixed(world_size, given.lost_after, resume)
+        settings = elastic or Fixed(world_size, given.lost_after, resume, given.return_within)
         self._decides = Patient(store, self._timing).creates_once()
         if not self._decides and elastic is not None:
             raise ConfigurationError(
@@ -230,7 +230,7 @@ class StoreExchange(ResumableExchange):
                 replicas=self.world_size,
                 store=self.store,
                 sync_timeout=self._timing.sync_timeout,
-                strict=False,
+                fixed=self.fixed,
                 outer_state=self._schema.outer_state,
                 terms=self._schema.terms,
                 topology=manifest.topology,

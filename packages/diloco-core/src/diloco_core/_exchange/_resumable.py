@@ -1,9 +1,7 @@
 """Exchanges whose store keeps the run: what an outer loop needs from them in addition to :class:`._base.Exchange`.
 
 Such an exchange keeps the global copy, the outer state, and which inner steps of each rank are in them. In a *resumable* run,
-a replica takes the run's newest state when it begins, may come late or come back, and learns after each sync what became of
-its contribution; the elastic exchange is of this kind. A *restartable* run stops with its replicas, and all of them can
-continue it together; the strict exchange over a store is of this kind.
+a replica takes the run's newest state when it begins, may come back, and learns after each sync what became of its contribution.
 """
 
 from __future__ import annotations
@@ -127,53 +125,6 @@ class KeepingExchange(Exchange):
         Raises:
             CorruptedObjectError: The state is damaged.
         """
-
-
-@dataclass(frozen=True, slots=True)
-class TakenUp:
-    """The state with which all replicas of a stopped run continue it together.
-
-    Attributes:
-        outer_steps: The number of outer steps that the model has taken.
-        inner_steps: The number of inner steps of this rank that are in them.
-        syncs: For each fragment, the number of its last sync.
-        counted: For each fragment, the number of inner steps of this rank that this sync counted.
-        rate: The learning rate of the newest of these outer steps.
-    """
-
-    outer_steps: int
-    inner_steps: int
-    syncs: Sequence[int]
-    counted: Sequence[int]
-    rate: Rate = NO_RATE
-
-
-class RestartableExchange(KeepingExchange):
-    """One replica's connection to a run that stops with its replicas, and that all of them can continue together.
-
-    An exchange of this kind must derive from this class, by which an outer loop recognizes it when the loop is made.
-
-    Attributes:
-        resumes: Whether this run continues one that has stopped. If so, :meth:`take_up` takes the place of the first syncs.
-    """
-
-    resumes: bool
-
-    @abstractmethod
-    def take_up(self, jobs: Sequence[ResumableJob], initial: Sequence[SyncJob]) -> TakenUp:
-        """Take the state that all replicas continue with; after :meth:`join`, in place of the first sync of each fragment.
-
-        Args:
-            jobs: All fragments, in the order in which they are synced.
-            initial: The first sync of each fragment, for states that are older than any outer step.
-
-        Raises:
-            CorruptedObjectError: The state is damaged; the error says which object.
-        """
-
-    @abstractmethod
-    def count(self, inner_steps: int) -> None:
-        """Note how many inner steps of this rank the next sync counts, for those who continue the run later."""
 
 
 class ResumableExchange(KeepingExchange):

@@ -1,4 +1,4 @@
-"""Where the published states of an elastic run are, according to its records."""
+"""Where the published states of a run are, according to its records."""
 
 from __future__ import annotations
 
@@ -26,14 +26,12 @@ _log = logging.getLogger("diloco_core")
 
 
 class ElasticSource:
-    """The published states of an elastic run: its records say which are complete, and which were given up.
+    """The published states of a run: its records say which are complete, and which were given up.
 
     Attributes:
         unknown: Number of the newest rollback whose record cannot be read, as of the last call of :meth:`complete`; 0 if all
             can. It is then not known which of the states before it were given up, so all of them are left out.
     """
-
-    initial_steps = 0
 
     def __init__(self, store: Store, manifest: Manifest) -> None:
         self.rollbacks: Sequence[Rollback] = []
@@ -42,6 +40,7 @@ class ElasticSource:
         self.run_id = manifest.run_id
         self.fragments = manifest.fragments
         self.unsynced = manifest.unsynced
+        self.initial_steps = manifest.first
         self._store = store
         self._manifest = manifest
         self._run = manifest.run()
@@ -58,8 +57,8 @@ class ElasticSource:
         complete = [
             {
                 sync
-                for sync in {0, *syncs}
-                if listing.keys() >= set(self._keys(index, sync, before=bool(sync)))
+                for sync in {self.initial_steps, *syncs}
+                if listing.keys() >= set(self._keys(index, sync, before=sync > self.initial_steps))
             }
             for index, syncs in enumerate(complete)
         ]
@@ -89,10 +88,11 @@ class ElasticSource:
 
     def files(self, index: int, sync: int) -> list[PublishedFile]:
         """The files that a fragment's state after a sync is made of, in the order in which they are to be read."""
-        done = self._done(sync, index) if sync else self._manifest.done(index)
+        begun = sync > self.initial_steps
+        done = self._done(sync, index) if begun else self._manifest.done(index)
         parts = self._made_of(index, sync)
         return [
-            self._file(index, part, number, checksum if part == sync else None)
+            self._file(index, part, number, checksum if part == parts[-1] else None)
             for part in parts
             for number, checksum in enumerate(done.sums)
         ]
@@ -113,7 +113,10 @@ class ElasticSource:
         )
 
     def _made_of(self, index: int, sync: int) -> list[int]:
-        return made_of(sync, index, len(self.fragments), self._whole_every, self.rollbacks)
+        last = (
+            sync if sync > self.initial_steps else 0
+        )  # the initial state has the number 0 in keys
+        return made_of(last, index, len(self.fragments), self._whole_every, self.rollbacks)
 
     def _keys(self, index: int, sync: int, *, before: bool = False) -> list[str]:
         """The keys of the files that a fragment's state is made of; with ``before``, only those of earlier syncs."""
@@ -143,14 +146,15 @@ class ElasticSource:
                 # A life that fails names two syncs; it has the state before the first of them.
                 life = hint.rank, hint.epoch
                 left[life] = min(hint.sync - 1, left.get(life, hint.sync))
-        newest = self.newest = max({0}.union(traces, committed, left.values()))
+        first = self.initial_steps
+        newest = self.newest = max({first}.union(traces, committed, left.values()))
         has_ended = newest in left.values()
         # Not a list of them: the newest number may be in the name of an object that the run has not written.
-        numbers: Iterable[int] = range(newest, -1, -1)
+        numbers: Iterable[int] = range(newest, first - 1, -1)
         if self.seldom:
             # Most syncs are not published, and a state that is published has its record of completion two rounds later. Only a
             # replica that leaves publishes the last state at once.
-            begun = {0, *traces}
+            begun = {first, *traces}
             settled = newest if has_ended else newest - 2 * len(self.fragments) - 1
             settled_numbers = {
                 number
@@ -166,7 +170,7 @@ class ElasticSource:
     def missing(self, index: int, sync: int) -> list[str]:
         """Keys of the objects that are missing from a fragment's state after a sync."""
         keys = self._keys(index, sync)
-        keys += [done_key(sync, index)] if sync else []
+        keys += [done_key(sync, index)] if sync > self.initial_steps else []
         listing: dict[str, int] = {}
         for folder in dict.fromkeys(key.rpartition("/")[0] for key in keys):
             listing.update(self._store.list(f"{folder}/"))

@@ -36,7 +36,7 @@ class PublishedFile:
 
 
 class Source(Protocol):
-    """The published states of a run, by their numbers in its log. In strict runs, this is the number of outer steps.
+    """The published states of a run, by their numbers in its log.
 
     Attributes:
         run_id: The launch that the run belongs to.

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Protocol
 import torch
 
 from .._errors import ConfigurationError, SyncError
-from .._exchange._resumable import RestartableExchange, ResumableExchange
+from .._exchange._resumable import ResumableExchange
 from .._outer._initial import Initial
 from .._terms._support import support_of
 from . import _notices as notices
@@ -169,34 +169,8 @@ def membership_of(
     Raises:
         ConfigurationError: Something cannot be saved; or ``stateful`` is given although a run of this kind saves nothing.
     """
-    if isinstance(exchange, ResumableExchange) and not exchange.support.takes_run:
-        open_steps = OpenSteps()
-        own_state = OwnState(
-            exchange,
-            optimizers,
-            stateful,
-            save_inner_every,
-            names,
-            buffers,
-            open_steps,
-            residuals,
-            delayed=delayed,
-        )
-        return ReturningMembership(exchange, own_state, open_steps)
     if isinstance(exchange, ResumableExchange):
-        own_state = OwnState(
-            exchange,
-            optimizers,
-            stateful,
-            save_inner_every,
-            names,
-            buffers,
-            residuals=residuals,
-            delayed=delayed,
-        )
-        return ResumableMembership(exchange, own_state)
-    if isinstance(exchange, RestartableExchange):
-        open_steps = OpenSteps()
+        open_steps = None if exchange.support.takes_run else OpenSteps()
         own_state = OwnState(
             exchange,
             optimizers,
@@ -208,7 +182,9 @@ def membership_of(
             residuals,
             delayed=delayed,
         )
-        return RestartableMembership(exchange, own_state, open_steps)
+        if open_steps is None:
+            return ResumableMembership(exchange, own_state)
+        return ReturningMembership(exchange, own_state, open_steps)
     if stateful:
         raise ConfigurationError(
             f"stateful was given (for {', '.join(map(repr, stateful))}), but this exchange ({type(exchange).__name__}) has no "
@@ -277,13 +253,9 @@ class FixedMembership:
         for number, fragment in enumerate(fragments):
             fragment.begin()
             fragment.rate = count.rate
-            self._say_counted(count.inner_steps - count.since_sync[number])
             report = self._exchange.begin(Initial(fragment, into_model=not restored)).finish()
             fragment.finish()
             count.published[number] = report.sync
-
-    def _say_counted(self, inner_steps: int) -> None:
-        """Say how many inner steps the next sync counts, if the run keeps such a count."""
 
     def behind(self) -> bool:
         """Always false: no sync is decided without this replica."""
@@ -344,71 +316,6 @@ class _SavesOwnState:
     def save_last(self, inner_steps: int) -> None:
         """Save what belongs to this replica alone for the last time."""
         self._own_state.save_last(inner_steps)
-
-
-class RestartableMembership(_SavesOwnState, FixedMembership):
-    """All replicas take part from the first sync to the last. When they have all stopped, all can continue the run together.
-
-    What belongs to a replica alone is saved in the run's store, for the process that continues in its place.
-    """
-
-    def __init__(
-        self, exchange: RestartableExchange, own_state: OwnState, open_steps: OpenSteps
-    ) -> None:
-        _SavesOwnState.__init__(self, own_state)
-        FixedMembership.__init__(self, exchange)
-        self.resumes = exchange.resumes
-        self._store_exchange = exchange
-        self._open_steps = open_steps
-
-    def begin(
-        self,
-        fragments: Sequence[Fragment],
-        count: Counters,
-        *,
-        restored: bool,
-        catch_up: Callable[[], None],
-    ) -> None:
-        """Begin as in any strict run; or take the state of the run that is resumed, and this rank's inner state."""
-        exchange = self._store_exchange
-        self._open_steps.watch(fragments, count)
-        self._own_state.residuals.watch(fragments)
-        if not self.resumes:
-            super().begin(fragments, count, restored=restored, catch_up=catch_up)
-            return
-        for fragment in fragments:
-            fragment.begin()
-        initial = [Initial(fragment, into_model=True) for fragment in fragments]
-        taken = exchange.take_up(fragments, initial)
-        for fragment in fragments:
-            fragment.finish()
-        count.committed, count.inner_steps = taken.outer_steps, taken.inner_steps
-        count.published, count.rate = list(taken.syncs), taken.rate
-        self._own_state.restore(count.inner_steps)
-        self._own_state.residuals.check(exchange.rank, taken.counted, exchange.position.sync)
-        own = self._own_state
-        notices.resumed(exchange.rank, count.committed, count.inner_steps, own.behind, own.restored)
-        if not self._open_steps.applied:
-            lost = [
-                (fragment.name, taken.inner_steps - counted)
-                for fragment, counted in zip(fragments, taken.counted, strict=True)
-                if counted < taken.inner_steps
-            ]
-            notices.open_steps_lost(exchange.rank, lost, own.saves, self.advice)
-
-    @property
-    def saves_open_steps(self) -> bool:  # type: ignore[override]
-        """Whether they are saved with the inner state."""
-        return self._own_state.saves
-
-    def _say_counted(self, inner_steps: int) -> None:
-        """Say how many inner steps the next sync counts."""
-        self._store_exchange.count(inner_steps)
-
-    def begin_sync(self, fragment: Fragment, sent_at: int, *, last: bool) -> Pending:
-        """Begin a sync, and say how many inner steps it counts."""
-        self._say_counted(sent_at)
-        return super().begin_sync(fragment, sent_at, last=last)
 
 
 class ResumableMembership(_SavesOwnState):

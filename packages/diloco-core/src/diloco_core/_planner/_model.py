@@ -27,7 +27,7 @@ from .._wire._sections import (
     section_bytes,
 )
 from ._costs import Ranges
-from ._records import HEX, RATE, STEPS, SYNC, records
+from ._records import HEX, SYNC, records
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -52,7 +52,7 @@ class Model:
         replicas: How many replicas there are.
         shards: The number of shards into which the values are cut.
         transfer: How the replicas read and write.
-        strict: Whether the run is strict.
+        fixed: Whether membership is fixed.
         codec: How contributions are sent.
         state_codec: The same for what owners publish: updates, residuals and outer state.
         full_every: If they are encoded: every so many syncs, an owner also publishes the values as they are.
@@ -65,7 +65,7 @@ class Model:
     replicas: int
     shards: int
     transfer: Transfer
-    strict: bool = False
+    fixed: bool = False
     codec: Codec = PLAIN
     state_codec: Codec = PLAIN
     full_every: int = 1
@@ -83,14 +83,14 @@ class Model:
         state_codec: Codec = PLAIN,
         full_every: int = 1,
         *,
-        strict: bool,
+        fixed: bool,
         clip: bool = False,
         tensors: int = 1,
     ) -> Model:
-        """The model of a strict run, or of an elastic one."""
-        shards = replicas if strict else shards_of(math.ceil(values), replicas)
+        """The model of a run."""
+        shards = shards_of(math.ceil(values), replicas)
         return cls(
-            values, outer_state, replicas, shards, transfer, strict, codec, state_codec, full_every, clip, tensors,
+            values, outer_state, replicas, shards, transfer, fixed, codec, state_codec, full_every, clip, tensors,
         )  # fmt: skip
 
     @cached_property
@@ -107,7 +107,6 @@ class Model:
     def records(self) -> Records:
         """The records of a sync."""
         return records(
-            strict=self.strict,
             replicas=self.replicas,
             shards=self.shards,
             tensors=self.tensors,
@@ -174,8 +173,6 @@ class Model:
             "scalars": "{}",
             "outer": json.dumps(names),
         }
-        if self.strict:
-            metadata |= {"steps": str(STEPS[1]), "outer_lr": f"0-0-{RATE}"}
         # If the publication is not a whole one, the values are left out.
         values = Section("values", pieces if self.full_every == 1 else (), 0)
         outer = [Section(f"outer.{name}", pieces, 0, codec=codec) for name in names]
@@ -214,8 +211,8 @@ class Model:
 
     @cached_property
     def contributed(self) -> float:
-        """Size of a contribution, which in a strict run has all shards but one."""
-        sections = self.shards - self.strict
+        """Size of a contribution. With fixed membership it lacks the shards that only its rank uses."""
+        sections = self.shards - self.fixed * self.shards // self.replicas
         return self._header_of_contribution() + self.norms.size + sections * self.section
 
     def _header_of_contribution(self) -> float:

@@ -21,7 +21,7 @@ from .._seconds import Seconds
 from .._store._transfer import Transfer
 from ._limits import limits
 from ._model import Model
-from ._requests import gather_sync, sharded_sync, strict_sync
+from ._requests import gather_sync, sharded_sync
 from ._store_model import StoreModel
 
 if TYPE_CHECKING:
@@ -159,7 +159,7 @@ def plan_exchange(
     outer_state: float = 1.0,
     fragments: int = 1,
     topology: str = "auto",
-    strict: bool = False,
+    fixed: bool = False,
     publish_every: int = 4,
     codec: str | Codec = "plain",
     state_codec: str | Codec = "plain",
@@ -183,8 +183,8 @@ def plan_exchange(
         outer_state: The number of tensors of a parameter's size that the outer optimizer keeps for it, and that are
             published with it: 1 for SGD with momentum, 0 for SGD without, 2 for Adam.
         fragments: The number of fragments. A sync moves one of them, which is taken to hold its equal share of the parameters.
-        topology: ``"sharded"``, ``"gather"``, or ``"auto"`` for the quicker one. Strict runs are always sharded.
-        strict: Whether membership is strict: then a replica does not send the part of its contribution that only it uses.
+        topology: ``"sharded"``, ``"gather"``, or ``"auto"`` for the quicker one. Fixed runs are always sharded.
+        fixed: Whether membership is fixed: then a replica does not send the part of its contribution that only it uses.
         publish_every: In the gather topology, the number of syncs from one publication of the state to the next. All
             figures are means over these syncs.
         codec: How contributions are sent, as given to :class:`DiLoCo`.
@@ -230,10 +230,10 @@ def plan_exchange(
         raise ConfigurationError(
             f"outer_state must be a number of tensors, 0 or more, not {outer_state!r}"
         )
-    yes_or_no("strict", strict)
-    if strict and topology == "gather":
+    yes_or_no("fixed", fixed)
+    if fixed and topology == "gather":
         raise ConfigurationError(
-            "strict runs always use the sharded topology: topology='gather' is for elastic runs (strict=False)"
+            "runs with fixed membership always use the sharded topology: topology='gather' is for elastic runs (fixed=False)"
         )
     if not isinstance(topology, str) or topology not in {"auto", *TOPOLOGIES}:
         raise ConfigurationError(
@@ -257,19 +257,15 @@ def plan_exchange(
         find_codec(codec),
         published,
         full_state_every,
-        strict=strict,
+        fixed=fixed,
         clip=clip is not None,
         tensors=tensors,
     )
-    syncs: dict[str, Callable[[StoreModel, float], Costs]] = (
-        {"sharded": partial(strict_sync, model)}
-        if strict
-        else {
-            "sharded": partial(sharded_sync, model),
-            "gather": partial(gather_sync, model, publish_every),
-        }
-    )
-    if not published.plain:
+    syncs: dict[str, Callable[[StoreModel, float], Costs]] = {
+        "sharded": partial(sharded_sync, model),
+        "gather": partial(gather_sync, model, publish_every),
+    }
+    if fixed or not published.plain:
         syncs.pop("gather", None)
     costs = {name: sync(store, bandwidth) for name, sync in syncs.items()}
     quickest = min(costs, key=lambda name: costs[name].seconds)

@@ -1,7 +1,7 @@
 """What a sync writes and reads besides contributions and published state: how large its records are, and how long keys are.
 
-They are written here as the exchanges write them (:mod:`.._strict._records`, :mod:`.._elastic._records`), with numbers as they
-are in the middle of a run. ``tests/planner/test_records.py`` compares them with those of the exchanges, byte by byte.
+They are written here as the exchange writes them (:mod:`.._elastic._records`), with numbers as they are in the middle of a run.
+ ``tests/planner/test_records.py`` compares them with those of the exchanges, byte by byte.
 """
 
 from __future__ import annotations
@@ -28,8 +28,6 @@ _MANIFEST = 1130
 """Bytes of a manifest without its shards and tensors: the settings of the run, and what all runs have."""
 _TENSOR = 180
 """Bytes that a manifest has for a tensor: its name and its shape twice, and where it lies."""
-_MEMBER = 38
-"""Bytes that the manifest of a strict run has for a replica."""
 BEAT = 20
 """Bytes of a sign of life."""
 
@@ -43,7 +41,7 @@ class Records:
         published_key: The key of a published shard.
         record_key: The key of the record of a sync. Those of other records are about as long.
         commit: The record of a sync.
-        done: The record which says that all shards of a state are there; 0 in strict runs, which have none.
+        done: The record which says that all shards of a state are there.
         manifest: The manifest.
         claim: The claim of a replica, where it is read again during a run.
     """
@@ -57,28 +55,17 @@ class Records:
     claim: float
 
 
-def records(*, strict: bool, replicas: int, shards: int, tensors: int, full: bool) -> Records:
-    """The records of a strict run, or of an elastic one.
+def records(*, replicas: int, shards: int, tensors: int, full: bool) -> Records:
+    """The records of a run.
 
     Args:
-        strict: Whether membership is strict.
         replicas: The number of replicas.
         shards: The number of shards.
         tensors: The number of tensors that are synced.
         full: Whether all syncs publish whole values.
     """
     rank = replicas // 2
-    if strict:
-        contribution = strict_contribution(rank)
-        record = f"commits/{SYNC:08}.{HEX}.json"
-        commit = _repeated(
-            len(seal("commit", record, {"sync": SYNC, "name": "0", "members": []})),
-            (replicas, {"rank": rank, "key": contribution}),
-        )
-        manifest = _MANIFEST + _MEMBER * replicas + _TENSOR * (tensors - 1)
-        published = f"state/{SYNC:08}/{shards // 2:05}.{HEX}.safetensors"
-        return Records(len(contribution), len(published), len(record), commit, 0, manifest, 0)
-    contribution, record = elastic_contribution(rank), f"commits/{SYNC:08}.json"
+    contribution, record = contribution_key_of(rank), f"commits/{SYNC:08}.json"
     listed = (replicas, _member(rank)), (replicas, [rank, STEPS[1]])
     fields = commit_fields()
     whole = _repeated(len(seal("commit", record, fields)), *listed)
@@ -97,19 +84,14 @@ def records(*, strict: bool, replicas: int, shards: int, tensors: int, full: boo
     )
 
 
-def strict_contribution(rank: int) -> str:
-    """The key of a contribution to a strict sync."""
-    return f"deltas/{SYNC:08}/{rank:05}.{HEX}.{HEX}.1.0-0-{RATE}.safetensors"
-
-
-def elastic_contribution(rank: int) -> str:
-    """The key of a contribution to an elastic sync."""
+def contribution_key_of(rank: int) -> str:
+    """The key of a contribution."""
     start, stop = STEPS
     return f"deltas/{SYNC:08}/{rank:05}.0001.{start}-{stop}.{HEX}.{HEX}.1.safetensors"
 
 
 def commit_fields() -> dict[str, Any]:
-    """The fields of the record of an elastic sync, without members."""
+    """The fields of the record of a sync, without members."""
     return {
         "run": HEX,
         "sync": SYNC,
@@ -139,12 +121,12 @@ def done_fields(commit: Mapping[str, Any], *, full: bool) -> dict[str, Any]:
 
 
 CLAIM = {"epoch": 1, "rank": 0, "nonce": HEX, "host": f"replica-0 ({HEX[:12]})", "pid": 10_000}
-"""The fields of an elastic replica's claim."""
+"""The fields of the claim of a replica of an elastic run. With fixed membership, some settings come with it."""
 
 
 def _member(rank: int) -> dict[str, Any]:
     start, stop = STEPS
-    key = elastic_contribution(rank)
+    key = contribution_key_of(rank)
     return {"rank": rank, "epoch": 1, "from": start, "to": stop, "key": key}
 
 

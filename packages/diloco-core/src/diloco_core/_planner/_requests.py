@@ -1,4 +1,4 @@
-"""The requests of a sync, step by step as the exchanges send them: strict, sharded and gather.
+"""The requests of a sync, step by step as the exchange sends them, in both topologies.
 
 All replicas begin at the same time, and none is late. A change to the order or number of requests of a sync must be made here
 too: ``integration-tests/test_planned.py`` compares both.
@@ -32,48 +32,8 @@ _WRITERS = 1
 """How many replicas write the record of a sync, as far as its bytes are concerned."""
 
 
-def strict_sync(model: Model, store: StoreModel, bandwidth: float) -> Costs:
-    """A sync of a strict run; see :class:`._strict._sync.StoreSync`."""
-    costs, n = Costs(store, model.transfer, model.replicas, bandwidth), model.replicas
-    block, budget, records = model.transfer.block_bytes, model.transfer.budget_bytes, model.records
-    section = model.section
-    costs.upload(
-        model.contributed,
-        records.contribution_key,
-        parts_at_once(model.transfer, budget),
-    )
-    costs.meet()
-    _list_in_turn(costs, n, records.contribution_key)
-    costs.move("GET", (n - 1) / n, records.record_key, absent=True)
-    # The record, by every replica that sees that all contributions are there.
-    costs.ask("PUT", key=records.record_key, content=records.commit, moved_by=_WRITERS)
-    costs.ask("GET", key=records.record_key, content=records.commit)
-    costs.read(model.norms.times(n - 1), records.contribution_key, budget)
-    # A section that fits into one block is read together with its checksums; otherwise the checksums are read first.
-    reads = 1 if section <= block else 1 + math.ceil(model.sent_shard / block)
-    ranges = Ranges(reads, section, min(section, block)).times(n - 1)
-    costs.read(ranges, records.contribution_key, budget)
-    # The next claim of its rank: has the run been resumed without this replica?
-    costs.ask("GET", key=records.record_key, absent=True)
-    # Its contribution to the sync before, and a shard that is no longer needed.
-    costs.ask("DELETE", key=(records.contribution_key + records.published_key) / 2, keys=2)
-    costs.upload(model.published, records.published_key, parts_at_once(model.transfer, budget))
-    costs.meet()
-    _list_in_turn(costs, n, records.published_key)
-    costs.move("LIST", (n - 1) / n, records.published_key, n)
-    costs.read(model.adopted.times(n - 1), records.published_key, budget)
-    # The manifest and its copy, by rank 0.
-    _look(costs, model, by=1)
-    beats = costs.seconds / Timing().beat_interval
-    up, down = store.around("PUT", records.record_key)
-    costs.requests["PUT"] += beats
-    costs.sent += beats * (up + BEAT)
-    costs.received += beats * down
-    return costs
-
-
 def sharded_sync(model: Model, store: StoreModel, bandwidth: float) -> Costs:
-    """A sync of an elastic run in which shards have owners; see :class:`._adopt.Adoption`."""
+    """A sync in which shards have owners; see :class:`._adopt.Adoption`."""
     costs, n = Costs(store, model.transfer, model.replicas, bandwidth), model.replicas
     block, budget, records = model.transfer.block_bytes, model.transfer.budget_bytes, model.records
     own_shards = model.shards // n
@@ -100,6 +60,12 @@ def sharded_sync(model: Model, store: StoreModel, bandwidth: float) -> Costs:
     # Of encoded state, the newest whole publication but one stays with all changes since: half of the time it is the newest.
     states = 3 if model.coded is None else 3 + (model.full_every - 1) / 2
     _collect(costs, model, states=states, contributions=_KEPT_SYNCS, published=1.0, deletes=1.0)
+    if model.fixed:
+        beats = costs.seconds / Timing().beat_interval
+        up, down = store.around("PUT", records.record_key)
+        costs.requests["PUT"] += beats
+        costs.sent += beats * (up + BEAT)
+        costs.received += beats * down
     return costs
 
 
@@ -144,7 +110,7 @@ def gather_sync(model: Model, publish_every: int, store: StoreModel, bandwidth: 
 
 
 def _commit(costs: Costs, model: Model, budget: int) -> None:
-    """A sync of an elastic run up to the reading of its record."""
+    """A sync up to the reading of its record."""
     records = model.records
     # The record (the others may have gone on without this replica), the next claim of its rank, and the record again.
     costs.ask("GET", 3, key=records.record_key, absent=True)

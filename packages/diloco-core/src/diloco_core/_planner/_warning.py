@@ -39,7 +39,7 @@ def warn_of_long_syncs(
     replicas: int,
     store: Store,
     sync_timeout: float,
-    strict: bool,
+    fixed: bool,
     topology: str = "sharded",
     publish_every: int = 1,
     outer_state: Callable[[], float] = lambda: 1.0,
@@ -58,7 +58,7 @@ def warn_of_long_syncs(
         replicas: How many replicas there are.
         store: The store where they meet.
         sync_timeout: Seconds after which a replica no longer waits for the others.
-        strict: Whether membership is strict.
+        fixed: Whether membership is fixed.
         topology: The topology of an elastic run.
         publish_every: How often an elastic run publishes its state; see :func:`plan_exchange`.
         outer_state: Returns how many tensors the outer optimizer keeps for every parameter.
@@ -75,7 +75,7 @@ def warn_of_long_syncs(
         bytes_per_param=width,
         outer_state=outer_state(),
         topology=topology,
-        strict=strict,
+        fixed=fixed,
         publish_every=publish_every,
         codec=terms.codec,
         state_codec=PLAIN if coding is None else coding.codec,

@@ -144,7 +144,7 @@ def simulate(
         )
         limits = {}
         if isinstance(settings, Fixed):
-            limits = {"lost_after": settings.grace}
+            limits = {"lost_after": settings.grace, "return_within": settings.return_within}
         timing = Timing(
             sync_timeout=sync_timeout,
             **limits,
@@ -163,7 +163,6 @@ def simulate(
                 chunk_bytes=chunk_bytes,
                 resume=settings.resume if isinstance(settings, Fixed) else False,
             )
-            exchange.settings = settings
             outcome.results[rank, life] = train(Node(rank, life, exchange, connection, chance))
             exchange.leave()
         except BaseException as error:  # noqa: BLE001 - handed to the caller

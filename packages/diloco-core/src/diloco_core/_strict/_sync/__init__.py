@@ -1,1 +1,0 @@
-"""One sync of a strict run: contribute, commit, reduce and update, publish, adopt."""
