@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
@@ -11,8 +12,13 @@ from .._exchange._begun_with import check_schema, other_setting
 from .._exchange._schemas import MAY_CHANGE, compare_schemas
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     from ._records._manifest import Manifest
     from ._settings import Settings
+
+# Only what is synced: a replica that comes back takes the values of the run. What is not synced must hold the same ones.
+_VALUES = re.compile(r"( in fragment .*) with values [0-9a-f]+")
 
 
 def check_same_run(
@@ -59,7 +65,12 @@ def check_same_run(
             return
         may_change = MAY_CHANGE if settings.resume else {"committed"}
         kept = {name: manifest.settings[name] for name in may_change if name in manifest.settings}
-        schema = replace(schema, settings={**schema.settings, **kept})
+        schema = replace(
+            schema,
+            tensors=_without_values(schema.tensors),
+            settings={**schema.settings, **kept},
+        )
+        begun = replace(begun, tensors=_without_values(begun.tensors))
         check_schema(uri, rank, schema, begun, f"the run (begun by rank {manifest.writer})")
         return
     own_settings = {
@@ -75,3 +86,7 @@ def check_same_run(
             raise other_setting(uri, rank, name, repr(begun_with), repr(given))
     run = f"the run (begun by rank {manifest.writer})"
     check_schema(uri, rank, schema, begun, run)
+
+
+def _without_values(tensors: Mapping[str, str]) -> dict[str, str]:
+    return {name: _VALUES.sub(r"\1", line) for name, line in tensors.items()}
