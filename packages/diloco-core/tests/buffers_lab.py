@@ -18,7 +18,7 @@ from diloco_core._wire._sections import view
 from diloco_core.testing import run_replicas
 
 _prefixes = itertools.count()
-KINDS = ["threads", "strict", "sharded", "gather"]
+KINDS = ["threads", "fixed", "sharded", "gather"]
 # Complex buffers are refused; all else that safetensors knows travels as it is.
 DTYPES = [dtype for dtype in SAFETENSORS_DTYPES if not dtype.is_complex]
 
@@ -28,7 +28,7 @@ def exchanges(lab, kind, replicas, *, least=None, hurried=False):
         return in_process(replicas)
     prefix = next(_prefixes)
     stores = [open_store(f"memory://buffers/{prefix}") for _ in range(replicas)]
-    if kind == "strict":
+    if kind == "fixed":
         return [StoreExchange(store, rank, replicas) for rank, store in enumerate(stores)]
     elastic, timings = Elastic(least or replicas, topology=kind), [Timing()] * replicas
     if hurried:  # a grace costs no real time, and nobody is ever given up

@@ -1,5 +1,6 @@
 """The folder of the tests is on the path, for the modules that several of them share."""
 
+import inspect
 import sys
 from pathlib import Path
 
@@ -10,11 +11,21 @@ sys.path.insert(0, str(Path(__file__).parent))
 import training_lab
 from fsspec.implementations.memory import MemoryFileSystem
 
+from diloco_core import Timing
+
 
 @pytest.fixture(scope="session")
 def lab():
     """What replicas are run, filled, pushed, compared and brought into trouble with: the module ``training_lab``."""
     return training_lab
+
+
+@pytest.fixture(autouse=True)
+def nobody_is_waited_for(monkeypatch):
+    """A rank that has failed is not started again in most tests, so the others need not wait for it in real time."""
+    defaults = list(Timing.__init__.__defaults__)
+    defaults[list(inspect.signature(Timing).parameters).index("return_within")] = 0.0
+    monkeypatch.setattr(Timing.__init__, "__defaults__", tuple(defaults))
 
 
 @pytest.fixture(autouse=True)

@@ -87,7 +87,7 @@ WRAPPERS = {
 
 def exchanges(folder, kind, count=2):
     stores = [open_store(str(folder)) for _ in range(count)]
-    if kind == "strict":
+    if kind == "fixed":
         return [StoreExchange(store, rank, count) for rank, store in enumerate(stores)]
     elastic = Elastic(count, topology=kind, publish_every=1 if kind == "gather" else None)
     return [StoreExchange(store, rank, count, elastic) for rank, store in enumerate(stores)]

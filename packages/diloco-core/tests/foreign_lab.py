@@ -32,7 +32,7 @@ from diloco_core._store._open import open_store
 from diloco_core._wire._safetensors import header_bytes, header_size, parse_header
 from diloco_core._wire._sealed import seal
 
-MEMBERSHIPS = ("strict", "sharded", "gather", "coded")
+MEMBERSHIPS = ("fixed", "sharded", "gather", "coded")
 MEMORY = 200 * 2**20
 SECONDS = 20
 SYNCS = 6
@@ -66,7 +66,7 @@ def exchange_of(folder, membership, *, resume):
         30.0, 30.0, 1.0, 3.0, clock=clock, sleep=clock.sleep, repeat=lambda *_: lambda: None
     )
     store = open_store(str(folder))
-    if membership == "strict":
+    if membership == "fixed":
         return StoreExchange(store, 0, 1, timing=timing, resume=resume)
     topology = "gather" if membership == "gather" else "sharded"
     elastic = Elastic(
@@ -209,9 +209,6 @@ class Foreign:
                     yield f"{name} copied", name, lambda: data
 
     def _identity(self, key):
-        if self.membership == "strict":
-            run = json.loads((self.folder / MANIFEST).read_bytes())["run"]
-            return f"{run} {key}"
         return f"{digest((self.folder / MANIFEST).read_bytes())}/{key}"
 
     def met(self, cases, act, *, here=False):

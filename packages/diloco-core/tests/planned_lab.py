@@ -210,7 +210,7 @@ class CountedServer:
 
 
 def exchange_of(kind, store, rank, replicas, publish_every):
-    if kind == "strict":
+    if kind == "fixed":
         return StoreExchange(store, rank, replicas)
     settings = Elastic(
         replicas, topology=kind, publish_every=publish_every if kind == "gather" else None
@@ -222,7 +222,7 @@ def moved(kind, stores, counters, params, *, warm, syncs, publish_every=2, **opt
     """The bytes that a replica sent and received per sync, as a mean; and the reports of those syncs, by rank.
 
     Args:
-        kind: ``"strict"``, or a topology.
+        kind: ``"fixed"``, or a topology.
         stores: One for each replica.
         counters: What counts the bytes of each; its ``sent`` and ``received`` are read after each sync.
         params: How many parameters the model has.
@@ -278,7 +278,7 @@ def planned(kind, params, replicas, *, publish_every=2, **options):
         replicas,
         1e9,
         topology="gather" if kind == "gather" else "sharded",
-        strict=kind == "strict",
+        strict=kind == "fixed",
         publish_every=publish_every,
         tensors=1,
         **options,

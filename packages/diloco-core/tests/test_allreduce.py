@@ -76,7 +76,7 @@ def test_any_exchange_is_the_exact_mean_in_rank_order(kind, case):
     expected = exact_mean(columns)
 
     def replica(exchange):
-        exchange.join(Schema({}, {}))
+        exchange.join(Schema({}, {"operation": "mean"}))
         tensors = [tensor.clone() for tensor in columns[exchange.rank]]
         job = Mean(tensors, shards)
         job.begin()
@@ -99,7 +99,7 @@ def test_any_exchange_is_the_exact_mean_in_rank_order(kind, case):
 )
 def test_integers_come_from_rank_0(world, numel, rule):
     def replica(exchange):
-        exchange.join(Schema({}, {}))
+        exchange.join(Schema({}, {"operation": "mean"}))
         counter = torch.full((numel,), 2**40 + exchange.rank)
         job = Mean([torch.ones(1)], exchange.world_size)
         named = [
@@ -164,7 +164,8 @@ def test_the_store_does_not_grow_with_the_number_of_syncs(tmp_path):
 
     for result in run_replicas(replica, exchanges("folder", 3, 2**20, tmp_path)):
         assert result is None
-    assert max(sizes.values()) <= 4 * 5000 * 2 * 3
+    # A sync takes twice the size at most: contributions without own shards, and shards. Two stay, and one is being made.
+    assert max(sizes.values()) <= 3 * 4 * 5000 * 3
 
 
 def test_other_shapes_on_one_replica_are_named(tmp_path):

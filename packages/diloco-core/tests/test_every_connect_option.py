@@ -8,10 +8,10 @@ from training_lab import push, run, small_model
 
 from diloco_core import ConfigurationError, DiLoCo, Elastic, Timing, Transfer, connect
 
-LIMITS = ("join_timeout", "sync_timeout", "beat_interval", "lost_after")
+LIMITS = ("join_timeout", "sync_timeout", "beat_interval", "lost_after", "return_within")
 SETTINGS = ("grace", "late", "retention")
 KINDS = {
-    "strict": {},
+    "fixed": {},
     "sharded": {"min_replicas": 2, "topology": "sharded"},
     "gather": {"min_replicas": 2, "topology": "gather"},
 }
@@ -77,9 +77,9 @@ def test_a_limit_is_asked_for_or_refused(tmp_path, kind):
     ASKED.clear()
     run(train, each)
     # In a strict run lost_after is asked for where a replica has been silent for a while: tests/strict/test_failures.py.
-    used = {*ASKED, *(["lost_after"] if kind == "strict" else [])}
+    used = {*ASKED, *(["lost_after", "return_within"] if kind == "fixed" else [])}
     for name in LIMITS:
-        more = {"lost_after": 999.0} if name == "beat_interval" and kind == "strict" else {}
+        more = {"lost_after": 999.0} if name == "beat_interval" and kind == "fixed" else {}
         options = {**KINDS[kind], name: 88.0 if more or name != "beat_interval" else 8.0, **more}
         try:
             connect(tmp_path / name, rank=0, world_size=2, **options).leave()
@@ -133,7 +133,7 @@ def test_publish_every_publishes_more_often_or_is_refused(tmp_path):
         Elastic(1, topology="sharded", publish_every=2)
 
 
-@pytest.mark.parametrize("kind", ["strict", "sharded", "gather"])
+@pytest.mark.parametrize("kind", ["fixed", "sharded", "gather"])
 @pytest.mark.parametrize("value", [1, 0])
 def test_a_number_does_not_say_whether_to_resume(tmp_path, kind, value):
     with pytest.raises(ConfigurationError, match=f"resume must be False, True .* not {value}"):

@@ -8,12 +8,10 @@ from diloco_core import (
     CorruptedObjectError,
     DiLoCo,
     Elastic,
-    RunExistsError,
     in_process,
 )
 from diloco_core._elastic._records._keys import MANIFEST
 from diloco_core._elastic._states._rollback import named_syncs
-from diloco_core._exchange._base import Schema
 from diloco_core._exchange._endings import Ending, Progress, conclude, failure
 from diloco_core._loop._state import STATE_VERSION
 from diloco_core._store._copies import copy_key
@@ -86,13 +84,3 @@ def test_a_damaged_manifest_says_what_to_do(resume):
         "start this one later",
     ):
         assert words.lower() in str(error).lower()
-
-
-def test_a_strict_rank_that_comes_back_is_not_told_to_delete_the_run(lab, tmp_path):
-    first, second = lab.store_exchanges(tmp_path, 1) + lab.store_exchanges(tmp_path, 1)
-    first.join(Schema({}, {}))
-    with pytest.raises(RunExistsError) as caught:
-        second.join(Schema({}, {}))
-    assert "start all ranks again with resume=True" in str(caught.value)
-    assert "delete" not in str(caught.value)
-    first.leave()

@@ -26,7 +26,7 @@ CODECS = [*NAMED.values(), Halved()]
 OTHERS = [codec for codec in CODECS if codec is not PLAIN]
 SIZE, BUFFER = 1000, 24
 REPLICAS = 3
-KINDS = ("in process", "strict", "sharded", "gather")
+KINDS = ("in process", "fixed", "sharded", "gather")
 
 
 def name_of(codec):
@@ -77,9 +77,9 @@ class Replica:
 def exchanges_of(kind, folder):
     if kind == "in process":
         return in_process(REPLICAS)
-    elastic = {} if kind == "strict" else {"min_replicas": REPLICAS, "topology": kind}
+    elastic = {} if kind == "fixed" else {"min_replicas": REPLICAS, "topology": kind}
     # Lives of an elastic run may cut what they handle as they like.
-    chunks = [64, 64, 64] if kind == "strict" else [64, 256, 2**20]
+    chunks = [64, 64, 64] if kind == "fixed" else [64, 256, 2**20]
     return [
         connect(folder, rank=rank, world_size=REPLICAS, chunk_bytes=chunks[rank], **elastic)
         for rank in range(REPLICAS)
@@ -123,7 +123,7 @@ def test_all_add_up_what_was_sent(kind, codec, tmp_path):
         )
 
 
-@pytest.mark.parametrize("kind", ["strict", "sharded", "gather"])
+@pytest.mark.parametrize("kind", ["fixed", "sharded", "gather"])
 @pytest.mark.parametrize("codec", CODECS, ids=name_of)
 def test_it_is_the_same_in_every_exchange(kind, codec, tmp_path):
     over_store, _, _ = sync(kind, tmp_path / "run", codec)
@@ -131,7 +131,7 @@ def test_it_is_the_same_in_every_exchange(kind, codec, tmp_path):
     assert torch.equal(over_store[0].parameter, between_threads[0].parameter)
 
 
-@pytest.mark.parametrize("kind", ["strict", "sharded", "gather"])
+@pytest.mark.parametrize("kind", ["fixed", "sharded", "gather"])
 @pytest.mark.parametrize("codec", OTHERS, ids=name_of)
 def test_objects_and_reports_have_the_sizes_that_the_codec_says(kind, codec, tmp_path):
     of_plain, plain, large = sync(kind, tmp_path / "plain", PLAIN)
@@ -139,7 +139,7 @@ def test_objects_and_reports_have_the_sizes_that_the_codec_says(kind, codec, tmp
     saved = outer_bytes(of_plain[0]) - outer_bytes(of_codec[0])
     others = REPLICAS - 1
     # A strict replica does not send its own shard.
-    senders = others if kind == "strict" else REPLICAS
+    senders = others if kind == "fixed" else REPLICAS
     headers = 0.2 * sum(large)
     assert abs(sum(large) - sum(small) - senders * saved) < headers
     readers = others * (REPLICAS if kind == "gather" else 1)
@@ -158,7 +158,7 @@ def outer_bytes(replica):
     )
 
 
-@pytest.mark.parametrize("kind", ["in process", "strict", "sharded"])
+@pytest.mark.parametrize("kind", ["in process", "fixed", "sharded"])
 @pytest.mark.parametrize("other", OTHERS, ids=name_of)
 def test_replicas_with_another_codec_are_refused_by_name(kind, other, tmp_path):
     codecs = [PLAIN, other, PLAIN]

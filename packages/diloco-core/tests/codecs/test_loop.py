@@ -48,7 +48,7 @@ def test_an_object_is_as_good_as_a_name():
     assert identical([by_name[0], by_object[0]])
 
 
-@pytest.mark.parametrize("elastic", [{}, {"min_replicas": 2}], ids=["strict", "elastic"])
+@pytest.mark.parametrize("elastic", [{}, {"min_replicas": 2}], ids=["fixed", "elastic"])
 def test_contributions_are_smaller_in_the_store(elastic, tmp_path):
     sizes = {}
     for name in ("plain", "int8"):
@@ -66,7 +66,7 @@ def test_contributions_are_smaller_in_the_store(elastic, tmp_path):
     assert sizes["int8"] < 0.8 * sizes["plain"]
 
 
-@pytest.mark.parametrize("elastic", [{}, {"min_replicas": 2}], ids=["strict", "elastic"])
+@pytest.mark.parametrize("elastic", [{}, {"min_replicas": 2}], ids=["fixed", "elastic"])
 @pytest.mark.parametrize("name", ["int8", "int8-6sigma"])
 def test_what_is_exported_is_the_model(elastic, name, tmp_path):
     ends = train(make, over_store(tmp_path / "run", **elastic), codec=name)
@@ -75,7 +75,7 @@ def test_what_is_exported_is_the_model(elastic, name, tmp_path):
     assert all(torch.equal(exported[key], value) for key, value in ends[0].items())
 
 
-@pytest.mark.parametrize("elastic", [{}, {"min_replicas": 2}], ids=["strict", "elastic"])
+@pytest.mark.parametrize("elastic", [{}, {"min_replicas": 2}], ids=["fixed", "elastic"])
 def test_a_run_goes_on_with_its_codec_only(elastic, tmp_path):
     train(make, over_store(tmp_path / "run", **elastic), codec="int8")
     again = {"resume": True} | elastic

@@ -62,7 +62,7 @@ def test_all_hold_the_same_over_a_store_and_between_threads(name, tmp_path):
     options = {"steps": 6, "state_codec": name}
     threads = train(make, in_process(2), **options)
     options["full_state_every"] = 2
-    store = train(make, over_store(tmp_path / "strict"), **options)
+    store = train(make, over_store(tmp_path / "fixed"), **options)
     elastic = train(make, over_store(tmp_path / "elastic", min_replicas=2), **options)
     assert identical([*threads, *store, *elastic])
 
@@ -97,7 +97,7 @@ def test_a_resumed_run_ends_as_one_that_was_not_interrupted(fragments, every, me
 
 def test_delays_and_codecs_go_with_it(tmp_path):
     options = {"codec": "int8", "delay": 1, "alpha": 0.5, "flush": "partial"}
-    ends = run(functools.partial(until, 8, **options, **INT8), over_store(tmp_path / "strict"))
+    ends = run(functools.partial(until, 8, **options, **INT8), over_store(tmp_path / "fixed"))
     elastic = over_store(tmp_path / "elastic", min_replicas=2)
     ends += run(functools.partial(until, 8, **options, **INT8), elastic)
     threads = run(functools.partial(until, 8, **options, **IN_THREADS), in_process(2))
@@ -341,7 +341,7 @@ def test_planning_refuses_what_does_not_fit():
 
 
 @pytest.mark.parametrize(
-    ("replicas", "strict", "share"), [(4, True, 0.288), (8, True, 0.270), (4, False, 0.284)]
+    ("replicas", "fixed", "share"), [(4, True, 0.288), (8, True, 0.270), (4, False, 0.284)]
 )
 def test_both_codecs_move_little_more_than_a_quarter(replicas, strict, share):
     """Of what a sync moves without them, in both directions."""

@@ -115,10 +115,10 @@ def one_step(exchange, gradients, **options):
     return model.weight.detach().view(-1).clone()
 
 
-@pytest.mark.parametrize("kind", ["in process", "strict", "sharded", "gather"])
+@pytest.mark.parametrize("kind", ["in process", "fixed", "sharded", "gather"])
 def test_the_mean_is_that_of_those_who_sent_a_value(kind, tmp_path):
     gradients = [[random(2 * BLOCK, rank)] for rank in range(3)]
-    elastic = {} if kind == "strict" else {"min_replicas": 3, "topology": kind}
+    elastic = {} if kind == "fixed" else {"min_replicas": 3, "topology": kind}
     exchanges = (
         in_process(3)
         if kind == "in process"

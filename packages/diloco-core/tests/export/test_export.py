@@ -211,7 +211,7 @@ def test_a_store_without_a_model_is_named(lab, tmp_path):
         export(str(tmp_path / "mean"), tmp_path / "model")
     (tmp_path / "damaged").mkdir()
     (tmp_path / "damaged" / "manifest.json").write_text("[]")
-    with pytest.raises(CorruptedObjectError, match=r"manifest\.json is damaged"):
+    with pytest.raises(CorruptedObjectError, match=r"manifest\.json is truncated or damaged"):
         export(str(tmp_path / "damaged"), tmp_path / "model")
 
 
@@ -224,15 +224,15 @@ def test_nothing_is_made_of_a_mistyped_uri(tmp_path, uri):
 
 
 def test_a_run_that_begins_meanwhile_is_not_taken_for_a_damaged_one(tmp_path, monkeypatch):
-    first = _sources._first
+    read = _sources.read_or_copy
 
-    def begins_after(store, *, use_copy):
-        manifest = first(store, use_copy=use_copy)
+    def begins_after(*arguments):
+        manifest = read(*arguments)
         (tmp_path / "run" / "state").mkdir(parents=True)
         (tmp_path / "run" / "state" / "shard").touch()
         return manifest
 
-    monkeypatch.setattr(_sources, "_first", begins_after)
+    monkeypatch.setattr(_sources, "read_or_copy", begins_after)
     with pytest.raises(RendezvousError, match="holds no run"):
         export(tmp_path / "run", tmp_path / "model")
 

@@ -311,7 +311,7 @@ class TestALoaderThatIsNotSaved:
         assert not warnings
 
 
-@pytest.mark.parametrize("options", [{"min_replicas": 1}, {}], ids=["elastic", "strict"])
+@pytest.mark.parametrize("options", [{"min_replicas": 1}, {}], ids=["elastic", "fixed"])
 class TestTheFirstSave:
     def life(self, tmp_path, stop, given=None, **options):
         """Trains until a sync, and is killed there, without a chance to save; returns the saves after each sync."""

@@ -49,7 +49,7 @@ class TestWhatIsNotFinite:
         )
         assert isinstance(first, NonFiniteDeltaError)
         assert (first.tensor, first.rank) == ("buffer0", 0)
-        if kind in {"threads", "strict"}:
+        if kind in {"threads", "fixed"}:
             assert isinstance(second, ReplicaLostError)
         else:
             assert same_bytes(second[0], before)
@@ -65,7 +65,7 @@ class TestWhatIsNotFinite:
         ]
         found = synced(lab, kind, [[torch.ones(2, dtype=dtype)]] * 2, later=later, hurried=True)
         owners = [error for error in found if isinstance(error, NonFiniteUpdateError)]
-        assert len(owners) == (1 if kind in {"threads", "strict"} else 2)
+        assert len(owners) == (1 if kind in {"threads", "fixed"} else 2)
         assert all(isinstance(error, (NonFiniteUpdateError, ReplicaLostError)) for error in found)
         assert {(error.tensor, error.outer_lr) for error in owners} == {("buffer0", None)}
         assert "the mean over the replicas makes tensor 'buffer0' NaN or infinite" in str(owners[0])
@@ -99,7 +99,7 @@ class TestDtypes:
     @pytest.mark.parametrize("dtype", [dtype for dtype in DTYPES if dtype.is_floating_point])
     def test_every_floating_point_dtype_has_a_mean(self, lab, dtype):
         later = [[torch.tensor([2.0, 1.0 + 2 * rank]).to(dtype)] for rank in range(2)]
-        for (found,) in synced(lab, "strict", [[torch.ones(2).to(dtype)]] * 2, later=later):
+        for (found,) in synced(lab, "fixed", [[torch.ones(2).to(dtype)]] * 2, later=later):
             assert found.float().tolist() == [2.0, 2.0]
             assert found.dtype is dtype
 

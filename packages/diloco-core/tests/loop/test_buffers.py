@@ -199,7 +199,7 @@ class TestUnchanged:
         found = exchanges(lab, kind, 2)
         for exchange in found:
             exchange.store = Weighing(exchange.store, sizes)
-            if kind == "strict":
+            if kind == "fixed":
                 exchange._store.store = exchange.store
         runs = lab.run(replica, found)
         assert all(same_bytes(a, b) for a, b in zip(*runs, strict=True))
@@ -207,18 +207,18 @@ class TestUnchanged:
         return [[sizes[first + sync, rank] for rank in range(2)] for sync in range(4)], runs[0]
 
     @pytest.mark.parametrize("policy", ["mean", "rank0"])
-    @pytest.mark.parametrize("kind", ["strict", "sharded", "gather"])
+    @pytest.mark.parametrize("kind", ["fixed", "sharded", "gather"])
     def test_they_are_sent_by_those_who_changed_them(self, lab, kind, policy):
         found, values = self.sizes(lab, kind, {(0, 1), (0, 3), (1, 3)}, policy)
-        mask = 2**14 if kind != "strict" else 2**13  # each sends the other's half
+        mask = 2**14 if kind != "fixed" else 2**13  # each sends the other's half
         for sync, changed in enumerate([(), (0,), (), (0, 1)]):
             for rank, size in enumerate(found[sync]):
-                sent = rank in changed and not (kind == "strict" and rank == 1)  # rank 0's counts
+                sent = rank in changed and not (kind == "fixed" and rank == 1)  # rank 0's counts
                 assert (size > mask) is sent, (sync, rank, size)
                 assert size < 2000 + mask
         assert values[3].nonzero().flatten().tolist() == [1, 3]
 
-    @pytest.mark.parametrize("kind", ["strict", "sharded", "gather"])
+    @pytest.mark.parametrize("kind", ["fixed", "sharded", "gather"])
     def test_one_replicas_change_counts_for_its_part(self, lab, kind):
         _, values = self.sizes(lab, kind, {(1, 2)}, dtype=torch.float32)
         assert values[1].max() == 0

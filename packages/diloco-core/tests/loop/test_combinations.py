@@ -11,7 +11,7 @@ from diloco_core import ConfigurationError, DiLoCo, ProcessGroupExchange, Second
 PAGE = Path(__file__).parents[2] / "docs/train.md"
 KINDS = {
     "threads": "threads",
-    "strict": "store",
+    "fixed": "store",
     "sharded": "sharded",
     "gather": "gather",
     "torchft manager": "manager",

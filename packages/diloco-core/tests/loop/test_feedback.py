@@ -19,7 +19,7 @@ from diloco_core._codecs._codec import is_sparse
 from diloco_core._codecs._named import CODECS
 from diloco_core.testing import run_replicas
 
-KINDS = ("in process", "strict", "sharded", "gather")
+KINDS = ("in process", "fixed", "sharded", "gather")
 CODEC = "e3m0"
 DENSE = [name for name, codec in CODECS.items() if not codec.plain and not is_sparse(codec)]
 PERIOD, SYNCS = 3, 4
@@ -28,7 +28,7 @@ PERIOD, SYNCS = 3, 4
 def exchanges(kind, folder, **options):
     if kind == "in process":
         return in_process(2)
-    elastic = {} if kind == "strict" else {"min_replicas": 2, "topology": kind}
+    elastic = {} if kind == "fixed" else {"min_replicas": 2, "topology": kind}
     return [connect(folder, rank=rank, world_size=2, **elastic, **options) for rank in range(2)]
 
 
@@ -175,7 +175,7 @@ def test_a_state_of_another_setting_is_refused_by_name(before, after):
         loop_for(model, error_feedback=after).load_state_dict(state)
 
 
-@pytest.mark.parametrize("kind", ["in process", "strict"])
+@pytest.mark.parametrize("kind", ["in process", "fixed"])
 def test_replicas_that_differ_in_it_are_refused_by_name(kind, tmp_path):
     def one(exchange):
         return train_one(exchange, codec=CODEC, error_feedback=(0.5, True)[exchange.rank])
@@ -197,7 +197,7 @@ def train_one(exchange, steps=6, **options):
 
 
 @pytest.mark.parametrize("delay", [0, 1])
-@pytest.mark.parametrize(("kind", "fragments"), [("strict", 1), ("strict", 2), ("sharded", 1)])
+@pytest.mark.parametrize(("kind", "fragments"), [("fixed", 1), ("fixed", 2), ("sharded", 1)])
 def test_a_resumed_run_ends_as_one_that_was_not_interrupted(
     kind, delay, fragments, tmp_path, caplog
 ):
@@ -231,7 +231,7 @@ def test_a_resumed_run_ends_as_one_that_was_not_interrupted(
     assert "error feedback" not in caplog.text
 
 
-@pytest.mark.parametrize("elastic", [{}, {"min_replicas": 2}], ids=["strict", "elastic"])
+@pytest.mark.parametrize("elastic", [{}, {"min_replicas": 2}], ids=["fixed", "elastic"])
 @pytest.mark.parametrize("delay", [0, 1])
 @pytest.mark.parametrize("save_every", [0, 4])
 def test_a_residual_that_was_not_saved_is_lost_and_said(
@@ -244,7 +244,7 @@ def test_a_residual_that_was_not_saved_is_lost_and_said(
         "sync_every": 2,
         "save_inner_every": save_every,
     }
-    kind = "sharded" if elastic else "strict"
+    kind = "sharded" if elastic else "fixed"
 
     class StopError(Exception):
         pass
@@ -282,7 +282,7 @@ def test_a_residual_that_was_not_saved_is_lost_and_said(
     "kind",
     [
         pytest.param(
-            "strict",
+            "fixed",
             marks=pytest.mark.xfail(strict=True, reason="until strict and elastic are one path"),
         ),
         "sharded",

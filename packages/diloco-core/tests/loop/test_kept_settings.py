@@ -73,7 +73,7 @@ _prefixes = itertools.count()
 
 def replicas(kind, place, count, *, resume):
     store = open_store(place)
-    if kind == "strict":
+    if kind == "fixed":
         return [StoreExchange(store, rank, count, resume=resume) for rank in range(count)]
     settings = Elastic(count, topology="sharded")
     return [StoreExchange(store, rank, count, settings) for rank in range(count)]
@@ -111,12 +111,12 @@ def test_every_argument_is_here():
     assert {*CHANGES, *OWN} == set(inspect.signature(DiLoCo).parameters)
 
 
-@pytest.mark.parametrize("kind", ["strict", "elastic"])
+@pytest.mark.parametrize("kind", ["fixed", "elastic"])
 @pytest.mark.parametrize("name", CHANGES)
 def test_a_run_that_is_continued_with_another(kind, name):
     for before, after in CHANGES[name]:
         results = continued(kind, before, after)
-        if kind == "strict" and name in MAY_CHANGE:
+        if kind == "fixed" and name in MAY_CHANGE:
             assert set(results) == {4}, results
         elif name == "init":
             assert all(isinstance(result, ConfigurationError) for result in results), results
@@ -138,6 +138,6 @@ def test_a_run_keeps_whether_it_goes_by_the_time():
     ("options", "default"),
     [(STATE, {"full_state_every": 8}), ({"codec": "topk64"}, {"error_feedback": 0.95}), (TRIMMED, {"trim": 1})],
 )  # fmt: skip
-@pytest.mark.parametrize("kind", ["strict", "elastic"])
+@pytest.mark.parametrize("kind", ["fixed", "elastic"])
 def test_what_is_left_out_is_the_default(kind, options, default):
     assert set(continued(kind, options, {**options, **default})) == {4}

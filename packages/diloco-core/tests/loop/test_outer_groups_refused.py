@@ -165,12 +165,12 @@ def test_replicas_with_other_groups_are_refused_by_name(kind, one, other, told):
         assert told[0] in message
 
 
-@pytest.mark.parametrize("kind", ["strict", "elastic"])
+@pytest.mark.parametrize("kind", ["fixed", "elastic"])
 @pytest.mark.parametrize(("one", "other", "told"), DIFFERENT)
 def test_a_run_is_not_resumed_with_other_groups(kind, one, other, told, tmp_path):
     def meet(*, resume):
         store = open_store(str(tmp_path))
-        if kind == "strict":
+        if kind == "fixed":
             return [StoreExchange(store, 0, 1, resume=resume)]
         return [StoreExchange(store, 0, 1, Elastic(1))]
 

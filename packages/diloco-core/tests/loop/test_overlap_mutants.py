@@ -118,7 +118,7 @@ def test_a_wrong_delay_is_caught(lab, mutant, monkeypatch):
 
 OWN = {
     "threads": threads,
-    "strict": store_inputs,
+    "fixed": store_inputs,
     "sharded": store_inputs,
     "gather": store_inputs,
 }
@@ -143,7 +143,7 @@ def is_the_mean_of_what_decodes(lab, kind, folder):
             optimizer.step()
         return model.weight.detach().flatten().clone()
 
-    membership = {} if kind == "strict" else {"min_replicas": 2, "topology": kind}
+    membership = {} if kind == "fixed" else {"min_replicas": 2, "topology": kind}
     made = (
         in_process(2)
         if kind == "threads"

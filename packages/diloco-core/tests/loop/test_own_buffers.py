@@ -14,7 +14,7 @@ from diloco_core._store._open import open_store
 
 def exchanges(kind, uri, resume):
     stores = [open_store(uri) for _ in range(2)]
-    if kind == "strict":
+    if kind == "fixed":
         return [StoreExchange(s, rank, 2, resume=resume) for rank, s in enumerate(stores)]
     return [StoreExchange(store, rank, 2, Elastic(2)) for rank, store in enumerate(stores)]
 
@@ -32,7 +32,7 @@ def life(lab, exchange, until, policy="none", every=1):
     return began, [buffer.clone() for buffer in net.buffers()]
 
 
-@pytest.mark.parametrize("kind", ["strict", "elastic"])
+@pytest.mark.parametrize("kind", ["fixed", "elastic"])
 @pytest.mark.parametrize("policy", ["none", "mean"])
 def test_buffers_that_were_never_saved_are_spoken_of(lab, caplog, kind, policy):
     caplog.set_level("INFO", logger="diloco_core")
@@ -53,7 +53,7 @@ def same(ours, theirs):
     return all(map(torch.equal, ours, theirs))
 
 
-@pytest.mark.parametrize("kind", ["strict", "elastic"])
+@pytest.mark.parametrize("kind", ["fixed", "elastic"])
 def test_they_come_back(lab, kind):
     uri = f"memory://own-buffers/{kind}"
     first = lab.run(lambda exchange: life(lab, exchange, 2), exchanges(kind, uri, False))
@@ -131,7 +131,7 @@ def test_names_share_a_tensor_as_they_did():
     assert torch.equal(together.held, ones)
 
 
-@pytest.mark.parametrize("kind", ["strict", "elastic"])
+@pytest.mark.parametrize("kind", ["fixed", "elastic"])
 def test_a_run_whose_buffers_grow_can_be_resumed(lab, kind):
     def train(exchange, until):
         net = lab.fill(Holder())

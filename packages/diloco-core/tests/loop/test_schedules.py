@@ -20,7 +20,7 @@ SCHEDULES = {
 
 def opened(kind, uri, resume):
     store = open_store(uri)
-    if kind == "strict":
+    if kind == "fixed":
         return StoreExchange(store, 0, 1, resume=resume)
     return StoreExchange(store, 0, 1, Elastic(1))
 
@@ -50,7 +50,7 @@ def life(lab, exchange, make, steps, *, killed=False, every=10, after=False):
     return rates
 
 
-@pytest.mark.parametrize("kind", ["strict", "elastic"])
+@pytest.mark.parametrize("kind", ["fixed", "elastic"])
 @pytest.mark.parametrize("name", SCHEDULES)
 @pytest.mark.parametrize("killed", [False, True])
 @pytest.mark.filterwarnings(
@@ -70,7 +70,7 @@ def test_it_is_stepped_up_to_the_inner_step(lab, kind, name, killed):
 
 def test_a_step_after_the_last_sync_is_saved_when_the_block_is_left(lab):
     make, place = SCHEDULES["cosine"], "memory://schedules/after"
-    wanted = life(lab, opened("strict", f"{place}/whole", False), make, 12, every=1, after=True)
-    first = life(lab, opened("strict", f"{place}/left", False), make, 6, every=1, after=True)
-    rest = life(lab, opened("strict", f"{place}/left", True), make, 12, every=1, after=True)
+    wanted = life(lab, opened("fixed", f"{place}/whole", False), make, 12, every=1, after=True)
+    first = life(lab, opened("fixed", f"{place}/left", False), make, 6, every=1, after=True)
+    rest = life(lab, opened("fixed", f"{place}/left", True), make, 12, every=1, after=True)
     assert first + rest == wanted

@@ -143,11 +143,11 @@ def elastic(path, grace=30.0, **timing):
 
 
 class TestRefusals:
-    @pytest.mark.parametrize("kind", ["threads", "strict", "manager", "process group"])
+    @pytest.mark.parametrize("kind", ["threads", "fixed", "manager", "process group"])
     def test_where_all_take_the_same_number_of_steps(self, kind, tmp_path):
         exchange = {
             "threads": lambda: in_process(1)[0],
-            "strict": lambda: StoreExchange(open_store(str(tmp_path)), 0, 1),
+            "fixed": lambda: StoreExchange(open_store(str(tmp_path)), 0, 1),
             "manager": lambda: ManagerExchange(MockManager(in_process(1)[0])),
             "process group": lambda: ProcessGroupExchange.__new__(ProcessGroupExchange),
         }[kind]()

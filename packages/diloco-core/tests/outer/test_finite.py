@@ -28,7 +28,7 @@ from diloco_core._store._open import open_store
 from diloco_core.testing import run_replicas
 
 _prefixes = itertools.count()
-KINDS = ["threads", "strict", "manager", "sharded", "gather"]
+KINDS = ["threads", "fixed", "manager", "sharded", "gather"]
 SIZE = 40
 # The largest values that are rounded to something finite, and the next ones.
 EDGES = {
@@ -53,7 +53,7 @@ class Loop:
         if self.kind == "manager":
             return [ManagerExchange(MockManager(exchange)) for exchange in in_process(2)]
         stores = [open_store(str(self.folder)) for _ in range(2)]
-        if self.kind == "strict":
+        if self.kind == "fixed":
             return [
                 StoreExchange(store, rank, 2, chunk_bytes=64) for rank, store in enumerate(stores)
             ]
@@ -98,7 +98,7 @@ class Loop:
 def refused(results, kind):
     """Who owned what was refused says so; in strict exchanges the others hear of it."""
     owners = [error for error in results if isinstance(error, NonFiniteUpdateError)]
-    assert len(owners) == (1 if kind in {"threads", "strict"} else 2), results
+    assert len(owners) == (1 if kind in {"threads", "fixed"} else 2), results
     for error in results:
         assert isinstance(error, NonFiniteUpdateError | ReplicaLostError), error
         assert "the outer step (outer learning rate" in str(error)
@@ -114,8 +114,8 @@ def test_what_half_precision_cannot_hold_is_refused(lab, tmp_path, kind):
     error = refused(loop.run(), kind)
     assert (error.tensor, error.dtype, error.outer_lr) == ("weight", "float16", 1.7)
     assert isinstance(error, ArithmeticError)
-    if kind in {"strict", "sharded", "gather"}:
-        before = {"strict": 1, "sharded": 1, "gather": 0}[
+    if kind in {"fixed", "sharded", "gather"}:
+        before = {"fixed": 1, "sharded": 1, "gather": 0}[
             kind
         ]  # gather publishes a state when the next sync has begun
         assert export(str(tmp_path / "run"), tmp_path / "model") == before
@@ -158,7 +158,7 @@ def test_the_edge_is_where_rounding_puts_it(dtype, sign, others):
 
 @pytest.mark.parametrize(("dtype", "most"), [(torch.float32, 3.4e38), (torch.float64, 1.79e308)])
 def test_wide_dtypes_overflow_too(lab, tmp_path, dtype, most):
-    loop = Loop(lab, "strict", tmp_path, dtype, most * 0.45, lr=3.0)
+    loop = Loop(lab, "fixed", tmp_path, dtype, most * 0.45, lr=3.0)
     assert all(math.isfinite(weight[-1]) for weight in loop.run())
     loop = Loop(lab, "threads", tmp_path, dtype, most, lr=2.0)
     loop.scale = 1.1
@@ -177,7 +177,7 @@ def test_an_outer_state_that_overflows_is_refused(lab, tmp_path):
     assert (error.tensor, error.outer_lr) == ("weight", 0.5)
 
 
-@pytest.mark.parametrize("kind", ["threads", "strict"])
+@pytest.mark.parametrize("kind", ["threads", "fixed"])
 def test_a_plain_mean_that_overflows_is_refused(lab, tmp_path, kind):
     def replica(exchange):
         with ObjectStoreAllReduce(exchange) as reduce:
@@ -214,14 +214,14 @@ class Flipping:
         return reader
 
 
-@pytest.mark.parametrize("kind", ["strict", "sharded", "gather"])
+@pytest.mark.parametrize("kind", ["fixed", "sharded", "gather"])
 @pytest.mark.parametrize("times", [1, 10**9])
 def test_a_contribution_that_is_damaged_on_its_way_is_not_taken_for_an_overflow(
     lab, tmp_path, kind, times
 ):
     loop = Loop(lab, kind, tmp_path / "run", torch.float16, 2.0)
     exchanges = loop.exchanges()
-    if kind == "strict":
+    if kind == "fixed":
         stores = [
             Flipping(open_store(str(tmp_path / "run")), times * (rank == 0)) for rank in range(2)
         ]
@@ -234,9 +234,9 @@ def test_a_contribution_that_is_damaged_on_its_way_is_not_taken_for_an_overflow(
     assert not any(isinstance(result, NonFiniteUpdateError) for result in results)
     if times > 1:  # in elastic runs its author may do what this replica cannot
         assert isinstance(results[0], CorruptedObjectError) or (
-            kind != "strict" and results[0][-1] == 2.0
+            kind != "fixed" and results[0][-1] == 2.0
         ), results
-    elif kind != "strict":
+    elif kind != "fixed":
         assert all(result[-1] == 2.0 for result in results)
 
 

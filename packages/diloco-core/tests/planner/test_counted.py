@@ -60,7 +60,7 @@ def compare(tmp_path, kind, replicas, params, *, outer_state=1.0, publish_every=
 class TestCounted:
     """Over a folder: the content of all objects, records included."""
 
-    @pytest.mark.parametrize("kind", ["strict", "sharded", "gather"])
+    @pytest.mark.parametrize("kind", ["fixed", "sharded", "gather"])
     @pytest.mark.parametrize(
         ("replicas", "outer_state"), [(1, 1.0), (2, 1.0), (4, 1.0), (3, 0.0), (3, 2.0)]
     )
@@ -73,7 +73,7 @@ class TestCounted:
         ("kind", "options"),
         [
             (kind, options)
-            for kind in ("strict", "sharded", "gather")
+            for kind in ("fixed", "sharded", "gather")
             for options in (
                 {"codec": "int8"},
                 {"codec": "e2m1", "clip": "median"},
@@ -99,7 +99,7 @@ class TestCounted:
         assert plan[1] < 46_000
 
 
-@pytest.mark.parametrize("kind", ["strict", "sharded", "gather"])
+@pytest.mark.parametrize("kind", ["fixed", "sharded", "gather"])
 def test_reported(tmp_path, kind):
     """Reports have contributions and published state, without records."""
     stores = [lab.CountedFolder(open_store(str(tmp_path))) for _ in range(3)]

@@ -68,7 +68,7 @@ class TestByHand:
         assert plan.memory_bytes == 2e6 + 2e6 + 1e6
         assert plan.limits == ()
 
-    @pytest.mark.parametrize("options", [{"strict": True}, {"topology": "gather"}, {}])
+    @pytest.mark.parametrize("options", [{"fixed": True}, {"topology": "gather"}, {}])
     def test_a_fragment_costs_as_much_as_a_model_of_its_size(self, options):
         """Except for the memory, which holds all fragments."""
         plan = plan_exchange(2e6, 4, NIC, fragments=4, store=self.STORE, **options)
@@ -117,7 +117,7 @@ class TestTransfer:
             assert (plans[1].gets, plans[1].puts) == (plans[0].gets, plans[0].puts)
 
     @pytest.mark.parametrize(
-        ("topology", "strict"), [("sharded", True), ("sharded", False), ("gather", False)]
+        ("topology", "fixed"), [("sharded", True), ("sharded", False), ("gather", False)]
     )
     def test_larger_blocks_are_fewer_requests(self, topology, strict):
         plans = [
@@ -198,7 +198,7 @@ class TestTheRateOfAPrefix:
             < plan_exchange(1e9, 64, NIC, strict=True, store=StoreModel(reads=500.0)).seconds / 4
         )
 
-    @pytest.mark.parametrize("options", [{"strict": True}, {"topology": "sharded"}])
+    @pytest.mark.parametrize("options", [{"fixed": True}, {"topology": "sharded"}])
     def test_writes_of_large_models_are_named(self, options):
         _, _, writes, ranges = plan_exchange(1e9, 256, NIC, **options).limits
         assert "parts of uploads" in writes
@@ -224,7 +224,7 @@ class TestTheRateOfAPrefix:
 
     def test_objects_that_no_store_takes_are_named(self):
         """``connect`` refuses such a run, and the plan of one of its fragments is what is wanted."""
-        for options in ({"strict": True}, {"topology": "sharded"}, {"topology": "gather"}):
+        for options in ({"fixed": True}, {"topology": "sharded"}, {"topology": "gather"}):
             limits = plan_exchange(20e9, 4, NIC, store=UNLIMITED, **options).limits
             assert (
                 "each contribution has 80 GB, which is too large for one object (at most 52 GB)"
@@ -249,7 +249,7 @@ class TestTheLongestPart:
         assert plan.longest_part == pytest.approx(seen + removed + reduced + published, rel=1e-2)
 
     @pytest.mark.parametrize(
-        "options", [{"strict": True}, {"topology": "sharded"}, {"topology": "gather"}]
+        "options", [{"fixed": True}, {"topology": "sharded"}, {"topology": "gather"}]
     )
     def test_parts_are_shorter_than_the_whole(self, options):
         for params in (1e6, 1e8):
@@ -305,7 +305,7 @@ def test_more_bandwidth_is_never_slower(params, replicas, bandwidth, factor):
         assert fast.seconds <= slow.seconds
 
 
-@pytest.mark.parametrize("strict", [True, False])
+@pytest.mark.parametrize("fixed", [True, False])
 def test_alone_there_is_nothing_to_fetch(strict):
     plan = plan_exchange(1e6, 1, 1e9, strict=strict, store=FOLDER, tensors=1)
     assert plan.bytes_received < 2000, "records"
@@ -343,7 +343,7 @@ def test_what_the_loop_refuses_is_not_planned_either():
         plan_exchange(1e8, 4, 1e9, state_codec="int8", outer_state=2)
 
 
-@pytest.mark.parametrize("strict", [True, False])
+@pytest.mark.parametrize("fixed", [True, False])
 def test_what_leaves_the_region_is_paid_by_the_byte(strict):
     """All that the replicas read, contributions and published state, and nothing that they write."""
     inside = plan_exchange(1e8, 4, 1e9, strict=strict)
@@ -353,7 +353,7 @@ def test_what_leaves_the_region_is_paid_by_the_byte(strict):
 
 
 @pytest.mark.parametrize(
-    "options", [{"strict": True}, {"topology": "sharded"}, {"topology": "gather"}]
+    "options", [{"fixed": True}, {"topology": "sharded"}, {"topology": "gather"}]
 )
 def test_what_is_around_requests_counts_and_takes_its_time(options):
     """On a slow link, where a sync is small."""
@@ -378,7 +378,7 @@ def test_what_is_around_requests_counts_and_takes_its_time(options):
     assert around.gets == inside.gets
 
 
-@pytest.mark.parametrize("options", [{"strict": True}, {"topology": "sharded"}])
+@pytest.mark.parametrize("options", [{"fixed": True}, {"topology": "sharded"}])
 def test_of_much_outer_state_only_some_is_laid_out(monkeypatch, options):
     """A preconditioner may have more values than its matrix."""
     laid_out = []

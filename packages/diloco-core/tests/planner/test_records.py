@@ -80,7 +80,7 @@ class TestStrict:
         assert found.contribution_key == len(self.key(run, "contribution", 0))
 
 
-@pytest.mark.parametrize("kind", ["strict", "sharded"])
+@pytest.mark.parametrize("kind", ["fixed", "sharded"])
 def test_what_lies_in_the_store(tmp_path, kind):
     """Of records that depend on settings, names and machines, the sizes are usual ones."""
     stores = [open_store(str(tmp_path)) for _ in range(3)]
@@ -96,7 +96,7 @@ def test_what_lies_in_the_store(tmp_path, kind):
         replica,
         [planned_lab.exchange_of(kind, store, rank, 3, 1) for rank, store in enumerate(stores)],
     )
-    strict = kind == "strict"
+    strict = kind == "fixed"
     found = records(strict=strict, replicas=3, shards=3, tensors=8, full=True)
     size = {path.name: path.stat().st_size for path in tmp_path.rglob("*.json")}
     assert size["manifest.json"] == pytest.approx(found.manifest, rel=0.1)

@@ -40,7 +40,7 @@ def test_impossible_arguments(arguments, word):
     ],
 )
 @pytest.mark.parametrize(
-    "kind", [{"strict": True}, {"topology": "sharded"}, {"topology": "gather"}, {}]
+    "kind", [{"fixed": True}, {"topology": "sharded"}, {"topology": "gather"}, {}]
 )
 def test_what_connect_would_refuse_is_not_planned(options, word, kind):
     with pytest.raises(ConfigurationError, match=word):

@@ -91,7 +91,7 @@ class TestWarned:
         assert plan.longest_part < 1.5 < plan.seconds
 
     def test_what_the_outer_optimizer_keeps_is_published_too(self, caplog):
-        options = {"rank": 0, "replicas": 4, "store": FAR, "strict": False}
+        options = {"rank": 0, "replicas": 4, "store": FAR, "fixed": False}
         plans = [
             plan_exchange(1e8, 4, NIC, topology="sharded", outer_state=kept) for kept in (1.0, 2.0)
         ]
@@ -102,13 +102,13 @@ class TestWarned:
         assert len(caplog.records) == 1
 
     def test_of_the_topology_that_the_run_has(self, caplog):
-        options = {"rank": 0, "replicas": 64, "store": FAR, "sync_timeout": 60.0, "strict": False}
+        options = {"rank": 0, "replicas": 64, "store": FAR, "sync_timeout": 60.0, "fixed": False}
         warn_of_long_syncs(4 * 10**8, topology="sharded", **options)
         assert caplog.records == []
         warn_of_long_syncs(4 * 10**8, topology="gather", publish_every=4, **options)
         assert "'sharded'" in caplog.text
 
-    @pytest.mark.parametrize("strict", [True, False])
+    @pytest.mark.parametrize("fixed", [True, False])
     @pytest.mark.parametrize(
         ("store", "warnings"), [(Far, 1), (open_store, 0)], ids=["far", "folder"]
     )
@@ -156,7 +156,7 @@ class TestWarned:
             "rank": 0,
             "replicas": 1,
             "sync_timeout": 77.0,
-            "strict": False,
+            "fixed": False,
             "topology": "gather",
             "publish_every": 3,
         }
@@ -172,14 +172,14 @@ class TestWarned:
         ],
         ids=["plain", "momentum", "Adam", "amsgrad"],
     )
-    @pytest.mark.parametrize("strict", [True, False])
+    @pytest.mark.parametrize("fixed", [True, False])
     def test_a_run_knows_what_its_outer_optimizer_keeps(
         self, tmp_path, monkeypatch, outer, kept, strict
     ):
         planned = []
 
         def plan(*args, **named):
-            planned.append((named["strict"], named["outer_state"]))
+            planned.append((named["fixed"], named["outer_state"]))
             return plan_exchange(*args, **named)
 
         monkeypatch.setattr("diloco_core._planner._warning.plan_exchange", plan)
@@ -196,7 +196,7 @@ class TestWarned:
 
     def test_settings_of_the_store_are_taken_into_account(self, caplog):
         """With larger blocks a prefix that takes few requests is no hindrance."""
-        options = {"rank": 0, "replicas": 256, "sync_timeout": 5.0, "strict": True}
+        options = {"rank": 0, "replicas": 256, "sync_timeout": 5.0, "fixed": True}
         store = open_store("memory://planned")
         store.near = False
         warn_of_long_syncs(4 * 10**9, store=store, **options)

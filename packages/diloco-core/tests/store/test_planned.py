@@ -23,8 +23,8 @@ def named(value):
 @pytest.mark.parametrize(
     ("kind", "options"),
     [
-        ("strict", {}),
-        ("strict", {"codec": "int8", "state_codec": "int8"}),
+        ("fixed", {}),
+        ("fixed", {"codec": "int8", "state_codec": "int8"}),
         ("sharded", {}),
         ("sharded", {"codec": "e2m1", "state_codec": "int8"}),
         ("sharded", {"codec": "int8", "sync_every": 3, "delay": 1}),

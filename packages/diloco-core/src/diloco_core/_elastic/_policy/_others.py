@@ -5,20 +5,19 @@ from __future__ import annotations
 import logging
 from typing import TYPE_CHECKING, NamedTuple
 
-from ..._errors import UnequalSyncsError
+from ..._errors import MismatchError, UnequalSyncsError
 from ..._exchange._base import Schema
 from ..._exchange._schemas import MAY_CHANGE, compare_schemas
 from ..._retry import NOTICE_SECONDS
 from .._claims import claimed_settings
 from .._records._farewell import read_farewell
-from .._records._keys import Hint, epochs
+from .._records._keys import Delta, Hint, epochs
 from ._ends import give_up
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Mapping
 
     from .._life._life import Life
-    from .._records._keys import Delta
     from ._beats import Beats
 
 _log = logging.getLogger("diloco_core")
@@ -73,6 +72,19 @@ class Others:
                     Schema({}, theirs),
                 )
 
+    def compare_means(self, life: Life, missing: Collection[int], listing: Iterable[str]) -> None:
+        """Refuse to wait for a rank that has passed other tensors to a plain mean than this life.
+
+        Raises:
+            MismatchError: A rank has.
+        """
+        for delta in filter(None, map(Delta.parse, listing)):
+            if delta.rank in missing and life.takes_means:
+                raise MismatchError(
+                    f"rank {delta.rank} takes the mean of other tensors in sync {delta.sync} than rank {life.rank}: all replicas "
+                    "have to pass as many tensors, of the same shapes and dtypes"
+                )
+
     def stop(self) -> None:
         """Give no more signs of life; repeatable."""
         self._beats.stop()
@@ -93,8 +105,10 @@ class Others:
 
         Raises:
             UnequalSyncsError: A missing rank has left.
+            MismatchError: A missing rank has passed other tensors to a plain mean.
             FencedError: A newer life of this life's own rank has taken over.
         """
+        self.compare_means(life, missing, listing)
         self._gone = {rank: gone for rank, gone in self._gone.items() if rank in missing}
         found = self._ended(life, missing, sync, listing)
         left = [rank for rank in missing if rank not in found]

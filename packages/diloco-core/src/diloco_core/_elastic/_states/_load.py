@@ -134,6 +134,8 @@ def _load_newest(life: Life, index: int, history: History) -> bool | Reload:
             if gone is not None:
                 raise gone
         except CorruptedObjectError as error:
+            if life.fixed and sync:
+                raise  # it cannot be made again: what each rank keeps of its own contribution is gone
             if first_error is None:
                 first_error = error
                 life.damage.make_again(index, sync, str(error))

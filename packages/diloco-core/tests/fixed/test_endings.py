@@ -13,22 +13,40 @@ from diloco_core import (
     MockManager,
     ObjectStoreAllReduce,
     ReplicaLostError,
+    StoreExchange,
     SyncTimeoutError,
+    Timing,
     UnequalSyncsError,
     in_process,
 )
 from diloco_core._exchange._endings import Ending, Progress, conclude, failure
+from diloco_core._store._drivers._folder import FolderStore
 from diloco_core.testing import run_replicas
 
 pytestmark = pytest.mark.processes
 
-KINDS = ["store", "threads"]
+
+class Overwriting(FolderStore):
+    """A folder as a store that ignores the conditions of conditional writes."""
+
+    def create(self, key, data):
+        self.put(key, [data] if isinstance(data, bytes) else data)
+        return True
 
 
-def make(kind, lab, tmp_path, world_size):
-    return (
-        in_process(world_size) if kind == "threads" else lab.store_exchanges(tmp_path, world_size)
-    )
+STORES = {"deciding": FolderStore, "overwriting": Overwriting}
+KINDS = [*STORES, "threads"]
+
+
+def make(kind, tmp_path, world_size):
+    """Exchanges for all ranks; over a store, nobody waits for a rank to be started again."""
+    if kind == "threads":
+        return in_process(world_size)
+    timing = Timing(return_within=0.0)
+    stores = [STORES[kind](str(tmp_path / "run")) for _ in range(world_size)]
+    return [
+        StoreExchange(store, rank, world_size, timing=timing) for rank, store in enumerate(stores)
+    ]
 
 
 def left(rank, number=3):
@@ -100,7 +118,7 @@ class TestRuns:
                         raise ValueError("bad batch")
                     lab.small_step(model, optimizer)
 
-        results = run_replicas(replica, make(kind, lab, tmp_path, 4))
+        results = run_replicas(replica, make(kind, tmp_path, 4))
         assert lab.kinds(results) == [
             ReplicaLostError,
             ValueError,
@@ -134,7 +152,7 @@ class TestRuns:
                 finally:
                     over.set()
 
-        results = run_replicas(replica, make(kind, lab, tmp_path, 3))
+        results = run_replicas(replica, make(kind, tmp_path, 3))
         assert lab.kinds(results)[1:] == [ReplicaLostError, ReplicaLostError]
         assert results[2].rank == 0
         assert str(results[2]) == "rank 0 has shown no sign of life (as rank 1 found after 1 sync)"
@@ -150,7 +168,7 @@ class TestRuns:
                     lab.push(model, inner, exchange.rank, step)
             return lab.values(model), outer.committed
 
-        results = lab.run(replica, make(kind, lab, tmp_path, 2))
+        results = lab.run(replica, make(kind, tmp_path, 2))
         assert lab.identical([values for values, _ in results])
         assert [committed for _, committed in results] == [3, 3]
 
@@ -165,7 +183,7 @@ class TestRuns:
             return lab.values(model)
 
         for number in range(5):
-            assert lab.identical(lab.run(replica, make(kind, lab, tmp_path / str(number), 3)))
+            assert lab.identical(lab.run(replica, make(kind, tmp_path / str(number), 3)))
 
     @pytest.mark.parametrize(
         "others",
@@ -185,7 +203,7 @@ class TestRuns:
                 for number in range(3):
                     reduce.mean(others if exchange.rank and number == call else [torch.ones(4)])
 
-        results = run_replicas(replica, make(kind, lab, tmp_path, 2))
+        results = run_replicas(replica, make(kind, tmp_path, 2))
         assert MismatchError in lab.kinds(results)
         assert set(lab.kinds(results)) <= {MismatchError, ReplicaLostError}
         told = next(str(result) for result in results if isinstance(result, MismatchError))
@@ -198,7 +216,7 @@ class TestRuns:
             for number in range(3):
                 manager.allreduce(torch.ones(4 + exchange.rank * (number == 1))).wait()
 
-        results = run_replicas(replica, make(kind, lab, tmp_path, 2))
+        results = run_replicas(replica, make(kind, tmp_path, 2))
         assert MismatchError in lab.kinds(results)
         assert set(lab.kinds(results)) <= {MismatchError, ReplicaLostError}
 
@@ -219,6 +237,6 @@ class TestRuns:
                 raise
             exchange.leave()
 
-        results = run_replicas(replica, make(kind, lab, tmp_path, 3))
+        results = run_replicas(replica, make(kind, tmp_path, 3))
         assert lab.kinds(results) == [ReplicaLostError, ValueError, ReplicaLostError]
         assert {results[rank].rank for rank in (0, 2)} == {1}
