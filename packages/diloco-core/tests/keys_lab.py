@@ -7,6 +7,7 @@ import json
 import re
 from typing import NamedTuple
 
+from diloco_core._elastic._generations._names import begun
 from diloco_core._wire._sealed import seal, unseal
 
 MANIFEST = "manifest.json"
@@ -87,6 +88,12 @@ def of(kind, **wanted):
 def keys_of(keys, kind, **wanted):
     """Those of the keys that are of such objects, in order."""
     return sorted(filter(of(kind, **wanted), keys))
+
+
+def newest(keys):
+    """Those of the keys that lie in the newest generation; all of them where the store can decide."""
+    folder = next(iter(begun(keys)), "")
+    return [key for key in keys if key.startswith(folder)]
 
 
 def copy_key(key):

@@ -2,6 +2,9 @@
 
 import pytest
 import torch
+from generations_lab import Overwriting
+
+from diloco_core.testing import SimulatedStore
 
 
 @pytest.fixture(autouse=True)
@@ -11,3 +14,9 @@ def one_thread():
     torch.set_num_threads(1)
     yield
     torch.set_num_threads(before)
+
+
+@pytest.fixture(params=[SimulatedStore, Overwriting], ids=["deciding", "overwriting"])
+def new_store(request):
+    """Makes stores in which runs with fixed membership behave the same: of those that can decide, and of those that cannot."""
+    return request.param
