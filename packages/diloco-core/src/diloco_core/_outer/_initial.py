@@ -10,7 +10,7 @@ from .._arithmetic._rate import Proposal
 from .._wire._sections import fingerprint
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Iterable, Mapping
 
     import torch
 
@@ -72,6 +72,9 @@ class Initial:
         """Set the model to ``values``, if it is to take them."""
         if self._into_model:
             self.fragment.adopt(piece, values)
+
+    def forget_outer(self, chunks: Iterable[Piece]) -> None:
+        """Do nothing: whatever outer state there is was loaded, and no replica updates it."""
 
     def outer_scalars(self, piece: Piece) -> Mapping[str, float]:
         """Those that were loaded with the outer loop; empty if it is a new one, since no outer step has been taken."""

@@ -97,7 +97,7 @@ class MockManager:
             MismatchError: The replicas disagree; the error says on what.
         """
         # Without descriptions of fragments, since no states are published that could be exported.
-        self._schema = Schema(schema.tensors, schema.settings)
+        self._schema = Schema(schema.tensors, {**self._schema.settings, **schema.settings})
         self.start_quorum()
 
     def share(self, job: SyncJob) -> SyncReport:
