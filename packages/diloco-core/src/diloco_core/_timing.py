@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 WATCH_EVERY = 8
 """Once in so many syncs, replicas check what has to stay in the store while a run goes on.
 
-Each life of an elastic run checks its claim, the manifest and its copy, and rank 0 of a strict run checks the manifest and its
+Each life of an elastic run checks its claim, the manifest and its copy, and rank 0 of a fixed run checks the manifest and its
 copy. Each check is one small request. The planner counts these requests too.
 """
 
@@ -74,7 +74,7 @@ class Timing:
         sync_timeout: How long to wait for the others in one sync.
         beat_interval: Time between two signs of life of a replica.
         lost_after: A replica whose sign of life has not changed for this long, by the observer's clock, counts as lost.
-            In strict runs, a replica that was given a longer ``beat_interval`` counts as lost after twice that at the earliest.
+            In fixed runs, a replica that was given a longer ``beat_interval`` counts as lost after twice that at the earliest.
         return_within: With fixed membership: how long the others wait for a rank that is lost, or has failed, to be started
             again. 0: not at all.
         clock: A monotonic clock; replaced in tests.

@@ -68,7 +68,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     use = (
         "and an object can be created only once: strict and elastic runs can use this store"
         if found["exclusive"]
-        else "but an object can be created twice: strict runs can use this store, elastic runs cannot"
+        else "but an object can be created twice: fixed runs can use this store, elastic runs cannot"
     )
     sys.stdout.write(
         f"a small object was written, read, listed and removed in {found['seconds']} s, {use}\n"

@@ -88,6 +88,7 @@ def reader_of(
         uri=store.uri,
         clock=timing.clock,
         first=manifest.first,
+        rate=manifest.rate,
     )
     return Life(
         store=store,

@@ -9,6 +9,7 @@ import secrets
 from functools import partial
 from typing import TYPE_CHECKING
 
+from .._arithmetic._rate import NO_RATE
 from .._errors import CorruptedObjectError, RendezvousError, RunExistsError
 from .._store._api import InBackground
 from .._store._copies import copy_key
@@ -32,7 +33,7 @@ if TYPE_CHECKING:
     from .._timing import Timing
     from ._settings import Settings
 
-_STRICT_CLAIM = re.compile(r"claims/[0-9]{5}\.json")
+_Fixed_CLAIM = re.compile(r"claims/[0-9]{5}\.json")
 
 _log = logging.getLogger("diloco_core")
 
@@ -148,7 +149,7 @@ def read_manifest(store: Patient, timing: Timing) -> Manifest | None:
     Raises:
         CorruptedObjectError: It is damaged in the store.
         FormatError: Another version has written it.
-        RunExistsError: It is the manifest of a strict run.
+        RunExistsError: It is the manifest of a fixed run.
     """
     try:
         return read_again(timing, lambda: stored_manifest(store))
@@ -214,9 +215,9 @@ def _remains(store: Patient, claims: Iterable[str]) -> list[str]:
 def _check_unused(store: Patient) -> None:
     """Refuse to begin a run where objects of another run are left."""
     claims = store.list("claims/")
-    if any(map(_STRICT_CLAIM.fullmatch, claims)):
+    if any(map(_Fixed_CLAIM.fullmatch, claims)):
         raise RunExistsError(
-            f"{store.uri} holds claims of a strict run, which an elastic replica cannot join. Leave min_replicas out to join "
+            f"{store.uri} holds claims of a fixed run, which an elastic replica cannot join. Leave min_replicas out to join "
             "that run, or give this run a prefix of its own."
         )
     # A run that has not created its manifest yet has written only initial states. A replica that began the run at the same
@@ -304,4 +305,5 @@ def _initial(
         rests=[[shard_sums.rest for shard_sums in row] for row in sums],
         unsynced={} if schema.unsynced is None else schema.unsynced.publish(store.put),
         membership="fixed" if settings.fixed else "elastic",
+        rate=jobs[0].rate if loaded else NO_RATE,
     )

@@ -86,7 +86,7 @@ class Exchange(Protocol):
 
         Args:
             job: The tensors to sync, and what to do with the result.
-            last: Whether this replica can do without the sync. If so, an UnequalSyncsError in a strict run is not a failure
+            last: Whether this replica can do without the sync. If so, an UnequalSyncsError in a fixed run is not a failure
                 of this replica: its copies are unchanged, and it may leave.
 
         Raises:

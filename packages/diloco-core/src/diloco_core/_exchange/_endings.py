@@ -1,4 +1,4 @@
-"""How a replica's part in a strict run ended, and what the others conclude from it.
+"""How a replica's part in a fixed run ended, and what the others conclude from it.
 
 A failure spreads: when one replica dies, the others fail because of it, and each of them reports its failure. The error that
 a user sees must name the replica that died first, not one that only failed because of it.

@@ -38,7 +38,7 @@ class SyncReport:
             without an outer step, or if the outer optimizer has none.
         contribution: What became of this replica's contribution: ``counted``; ``carried`` into the next sync of the fragment;
             ``dropped`` (neither this sync nor a later one holds it); ``open`` if this replica did not wait for the end (it may
-            be counted later); or ``none`` if there was nothing to contribute. In strict runs it is always ``counted``, except
+            be counted later); or ``none`` if there was nothing to contribute. In fixed runs it is always ``counted``, except
             that it is ``dropped`` if a manager has voted against the sync (:class:`ManagerExchange`).
         reloaded: Whether this replica had to start again from the published state (elastic runs only). Its contribution may
             still be counted. Its progress in other fragments since their last syncs is lost; a warning in the log gives the

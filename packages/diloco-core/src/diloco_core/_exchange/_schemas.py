@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 
 MAY_CHANGE = frozenset({"sync_every", "init", "flush", "committed"})
-"""Settings that may have other values when a strict run continues, as long as they are the same on all replicas."""
+"""Settings that may have other values when a fixed run continues, as long as they are the same on all replicas."""
 
 
 def compare_schemas(name: str, mine: Schema, other_name: str, theirs: Schema) -> None:

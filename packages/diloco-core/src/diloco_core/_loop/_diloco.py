@@ -84,12 +84,12 @@ class DiLoCo:
     left after more than ``max(sync_every, 10)`` of them; with :class:`Seconds`, 100 takes the place of ``sync_every``. After
     fewer, the old values are restored with a warning.
 
-    In strict runs all replicas have to take the same number of syncs. If another replica has left after fewer syncs because
+    In fixed runs all replicas have to take the same number of syncs. If another replica has left after fewer syncs because
     it took fewer inner steps, the progress of this replica since the last sync is dropped with a warning, and it ends with
     the same values as all others. If it continues to train after ``sync_every`` steps have been dropped, an
     ``UnequalSyncsError`` is raised. If all replicas train until :attr:`committed` has the wanted value, nothing is dropped.
 
-    A strict run over a store can be continued after it has stopped (:func:`connect` with ``resume=True``): all ranks enter the
+    A fixed run over a store can be continued after it has stopped (:func:`connect` with ``resume=True``): all ranks enter the
     block again. They take the newest state that is whole in the store, the counters, and the inner state of their rank.
 
     In elastic runs (:func:`connect` with ``min_replicas``) entering the block takes the run's newest state instead, and
@@ -114,7 +114,7 @@ class DiLoCo:
         outer_lr: Learning rate of the outer SGD; 0.7 if left out. Or a function that is given the number of an outer step, from 1
             (:attr:`SyncReport.sync`), and returns its learning rate; ``outer_optimizer`` may be given with it. The rate that was
             used is recorded with the sync, and all replicas take it from there, also those that come late or take the step
-            again. It is what the function returns on one of them: on rank 0 in strict runs, and in elastic runs on the replica
+            again. It is what the function returns on one of them: on rank 0 in fixed runs, and in elastic runs on the replica
             that writes the record. :meth:`set_outer_lr` changes the rate of a running run.
         outer_momentum: Its momentum, in [0, 1); 0.9 if left out.
         nesterov: Whether the momentum is Nesterov's (as in ``torch.optim.SGD``); True if left out.
@@ -134,7 +134,7 @@ class DiLoCo:
         flush: What happens to a partial period when the block is left. ``"partial"``: it is synced. This is a full outer
             step, with the whole learning rate and momentum, however few inner steps it covers: after a single inner step,
             the outer step consists mostly of the momentum of earlier ones. ``"none"``: it is dropped, and the model ends in
-            the last committed state, which is the same on all replicas. If a strict run over a store is resumed, each rank
+            the last committed state, which is the same on all replicas. If a fixed run over a store is resumed, each rank
             goes on with the steps that it had dropped.
         delay: How many inner steps before the end of its period a fragment is sent; the result is adopted at the end, and the
             replica trains meanwhile (Streaming DiLoCo, where it is called tau). Less than ``sync_every / fragments``. With
@@ -183,7 +183,7 @@ class DiLoCo:
             The first save comes at the first sync.
             They are also saved when the block is left without an error; in elastic runs only if the run has counted all inner
             steps of this rank. A save uploads the inner optimizer's state: for Adam, about twice the bytes of the model. In
-            strict runs it also uploads the values of the fragments that hold inner steps at that moment, and the newest two
+            fixed runs it also uploads the values of the fragments that hold inner steps at that moment, and the newest two
             saves of every rank are kept.
         on_sync: Called after every sync with its report: inside the inner optimizer's ``step()``, or where the block is left.
             While the block is entered it is not called: a rank of an elastic run that joins or comes back begins with what was
@@ -424,7 +424,7 @@ class DiLoCo:
                 self._adopt_under_way()
                 self._outer_steps.catch_up()
                 self._say_nothing_was_synced()
-                # Before the steps are dropped: if a strict run is resumed, this replica goes on with them.
+                # Before the steps are dropped: if a fixed run is resumed, this replica goes on with them.
                 self._membership.save_last(self.inner_steps)
                 self._outer_steps.drop_open_steps()
             self._settle()
@@ -492,7 +492,7 @@ class DiLoCo:
         """Sync every fragment that has inner steps since its last sync, so that nothing learned is left out.
 
         All replicas must call it at the same point; leaving the ``with`` block does so. It is a full outer step, however few
-        inner steps it covers. In elastic runs a sync is left out if too few replicas are left for it. In strict runs, if
+        inner steps it covers. In elastic runs a sync is left out if too few replicas are left for it. In fixed runs, if
         another replica has left after fewer syncs (it took fewer steps, for example because its gradient scaler skipped
         some), the unsynced steps of this replica are dropped with a warning: all replicas end in the last committed state.
         Returns the reports.

@@ -14,7 +14,7 @@ _log = logging.getLogger("diloco_core")
 
 
 def resumed(rank: int, committed: int, inner_steps: int, behind: int, restored: bool) -> None:
-    """A strict run is continued. If inner state was ``restored``, ``behind`` steps were counted after it."""
+    """A fixed run is continued. If inner state was ``restored``, ``behind`` steps were counted after it."""
     _log.info(
         "rank %d: the run is continued from outer step %d, inner step %d. %s: %d (batches_to_skip).",
         rank,
@@ -93,7 +93,7 @@ def slow_for_its_window(rank: int, seconds: float, window: str) -> None:
 
 
 def left_without_a_step(rank: int, committed: int | None) -> None:
-    """The block was left without an inner step. ``committed`` is the outer step of an elastic run; None in strict runs."""
+    """The block was left without an inner step. ``committed`` is the outer step of an elastic run; None in fixed runs."""
     if committed is None:
         _log.warning(
             "rank %d: the block was left without a single step of the inner optimizer, so nothing was synced. Was another "
@@ -147,7 +147,7 @@ def reloaded(rank: int, committed: int, lost: Sequence[tuple[str, int]]) -> None
 
 
 def open_steps_lost(rank: int, lost: Sequence[tuple[str, int]], saves: bool, advice: str) -> None:
-    """A strict run is resumed without the inner steps of some fragments since their last sync, if ``lost`` has any."""
+    """A fixed run is resumed without the inner steps of some fragments since their last sync, if ``lost`` has any."""
     if lost:
         _log.warning(
             "rank %d: inner steps of this replica that are lost because neither a sync nor a saved inner state holds them: %s. "
@@ -219,7 +219,7 @@ def left_out(rank: int, inner_steps: int, committed: int) -> None:
 
 
 def parted(rank: int, why: str, inner_steps: int, committed: int) -> None:
-    """Another replica of a strict run has left, so there can be no more syncs."""
+    """Another replica of a fixed run has left, so there can be no more syncs."""
     _log.warning(
         "rank %d: %s The last %d inner steps of this replica are not in the model: like all others, it ends with the values of "
         "outer step %d. If inner state is saved, the save holds these steps, and a resumed run goes on with them. If this "

@@ -1,4 +1,4 @@
-"""What a replica of a strict run has learned in fragments whose turn has not come yet: saved with its own state.
+"""What a replica of a fixed run has learned in fragments whose turn has not come yet: saved with its own state.
 
 With several fragments, each is synced at a different time, and the others then hold inner steps that no sync counts. They are
 in no published state. So they are saved with the inner optimizers, and a run that is resumed exactly there goes on as if it had

@@ -159,7 +159,7 @@ class OuterSteps:
             last: Whether this replica leaves afterwards.
 
         Raises:
-            UnequalSyncsError: Another replica of a strict run has left after fewer syncs. Call :meth:`part` next.
+            UnequalSyncsError: Another replica of a fixed run has left after fewer syncs. Call :meth:`part` next.
             SyncError: The sync has failed; see :meth:`._base.Exchange.sync`.
         """
         report = self._next(last)

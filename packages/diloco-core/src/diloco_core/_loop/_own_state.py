@@ -37,7 +37,7 @@ class OwnState:
         every: The number of syncs from one save to the next, the first of which comes at the first sync; 0 for never.
         names: The names of the model's parameters, by the ``id`` of the parameter.
         buffers: The model's buffers, if they belong to this replica alone.
-        open_steps: In strict runs: what the replica has learned in fragments since their last sync.
+        open_steps: In fixed runs: what the replica has learned in fragments since their last sync.
         residuals: With error feedback: what codecs have lost of its contributions.
         delayed: Whether this replica trains while a sync is under way.
 
@@ -238,7 +238,7 @@ class OwnState:
     def save_last(self, inner_steps: int) -> None:
         """Save the state if it may have changed since the last save, and nothing later. Repeatable.
 
-        In an elastic run steps that are not counted are lost, and nothing is saved that holds them. In a strict run they are
+        In an elastic run steps that are not counted are lost, and nothing is saved that holds them. In a fixed run they are
         saved with the values that they led to, so that a resumed run goes on with them.
         """
         position = self._exchange.position

@@ -1,4 +1,4 @@
-"""What becomes of a replica of a strict run when another one has left after fewer syncs, so that there can be no more of them."""
+"""What becomes of a replica of a fixed run when another one has left after fewer syncs, so that there can be no more of them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What an outer loop of a strict run saves and loads: counters, global copy and outer state. Checks of a saved state."""
+"""What an outer loop of a fixed run saves and loads: counters, global copy and outer state. Checks of a saved state."""
 
 from __future__ import annotations
 

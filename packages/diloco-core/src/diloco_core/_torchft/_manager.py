@@ -65,7 +65,7 @@ class Manager(Protocol):
 class MockManager:
     """Takes the place of a ``torchft.Manager`` over any of our exchanges, so that torchft's DiLoCo runs over an object store.
 
-    Membership is strict: each average is over all replicas or raises an error, so every step commits. Averages are computed
+    Membership is fixed: each average is over all replicas or raises an error, so every step commits. Averages are computed
     at once, in the order of the calls, which must be the same on all replicas. Not thread-safe.
 
     Args:
@@ -87,7 +87,7 @@ class MockManager:
         return self._step
 
     def start_quorum(self) -> None:
-        """Meet the other replicas at the first call; later calls do nothing, since membership is strict."""
+        """Meet the other replicas at the first call; later calls do nothing, since membership is fixed."""
         self.exchange.join(self._schema)
 
     def meet(self, schema: Schema) -> None:
@@ -140,7 +140,7 @@ class MockManager:
     def register_state_dict_fn(
         self, key: str, load_state_dict: Callable[[Any], None], state_dict: Callable[[], Any]
     ) -> None:
-        """Keep the functions in ``state_dict_fns``. They are never called: with strict membership no replica recovers."""
+        """Keep the functions in ``state_dict_fns``. They are never called: with fixed membership no replica recovers."""
         self.state_dict_fns[key] = (load_state_dict, state_dict)
 
 

@@ -28,6 +28,7 @@ class Standing:
         uri: The run's prefix, for errors.
         clock: The life's clock.
         first: The number before the run's first sync.
+        rate: The learning rate before that sync.
     """
 
     def __init__(
@@ -39,9 +40,10 @@ class Standing:
         uri: str,
         clock: Callable[[], float],
         first: int = 0,
+        rate: Rate = NO_RATE,
     ) -> None:
         self._fragments = list(fragments)
-        self._first = first
+        self._first, self._first_rate = first, rate
         self._run = run
         self._everybody = dict.fromkeys(range(world_size), 0)
         self._uri = uri
@@ -78,7 +80,7 @@ class Standing:
     def rate(self) -> Rate:
         """The learning rate of the newest outer step that the states in memory hold."""
         commits = [progress.commit for progress in self._fragments if progress.commit is not None]
-        return max(commits, key=lambda commit: commit.sync).rate if commits else NO_RATE
+        return max(commits, key=lambda commit: commit.sync).rate if commits else self._first_rate
 
     @property
     def rollback(self) -> int:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
+from ..._arithmetic._rate import NO_RATE, Rate
 from ..._errors import RunExistsError
 from ..._wire._fields import Fields
 from ..._wire._sealed import seal, unseal
@@ -36,6 +37,7 @@ class Manifest:
         rests: Checksums of everything else in the files of these shards, by fragment.
         unsynced: What belongs to the model without being synced, and where it lies; see :meth:`._unsynced.Unsynced.publish`.
         membership: ``elastic``; or ``fixed``, where all ranks are in every sync.
+        rate: The learning rate of the last outer step before the run began, if the run goes on with one that was asked for.
     """
 
     run_id: str
@@ -53,6 +55,7 @@ class Manifest:
     rests: Sequence[Sequence[int]] = field(repr=False)
     unsynced: Mapping[str, Any] = field(repr=False)
     membership: str = "elastic"
+    rate: Rate = NO_RATE
 
     def run(self) -> str:
         """Name of the run."""
@@ -65,6 +68,9 @@ class Manifest:
             name: [hexadecimal(checksums) for checksums in fields[name]]
             for name in ("sums", "rests")
         }
+        rate: Rate = fields.pop("rate")
+        if rate.number:
+            fields["rate"] = rate.text
         return seal("manifest", MANIFEST, {"membership": fields.pop("membership"), **fields})
 
     @classmethod
@@ -74,14 +80,14 @@ class Manifest:
         Raises:
             CorruptedObjectError: The data is not what was written.
             FormatError: Another version has written it.
-            RunExistsError: It is the manifest of a strict run.
+            RunExistsError: It is the manifest of a run of a kind that only earlier versions know.
         """
         fields = Fields(unseal("manifest", MANIFEST, data, origin), origin)
         membership = fields.text("membership")
         if membership not in {"elastic", "fixed"}:
             raise RunExistsError(
-                f"{origin} is the manifest of a {membership} run, which an elastic replica cannot join. Leave min_replicas out "
-                "to join a strict run, or give this run a prefix of its own."
+                f"{origin} is the manifest of a {membership} run, which an earlier version of diloco-core has begun and this one "
+                "cannot continue: give this run a prefix of its own."
             )
         world_size = fields.whole("world_size", 1, 100_000)
         tables = fields.items("fragments")
@@ -97,6 +103,9 @@ class Manifest:
         means = "operation" in fields.texts_by_name("settings")
         if means != (not tables) or not shards == list(map(len, sums)) == list(map(len, rests)):
             raise fields.wrong("it does not have one checksum for every shard of every fragment")
+        rate = Rate.parse(fields.text("rate")) if "rate" in fields.names else NO_RATE
+        if rate is None:
+            raise fields.wrong("it does not name a learning rate")
         return cls(
             run_id=fields.text("run_id"),
             writer=fields.whole("writer", 0, world_size - 1),
@@ -113,6 +122,7 @@ class Manifest:
             rests=rests,
             unsynced=fields.mapping("unsynced"),
             membership=membership,
+            rate=rate,
         )
 
     @property
