@@ -18,8 +18,7 @@ if TYPE_CHECKING:
 WATCH_EVERY = 8
 """Once in so many syncs, replicas check what has to stay in the store while a run goes on.
 
-Each life of an elastic run checks its claim, the manifest and its copy, and rank 0 of a fixed run checks the manifest and its
-copy. Each check is one small request. The planner counts these requests too.
+Each life checks its claim, the manifest and its copy. Each check is one small request. The planner counts these requests too.
 """
 
 _STOP_SECONDS = 5.0

@@ -66,9 +66,9 @@ def main(argv: Sequence[str] | None = None) -> int:
         sys.stderr.write(f"{error}\n")
         return 1
     use = (
-        "and an object can be created only once: strict and elastic runs can use this store"
+        "and an object can be created only once: all runs can use this store"
         if found["exclusive"]
-        else "but an object can be created twice: fixed runs can use this store, elastic runs cannot"
+        else "but an object can be created twice: fixed runs can use this store (no rank can come back by itself), elastic runs cannot"
     )
     sys.stdout.write(
         f"a small object was written, read, listed and removed in {found['seconds']} s, {use}\n"

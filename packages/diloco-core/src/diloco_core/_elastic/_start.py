@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from .._timing import Timing
     from ._settings import Settings
 
-_Fixed_CLAIM = re.compile(r"claims/[0-9]{5}\.json")
+_EARLIER_CLAIM = re.compile(r"claims/[0-9]{5}\.json")
 
 _log = logging.getLogger("diloco_core")
 
@@ -149,7 +149,7 @@ def read_manifest(store: Patient, timing: Timing) -> Manifest | None:
     Raises:
         CorruptedObjectError: It is damaged in the store.
         FormatError: Another version has written it.
-        RunExistsError: It is the manifest of a fixed run.
+        RunExistsError: It is the manifest of a kind of run that only earlier versions know.
     """
     try:
         return read_again(timing, lambda: stored_manifest(store))
@@ -215,10 +215,9 @@ def _remains(store: Patient, claims: Iterable[str]) -> list[str]:
 def _check_unused(store: Patient) -> None:
     """Refuse to begin a run where objects of another run are left."""
     claims = store.list("claims/")
-    if any(map(_Fixed_CLAIM.fullmatch, claims)):
+    if any(map(_EARLIER_CLAIM.fullmatch, claims)):
         raise RunExistsError(
-            f"{store.uri} holds claims of a fixed run, which an elastic replica cannot join. Leave min_replicas out to join "
-            "that run, or give this run a prefix of its own."
+            f"{store.uri} holds claims of a run that an earlier version of diloco-core has begun: give this run a prefix of its own."
         )
     # A run that has not created its manifest yet has written only initial states. A replica that began the run at the same
     # moment and was faster has created the manifest by now.

@@ -1,4 +1,4 @@
-"""What an outer loop does differently in strict and in elastic runs. The kind of a run is decided once, when the loop is made."""
+"""What an outer loop does differently in fixed and in elastic runs. The kind of a run is decided once, when the loop is made."""
 
 from __future__ import annotations
 

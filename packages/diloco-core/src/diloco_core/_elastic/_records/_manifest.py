@@ -103,7 +103,7 @@ class Manifest:
         means = "operation" in fields.texts_by_name("settings")
         if means != (not tables) or not shards == list(map(len, sums)) == list(map(len, rests)):
             raise fields.wrong("it does not have one checksum for every shard of every fragment")
-        rate = Rate.parse(fields.text("rate")) if "rate" in fields.names else NO_RATE
+        rate = Rate.parse(fields.text("rate")) if "rate" in fields.names() else NO_RATE
         if rate is None:
             raise fields.wrong("it does not name a learning rate")
         return cls(
