@@ -71,6 +71,10 @@ class ResumableJob(SyncJob, Protocol):
         """Add what :meth:`progress` returned to the model again, on top of the values that were adopted since."""
         ...
 
+    def prepare_outer(self, piece: Piece) -> None:
+        """Give a chunk its part of an outer state that was loaded, before its first outer step."""
+        ...
+
     def install_outer(
         self, chunks: Mapping[Piece, Mapping[str, torch.Tensor]], scalars: Mapping[str, float]
     ) -> None:

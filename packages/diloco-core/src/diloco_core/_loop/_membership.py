@@ -426,7 +426,6 @@ class ReturningMembership(ResumableMembership):
         held = []
         if restored:
             for fragment in fragments:
-                fragment.prepare_outer_of(exchange.rank, exchange.world_size)
                 fragment.rate = count.rate
             # The model goes on in the middle of a period, and not from the global copy.
             held = [(each, each.detach().clone()) for each in _tensors(fragments)]

@@ -11,7 +11,7 @@ import xxhash
 
 from .._arithmetic._coded import RESIDUAL, encode_update
 from .._arithmetic._contribution import Contribution
-from .._arithmetic._layout import CHUNK_BYTES, Layout, Piece, Rule
+from .._arithmetic._layout import Layout, Piece, Rule
 from .._arithmetic._rate import NO_RATE
 from .._errors import NonFiniteUpdateError
 from .._model._segments import Segments, arrange, ready, tensor_table
@@ -329,12 +329,6 @@ class Fragment:
         """Give a chunk its part of an outer state that was loaded, before its first outer step."""
         if self.outer is not None and self.must_be_finite(piece):
             self.outer.prepare(piece, self.destination(piece))
-
-    def prepare_outer_of(self, rank: int, world_size: int) -> None:
-        """Give all chunks of this replica's shards their part of an outer state that was loaded."""
-        for shard in range(rank, self.layout.shards, world_size):
-            for piece in self.layout.chunks(shard, CHUNK_BYTES):
-                self.prepare_outer(piece)
 
     def install_outer(
         self, chunks: Mapping[Piece, Mapping[str, torch.Tensor]], scalars: Mapping[str, float]

@@ -75,6 +75,9 @@ def upload_own(
         for index, job in enumerate(jobs)
         for number in range(rank, job.layout.shards, world_size)
     ]
+    for index, number in own:
+        for piece in jobs[index].layout.chunks(number, chunk_bytes):
+            jobs[index].prepare_outer(piece)
     return upload(store, jobs, nonce, own, chunk_bytes)
 
 
