@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from functools import partial
 from typing import TYPE_CHECKING
 
@@ -24,6 +25,7 @@ from .._policy._meeting import check_failures
 from .._records._keys import MANIFEST
 from .._start import committed_in, stored_manifest
 from ._carrying import (
+    GO_BACK,
     Choice,
     carry,
     newest_state,
@@ -32,11 +34,11 @@ from ._carrying import (
     write_choice,
 )
 from ._gathering import Gathering
-from ._names import FOLDER, before, begun, folder, next_number
+from ._names import FOLDER, before, begun, folder, headless, next_number
 from ._stopped import check_stopped
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Iterable, Sequence
 
     from ..._exchange._base import Schema
     from ..._exchange._resumable import ResumableJob
@@ -45,6 +47,9 @@ if TYPE_CHECKING:
     from .._life._life import Life
     from .._records._manifest import Manifest
     from .._settings import Fixed
+
+
+_log = logging.getLogger("diloco_core")
 
 
 def holds_generations(store: Patient) -> bool:
@@ -94,6 +99,7 @@ class Entrance:
         self._number = next_number(keys)
         self._obsolete = before(keys, self._begun[0]) if self._begun else []
         self._manifest: Manifest | None = None
+        self._check_manifests(keys)
         if self._begun and not settings.resume:
             raise RunExistsError(
                 f"{store.uri} holds an earlier run, and this store cannot decide between two processes of a rank, so no rank can "
@@ -211,6 +217,17 @@ class Entrance:
         )
         while missing():
             wait.pause()
+
+    def _check_manifests(self, keys: Iterable[str]) -> None:
+        """Refuse to pass over a generation in silence that has gone on with the run, and whose manifest is gone."""
+        for lost in headless(keys):
+            message = (
+                f"{self._store.uri}/{lost}{MANIFEST} and its copy are gone, although the run went on there: something else has "
+                f"deleted them. If you have a copy, put it back. {GO_BACK}"
+            )
+            if self._settings.resume != "newest-whole":
+                raise CorruptedObjectError(message)
+            _log.error("rank %d: %s", self._rank, message)
 
     def _readable_manifest(self) -> Manifest:
         """The run's manifest, which is the same in all generations."""

@@ -40,6 +40,18 @@ def begun(keys: Iterable[str]) -> list[str]:
     return sorted(found, reverse=True)
 
 
+def headless(keys: Iterable[str]) -> list[str]:
+    """The folders of generations that were begun, as signs of life show, and have lost their manifest since, the newest first."""
+    listed = list(keys)
+    lived = {
+        match[1]
+        for match in filter(None, map(_KEY.fullmatch, listed))
+        if match[3].startswith("beats/")
+    }
+    newest = next(iter(begun(listed)), "")
+    return sorted((folder for folder in lived if folder > newest), reverse=True)
+
+
 def place_of_run(store: Store) -> Store:
     """Where the run lies that a prefix holds: in its newest generation, or at the top."""
     newest = next(iter(begun(store.list(FOLDER))), None)

@@ -1,0 +1,232 @@
+"""What is damaged or gone when a fixed run is to be continued: it is named, mended or passed over."""
+
+import logging
+
+import keys_lab
+import pytest
+import torch
+from damage_lab import flip
+from generations_lab import Generations
+from keys_lab import MANIFEST, copy_key
+from strict_lab import Run, refused
+from training_lab import identical
+
+from diloco_core import CorruptedObjectError, RendezvousTimeoutError
+from diloco_core.testing import SimulatedStore
+
+MEETING = keys_lab.meeting_key(1)
+
+
+@pytest.fixture
+def stopped(new_store):
+    """A run of two ranks after three outer steps, whose replicas have left."""
+    run = Run(2, store=new_store())
+    run.live(until=3)
+    return run
+
+
+def newest(run, kind="state", **wanted):
+    return keys_lab.keys_of(keys_lab.newest(run.store.objects), kind, **wanted)[-1]
+
+
+def kept(run, *kinds):
+    """The objects of some kinds."""
+    objects = run.store.objects.items()
+    return {key: data for key, data in objects if keys_lab.kept(key).kind in kinds}
+
+
+def harm(run, key, place=0.5):
+    for harmed in {key, copy_key(key)} & set(run.store.objects):
+        data = run.store.objects[harmed]
+        run.store.damage(harmed, flip(data, int(8 * len(data) * place)))
+
+
+def corrupted(results):
+    return next(str(result) for result in results if isinstance(result, CorruptedObjectError))
+
+
+class TestState:
+    @pytest.mark.parametrize("place", [0.02, 0.5, 0.9, 0.9999])
+    @pytest.mark.parametrize("rank", [0, 1])
+    def test_it_is_named_and_the_one_before_is_taken_if_that_is_asked_for(
+        self, stopped, caplog, place, rank
+    ):
+        key = newest(stopped, rank=rank)
+        harm(stopped, key, place)
+        before, seen = kept(stopped, "state"), {}
+        results = stopped.live(resume=True)
+        named = corrupted(results)
+        assert "after sync 3" in named or key in named
+        assert "newest-whole" in named
+        assert not [result for result in results if isinstance(result, dict)]
+        assert before.items() <= kept(stopped, "state").items()
+        with caplog.at_level(logging.WARNING):
+            results = stopped.live(resume="newest-whole", seen=seen)
+        assert identical(results)
+        assert (2, 4, 0) in seen.values()
+        assert key in caplog.text
+        assert "has deleted it" not in caplog.text
+
+    @pytest.mark.parametrize("rank", [0, 1])
+    def test_a_part_of_it_is_gone(self, stopped, rank):
+        stopped.store.remove(lost := newest(stopped, rank=rank))
+        assert f"{lost} is gone" in corrupted(stopped.live(resume=True))
+        seen = {}
+        assert identical([*stopped.live(resume="newest-whole", seen=seen), *Run(2).live()])
+        assert seen == dict.fromkeys(range(2), (2, 4, 0))
+
+    def test_that_it_is_named_takes_no_longer_than_a_lost_rank(self, stopped):
+        harm(stopped, newest(stopped, rank=0), 0.02)
+        stopped.live(resume=True)
+        assert max(stopped.ended.values()) < 150.0
+
+    def test_nothing_older_is_left(self, stopped):
+        for key in kept(stopped, "state"):
+            harm(stopped, key, 0.9)
+        results = stopped.live(resume="newest-whole")
+        assert any(isinstance(result, CorruptedObjectError) for result in results)
+        assert not [result for result in results if isinstance(result, dict)]
+
+    @pytest.mark.parametrize("same", [True, False])
+    def test_a_part_of_the_initial_one_is_gone(self, same):
+        """Who has built the same model has it in memory."""
+        run = Run(2)
+        run.live(until=-1)  # which it has reached when it begins
+        run.store.remove(lost := newest(run))
+        if not same:
+            run.net = lambda: torch.nn.Sequential(torch.nn.Linear(3, 5), torch.nn.Linear(5, 2))
+        results = run.live(resume=True)
+        if same:
+            assert identical([*results, *Run(2).live()])
+        else:
+            assert f"{lost} is gone" in corrupted(results)
+
+
+class TestInnerState:
+    @pytest.mark.parametrize("place", [0.02, 0.5, 0.999])
+    def test_the_one_before_is_taken_and_the_batches_that_it_lacks_are_said(
+        self, stopped, caplog, place
+    ):
+        keys = keys_lab.keys_of(stopped.store.objects, "inner", rank=1)
+        assert len(keys) == 2
+        harm(stopped, keys[-1], place)
+        seen = {}
+        with caplog.at_level(logging.WARNING):
+            assert identical(stopped.live(resume=True, seen=seen))
+        assert seen == {0: (3, 6, 0), 1: (3, 6, 2)}
+        assert "restored the inner state that was saved after sync 2 instead. Skip 2 batches" in (
+            caplog.text
+        )
+
+    def test_of_another_rank(self, stopped, caplog):
+        """Its bytes are whole, but they belong under another key."""
+        own, theirs = (newest(stopped, "inner", rank=rank) for rank in (1, 0))
+        stopped.store.damage(own, stopped.store.objects[theirs])
+        assert identical(stopped.live(resume=True))
+        assert "written under another key" in caplog.text
+
+    def test_of_a_sync_that_was_given_up(self, stopped, caplog):
+        """The only save is that of the last sync, whose state is gone."""
+        for key in kept(stopped, "inner"):
+            if keys_lab.kept(key).sync != 3:
+                stopped.store.remove(key)
+        stopped.store.remove(newest(stopped))
+        seen = {}
+        assert identical(stopped.live(resume="newest-whole", seen=seen, until=3))
+        assert seen == dict.fromkeys(range(2), (2, 4, 4))
+        assert "inner state" in caplog.text
+        caplog.clear()
+        assert identical(stopped.live(resume=True))
+        assert "given up" not in caplog.text, "it was deleted when the next one was saved"
+
+
+def test_both_manifests(stopped):
+    for key in keys_lab.keys_of(stopped.store.objects, "manifest", copy=False):
+        harm(stopped, key)
+    refused(stopped, CorruptedObjectError, MANIFEST)
+
+
+def test_a_claim_that_was_never_whole(monkeypatch):
+    """It counts by its key."""
+    write, run, claim = SimulatedStore.write, Run(2), keys_lab.claim_key(1, 2)
+    run.live(until=3)
+
+    def damaged(store, key, data):
+        write(store, key, flip(data, 4 * len(data)) if key == claim else data)
+
+    monkeypatch.setattr(SimulatedStore, "write", damaged)
+    assert identical([*run.live(resume=True), *Run(2).live()])
+
+
+class TestWhatReplicasMeetBy:
+    @pytest.fixture
+    def run(self):
+        run = Generations(2)
+        run.live(until=3)
+        return run
+
+    def test_it_is_never_whole(self, run, monkeypatch):
+        write = SimulatedStore.write
+
+        def damaged(store, key, data):
+            write(store, key, flip(data, 4 * len(data)) if key == MEETING else data)
+
+        with monkeypatch.context() as patch:
+            patch.setattr(SimulatedStore, "write", damaged)
+            result, _ = run.live(resume=True)
+        with pytest.raises(RendezvousTimeoutError, match="missing: rank 1"):
+            raise result
+        assert identical([*run.live(resume=True), *Run(2).live()]), "that does no harm later"
+
+    def test_it_rots_between_the_first_look_at_it_and_the_next_one(self, run):
+        def rot():
+            if MEETING in run.store.objects:
+                harm(run, MEETING)
+
+        results = run.live(resume=True, starts=[1.0, 0.0], events={0.9: rot})
+        assert identical([*results, *Run(2).live()])
+
+    def test_it_is_damaged_after_its_writer_has_met(self, run, monkeypatch):
+        """Rank 0 cannot read that rank 1 names it."""
+        write, harmed = SimulatedStore.write, []
+
+        def damaged_once(store, written, data):
+            met = written == MEETING and "" not in keys_lab.fields(MEETING, data)["nonces"]
+            if met and not harmed:
+                harmed.append(data)
+                data = flip(data, 4 * len(data))
+            write(store, written, data)
+
+        monkeypatch.setattr(SimulatedStore, "write", damaged_once)
+        assert identical(run.live(resume=True))
+        assert harmed
+
+
+class TestGenerationThatWasBegun:
+    """Without its manifest it looks like one that was not, and what was learned there would be lost in silence."""
+
+    @pytest.fixture
+    def run(self):
+        run = Generations(2)
+        run.live(until=3)
+        run.live(resume=True, until=4)
+        self.folder = run.begun()[0]
+        for name in (MANIFEST, copy_key(MANIFEST)):
+            run.store.remove(self.folder + name)
+        return run
+
+    def test_it_is_named(self, run):
+        refused(
+            run,
+            CorruptedObjectError,
+            f"{self.folder}{MANIFEST} and its copy are gone.*newest-whole",
+        )
+
+    def test_it_is_given_up_where_that_is_agreed(self, run, caplog):
+        seen = {}
+        assert identical([*run.live(resume="newest-whole", seen=seen), *Run(2).live()])
+        assert seen == dict.fromkeys(range(2), (3, 6, 0))
+        assert f"{self.folder}{MANIFEST} and its copy are gone" in caplog.text
+        caplog.clear()
+        assert identical(run.live(resume=True, until=7)), "what was given up is known from then on"
+        assert "are gone" not in caplog.text
