@@ -47,4 +47,4 @@ def tell_failure(life: Life, error: BaseException) -> None:
 
 def _say_goodbye(life: Life, error: BaseException | None, ahead: int = 1) -> None:
     key = Hint(life.sync + ahead, life.rank, life.epoch, "leave").key
-    life.store.put(key, lambda: [farewell(key, error)])
+    life.store.put(key, lambda: [farewell(key, error, life.rank)])

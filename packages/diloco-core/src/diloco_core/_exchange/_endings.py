@@ -81,7 +81,7 @@ def as_text(error: BaseException) -> str:
 def failure(rank: int, progress: Progress, error: BaseException) -> Ending:
     """The ending of a replica that fails with an error."""
     message = redact(as_text(error))
-    return Ending(rank, "failed", progress, message[:_LONGEST_MESSAGE], _cause(rank, error))
+    return Ending(rank, "failed", progress, message[:_LONGEST_MESSAGE], cause_of(rank, error))
 
 
 def conclude(
@@ -146,7 +146,7 @@ def describe(kind: str, name: str, progress: Progress) -> str:
     return f"mean {progress.next}" if kind == "mean" else f"sync {progress.next} (fragment {name})"
 
 
-def _cause(rank: int, error: BaseException) -> int | None:
+def cause_of(rank: int | None, error: BaseException) -> int | None:
     """The rank of the replica that caused an error of rank ``rank``; None if none or ``rank`` itself did."""
     cause: int | None = None
     if isinstance(error, (ReplicaLostError, UnequalSyncsError)):

@@ -97,13 +97,13 @@ def refuse_left(store: Patient, rank: int) -> None:
     epoch = max(epochs(store.list(f"claims/{rank:05}/"), rank), default=0)
     hints = filter(None, map(Hint.parse, store.list("deltas/")))
     for hint in hints:
-        if (hint.rank, hint.epoch, hint.event) == (rank, epoch, "leave"):
-            kind, _ = read_farewell(hint.key, store.peek)
-            if kind == "left":
-                raise RunExistsError(
-                    f"rank {rank} has left the run at {store.uri} after its last sync. To continue that run, start all of its "
-                    "ranks again with resume=True. To begin another run, use another prefix, or delete everything under this one."
-                )
+        if (hint.rank, hint.epoch, hint.event) != (rank, epoch, "leave"):
+            continue
+        if read_farewell(hint.key, store.peek).event == "left":
+            raise RunExistsError(
+                f"rank {rank} has left the run at {store.uri} after its last sync. To continue that run, start all of its ranks "
+                "again with resume=True. To begin another run, use another prefix, or delete everything under this one."
+            )
 
 
 def refuse_reload(life: Life, reload: Reload) -> None:
@@ -132,13 +132,12 @@ def obey_end(life: Life, record: Rollback) -> None:
     if end is None or record.sync in life.passed_over:
         return
     raise ReplicaLostError(
-        f"the run at {life.store.uri} has ended before sync {record.sync}: {_why(record)}. To continue it, start all of its "
-        "ranks again with resume=True.",
+        f"the run at {life.store.uri} has ended before sync {record.sync}: {_why(record)}. {_advice(life)}",
         end.missed,
     )
 
 
-def give_up(life: Life, rank: int, known: int, why: str, sync: int) -> bool:
+def give_up(life: Life, rank: int, known: int, why: str, sync: int, lost: int) -> bool:
     """End the run without a rank, unless the rank has come back, or the sync is decided after all.
 
     Args:
@@ -147,6 +146,7 @@ def give_up(life: Life, rank: int, known: int, why: str, sync: int) -> bool:
         known: The epoch of that rank which is gone.
         why: What became of it, as a sentence.
         sync: The sync whose number the end takes: the next one that is not decided.
+        lost: The rank that was lost first, if that is why the other one has failed; otherwise the same.
 
     Returns:
         Whether there is an end at that number now, of whichever life.
@@ -163,20 +163,28 @@ def give_up(life: Life, rank: int, known: int, why: str, sync: int) -> bool:
     if epochs.get(rank, 0) > known:
         return False
     if not life.settings.decides:
+        cannot_return = (
+            f"{life.store.uri} ignores conditional writes, so the rank cannot come back by itself. "
+        )
         raise ReplicaLostError(
-            f"{why.rstrip('.')}. {life.store.uri} ignores conditional writes, so the rank cannot come back by itself. To "
-            "continue the run, start all of its ranks again with resume=True.",
-            rank,
+            f"{why.rstrip('.')}. {'' if life.takes_means else cannot_return}{_advice(life)}",
+            lost,
         )
     states = [progress.sync for progress in life.fragments]
     if sync > life.sync + 1:
         # The sync that this life is taking is decided, and will be finished by those who resume the run.
         states[life.index(sync - 1)] = sync - 1
-    end = GivenUp(rank, life.rank, why)
+    end = GivenUp(lost, life.rank, why)
     record = Rollback(sync, tuple(states), (), epochs, life.rollback, run=life.run, end=end)
     life.store.create(commit_key(sync), record.to_json)
     entry = life.log(sync)
     return entry is not None and isinstance(entry[0], Rollback)
+
+
+def _advice(life: Life) -> str:
+    if life.takes_means:
+        return "Means have no state to go on with: start all ranks again on another prefix."
+    return "To continue the run, start all of its ranks again with resume=True."
 
 
 def _why(record: Rollback) -> str:

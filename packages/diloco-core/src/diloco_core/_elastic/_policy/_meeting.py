@@ -86,7 +86,7 @@ def check_failures(store: Patient, rank: int, sync: int) -> None:
     for hint in hints:
         if hint.event != "leave" or hint.rank == rank:
             continue
-        kind, why = read_farewell(hint.key, store.peek)
+        kind, why, _ = read_farewell(hint.key, store.peek)
         if kind != "failed":
             continue
         text = f"rank {hint.rank} failed after 0 syncs: {why}"
@@ -107,4 +107,4 @@ def tell_refusal(store: Patient, rank: int, run: str, sync: int, error: BaseExce
     """
     epoch = claim(store, rank, run)[0] if run else 0
     key = Hint(sync, rank, epoch, "leave").key
-    store.put(key, lambda: [farewell(key, error)])
+    store.put(key, lambda: [farewell(key, error, rank)])

@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import logging
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Literal, NamedTuple
 
-from ..._errors import MismatchError, UnequalSyncsError
+from ..._errors import MismatchError, ReplicaLostError, UnequalSyncsError
 from ..._exchange._base import Schema
+from ..._exchange._endings import Ending, Progress, conclude
 from ..._exchange._schemas import MAY_CHANGE, compare_schemas
 from ..._retry import NOTICE_SECONDS
 from .._claims import claimed_settings
-from .._records._farewell import read_farewell
-from .._records._keys import Delta, Hint, epochs
+from .._records._farewell import Farewell, read_farewell
+from .._records._keys import Delta, Hint, epochs, schema
 from ._ends import give_up
 
 if TYPE_CHECKING:
@@ -27,14 +28,16 @@ class _Gone(NamedTuple):
     """What a life knows about a rank that is gone.
 
     Attributes:
-        epoch: The life of that rank.
+        epoch: The life of that rank; 0 if it is not known.
+        lost: The rank that was lost first, if that is why this one has failed; otherwise the same.
         why: What became of it, as a sentence.
         since: When this was first known.
     """
 
     epoch: int
+    lost: int
     why: str
-    since: float
+    since: float = 0.0
 
 
 class Others:
@@ -51,7 +54,7 @@ class Others:
         self._beats = beats
         self._gone: dict[int, _Gone] = {}
         self._said: dict[int, float] = {}
-        self._endings: dict[str, tuple[str, str]] = {}
+        self._endings: dict[str, Farewell] = {}
 
     def compare(self, life: Life, contributions: Iterable[Delta]) -> None:
         """Refuse to go on with ranks that were started with other settings than this life. Each of their lives is asked once.
@@ -78,11 +81,16 @@ class Others:
         Raises:
             MismatchError: A rank has.
         """
+        if not life.takes_means:
+            return
+        (progress,) = life.fragments
+        own = schema(life.run, progress.job)
         for delta in filter(None, map(Delta.parse, listing)):
-            if delta.rank in missing and life.takes_means:
+            # Its base is that of this run, so it is no process of an earlier one that wakes up late.
+            if delta.rank in missing and delta.base == progress.digest and delta.schema != own:
                 raise MismatchError(
-                    f"rank {delta.rank} takes the mean of other tensors in sync {delta.sync} than rank {life.rank}: all replicas "
-                    "have to pass as many tensors, of the same shapes and dtypes"
+                    f"in mean {delta.sync}, rank {delta.rank} contributes other tensors than rank {life.rank}: all replicas must "
+                    "sync the same tensors, with the same shapes and dtypes, in the same order"
                 )
 
     def stop(self) -> None:
@@ -113,16 +121,20 @@ class Others:
         found = self._ended(life, missing, sync, listing)
         left = [rank for rank in missing if rank not in found]
         for rank, seconds in self._beats.silent(left).items():
-            found[rank] = 0, f"rank {rank} has shown no sign of life for {seconds:.0f} s"
+            found[rank] = _Gone(
+                0, rank, f"rank {rank} has shown no sign of life for {seconds:.0f} s"
+            )
         for rank in [rank for rank in self._gone if rank not in found]:
             _log.info("rank %d: rank %d is back", life.rank, rank)
             del self._gone[rank]
-        return any([self._consider(life, rank, *about, sync) for rank, about in found.items()])  # noqa: C419 - all of them
+        # Those first that nobody else has made fail.
+        ordered = sorted(found.items(), key=lambda item: (item[1].lost != item[0], item[0]))
+        return any([self._consider(life, rank, gone, sync) for rank, gone in ordered])  # noqa: C419 - all of them
 
     def _ended(
         self, life: Life, missing: Collection[int], sync: int, listing: Iterable[str]
-    ) -> dict[int, tuple[int, str]]:
-        """The missing ranks that have said that they have failed, each with its epoch and a sentence about it."""
+    ) -> dict[int, _Gone]:
+        """The missing ranks that have said that they have failed."""
         hints = {
             hint.rank: hint
             for hint in sorted(
@@ -134,7 +146,7 @@ class Others:
                 key=lambda hint: hint.epoch,
             )
         }
-        found: dict[int, tuple[int, str]] = {}
+        found: dict[int, _Gone] = {}
         for rank, hint in hints.items():
             if rank not in missing:
                 continue
@@ -144,25 +156,17 @@ class Others:
                 continue
             if hint.key not in self._endings:
                 self._endings[hint.key] = read_farewell(hint.key, life.store.peek)
-            kind, why = self._endings[hint.key]
-            if kind == "left":
-                raise UnequalSyncsError(
-                    f"rank {rank} has left the run after {_syncs(sync - 1)}, so this replica (rank {life.rank}) cannot take sync "
-                    f"{sync}, which needs all replicas. All replicas must take the same number of syncs.",
-                    rank,
-                )
-            found[rank] = (
-                hint.epoch,
-                f"rank {rank} {kind} after {_syncs(sync - 1)}" + (f": {why}" if why else ""),
-            )
+            lost, why = _concluded(life.rank, rank, self._endings[hint.key], sync)
+            found[rank] = _Gone(hint.epoch, lost, why)
         return found
 
-    def _consider(self, life: Life, rank: int, epoch: int, why: str, sync: int) -> bool:
-        now, allowed = life.now, life.settings.return_within
+    def _consider(self, life: Life, rank: int, found: _Gone, sync: int) -> bool:
+        now, allowed, why = life.now, life.settings.return_within, found.why
         gone = self._gone.get(rank)
         if gone is None:
-            epoch = epoch or max(epochs(life.store.list(f"claims/{rank:05}/"), rank), default=0)
-            gone = self._gone[rank] = _Gone(epoch, why, now)
+            claimed = epochs(life.store.list(f"claims/{rank:05}/"), rank)
+            epoch = found.epoch or max(claimed, default=0)
+            gone = self._gone[rank] = _Gone(epoch, found.lost, why, now)
             self._said.pop(rank, None)
         left = gone.since + allowed - now
         if left > 0:
@@ -175,7 +179,7 @@ class Others:
                     left,
                 )
             return False
-        return give_up(life, rank, gone.epoch, why, sync)
+        return give_up(life, rank, gone.epoch, why, sync, found.lost)
 
 
 def changeable(settings: Mapping[str, str]) -> dict[str, str]:
@@ -187,5 +191,20 @@ def changeable(settings: Mapping[str, str]) -> dict[str, str]:
     }
 
 
-def _syncs(count: int) -> str:
-    return "1 sync" if count == 1 else f"{count} syncs"
+def _concluded(own: int, rank: int, said: Farewell, sync: int) -> tuple[int, str]:
+    """The rank that was lost, and a sentence about it, given how a rank has ended that did not take a sync.
+
+    Raises:
+        UnequalSyncsError: It has left.
+    """
+    progress = Progress(sync - 1, sync - 1)
+    if said.event == "left or failed":
+        return rank, f"rank {rank} has {said.event} after {progress}"
+    event: Literal["left", "failed"] = "left" if said.event == "left" else "failed"
+    error = conclude(
+        {rank: Ending(rank, event, progress, said.reason, said.cause)}, [rank], own, progress
+    )
+    if isinstance(error, UnequalSyncsError):
+        raise error
+    assert isinstance(error, ReplicaLostError)
+    return error.rank, str(error)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 from typing import TYPE_CHECKING
 
-from ._farewell import read_farewell
+from ._farewell import Farewell, read_farewell
 from ._keys import Delta, Hint
 
 if TYPE_CHECKING:
@@ -24,7 +24,7 @@ class Attendance:
         self._present: dict[int, int] = {}
         self._gone: set[int] = set()  # ranks that took part, and have left or were lost
         self._left: dict[int, Hint] = {}  # for every rank that left, the hint of its highest epoch
-        self._endings: dict[Hint, tuple[str, str]] = {}  # how and why lives have ended
+        self._endings: dict[Hint, Farewell] = {}  # how and why lives have ended
         self._read: Callable[[str], bytes | None] = lambda _: None
         self._heard: dict[int, float] = {}  # when something new from a rank was last seen
         self._seen: set[str] = set()  # keys of the sync in progress
@@ -118,7 +118,7 @@ class Attendance:
             elif rank in elsewhere:
                 kind, text = "contributed from another state", f"{rank}"
             elif self._left_in(rank) >= lives[rank]:
-                kind, why = self._ending(rank)
+                kind, why, _ = self._ending(rank)
                 text = f"{rank} ({why})" if why else f"{rank}"
             else:
                 kind, text = "silent", f"{rank} ({self._silence(rank, now)})"
@@ -138,7 +138,7 @@ class Attendance:
         epoch = self._present.pop(rank)
         self._gone.add(rank)
         if self._left_in(rank) >= epoch:
-            kind, why = self._ending(rank)
+            kind, why, _ = self._ending(rank)
             text = f"rank {rank} has {kind}: sync {sync} goes on without it"
             return (
                 (logging.WARNING, f"{text}. Its error: {why}")
@@ -156,7 +156,7 @@ class Attendance:
         """The highest epoch in which a rank has said that it is leaving; -1 if it has not."""
         return self._left[rank].epoch if rank in self._left else -1
 
-    def _ending(self, rank: int) -> tuple[str, str]:
+    def _ending(self, rank: int) -> Farewell:
         """How a rank that has said that it is leaving has ended, and why."""
         hint = self._left[rank]
         if hint not in self._endings:

@@ -5,10 +5,10 @@ That the life ends follows from the key alone (see :class:`._keys.Hint`), and on
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from ..._errors import CorruptedObjectError, FormatError
-from ..._exchange._endings import as_text
+from ..._exchange._endings import as_text, cause_of
 from ..._redact import redact
 from ..._wire._fields import Fields
 from ..._wire._sealed import seal, unseal
@@ -19,19 +19,38 @@ if TYPE_CHECKING:
 _LONGEST = 1000
 
 
-def farewell(key: str, error: BaseException | None) -> bytes:
-    """The content of the hint that a life leaves (``error`` is None) or has failed with this error."""
-    reason = "" if error is None else redact(as_text(error))[:_LONGEST]
-    return seal("farewell", key, {"event": "left" if error is None else "failed", "reason": reason})
+class Farewell(NamedTuple):
+    """How a life has ended.
+
+    Attributes:
+        event: ``left``, ``failed``, or ``left or failed`` if its hint cannot be read.
+        reason: Why it has failed.
+        cause: The rank of the replica that caused its failure, if it was another one.
+    """
+
+    event: str
+    reason: str = ""
+    cause: int | None = None
 
 
-def read_farewell(key: str, read: Callable[[str], bytes | None]) -> tuple[str, str]:
-    """How a life has ended (``left``, ``failed``, or ``left or failed`` if its hint cannot be read), and why."""
+def farewell(key: str, error: BaseException | None, rank: int | None = None) -> bytes:
+    """The content of the hint that a life of a rank leaves (``error`` is None) or has failed with this error."""
+    if error is None:
+        return seal("farewell", key, {"event": "left", "reason": ""})
+    fields = {"event": "failed", "reason": redact(as_text(error))[:_LONGEST]}
+    cause = cause_of(rank, error)
+    return seal("farewell", key, fields if cause is None else {**fields, "cause": cause})
+
+
+def read_farewell(key: str, read: Callable[[str], bytes | None]) -> Farewell:
+    """How a life has ended, as its hint says."""
     try:
         data = read(key)
         if data is not None:
             fields = Fields(unseal("farewell", key, data, key), key)
-            return fields.text("event", "left|failed"), " ".join(fields.text("reason").split())
+            cause = fields.whole("cause", 0, 99999) if "cause" in fields.names() else None
+            reason = " ".join(fields.text("reason").split())
+            return Farewell(fields.text("event", "left|failed"), reason, cause)
     except (CorruptedObjectError, FormatError):
         pass  # the hint's key says that the life has ended, and nothing depends on its content
-    return "left or failed", ""
+    return Farewell("left or failed")
