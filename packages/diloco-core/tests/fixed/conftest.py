@@ -3,8 +3,19 @@
 import pytest
 import torch
 from generations_lab import Overwriting
+from training_lab import Clock
 
+from diloco_core import StoreExchange, Timing
+from diloco_core._store._drivers._folder import FolderStore
 from diloco_core.testing import SimulatedStore
+
+
+class OverwritingFolder(FolderStore):
+    """A folder as a store that ignores the conditions of conditional writes."""
+
+    def create(self, key, data):
+        self.put(key, [data] if isinstance(data, bytes) else data)
+        return True
 
 
 @pytest.fixture(autouse=True)
@@ -20,3 +31,25 @@ def one_thread():
 def new_store(request):
     """Makes stores in which runs with fixed membership behave the same: of those that can decide, and of those that cannot."""
     return request.param
+
+
+@pytest.fixture(params=[FolderStore, OverwritingFolder], ids=["deciding", "overwriting"])
+def exchanges_in(request):
+    """Makes exchanges over one folder, in a store that can decide and in one that cannot. Nobody waits for a rank to return.
+
+    With ``limits``, each set of them has a clock of its own.
+    """
+
+    def make(folder, world_size, ranks=None, run_id="", **limits):
+        clock = Clock()
+        if limits:
+            limits.update(clock=clock, sleep=clock.sleep)
+        timing = Timing(**{"return_within": 0.0, **limits})
+        return [
+            StoreExchange(
+                request.param(str(folder / "run")), rank, world_size, run_id=run_id, timing=timing
+            )
+            for rank in (range(world_size) if ranks is None else ranks)
+        ]
+
+    return make

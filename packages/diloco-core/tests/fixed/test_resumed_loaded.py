@@ -90,7 +90,9 @@ def test_it_keeps_the_learning_rate_that_was_asked_for_before_it_was_saved(new_s
 
 
 @pytest.mark.parametrize("fragments", [1, 2])
-def test_without_its_inner_state_the_model_and_the_outer_state_are_as_they_were(fragments, new_store):
+def test_without_its_inner_state_the_model_and_the_outer_state_are_as_they_were(
+    fragments, new_store
+):
     """Killed before anything else is saved: the outer state lies with the published values."""
     first = Loaded(2, fragments)
     first.live(until=3)
