@@ -12,6 +12,7 @@ from ._life._progress import Progress
 from ._life._standing import Standing
 from ._policy._beats import Beats
 from ._policy._others import Others
+from ._records._keys import highest_epochs
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Mapping, Sequence
@@ -49,12 +50,13 @@ def new_life(
         changeable: In fixed runs: the settings that may change when the run is resumed, in which all ranks must agree.
     """
     seen, run = Seen(timing.clock()), manifest.run()
+    earlier = highest_epochs(store.list("claims/")) if settings.fixed else {}
     epoch, record = claim(store, rank, run, changeable)
     others = None
     if settings.fixed:
         beats = Beats(store.store, rank, f"{epoch}", run, timing)
         beats.start()
-        others = Others(beats, changeable or {})
+        others = Others(beats, changeable or {}, earlier if settings.resume or epoch > 1 else {})
     life = reader_of(
         store,
         jobs,

@@ -93,12 +93,11 @@ class Entrance:
         self._timing = timing
         self._schema = schema
         self._check_undecided()
-        self._gathering = Gathering(store, rank, world_size, timing)
         keys = store.list(FOLDER)
         self._begun = begun(keys)
-        self._number = next_number(keys)
         self._obsolete = before(keys, self._begun[0]) if self._begun else []
         self._manifest: Manifest | None = None
+        self._gathering: Gathering | None = None
         self._check_manifests(keys)
         if self._begun and not settings.resume:
             raise RunExistsError(
@@ -129,7 +128,15 @@ class Entrance:
 
         Raises as :meth:`._gathering.Gathering.meet`.
         """
-        number, nonces = self._gathering.meet(self._number, self._check_undecided)
+        self._gathering = gathering = Gathering(self._store, self._rank, self._size, self._timing)
+        # Whoever met while this process watched the earlier ones, or waited for its turn, has gone on with the run by now.
+        keys = self._store.list(FOLDER)
+        if begun(keys) != self._begun:
+            raise RunExistsError(
+                f"the run at {self._store.uri} was continued by other processes while this one (rank {self._rank}) began to. "
+                "Start every rank only once."
+            )
+        number, nonces = gathering.meet(next_number(keys), self._check_undecided)
         self._new = self._generation(folder(number, nonces))
         return self._new.store
 
@@ -171,7 +178,8 @@ class Entrance:
             self._wait(
                 lambda: not_carried(new, self._size), "did not carry their part of the state"
             )
-            self._gathering.check()
+            if self._gathering is not None:
+                self._gathering.check()
             for key in (copy_key(MANIFEST), MANIFEST):
                 new.put(key, lambda: [manifest.to_json()])
             # The generation before this one stays, for resume="newest-whole".
@@ -184,7 +192,8 @@ class Entrance:
 
     def stop(self) -> None:
         """Say nothing more, since all have met; repeatable."""
-        self._gathering.stop()
+        if self._gathering is not None:
+            self._gathering.stop()
 
     def _choose(self, life: Callable[[str], Life]) -> Choice:
         may_go_back = self._settings.resume == "newest-whole"

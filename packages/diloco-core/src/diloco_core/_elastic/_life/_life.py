@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from ..._store._patient import Patient
     from ..._timing import Timing
     from ..._wire._published import Shard
-    from .._records._keys import Delta
+    from .._records._keys import Delta, Hint
     from .._records._manifest import Manifest
     from .._records._records import Commit, Rollback
     from .._settings import Settings
@@ -47,6 +47,10 @@ class Others(Protocol):
 
     def compare(self, life: Life, contributions: Iterable[Delta]) -> None:
         """Refuse to go on with ranks that were started with other settings."""
+        ...
+
+    def is_past(self, hint: Hint) -> bool:
+        """Whether the life that has left this hint has ended before this one began to continue the run."""
         ...
 
     def stop(self) -> None:

@@ -12,6 +12,8 @@ from .._records._farewell import farewell, read_farewell
 from .._records._keys import Hint, deltas, highest_epochs
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from ..._store._patient import Patient
     from .._life._life import Life
 
@@ -32,13 +34,18 @@ def meet(life: Life) -> None:
     """
     store, timing, size = life.store, life.timing, life.manifest.world_size
     missing: list[int] = []
+    here: dict[int, int] = {}
+
+    def has_followed(hint: Hint) -> bool:
+        past = life.others is not None and life.others.is_past(hint)
+        return past or hint.epoch < here.get(hint.rank, 0)
 
     def look() -> None:
-        here = highest_epochs(store.list("claims/"))
+        here.update(highest_epochs(store.list("claims/")))
         missing[:] = [rank for rank in range(size) if rank not in here]
 
     def look_around() -> None:
-        check_failures(store, life.rank, life.manifest.first + 1)
+        check_failures(store, life.rank, life.manifest.first + 1, has_followed)
 
     def expired() -> Exception:
         return RendezvousTimeoutError(
@@ -70,13 +77,16 @@ def meet(life: Life) -> None:
     look_around()
 
 
-def check_failures(store: Patient, rank: int, sync: int) -> None:
+def check_failures(
+    store: Patient, rank: int, sync: int, has_followed: Callable[[Hint], bool] = lambda _: False
+) -> None:
     """Refuse to go on if a rank has failed before the first sync.
 
     Args:
         store: The run's prefix.
         rank: The rank of this replica.
         sync: The number of the first sync.
+        has_followed: Whether another process follows the one that has left this hint, so that it says nothing any more.
 
     Raises:
         ReplicaLostError: A rank has failed.
@@ -84,7 +94,7 @@ def check_failures(store: Patient, rank: int, sync: int) -> None:
     """
     hints = [hint for hint in map(Hint.parse, store.list(deltas(sync))) if hint is not None]
     for hint in hints:
-        if hint.event != "leave" or hint.rank == rank:
+        if hint.event != "leave" or hint.rank == rank or has_followed(hint):
             continue
         kind, why, _ = read_farewell(hint.key, store.peek)
         if kind != "failed":

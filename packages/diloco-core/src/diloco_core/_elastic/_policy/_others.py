@@ -46,9 +46,13 @@ class Others:
     Args:
         beats: Their signs of life.
         settings: What this life was started with, of the settings that may change when the run is resumed.
+        earlier: In a life that continues the run: the highest epochs of all ranks before its own claim, which others follow.
     """
 
-    def __init__(self, beats: Beats, settings: Mapping[str, str]) -> None:
+    def __init__(
+        self, beats: Beats, settings: Mapping[str, str], earlier: Mapping[int, int]
+    ) -> None:
+        self._earlier = earlier
         self._settings = settings
         self._compared: set[tuple[int, int]] = set()
         self._beats = beats
@@ -92,6 +96,10 @@ class Others:
                     f"in mean {delta.sync}, rank {delta.rank} contributes other tensors than rank {life.rank}: all replicas must "
                     "sync the same tensors, with the same shapes and dtypes, in the same order"
                 )
+
+    def is_past(self, hint: Hint) -> bool:
+        """Whether a life has ended before this one began to continue the run: others come in its place."""
+        return 0 < hint.epoch <= self._earlier.get(hint.rank, 0)
 
     def stop(self) -> None:
         """Give no more signs of life; repeatable."""
@@ -148,7 +156,7 @@ class Others:
         }
         found: dict[int, _Gone] = {}
         for rank, hint in hints.items():
-            if rank not in missing:
+            if rank not in missing or (life.settings.resume and self.is_past(hint)):
                 continue
             if any(
                 epoch > hint.epoch for epoch in epochs(life.store.list(f"claims/{rank:05}/"), rank)

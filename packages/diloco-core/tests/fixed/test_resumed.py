@@ -1,0 +1,285 @@
+"""A fixed run that has stopped is continued by all of its ranks, as if it had not stopped."""
+
+import logging
+import random
+
+import keys_lab
+import pytest
+import torch
+from generations_lab import Generations, Overwriting
+from strict_lab import Run
+from training_lab import identical
+
+from diloco_core import RendezvousTimeoutError, ReplicaLostError, RunExistsError
+
+#: Some are started long after the others, which must not give them up meanwhile.
+PATIENT = {rank: {"return_within": 300.0} for rank in range(3)}
+LOST = "counts as nothing"
+
+
+def same(held, wanted):
+    return identical([*held, *wanted])
+
+
+@pytest.mark.parametrize("ranks", [1, 2, 3])
+@pytest.mark.parametrize("fragments", [1, 2])
+@pytest.mark.parametrize("adam", [False, True], ids=["SGD", "Adam"])
+def test_a_run_that_was_stopped_ends_as_one_that_was_not(ranks, fragments, adam, new_store, caplog):
+    caplog.set_level(logging.INFO)
+    wanted = Run(ranks, fragments, adam).live()
+    run = Run(ranks, fragments, adam, store=new_store())
+    run.live(until=3)
+    assert "is continued" not in caplog.text
+    seen = {}
+    held = run.live(resume=True, seen=seen)
+    assert same(held, wanted)
+    assert seen == dict.fromkeys(range(ranks), (3, 6, 0))
+    for rank in range(ranks):
+        assert f"rank {rank}: the run is continued from outer step 3, inner step 6" in caplog.text
+
+
+def test_chunks_may_have_another_size_than_before(new_store):
+    """Published files do not depend on it. Only the rounding of the outer step does, since it is taken chunk by chunk."""
+    run = Run(2, store=new_store())
+    run.live(until=3)
+    run.chunk = 24
+    held, wanted = run.live(resume=True), Run(2).live()
+    assert identical(held)
+    assert all(torch.allclose(held[0][name], wanted[0][name], atol=1e-6) for name in held[0])
+
+
+def until_the_end(run, chance, most_stops, latest=80):
+    """Start all ranks again and again, and kill any of them anywhere, until the run comes to its end."""
+    stops, results = 0, run.live(*kills(run, chance, 25, latest), seed=0)
+    while not all(isinstance(result, dict) for result in results):
+        if not keys_lab.keys_of(run.store.objects, "manifest"):
+            return None
+        stops += 1
+        harm = kills(run, chance, 4, 90) if stops < most_stops else []
+        starts = [chance.choice([0.0, 1.0, 150.0]) for _ in range(run.ranks)]
+        results = run.live(*harm, resume=True, starts=starts, seed=stops)
+        if stops >= most_stops:
+            break
+    return results
+
+
+def kills(run, chance, least, most):
+    dying = [rank for rank in range(run.ranks) if chance.random() < 0.7]
+    kinds = ("kill before", "kill after")
+    return [(rank, chance.randrange(least, most), chance.choice(kinds)) for rank in dying]
+
+
+SEEDS = [
+    pytest.param(seed, marks=[] if seed < 8 else pytest.mark.slow, id=str(seed))
+    for seed in range(200)
+]
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+def test_whoever_is_killed_and_wherever_the_run_can_be_resumed_and_ends_as_one_that_was_not(
+    seed, new_store, caplog
+):
+    """Inner state is saved after every sync, so it is that of the state that is resumed, or of the sync before it."""
+    chance = random.Random(seed)
+    ranks, fragments, adam = chance.choice([1, 2, 3]), chance.choice([1, 2]), chance.random() < 0.5
+    run = Run(ranks, fragments, adam, store=new_store(), limits=PATIENT)
+    results = until_the_end(run, chance, 4)
+    if results is None:
+        return
+    assert all(isinstance(result, dict) for result in results), results
+    assert identical(results)
+    if not run.behind and LOST not in caplog.text:
+        assert same(results, Run(ranks, fragments, adam).live())
+
+
+ENCODED = {
+    "state_codec": "bf16",
+    "full_state_every": 3,
+}  # one value is a block, so all shards of a small model have some
+
+
+@pytest.mark.parametrize(
+    "seed",
+    [pytest.param(seed, marks=[] if seed < 5 else pytest.mark.slow) for seed in range(100)],
+)
+def test_a_run_with_encoded_state_can_be_resumed_wherever_it_was_stopped(seed, new_store, caplog):
+    chance = random.Random(seed)
+    ranks, fragments = chance.choice([1, 2, 3]), chance.choice([1, 2])
+    options = {**ENCODED, "codec": chance.choice(["plain", "bf16"])}
+    run = Run(ranks, fragments, syncs=10, options=options, store=new_store(), limits=PATIENT)
+    results = until_the_end(run, chance, 4, 160)
+    if results is None:
+        return
+    assert all(isinstance(result, dict) for result in results), results
+    assert identical(results)
+    if not run.behind and LOST not in caplog.text:
+        assert same(results, Run(ranks, fragments, syncs=10, options=options).live())
+
+
+@pytest.mark.parametrize("fragments", [1, 2])
+def test_a_run_with_encoded_state_keeps_what_it_will_need(fragments, new_store):
+    """However many syncs each life takes: what a life deletes is needed by none of the next ones."""
+    wanted = Run(2, fragments, syncs=13, options=ENCODED).live()
+    for first, second in [(4, 9), (5, 6), (6, 12), (7, 10)]:
+        run = Run(2, fragments, syncs=13, options=ENCODED, store=new_store())
+        run.live(until=first)
+        run.live(until=second, resume=True)
+        assert same(run.live(resume=True), wanted), (first, second)
+
+
+def test_encoded_state_without_an_update_before_it_is_named(new_store):
+    run = Run(2, options=ENCODED, store=new_store())
+    run.live(until=5)
+    (lost,) = keys_lab.keys_of(run.store.objects, "state", sync=4, rank=1)
+    run.store.remove(lost)
+    results = run.live(resume=True)
+    assert any(f"{lost} is gone" in str(result) for result in results), results
+
+
+def test_initial_values_are_not_written_again_with_later_ones():
+    """They are gone; by the time that all updates are added, memory holds other values."""
+    run = Run(2, options=ENCODED)
+    run.live(until=2)
+    (lost,) = keys_lab.keys_of(run.store.objects, "state", sync=0, rank=1)
+    before = run.store.objects[lost]
+    run.store.remove(lost)
+    assert same(run.live(until=2, resume=True), Run(2, options=ENCODED).live(until=2))
+    assert run.store.objects.get(lost, before) == before
+
+
+@pytest.mark.parametrize("seed", [0, 1, 2])
+def test_who_wakes_up_late_changes_nothing_of_encoded_state(seed, new_store, caplog):
+    late_ones_change_nothing(seed, new_store, caplog, ENCODED)
+
+
+@pytest.mark.parametrize(
+    "seed", [pytest.param(seed, marks=[] if seed < 5 else pytest.mark.slow) for seed in range(100)]
+)
+def test_who_wakes_up_late_changes_nothing(seed, new_store, caplog):
+    """All replicas of the earlier life, or some, hang anywhere, and wake up while the run goes on without them."""
+    late_ones_change_nothing(seed, new_store, caplog)
+
+
+def late_ones_change_nothing(seed, new_store, caplog, options=None):
+    chance = random.Random(seed)
+    ranks, fragments = chance.choice([1, 2, 3]), chance.choice([1, 2])
+    run = Run(ranks, fragments, syncs=8, options=options or {}, store=new_store())
+    hung = [rank for rank in range(ranks) if chance.random() < 0.8] or [0]
+    sleeps = [(rank, chance.randrange(40, 90), 290 + 25 * chance.random()) for rank in hung]
+    earlier, later = run.overtaken(sleeps, at=200.0, seed=seed)
+    if all(isinstance(result, dict) for result in earlier):
+        return  # it came to its end before anybody hung
+    assert all(isinstance(result, dict) for result in later), (seed, earlier, later)
+    assert identical(later)
+    if not run.behind and LOST not in caplog.text:
+        assert same(later, Run(ranks, fragments, syncs=8, options=run.options).live())
+    run.syncs += 1
+    assert identical(run.live(resume=True))
+
+
+def test_ranks_may_have_had_different_numbers_of_lives(new_store):
+    """An attempt in which one rank was alone, one that was killed while it began, and then all of them."""
+    run = Run(3, store=new_store())
+    run.live(until=2)
+    (alone,) = run.live(resume=True, ranks=[0])
+    assert isinstance(alone, (ReplicaLostError, RendezvousTimeoutError))
+    run.live((1, 25, "kill after"), (2, 30, "kill before"), (0, 30, "kill after"), resume=True)
+    assert same(run.live(resume=True), Run(3).live())
+
+
+@pytest.mark.parametrize("until", [3, -1], ids=["later", "before the first sync"])
+@pytest.mark.parametrize("late", [0, 1])
+def test_ranks_may_be_started_one_after_another(late, until, new_store):
+    """What the processes before have said of their end, in peace or with an error, is no word of those that follow them."""
+    run = Run(2, store=new_store())
+    run.live(until=until)
+    starts = [60.0 * (rank == late) for rank in range(2)]
+    assert same(run.live(resume=True, starts=starts), Run(2).live())
+
+
+@pytest.mark.parametrize("resume", [True, False])
+def test_nor_is_an_error_before_the_first_sync(resume):
+    run = Run(2, limits=PATIENT)
+
+    def fails(process, kind, key):
+        if kind == "put" and keys_lab.of("contribution", rank=process.rank)(key):
+            raise ValueError("an error in training")
+
+    run.before = fails
+    run.live()
+    run.before = None
+    assert keys_lab.keys_of(run.store.objects, "note")
+    assert same(run.live(resume=resume, starts=[0.0, 60.0]), Run(2).live())
+
+
+def test_what_earlier_lives_left_behind_goes(new_store):
+    run = Run(2, store=new_store())
+    run.live((0, 60, "kill before"), (1, 64, "kill after"))
+    run.live(resume=True)
+    run.syncs += 3
+    run.live(resume=True)
+    for kind, most in (("state", 4), ("contribution", 4), ("inner", 4)):
+        assert len(keys_lab.keys_of(keys_lab.newest(run.store.objects), kind)) <= most, kind
+
+
+@pytest.mark.parametrize("kind", ["get", "put", "list", "delete"])
+@pytest.mark.parametrize("sync", [2, 4])
+def test_who_wakes_up_while_it_saves_inner_state_leaves_that_of_the_next_life(kind, sync):
+    """It hangs before one of the requests with which it saves: it looks who holds its rank, writes, and tidies up."""
+    run, saving, hung = Run(2, adam=True, syncs=6), [], []
+
+    def before(process, request, key):
+        if process.number or hung:
+            return
+        # A contribution comes next after it has saved what belongs to the sync before.
+        found = keys_lab.kept(key)
+        saving[:] = [process] if found.kind == "state" and found.sync == sync else saving
+        place = found.kind == "claim" or key.startswith(f"inner/{process.rank:05}/")
+        if saving and request == kind and place:
+            hung.append(key)
+            process.sleep(320.0)
+
+    run.before = before
+    _, later = run.overtaken([], at=200.0)
+    run.before = None
+    assert hung
+    assert identical(later)
+    for saved in (5, 6):
+        assert keys_lab.kept(key := newest_saved(run, saved)).life == 2, key
+    assert identical(run.live(resume=True, until=8))
+    assert {keys_lab.kept(key).life for key in keys_lab.keys_of(run.store.objects, "inner")} == {3}
+
+
+def newest_saved(run, sync):
+    """The key of what rank 0 has saved after this outer step; an end takes the number of a sync."""
+    saved = keys_lab.keys_of(run.store.objects, "inner", rank=0)
+    return sorted(saved)[sync - 7]
+
+
+@pytest.mark.parametrize("gap", [0.0, 0.1, 0.4, 1.0, 3.0, 60.0])
+def test_of_two_processes_of_a_lone_rank_that_resume_it_only_one_goes_on(gap):
+    run = Generations(1, syncs=30)
+    run.live((0, 50, "kill after"))
+    results = run.simulate([(0, start, [], True) for start in (0.0, gap)], until=30)
+    refused = [result for result in results if isinstance(result, RunExistsError)]
+    assert len(refused) == 1
+    assert len(run.begun()) == 2
+    assert run.store.differing == []
+
+
+def test_one_that_hangs_before_it_has_chosen_the_state_does_not_choose_once_more():
+    """The other process of its rank sees that it is there."""
+    run = Run(1, syncs=30, store=Overwriting())
+    run.live((0, 50, "kill after"))
+    hung = []
+
+    def before(process, kind, key):
+        if not process.number and kind == "put" and key.endswith("/carried.json"):
+            hung.append(key)
+            process.sleep(500.0)
+
+    run.before = before
+    first, second = run.simulate([(0, start, [], True) for start in (0.0, 10.0)], until=30)
+    assert hung
+    assert isinstance(first, dict), first
+    assert isinstance(second, RunExistsError)
