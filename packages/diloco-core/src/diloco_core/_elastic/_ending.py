@@ -6,6 +6,7 @@ from contextlib import suppress
 from typing import TYPE_CHECKING
 
 from .._errors import FencedError, RunExistsError
+from ._policy._meeting import TELL_SECONDS
 from ._records._farewell import farewell
 from ._records._keys import Hint
 from ._states._publish import finish
@@ -15,8 +16,6 @@ from ._watch import watch_manifest
 if TYPE_CHECKING:
     from .._model._unsynced_watch import UnsyncedWatch
     from ._life._life import Life
-
-_TELL_SECONDS = 5.0
 
 
 def leave_run(life: Life, unsynced: UnsyncedWatch | None) -> None:
@@ -33,7 +32,7 @@ def leave_run(life: Life, unsynced: UnsyncedWatch | None) -> None:
 def tell_failure(life: Life, error: BaseException) -> None:
     """Tell the other replicas not to wait for this life, which has failed."""
     # If the store cannot be reached, waiting for it once more would only delay the error.
-    life.store.patience = min(life.store.patience, _TELL_SECONDS)
+    life.store.patience = min(life.store.patience, TELL_SECONDS)
     # A life that was replaced has not failed: its rank goes on.
     reason = None if isinstance(error, FencedError) else error
     # If the prefix belongs to another run by now, the replicas of that run must not be told.

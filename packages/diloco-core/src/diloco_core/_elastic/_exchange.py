@@ -122,6 +122,10 @@ class StoreExchange(ResumableExchange):
             elastic.check(world_size, self._timing.sync_timeout)
         settings = elastic or Fixed(world_size, given.lost_after, resume, given.return_within)
         self._decides = Patient(store, self._timing).creates_once()
+        if (
+            settings.fixed
+        ):  # it has answered: the others must not end because of an outage while they meet
+            store.patience = self._timing.sync_timeout
         if not self._decides and elastic is not None:
             raise ConfigurationError(
                 f"{store.uri} lets an object be created twice: it ignores conditional writes, so replicas could not agree on "

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Protocol, TypeVar
 
 from ..._errors import CorruptedObjectError
 from ..._exchange._traffic import Traffic
+from ..._retry import NOTICE_SECONDS
 from ..._store._reread import read_again
 from ..._timing import Wait
 from ..._wire._delta import DeltaFormat
@@ -279,7 +280,7 @@ class Life:
             alarms,
             downtime=lambda: self.store.downtime,
             notice=notice,
-            notice_after=early + self.settings.grace,
+            notice_after=early + (NOTICE_SECONDS if self.fixed else self.settings.grace),
         )
 
     def read(self, key: str, parse: Callable[[bytes], T]) -> T | None:

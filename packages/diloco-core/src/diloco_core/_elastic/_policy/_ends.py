@@ -97,7 +97,8 @@ def refuse_left(store: Patient, rank: int) -> None:
     epoch = max(epochs(store.list(f"claims/{rank:05}/"), rank), default=0)
     hints = filter(None, map(Hint.parse, store.list("deltas/")))
     for hint in hints:
-        if (hint.rank, hint.epoch, hint.event) != (rank, epoch, "leave"):
+        # Of a life whose claim is lost the hint alone may tell.
+        if (hint.rank, hint.event) != (rank, "leave") or hint.epoch < epoch:
             continue
         if read_farewell(hint.key, store.peek).event == "left":
             raise RunExistsError(

@@ -23,6 +23,9 @@ ABSENT = (
     "DiLoCo(...) refused an argument: look at its log"
 )
 
+#: How long a replica that fails waits for the store to tell the others: they find out in any case, only later.
+TELL_SECONDS = 5.0
+
 
 def meet(life: Life) -> None:
     """Wait until every rank has claimed an epoch.
@@ -115,6 +118,7 @@ def tell_refusal(store: Patient, rank: int, run: str, sync: int, error: BaseExce
         sync: The number of the first sync.
         error: Why it is refused.
     """
+    store.patience = min(store.patience, TELL_SECONDS)
     epoch = claim(store, rank, run)[0] if run else 0
     key = Hint(sync, rank, epoch, "leave").key
     store.put(key, lambda: [farewell(key, error, rank)])

@@ -9,6 +9,7 @@ import logging
 from typing import TYPE_CHECKING
 
 from ..._errors import CorruptedObjectError, SyncTimeoutError
+from ..._exchange._endings import named_ranks
 from .._records._keys import deltas
 from .._records._records import Rollback
 from .._repair import ask_for_repair
@@ -23,6 +24,7 @@ from .._round._shares import (
     on_pending,
 )
 from .._states._publish import publish_previous, write_done
+from .._watch import check_run
 from ._compute import Computation
 from ._published import adopt_listed, listed
 from ._result import Result
@@ -102,8 +104,19 @@ class Adoption:
         patience = shares.patience(missing) if missing else 0.0
         wait: Wait | None = None
 
-        def expired() -> SyncTimeoutError:
-            return self._late(missing)
+        def expired() -> Exception:
+            damage = next(
+                (self._result.damaged[each] for each in missing if each in self._result.damaged),
+                None,
+            )
+            return self._late(missing) if damage is None else CorruptedObjectError(damage)
+
+        def notice(seconds: float) -> str:
+            owners = named_ranks(self._owners(missing))
+            return (
+                f"rank {life.rank}: sync {self._commit.sync} is decided, and has been waiting for the shards of {owners} for "
+                f"{seconds:.0f} s, and gives up after {life.timing.sync_timeout:g} s"
+            )
 
         life.handover.nobody_is_absent()
         while missing:
@@ -136,6 +149,7 @@ class Adoption:
                         life.timing.sync_timeout,
                         expired,
                         turns,
+                        notice if life.fixed else lambda _: "",
                         look_around=lambda: self._look(self._missing),
                     )
                 wait.pause()
@@ -145,11 +159,12 @@ class Adoption:
 
     def _look(self, missing: Sequence[int]) -> None:
         """Fixed: look for reasons why the owners of the missing shards may never publish them."""
-        life, shares = self._life, self._shares
+        life = self._life
         if life.others is None:
             return
+        check_run(life)
         following = self._commit.sync + 1
-        owners = {shares.members[shares.owner(shard)] for shard in missing} - {life.rank}
+        owners = {*self._owners(missing)} - {life.rank}
         listing = life.store.list(deltas(following))
         life.others.check(life, owners, following, listing)
         entry = life.log(following)
@@ -191,9 +206,12 @@ class Adoption:
             2 * self._life.settings.grace,
         )
 
+    def _owners(self, shards: Sequence[int]) -> list[int]:
+        """The ranks that these shards belong to."""
+        return sorted({self._shares.members[self._shares.owner(shard)] for shard in shards})
+
     def _late(self, missing: Sequence[int]) -> SyncTimeoutError:
-        shares, life = self._shares, self._life
-        ranks = sorted({shares.members[shares.owner(shard)] for shard in missing})
+        life, ranks = self._life, self._owners(missing)
         return SyncTimeoutError(
             f"sync {self._commit.sync} at {life.store.uri} is decided, but the shards of ranks {ranks} were not published within "
             f"{life.timing.sync_timeout:g} s (sync_timeout). Look at the logs of these ranks. The run can be resumed from its "

@@ -28,10 +28,15 @@ def timed_out(life: Life, sync: int, name: str, folder: Folder) -> SyncTimeoutEr
         folder: What the life has seen last.
     """
     if life.fixed:
+        reason = "no rank is missing, so this process itself stood still or was slow. Look at what its machine did."
+        if folder.missing:
+            reason = (
+                f"it was still waiting for {named_ranks(folder.missing)}. Look at the logs of the missing ranks; if they are "
+                "only slow, raise sync_timeout."
+            )
         return SyncTimeoutError(
-            f"sync {sync} of fragment {name} at {life.store.uri} was not completed within {life.timing.sync_timeout:g} s; it was "
-            f"still waiting for {named_ranks(folder.missing)}. Look at the logs of the missing ranks; if they are only slow, "
-            "raise sync_timeout.",
+            f"sync {sync} of fragment {name} at {life.store.uri} was not completed within {life.timing.sync_timeout:g} s; "
+            f"{reason}",
             list(folder.missing),
         )
     return SyncTimeoutError(
