@@ -34,7 +34,7 @@ from ._carrying import (
     write_choice,
 )
 from ._gathering import Gathering
-from ._names import FOLDER, before, begun, folder, headless, next_number
+from ._names import FOLDER, before, begun, folder, headless, next_number, without_manifest
 from ._stopped import check_stopped
 
 if TYPE_CHECKING:
@@ -230,10 +230,7 @@ class Entrance:
     def _check_manifests(self, keys: Iterable[str]) -> None:
         """Refuse to pass over a generation in silence that has gone on with the run, and whose manifest is gone."""
         for lost in headless(keys):
-            message = (
-                f"{self._store.uri}/{lost}{MANIFEST} and its copy are gone, although the run went on there: something else has "
-                f"deleted them. If you have a copy, put it back. {GO_BACK}"
-            )
+            message = f"{without_manifest(self._store.store, lost)} {GO_BACK}"
             if self._settings.resume != "newest-whole":
                 raise CorruptedObjectError(message)
             _log.error("rank %d: %s", self._rank, message)

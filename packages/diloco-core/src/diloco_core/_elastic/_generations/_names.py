@@ -14,6 +14,7 @@ from __future__ import annotations
 import re
 from typing import TYPE_CHECKING
 
+from ..._errors import CorruptedObjectError
 from ..._store._below import below
 from ..._store._copies import copy_key
 from ..._wire._sections import fingerprint
@@ -52,9 +53,27 @@ def headless(keys: Iterable[str]) -> list[str]:
     return sorted((folder for folder in lived if folder > newest), reverse=True)
 
 
+def without_manifest(store: Store, lost: str) -> str:
+    """What errors say of a generation that has lost its manifest."""
+    return (
+        f"{store.uri}/{lost}{MANIFEST} and its copy are gone, although the run went on there: something else has deleted them. "
+        "If you have a copy, put it back."
+    )
+
+
 def place_of_run(store: Store) -> Store:
-    """Where the run lies that a prefix holds: in its newest generation, or at the top."""
-    newest = next(iter(begun(store.list(FOLDER))), None)
+    """Where the run lies that a prefix holds: in its newest generation, or at the top.
+
+    Raises:
+        CorruptedObjectError: The newest generation has lost its manifest.
+    """
+    keys = store.list(FOLDER)
+    for lost in headless(keys):
+        raise CorruptedObjectError(
+            f'{without_manifest(store, lost)} Otherwise, start all ranks of the run again with resume="newest-whole": they give '
+            "up what it had learned there, and what is left can be exported then."
+        )
+    newest = next(iter(begun(keys)), None)
     return store if newest is None else below(store, newest)
 
 
