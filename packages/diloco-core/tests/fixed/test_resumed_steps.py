@@ -1,11 +1,11 @@
-"""What a rank has of its own when a strict run is resumed: where its block was left in a period, and where it was killed."""
+"""What a rank has of its own when a fixed run is resumed: where its block was left in a period, and where it was killed."""
 
 from dataclasses import dataclass, field
 
 import pytest
 import torch
 from damage_lab import flip
-from keys_lab import kept, keys_of
+from keys_lab import kept, keys_of, newest, of
 from strict_lab import Run
 from training_lab import identical, push, values
 
@@ -33,11 +33,13 @@ class Batches(Run):
 
 @pytest.mark.parametrize("fragments", [1, 2])
 @pytest.mark.parametrize("every", [1, 10])
-def test_steps_that_are_dropped_at_the_end_are_taken_up_when_the_run_is_resumed(fragments, every):
+def test_steps_that_are_dropped_at_the_end_are_taken_up_when_the_run_is_resumed(
+    fragments, every, new_store
+):
     """However often inner state is saved; the model that is left with holds only what all replicas have synced."""
     wanted = Batches(2, fragments).live()
     for stop in (3, 4, 6, 9):
-        run = Batches(2, fragments, options={"save_inner_every": every})
+        run = Batches(2, fragments, options={"save_inner_every": every}, store=new_store())
         left = run.live(steps=(stop, stop))
         seen = {}
         # It is left at once, and nothing is lost by that either.
@@ -46,9 +48,9 @@ def test_steps_that_are_dropped_at_the_end_are_taken_up_when_the_run_is_resumed(
         assert identical([*wanted, *run.live(resume=True)])
 
 
-def test_a_rank_that_parted_takes_up_its_steps(caplog):
+def test_a_rank_that_parted_takes_up_its_steps(new_store, caplog):
     """Rank 1 leaves without the sync that rank 0 waits for. Rank 0 then drops its steps."""
-    run, seen = Batches(2), {}
+    run, seen = Batches(2, store=new_store()), {}
     assert identical(run.live(steps=(8, 7)))
     assert "The last 4 inner steps of this replica are not in the model" in caplog.text
     assert identical(run.live(resume=True, seen=seen))
@@ -67,25 +69,32 @@ def test_a_save_that_ends_late_does_not_take_the_place_of_a_newer_one():
     assert seen == {0: (9, 0), 1: (9, 0)}
 
 
-def test_of_one_sync_that_of_the_newest_life_counts_and_the_one_before_stays():
+def test_of_one_sync_that_of_the_newest_life_counts_and_the_one_before_stays(new_store):
     """Which is what is left where the newest one is damaged."""
-    run, seen = Batches(1, options={"save_inner_every": 1}), {}
+    run, seen = Batches(1, options={"save_inner_every": 1}, store=new_store()), {}
     run.live(steps=(8,))
     run.live(resume=True, steps=(9,))
-    saved = keys_of(run.store.objects, "inner")
+    saved = keys_of(newest(run.store.objects), "inner")
     assert [(kept(key).sync, kept(key).life) for key in saved] == [(1, 1), (2, 2)]
     run.live(resume=True, steps=(9,), seen=seen)
     assert seen == {0: (9, 0)}
-    for key in keys_of(run.store.objects, "inner", sync=2):
+    for key in keys_of(newest(run.store.objects), "inner", sync=2):
         run.store.damage(key, flip(run.store.objects[key], 4000))
     run.live(resume=True, steps=(9,), seen=seen)
     assert seen == {0: (8, 4)}, "that of sync 1 is restored, and four batches are missing"
 
 
-def test_open_steps_that_are_lost_are_counted_in_the_log(caplog):
+def test_open_steps_that_are_lost_are_counted_in_the_log(new_store, caplog):
     """Killed between two saves, when one fragment had been synced and the other had taken steps."""
-    run = Batches(2, 2, options={"save_inner_every": 100})
-    run.live((0, 80, "kill after"), (1, 80, "kill after"))
+    run = Batches(2, 2, options={"save_inner_every": 100}, store=new_store())
+
+    def before(process, kind, key):
+        if kind == "put" and of("contribution", sync=4)(key):
+            process.die()
+
+    run.before = before
+    run.live()
+    run.before = None
     seen = {}
     run.live(resume=True, seen=seen, steps=(0, 0))
     (steps, skip), _ = seen.values()
@@ -95,16 +104,17 @@ def test_open_steps_that_are_lost_are_counted_in_the_log(caplog):
     assert "save_inner_every=1 avoids this" in caplog.text
 
 
-def test_a_save_that_is_gone_is_noticed(caplog):
-    run = Batches(1, 2, options={"save_inner_every": 1})
+def test_a_save_that_is_gone_is_noticed(new_store, caplog):
+    run = Batches(1, 2, options={"save_inner_every": 1}, store=new_store())
     run.live(steps=(8,))
-    *_, newest = keys_of(run.store.objects, "inner")
+    *_, last = keys_of(run.store.objects, "inner")
     caplog.clear()
     seen = {}
     run.live(resume=True, seen=seen, steps=(8,))
     assert "save_inner_every=1" not in caplog.text
     caplog.clear()
-    del run.store.objects[newest]
+    for key in keys_of(run.store.objects, "inner", sync=kept(last).sync):
+        del run.store.objects[key]
     run.live(resume=True, seen=seen, steps=(8,))
     assert seen[0] == (8, 2)
     assert "was saved after sync 3, 2 inner steps before the state" in caplog.text
@@ -135,12 +145,12 @@ class Two(Run):
         return values(net)
 
 
-def test_a_step_that_only_some_optimizers_have_taken_is_not_taken_again():
+def test_a_step_that_only_some_optimizers_have_taken_is_not_taken_again(new_store):
     """Neither if the block is left in it, nor if a sync comes in it."""
     for skipped, stops in ((4,), (5,)), (range(12), (7, 8)):
         wanted = Two(1, skipped=skipped).live(steps=12)
         for stop in stops:
-            run = Two(1, skipped=skipped)
+            run = Two(1, skipped=skipped, store=new_store())
             run.live(steps=stop)
             assert identical([*wanted, *run.live(resume=True, steps=12)])
             assert run.taken == list(range(12))
@@ -150,8 +160,8 @@ def test_a_step_that_only_some_optimizers_have_taken_is_not_taken_again():
     ("options", "told"),
     [({}, "They are saved"), ({"save_inner_every": 0}, "and they are lost")],
 )
-def test_what_becomes_of_steps_before_the_first_sync_is_said(caplog, options, told):
-    run = Batches(1, options=options)
+def test_what_becomes_of_steps_before_the_first_sync_is_said(new_store, caplog, options, told):
+    run = Batches(1, options=options, store=new_store())
     run.live(steps=(3,))
     assert f"the model ends without these steps{'' if options else '.'}" in caplog.text
     assert told in caplog.text
