@@ -82,7 +82,7 @@ def open_run(
             world_size=world_size,
             # In a fixed run nobody begins in the place of rank 0.
             grace=math.inf if settings.fixed else settings.grace,
-            look_around=partial(check_failures, store, rank, committed_in(schema) + 1)
+            look_around=partial(_look_around, store, rank, committed_in(schema) + 1)
             if settings.fixed
             else lambda: None,
         )
@@ -136,6 +136,12 @@ def open_run(
             manifest.writer,
         )
     return manifest
+
+
+def _look_around(store: Patient, rank: int, first: int) -> None:
+    """Look whether waiting for rank 0 of a fixed run is of no use: what refuses rank 0 without a word refuses this rank too."""
+    check_failures(store, rank, first)
+    _check_unused(store)
 
 
 def committed_in(schema: Schema) -> int:

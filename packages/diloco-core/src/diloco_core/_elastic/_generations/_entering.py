@@ -231,7 +231,7 @@ class Entrance:
         """Refuse to pass over a generation in silence that has gone on with the run, and whose manifest is gone."""
         for lost in headless(keys):
             message = f"{without_manifest(self._store.store, lost)} {GO_BACK}"
-            if self._settings.resume != "newest-whole":
+            if self._settings.resume != "newest-whole" or not self._begun:
                 raise CorruptedObjectError(message)
             _log.error("rank %d: %s", self._rank, message)
 
