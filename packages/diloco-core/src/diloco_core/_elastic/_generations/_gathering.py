@@ -92,6 +92,7 @@ class Gathering:
         self._nonce = secrets.token_hex(8)
         self._said = [""] * world_size
         self._number = 0
+        self._stays = False
         self._beats = itertools.count()
         self._stop: Callable[[], None] = bool  # type: ignore[assignment]
         self._await_turn()
@@ -118,6 +119,7 @@ class Gathering:
         missing: list[int] = []
 
         def expired() -> Exception:
+            self._stays = True  # the others are to name those who have never come
             return RendezvousTimeoutError(
                 f"only {self._size - len(missing)} of {self._size} replicas met at {store.uri} within {timing.join_timeout:g} s; "
                 f"missing: {named_ranks(missing)}. {ABSENT}, and check that it was given the same URI and world size. If the "
@@ -164,6 +166,8 @@ class Gathering:
     def stop(self) -> None:
         """Say nothing more, since all have met; repeatable."""
         self._stop()
+        if self._stays:
+            return
         word = self._read(self._rank)
         if word is not None and word.nonce == self._nonce:
             self._store.delete([meeting_key(self._rank)])
@@ -209,6 +213,10 @@ class Gathering:
             self.check()
         for rank, word in enumerate(words):
             if word is not None and len(word.nonces) != self._size and self._nonce in word.nonces:
+                # The other one sees the same, if this process has named it before it ends.
+                self._said = ["" if each is None else each.nonce for each in words]
+                self._say()
+                self._stays = True
                 raise MismatchError(
                     f"rank {rank} at {self._store.uri} was started with world_size={len(word.nonces)}, but rank {self._rank} "
                     f"with world_size={self._size}. Start all ranks with the same one."

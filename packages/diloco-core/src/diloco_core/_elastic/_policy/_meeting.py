@@ -8,7 +8,7 @@ from ..._errors import MismatchError, RendezvousTimeoutError, ReplicaLostError
 from ..._exchange._endings import named_ranks
 from ..._timing import Wait
 from .._claims import claim
-from .._records._farewell import farewell, read_farewell
+from .._records._farewell import concluded, farewell, read_farewell
 from .._records._keys import Hint, deltas, highest_epochs
 
 if TYPE_CHECKING:
@@ -99,13 +99,13 @@ def check_failures(
     for hint in hints:
         if hint.event != "leave" or hint.rank == rank or has_followed(hint):
             continue
-        kind, why, _ = read_farewell(hint.key, store.peek)
-        if kind != "failed":
+        said = read_farewell(hint.key, store.peek)
+        if said.event != "failed":
             continue
-        text = f"rank {hint.rank} failed after 0 syncs: {why}"
-        if why.startswith("MismatchError: "):
-            raise MismatchError(why.removeprefix("MismatchError: "))
-        raise ReplicaLostError(text, hint.rank)
+        if said.reason.startswith("MismatchError: "):
+            raise MismatchError(said.reason.removeprefix("MismatchError: "))
+        lost, why = concluded(rank, hint.rank, said, 0)
+        raise ReplicaLostError(why, lost)
 
 
 def tell_refusal(store: Patient, rank: int, run: str, sync: int, error: BaseException) -> None:

@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import logging
-from typing import TYPE_CHECKING, Literal, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
-from ..._errors import MismatchError, ReplicaLostError, UnequalSyncsError
+from ..._errors import MismatchError
 from ..._exchange._base import Schema
-from ..._exchange._endings import Ending, Progress, conclude
 from ..._exchange._schemas import MAY_CHANGE, compare_schemas
 from ..._retry import NOTICE_SECONDS
 from .._claims import claimed_settings
-from .._records._farewell import Farewell, read_farewell
+from .._records._farewell import Farewell, concluded, read_farewell
 from .._records._keys import Delta, Hint, epochs, schema
 from ._ends import give_up
 
@@ -164,7 +163,7 @@ class Others:
                 continue
             if hint.key not in self._endings:
                 self._endings[hint.key] = read_farewell(hint.key, life.store.peek)
-            lost, why = _concluded(life.rank, rank, self._endings[hint.key], sync)
+            lost, why = concluded(life.rank, rank, self._endings[hint.key], sync - 1)
             found[rank] = _Gone(hint.epoch, lost, why)
         return found
 
@@ -197,22 +196,3 @@ def changeable(settings: Mapping[str, str]) -> dict[str, str]:
         for name in sorted(MAY_CHANGE - {"committed", "init"})
         if name in settings
     }
-
-
-def _concluded(own: int, rank: int, said: Farewell, sync: int) -> tuple[int, str]:
-    """The rank that was lost, and a sentence about it, given how a rank has ended that did not take a sync.
-
-    Raises:
-        UnequalSyncsError: It has left.
-    """
-    progress = Progress(sync - 1, sync - 1)
-    if said.event == "left or failed":
-        return rank, f"rank {rank} has {said.event} after {progress}"
-    event: Literal["left", "failed"] = "left" if said.event == "left" else "failed"
-    error = conclude(
-        {rank: Ending(rank, event, progress, said.reason, said.cause)}, [rank], own, progress
-    )
-    if isinstance(error, UnequalSyncsError):
-        raise error
-    assert isinstance(error, ReplicaLostError)
-    return error.rank, str(error)

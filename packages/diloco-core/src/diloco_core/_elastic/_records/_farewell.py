@@ -5,10 +5,10 @@ That the life ends follows from the key alone (see :class:`._keys.Hint`), and on
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Literal, NamedTuple
 
-from ..._errors import CorruptedObjectError, FormatError
-from ..._exchange._endings import as_text, cause_of
+from ..._errors import CorruptedObjectError, FormatError, ReplicaLostError, UnequalSyncsError
+from ..._exchange._endings import Ending, Progress, as_text, cause_of, conclude
 from ..._redact import redact
 from ..._wire._fields import Fields
 from ..._wire._sealed import seal, unseal
@@ -54,3 +54,27 @@ def read_farewell(key: str, read: Callable[[str], bytes | None]) -> Farewell:
     except (CorruptedObjectError, FormatError):
         pass  # the hint's key says that the life has ended, and nothing depends on its content
     return Farewell("left or failed")
+
+
+def concluded(own: int, rank: int, said: Farewell, syncs: int) -> tuple[int, str]:
+    """Of a fixed run: the rank that was lost first, and a sentence about it.
+
+    Args:
+        own: The rank of the replica that waits.
+        rank: The rank that has ended, and is waited for.
+        said: How it has ended.
+        syncs: How many syncs were taken before.
+
+    Raises:
+        UnequalSyncsError: It has left.
+    """
+    progress = Progress(syncs, syncs)
+    if said.event == "left or failed":
+        return rank, f"rank {rank} has {said.event} after {progress}"
+    event: Literal["left", "failed"] = "left" if said.event == "left" else "failed"
+    ending = Ending(rank, event, progress, said.reason, said.cause)
+    error = conclude({rank: ending}, [rank], own, progress)
+    if isinstance(error, UnequalSyncsError):
+        raise error
+    assert isinstance(error, ReplicaLostError)
+    return error.rank, str(error)
