@@ -1,0 +1,93 @@
+"""How the replicas that continue a fixed run come together, when some of them are started once more in the middle."""
+
+import keys_lab
+import pytest
+from generations_lab import Generations
+from strict_lab import Run
+from training_lab import identical
+
+from diloco_core import FencedError, RendezvousTimeoutError, RunExistsError
+from diloco_core.testing import Killed
+
+
+@pytest.fixture
+def run(new_store):
+    """A run of three ranks that has stopped after three outer steps."""
+    run = Run(3, store=new_store())
+    run.live(until=3)
+    return run
+
+
+def dies_when_it_has_said(count):
+    """Kill the process with the number 2 when it has said so many times that it is there."""
+    said = []
+
+    def before(process, kind, key):
+        if process.number == 2 and len(said) >= count and keys_lab.kept(key).kind != "claim":
+            process.die()
+        if process.number == 2 and kind in {"put", "create"} and keys_lab.kept(key).kind in SIGNS:
+            said.append(key)
+
+    return before
+
+
+SIGNS = {"meeting", "claim", "beat"}
+
+
+def as_undisturbed(held, wanted, caplog):
+    """All hold the same, and what is known to be lost is the only reason for them to hold anything else than wanted."""
+    assert len(held) == len(wanted)
+    assert identical(held)
+    assert identical([*held, *wanted]) != ("counts as nothing" in caplog.text)
+
+
+@pytest.mark.parametrize("first", [0.0, 2.0], ids=["it is there at once", "it comes later"])
+@pytest.mark.parametrize(("said", "again"), [(1, 0.5), (1, 8.0), (2, 8.0), (2, 40.0)])
+def test_one_of_them_is_killed_and_started_again(run, first, said, again):
+    """What the others have said before that is no answer to it."""
+    run.before = dies_when_it_has_said(said)
+    # Rank 1 comes last, so nobody has met before it is there.
+    starts = [(0, 0.0), (1, first + again + 0.2), (2, first), (2, first + again)]
+    results = run.simulate([(rank, start, [], True) for rank, start in starts], until=6)
+    assert isinstance(results[2], Killed)
+    del results[2]
+    assert identical([*results, *Run(3).live()])
+
+
+def test_what_a_dead_process_has_agreed_to_counts_for_nothing_later(run, caplog):
+    """Ranks 0 and 1 agree on whom they see. Then rank 1 is killed, too, and both it and rank 2 are started again."""
+
+    def before(process, _, key):
+        if process.number == 2 and keys_lab.kept(key).kind in SIGNS:
+            process.die()
+        if process.number == 1 and process.clock() > 20.0:
+            process.die()
+
+    run.before = before
+    starts = [(0, 0.0), (1, 0.0), (2, 0.0), (2, 30.0), (1, 60.0)]
+    results = run.simulate([(rank, start, [], True) for rank, start in starts], until=6)
+    assert [type(result) for result in results[1:3]] == [Killed, Killed]
+    as_undisturbed([results[0], *results[3:]], Run(3).live(), caplog)
+
+
+@pytest.mark.parametrize("gap", [0.0, 0.2, 1.0])
+def test_of_two_processes_of_a_rank_one_is_refused_while_it_meets(gap):
+    run = Generations(2)
+    run.live(until=3)
+    first, second = run.simulate([(0, start, [], True) for start in (0.0, gap)], until=6)
+    refused, other = (first, second) if isinstance(first, RunExistsError) else (second, first)
+    assert isinstance(refused, RunExistsError)
+    assert "rank 0" in str(refused)
+    assert "Start every rank only once" in str(refused)
+    assert isinstance(other, RendezvousTimeoutError), "nobody else comes"
+
+
+@pytest.mark.parametrize("gap", [0.0, 0.2, 1.0])
+def test_of_two_processes_of_a_rank_the_later_one_goes_on_where_the_store_decides(gap, caplog):
+    run = Run(2)
+    run.live(until=3)
+    starts = [(0, 0.0), (0, gap), (1, 0.5)]
+    results = run.simulate([(rank, start, [], True) for rank, start in starts], until=6)
+    fenced = [result for result in results[:2] if isinstance(result, FencedError)]
+    assert len(fenced) == 1
+    as_undisturbed([held for held in results if isinstance(held, dict)], Run(2).live(), caplog)
