@@ -44,6 +44,7 @@ if TYPE_CHECKING:
 
     from ..._exchange._report import SyncReport
     from ..._exchange._resumable import ResumableJob
+    from ..._store._api import Buffer
     from .._life._life import Life
 
 _log = logging.getLogger("diloco_core")
@@ -83,6 +84,7 @@ class ElasticSync:
         # A life contributes only once to a sync, even if it did not wait for its end the first time.
         self._left_open = life.handover.take_open(self._sync)
         self._own_delta = self._left_open
+        self._parts: Callable[[], Iterable[Buffer]] | None = None  # what that holds
         self._round = _round(life, may_leave=patience is not None)
         self._folder = Folder({}, {}, ())
         self._decided: tuple[Commit, str] | None = None
@@ -270,7 +272,7 @@ class ElasticSync:
                 error,
             )
             return Reload(Why.CHANGED)
-        self._own_delta = delta
+        self._own_delta, self._parts = delta, parts
         return None
 
     def _ask(self, wish: Sequence[float]) -> None:
@@ -354,9 +356,23 @@ class ElasticSync:
             return reload
         life.attendance.look(listing, life.now)
         self._folder = read_folder(self._round, listing)
+        self._mend_own()
         if life.others is not None:
             life.others.compare(life, self._folder.chosen.values())
         return self._folder
+
+    def _mend_own(self) -> None:
+        """Fixed: write this life's contribution again if the listing shows that it is not whole. Nobody goes on without it."""
+        life, delta, parts = self._life, self._own_delta, self._parts
+        if not life.fixed or delta is None or parts is None or life.rank in self._folder.chosen:
+            return
+        _log.error(
+            "rank %d: %s is gone or cut short. It is written again with the same content. Something outside this run deletes or "
+            "changes its objects: find out what does, and stop it.",
+            life.rank,
+            life.origin(delta.key),
+        )
+        life.store.put(delta.key, parts)
 
     def _create(self, members: tuple[Delta, ...]) -> Reload | None:
         """Create the record of the sync, unless another life has. Only the record that is read afterwards counts."""

@@ -1,22 +1,20 @@
-"""Every kind of object of a strict run with one flipped bit, or cut short: the very same model, or an error with a name."""
+"""Every kind of object of a fixed run with one flipped bit, or cut short: the very same model, or an error with a name."""
 
-import threading
-import time
 from functools import partial
 from types import SimpleNamespace
 
 import pytest
+import strict_lab
 import torch
 from damage_lab import InMemory, flip
-from keys_lab import MANIFEST, kept, of
+from keys_lab import kept, keys_of, of
 from safetensors.torch import load_file
+from training_lab import identical
 
 from diloco_core import (
     CorruptedObjectError,
     FormatError,
-    ObjectNotFoundError,
     ReplicaLostError,
-    StoreExchange,
     Timing,
     export,
 )
@@ -25,7 +23,6 @@ from diloco_core._arithmetic._sharded import Scratch
 from diloco_core._wire._published import Shard
 from diloco_core._wire._safetensors import header_size
 from diloco_core._wire._sections import seed as wire_seed
-from diloco_core.testing import run_replicas
 
 KINDS = {
     "manifest": of("manifest", copy=False),
@@ -36,8 +33,9 @@ KINDS = {
     "unsynced values": of("unsynced"),
     "contribution of rank 0": of("contribution", sync=2, rank=0),
     "contribution of rank 1": of("contribution", sync=2, rank=1),
-    "record of the first sync": of("commit", sync=0),
+    "record of the first sync": of("commit", sync=1),
     "record of a later sync": of("commit", sync=2),
+    "record of a state": of("done", sync=2),
     "initial state": of("state", sync=0, rank=1),
     "state after a sync": of("state", sync=2, rank=1),
 }
@@ -54,142 +52,122 @@ def damages(data, step):
     ]
 
 
-class Memory:
-    """The store of one replica; all share ``objects``. One object is harmed, once, when it is written or when it is read."""
+@pytest.fixture
+def harming(new_store, monkeypatch):
+    """A store one of whose objects is harmed, once, when it is written, or when rank 1 reads it."""
 
-    uri, near, retries, exclusive, largest, downtime, patience = (
-        "memory",
-        True,
-        True,
-        True,
-        None,
-        0.0,
-        1.0,
-    )
+    class Harming(new_store):
+        def __init__(self, wanted=None, harm=None, when=""):
+            super().__init__()
+            self.wanted, self.harm, self.when, self.written = wanted, harm, when, {}
 
-    def __init__(self, shared, wanted=None, harm=None, when=""):
-        self.shared, self.wanted, self.harm, self.when = shared, wanted, harm, when
-
-    def harmed(self, key, data, when):
-        with self.shared.lock:
+        def harmed(self, key, data, when):
             if self.harm is None or self.when != when or not self.wanted(key):
                 return data
             harm, self.harm = self.harm, None
             return harm(data)
 
-    def put(self, key, parts):
-        data = b"".join(map(bytes, parts))
-        self.shared.written.setdefault(key, data)
-        self.shared.objects[key] = self.harmed(key, data, "written")
-        return len(data)
+        def write(self, key, data):
+            self.written.setdefault(key, data)
+            super().write(key, data)
+            harmed = self.harmed(key, data, "written")
+            if harmed is not data:
+                self.damage(key, harmed)
 
-    def create(self, key, data):
-        if key in self.shared.objects:
-            return False
-        self.put(key, [data] if isinstance(data, bytes) else data)
-        return True
+    class Reading(strict_lab.Process):
+        def get(self, key, *largest):
+            data = super().get(key, *largest)
+            return self._shared.harmed(key, data, "read") if self.rank else data
 
-    def get(self, key, largest=0):
-        try:
-            return self.harmed(key, self.shared.objects[key], "read")
-        except KeyError:
-            raise ObjectNotFoundError(key) from None
+        def open(self, key, size=None):
+            reader = super().open(key, size)
+            shared = self._shared
+            if (
+                self.rank
+                and shared.harm is not None
+                and shared.when == "read"
+                and shared.wanted(key)
+            ):
+                return InMemory(shared.harmed(key, shared.objects[key], "read"), key)
+            return reader
 
-    def open(self, key, size=None):
-        return InMemory(self.get(key), key)
-
-    def list(self, prefix):
-        return {
-            key: len(data)
-            for key, data in sorted(self.shared.objects.copy().items())
-            if key.startswith(prefix)
-        }
-
-    def delete(self, keys, *, unread=False):
-        for key in keys:
-            self.shared.objects.pop(key, None)
-
-    def close(self):
-        pass
+    monkeypatch.setattr(strict_lab, "Process", Reading)
+    return Harming
 
 
-def model(lab):
-    """Two layers, one of them frozen, so that something is not synced."""
-    net = lab.fill(torch.nn.Sequential(torch.nn.Linear(3, 4), torch.nn.Linear(4, 1)))
-    net[1].requires_grad_(False)
-    return net
+class Frozen(strict_lab.Run):
+    """One of its two layers is frozen, so that something is not synced."""
+
+    def net(self):
+        net = super().net()
+        net[1].requires_grad_(False)
+        return net
 
 
-def run(lab, wanted=None, harm=None, when="", **options):
-    """Outer steps of two replicas; what they hold at the end, or what they raised, and what was written."""
-    shared = SimpleNamespace(objects={}, written={}, lock=threading.Lock())
-    timing = Timing(sleep=lambda seconds: time.sleep(min(seconds, 0.001)))
-    # Who writes an object may be either rank; what is read is harmed for one of them.
-    stores = [Memory(shared), Memory(shared, wanted, harm, when)]
-    if when == "written":
-        stores[0] = stores[1]
-    made = [
-        StoreExchange(store, rank, 2, run_id="a", timing=timing, chunk_bytes=16)
-        for rank, store in enumerate(stores)
-    ]
-    results = run_replicas(
-        lambda exchange: lab.replica(lambda rank: model(lab), exchange, steps=6, **options), made
-    )
-    return results, shared
+def run(store, **options):
+    """Outer steps of two replicas; what they hold at the end, or what they raised."""
+    return Frozen(2, store=store, chunk=16, options=options).live(until=3)
 
 
-@pytest.fixture(scope="module")
-def healthy(lab):
-    results, shared = run(lab)
-    assert lab.identical(results)
-    return SimpleNamespace(values=results[0], written=shared.written, objects=shared.objects)
-
-
-def check(lab, healthy, kind, when, step):
+def check(harming, kind, when, step):
+    healthy = harming()
+    wanted = run(healthy)
+    assert identical(wanted)
     data = next(data for key, data in healthy.written.items() if KINDS[kind](key))
     for harm in damages(data, step or max(1, 2 * len(data) // 3)):
-        results, _ = run(lab, KINDS[kind], harm, when)
+        results = run(harming(KINDS[kind], harm, when))
         errors = {type(result) for result in results if isinstance(result, BaseException)}
         if errors:
             assert when == "written", results  # what is damaged on its way is read again
             assert CorruptedObjectError in errors, results
             assert errors <= {CorruptedObjectError, ReplicaLostError}, results
         else:
-            assert lab.identical([*results, healthy.values])
+            assert identical([*results, *wanted])
 
 
 @pytest.mark.parametrize("when", ["written", "read"])
 @pytest.mark.parametrize("kind", KINDS)
-def test_in_a_run_sampled(lab, healthy, kind, when):
-    check(lab, healthy, kind, when, None)
+def test_in_a_run_sampled(harming, kind, when):
+    check(harming, kind, when, None)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("when", ["written", "read"])
 @pytest.mark.parametrize("kind", KINDS)
-def test_in_a_run(lab, healthy, kind, when):
+def test_in_a_run(harming, kind, when):
     """One bit of every byte, every fourth truncation; every single bit is tried without a run, below and beside this file."""
-    check(lab, healthy, kind, when, 1)
+    check(harming, kind, when, 1)
 
 
 @pytest.mark.parametrize("when", ["written", "read"])
 @pytest.mark.parametrize("byte", [0, 7, 15, 20])
-def test_norms_decide_nothing_before_they_are_verified(lab, when, byte):
+def test_norms_decide_nothing_before_they_are_verified(harming, when, byte):
     """Two norms and their checksum, with which a contribution begins."""
-    results, _ = run(lab, clip="median")
-    wanted = KINDS["contribution of rank 1"]
-    harmed, _ = run(
-        lab, wanted, lambda data: flip(data, 8 * (header_size(data) + byte)), when, clip="median"
+    results = run(harming(), clip="median")
+    harmed = run(
+        harming(
+            KINDS["contribution of rank 1"],
+            lambda data: flip(data, 8 * (header_size(data) + byte)),
+            when,
+        ),
+        clip="median",
     )
     if when == "read":
-        assert lab.identical([*results, *harmed])
+        assert identical([*results, *harmed])
     else:
         assert CorruptedObjectError in {type(error) for error in harmed}
         assert any("section norms" in str(error) for error in harmed)
 
 
+@pytest.fixture
+def healthy(harming):
+    store = harming()
+    values = run(store)[0]
+    return SimpleNamespace(values=values, objects=store.objects)
+
+
 class TestExport:
-    """What a strict run leaves: the manifest, the newest states, and what is not synced."""
+    """What a fixed run leaves: the manifest, the newest states, and what is not synced."""
 
     @pytest.fixture
     def exported(self, healthy, tmp_path, monkeypatch):
@@ -201,7 +179,8 @@ class TestExport:
             (folder / key).parent.mkdir(parents=True, exist_ok=True)
             (folder / key).write_bytes(data)
 
-        def act(key=MANIFEST, harm=bytes, at=None):
+        def act(key=None, harm=bytes, at=None):
+            key = key or keys_of(healthy.objects, "manifest", copy=False)[0]
             (folder / key).write_bytes(harm(healthy.objects[key]))
             try:
                 step = export(str(folder), target, at=at)
@@ -211,9 +190,9 @@ class TestExport:
 
         return act
 
-    def check(self, lab, healthy, exported, step):
+    def check(self, healthy, exported, step):
         newest, values = exported()
-        assert lab.identical([values, healthy.values])
+        assert identical([values, healthy.values])
         states = {newest: values, newest - 1: exported(at=newest - 1)[1]}
         for key, data in sorted(healthy.objects.items()):
             for harm in damages(data, step or max(1, 2 * len(data) // 3)):
@@ -222,15 +201,15 @@ class TestExport:
                 except (CorruptedObjectError, FormatError):
                     assert kept(key).kind in {"manifest", "state", "unsynced"}, key
                 else:
-                    assert found == newest or kept(key).kind == "state", key
-                    assert lab.identical([values, states[found]]), key
+                    assert found == newest or kept(key).kind in {"state", "done"}, key
+                    assert identical([values, states[found]]), key
 
-    def test_sampled(self, lab, healthy, exported):
-        self.check(lab, healthy, exported, None)
+    def test_sampled(self, healthy, exported):
+        self.check(healthy, exported, None)
 
     @pytest.mark.slow
-    def test_every_byte(self, lab, healthy, exported):
-        self.check(lab, healthy, exported, 1)
+    def test_every_byte(self, healthy, exported):
+        self.check(healthy, exported, 1)
 
 
 class Job:
