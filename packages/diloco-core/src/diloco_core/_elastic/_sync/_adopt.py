@@ -8,9 +8,9 @@ from __future__ import annotations
 import logging
 from typing import TYPE_CHECKING
 
-from ..._errors import CorruptedObjectError, SyncTimeoutError
+from ..._errors import CorruptedObjectError, SyncTimeoutError, UnequalSyncsError
 from ..._exchange._endings import named_ranks
-from .._records._keys import deltas
+from .._records._keys import Delta, deltas
 from .._records._records import Rollback
 from .._repair import ask_for_repair
 from .._round._reload import Reload, Why
@@ -105,11 +105,7 @@ class Adoption:
         wait: Wait | None = None
 
         def expired() -> Exception:
-            damage = next(
-                (self._result.damaged[each] for each in missing if each in self._result.damaged),
-                None,
-            )
-            return self._late(missing) if damage is None else CorruptedObjectError(damage)
+            return self._damage(missing) or self._late(missing)
 
         def notice(seconds: float) -> str:
             owners = named_ranks(self._owners(missing))
@@ -166,7 +162,17 @@ class Adoption:
         following = self._commit.sync + 1
         owners = {*self._owners(missing)} - {life.rank}
         listing = life.store.list(deltas(following))
-        life.others.check(life, owners, following, listing)
+        damage = self._damage(missing)
+        gone_on = {delta.rank for delta in filter(None, map(Delta.parse, listing))}
+        damaged = {*self._owners([shard for shard in missing if shard in self._result.damaged])}
+        if damage is not None and life.takes_means and damaged <= gone_on:
+            raise damage  # they hold other tensors by now
+        try:
+            life.others.check(life, owners, following, listing)
+        except UnequalSyncsError as error:
+            if damage is None:
+                raise
+            raise damage from error
         entry = life.log(following)
         if entry is not None and isinstance(entry[0], Rollback):
             self._ended = Reload(Why.WENT_BACK, entry[0])
@@ -204,6 +210,17 @@ class Adoption:
             self._life.rank,
             str(error).rstrip("."),
             2 * self._life.settings.grace,
+        )
+
+    def _damage(self, shards: Sequence[int]) -> CorruptedObjectError | None:
+        """The error for the first of these shards that is there, but damaged."""
+        damaged = self._result.damaged
+        found = next((shard for shard in shards if shard in damaged), None)
+        if found is None:
+            return None
+        (owner,) = self._owners([found])
+        return CorruptedObjectError(
+            f"{damaged[found].rstrip('.')}. Rank {owner}, which had the values, has not written them again"
         )
 
     def _owners(self, shards: Sequence[int]) -> list[int]:

@@ -1,0 +1,44 @@
+"""What a fixed run deletes: contributions and states that all replicas have left behind, and nothing that is still needed."""
+
+import pytest
+from keys_lab import kept, keys_of, newest, of
+from strict_lab import Means, Run, in_folder
+
+from diloco_core import export
+
+
+def held_at_each_sync(run):
+    """For each sync whose record is about to be written: its number, and the syncs of the contributions and of the states."""
+    held = []
+
+    def before(_, kind, key):
+        if of("commit")(key) and kind in {"put", "create"}:
+            keys = newest(run.store.objects)
+            found = ({kept(each).sync for each in keys_of(keys, what)} for what in kinds)
+            held.append((kept(key).sync, *map(sorted, found)))
+
+    run.before, kinds = before, ("contribution", "state")
+    return held
+
+
+@pytest.mark.parametrize("fragments", [1, 2, 3])
+def test_the_store_holds_the_newest_states_of_each_fragment(new_store, fragments, tmp_path):
+    run = Run(2, fragments, syncs=14, store=new_store())
+    held = held_at_each_sync(run)
+    run.live()
+    steady = [entry for entry in held if entry[0] > 4 * fragments]
+    assert steady
+    for sync, deltas, states in steady:
+        assert deltas == list(range(sync - fragments, sync + 1))
+        assert states == list(range(sync - 2 * fragments, sync)), "two of each fragment"
+    assert export(str(in_folder(run, tmp_path / "run")), tmp_path / "model") == 14
+
+
+def test_of_means_only_the_last_two_are_there(new_store):
+    run = Means(2, store=new_store())
+    held = held_at_each_sync(run)
+    run.live(until=8)
+    assert {sync for sync, *_ in held} == set(range(1, 9))
+    for sync, deltas, states in held:
+        assert deltas == [1, *range(2, sync + 1)][-2:]
+        assert states == list(range(max(sync - 2, 1), sync))
