@@ -20,7 +20,7 @@ from ._records._keys import Delta, Hint, Wish, claim_key, commit_key, epochs, pa
 from ._records._records import Rollback, of_run, read_record
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
+    from collections.abc import Callable, Iterator, Mapping
 
     from .._store._patient import Patient
     from ._life._life import Life
@@ -31,7 +31,11 @@ _log = logging.getLogger("diloco_core")
 
 
 def claim(
-    store: Patient, rank: int, run: str, settings: Mapping[str, str] | None = None
+    store: Patient,
+    rank: int,
+    run: str,
+    settings: Mapping[str, str] | None = None,
+    check: Callable[[], object] = bool,
 ) -> tuple[int, bytes]:
     """Claim the next epoch of a rank; the rank's earlier lives will stop. Returns the epoch and the claim's record.
 
@@ -43,6 +47,7 @@ def claim(
         rank: The rank.
         run: Name of the run. Records of another run say nothing about the lives of this one.
         settings: In fixed runs: settings that may change when the run is resumed, in which all ranks must agree.
+        check: Called right before the claim; raises an error if the rank must not be claimed.
 
     Raises:
         RunExistsError: Other lives have claimed epoch after epoch, each before this one could.
@@ -70,6 +75,7 @@ def claim(
         store.create(claim_key(rank, epoch), partial(bytes, _record(epoch, identity)))
     for epoch in range(highest + 1, highest + 1 + _MOST):
         key, record = claim_key(rank, epoch), _record(epoch, identity)
+        check()
         if store.create(key, partial(bytes, record)) or store.peek(key) == record:
             return epoch, record
     raise RunExistsError(

@@ -6,13 +6,14 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from .._arithmetic._sharded import Scratch
+from .._errors import RunExistsError
 from ._claims import claim
 from ._life._life import Life, Seen
 from ._life._progress import Progress
 from ._life._standing import Standing
 from ._policy._beats import Beats
 from ._policy._others import Others
-from ._records._keys import highest_epochs
+from ._records._keys import MANIFEST, highest_epochs
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Mapping, Sequence
@@ -51,7 +52,16 @@ def new_life(
     """
     seen, run = Seen(timing.clock()), manifest.run()
     earlier = highest_epochs(store.list("claims/")) if settings.fixed else {}
-    epoch, record = claim(store, rank, run, changeable)
+
+    def check() -> None:
+        """Leave the lives of another run alone, which has taken the prefix since the manifest was read."""
+        if settings.fixed and store.peek(MANIFEST) not in {manifest.to_json(), None, b""}:
+            raise RunExistsError(
+                f"the manifest at {store.uri} has changed while this replica (rank {rank}) was joining the run: another run may "
+                "use this prefix by now. Give every run a prefix of its own, and start this replica again."
+            )
+
+    epoch, record = claim(store, rank, run, changeable, check)
     others = None
     if settings.fixed:
         beats = Beats(store.store, rank, f"{epoch}", run, timing)

@@ -1,0 +1,101 @@
+"""The replicas of a living fixed run write its manifest again when that is lost or damaged."""
+
+import keys_lab
+import pytest
+import torch
+from damage_lab import flip
+from keys_lab import MANIFEST, copy_key
+from strict_lab import Run
+from training_lab import Clock, fill, identical, push
+
+from diloco_core import DiLoCo, Elastic, ReplicaLostError, Timing, connect
+
+HARM = {
+    "gone": lambda data: None,
+    "damaged": lambda data: flip(data, 4 * len(data)),
+    "empty": lambda data: b"",
+}
+
+
+@pytest.fixture
+def run(new_store):
+    """A run of two ranks after three outer steps, whose replicas have left."""
+    run = Run(2, store=new_store())
+    run.live(until=3)
+    return run
+
+
+def harmed(run, harm):
+    """Harm the manifest when sync 4 is decided. For each later record of a sync: whether the manifest was whole."""
+    whole, found = {}, []
+
+    def before(_, kind, key):
+        if kind not in {"put", "create"} or not keys_lab.of("commit")(key):
+            return
+        sync = keys_lab.kept(key).sync
+        (manifest,) = keys_lab.keys_of(
+            keys_lab.newest(whole or run.store.objects), "manifest", copy=False
+        )
+        if sync == 5 and not whole:
+            whole.update({manifest: run.store.objects[manifest]})
+            run.store.remove(manifest)
+            if (data := HARM[harm](whole[manifest])) is not None:
+                run.store.damage(manifest, data)
+        if sync > 5:
+            found.append(run.store.objects.get(manifest) == whole[manifest])
+
+    run.before = before
+    return found
+
+
+@pytest.mark.parametrize("harm", HARM)
+def test_at_every_eighth_sync(run, harm, caplog):
+    found = harmed(run, harm)
+    assert identical(run.live(resume=True, until=11))
+    assert found[:3] == [False] * 3
+    assert found[-1]
+    assert "Writing it again with the same content" in caplog.text
+    run.before = None
+    assert identical(run.live(resume=True, until=12))
+
+
+def test_when_they_leave(run):
+    harmed(run, "gone")
+    assert identical(run.live(resume=True, until=6))
+    run.before = None
+    assert identical(run.live(resume=True, until=8))
+
+
+def test_when_one_fails_its_copy_is_enough(run):
+    harmed(run, "gone")
+    harm = run.before
+
+    def killed(process, kind, key):
+        harm(process, kind, key)
+        if process.rank and keys_lab.of("contribution", sync=6)(key):
+            process.die()
+
+    run.before = killed
+    result, _ = run.live(resume=True)
+    run.before = None
+    with pytest.raises(ReplicaLostError, match="rank 1"):
+        raise result
+    assert identical(run.live(resume=True, until=10))
+
+
+@pytest.mark.parametrize("kind", ["fixed", "elastic"])
+def test_a_run_goes_on_without_a_copy_that_cannot_be_written(kind, tmp_path, caplog):
+    clock, folder = Clock(), tmp_path / "run"
+    timing = Timing(clock=clock, sleep=clock.sleep)
+    options = {"elastic": Elastic(1, grace=600.0)} if kind == "elastic" else {}
+    net = fill(torch.nn.Linear(2, 1))
+    inner = torch.optim.SGD(net.parameters(), lr=0.5)
+    exchange = connect(folder, rank=0, world_size=1, timing=timing, **options)
+    with DiLoCo(net, inner, exchange, sync_every=1) as outer:
+        copy = folder / copy_key(MANIFEST)
+        copy.unlink()
+        (copy / "something").mkdir(parents=True)
+        for step in range(9):
+            push(net, inner, 0, step)
+    assert outer.committed == 9
+    assert "goes on without this copy of its manifest" in caplog.text
