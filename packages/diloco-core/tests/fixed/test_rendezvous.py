@@ -113,6 +113,18 @@ class TestMeeting:
         assert set(lab.kinds(results)) <= {MismatchError, ReplicaLostError}
         assert all("world_size" in str(result) for result in results)
 
+    @pytest.mark.parametrize("starts", [(0.0, 0.0), (0.0, 5.0), (5.0, 0.0)])
+    def test_after_a_refusal_they_can_be_started_again(self, starts):
+        class Unequal(Run):
+            def train(self, exchange, until, **more):
+                return super().train(exchange, until, outer_lr=0.5 + 0.1 * exchange.rank, **more)
+
+        refused = Unequal(2)
+        assert [type(result) for result in refused.live()] == [MismatchError] * 2
+        limits = {rank: {"return_within": 300.0} for rank in range(2)}
+        run = Run(2, store=refused.store, options={"outer_lr": 0.5}, lives=1, limits=limits)
+        assert identical([*run.live(starts=starts), *Run(2, options={"outer_lr": 0.5}).live()])
+
     def test_check_refuses_other_initial_values(self, lab, tmp_path, exchanges_in):
         def replica(exchange):
             outer, _ = lab.outer_loop(nets[exchange.rank], exchange, init="check")

@@ -10,6 +10,7 @@ from ..._timing import Wait
 from .._claims import claim
 from .._records._farewell import concluded, farewell, read_farewell
 from .._records._keys import Hint, deltas, highest_epochs
+from .._records._rules import former_farewells
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -38,10 +39,12 @@ def meet(life: Life) -> None:
     store, timing, size = life.store, life.timing, life.manifest.world_size
     missing: list[int] = []
     here: dict[int, int] = {}
+    # Those that have failed together with an earlier process of this rank may be back in a moment, as it is.
+    former = former_farewells(store.list(deltas(life.manifest.first + 1)), life.rank, life.epoch)
 
     def has_followed(hint: Hint) -> bool:
         past = life.others is not None and life.others.is_past(hint)
-        return past or hint.epoch < here.get(hint.rank, 0)
+        return past or hint.key in former or hint.epoch < here.get(hint.rank, 0)
 
     def look() -> None:
         here.update(highest_epochs(store.list("claims/")))
