@@ -68,7 +68,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     use = (
         "and an object can be created only once: all runs can use this store"
         if found["exclusive"]
-        else "but an object can be created twice: fixed runs can use this store (no rank can come back by itself), elastic runs cannot"
+        else "but an object can be created twice: fixed runs can use this store, but no rank can come back to them by itself; "
+        "elastic runs cannot use it"
     )
     sys.stdout.write(
         f"a small object was written, read, listed and removed in {found['seconds']} s, {use}\n"

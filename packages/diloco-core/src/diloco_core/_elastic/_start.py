@@ -223,7 +223,8 @@ def _check_unused(store: Patient) -> None:
     claims = store.list("claims/")
     if any(map(_EARLIER_CLAIM.fullmatch, claims)):
         raise RunExistsError(
-            f"{store.uri} holds claims of a run that an earlier version of diloco-core has begun: give this run a prefix of its own."
+            f"{store.uri} holds claims of a run that an earlier version of diloco-core has begun: give this run a prefix of its "
+            "own."
         )
     # A run that has not created its manifest yet has written only initial states. A replica that began the run at the same
     # moment and was faster has created the manifest by now.
