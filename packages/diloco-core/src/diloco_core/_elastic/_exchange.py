@@ -389,7 +389,9 @@ class StoreExchange(ResumableExchange):
 
     def hurry(self, hurried: bool) -> None:
         """Say that a sync that another thread carries out need not be decided; see :meth:`._base.Exchange.hurry`."""
-        self._hurried = hurried
+        # Fixed: all ranks are in every sync. If this one left it and came back, its own part, which it did not send, would no
+        # longer count.
+        self._hurried = hurried and not self.fixed
 
     def _sync(self, life: Life, job: SyncJob, last: bool) -> Steps:
         with saying_what_to_do(life, going_back=False):
