@@ -278,7 +278,7 @@ def planned(kind, params, replicas, *, publish_every=2, **options):
         replicas,
         1e9,
         topology="gather" if kind == "gather" else "sharded",
-        strict=kind == "fixed",
+        fixed=kind == "fixed",
         publish_every=publish_every,
         tensors=1,
         **options,

@@ -48,9 +48,9 @@ class TestByHand:
         http=None,
     )
 
-    def test_a_strict_sync_of_two(self):
+    def test_a_fixed_sync_of_two(self):
         """A contribution of 1 MB for the other one, and a published shard of 2 MB, with some header each."""
-        plan = plan_exchange(5e5, 2, NIC, strict=True, store=self.STORE)
+        plan = plan_exchange(5e5, 2, NIC, fixed=True, store=self.STORE)
         manifest = 2 / 8 / 2  # it and its copy, by rank 0 alone
         assert (plan.gets, plan.lists, plan.deletes) == (1 + 1 + 1 + 1 + manifest, 2, 1)
         beats = plan.seconds / 10
@@ -76,7 +76,7 @@ class TestByHand:
         assert plan == replace(small, memory_bytes=4 * small.memory_bytes)
 
     def test_large_objects_go_up_in_parts_and_come_down_in_ranges(self):
-        plan = plan_exchange(4 * PART_BYTES, 2, NIC, strict=True, store=self.STORE)
+        plan = plan_exchange(4 * PART_BYTES, 2, NIC, fixed=True, store=self.STORE)
         parts = (
             math.ceil((8 * PART_BYTES + 1) / PART_BYTES),
             math.ceil((16 * PART_BYTES + 1) / PART_BYTES),
@@ -119,9 +119,9 @@ class TestTransfer:
     @pytest.mark.parametrize(
         ("topology", "fixed"), [("sharded", True), ("sharded", False), ("gather", False)]
     )
-    def test_larger_blocks_are_fewer_requests(self, topology, strict):
+    def test_larger_blocks_are_fewer_requests(self, topology, fixed):
         plans = [
-            plan_exchange(1e9, 4, NIC, topology=topology, strict=strict, transfer=t, store=FOLDER)
+            plan_exchange(1e9, 4, NIC, topology=topology, fixed=fixed, transfer=t, store=FOLDER)
             for t in (Transfer(), Transfer(block_bytes=32 * MIB))
         ]
         assert plans[1].gets < 0.6 * plans[0].gets
@@ -132,12 +132,12 @@ def test_where_memory_begins_to_limit_the_reads_there_is_no_jump():
     """Memory can be the limit although as many ranges fit into it as there are connections: large ranges take longer."""
     store = StoreModel(9e7, first_byte=0.03, put=0.03, poll=0.0, reads=None, writes=None)
     seconds = [
-        plan_exchange(params * 1e6, 256, NIC, strict=True, store=store).seconds
+        plan_exchange(params * 1e6, 256, NIC, fixed=True, store=store).seconds
         for params in range(980, 1030, 2)
     ]
     assert all(before < after < 1.02 * before for before, after in pairwise(seconds))
     counted = 17.3  # by tools/bench/scale, with 1,007 million parameters
-    assert plan_exchange(1.007e9, 256, NIC, strict=True, store=store).seconds == pytest.approx(
+    assert plan_exchange(1.007e9, 256, NIC, fixed=True, store=store).seconds == pytest.approx(
         counted, rel=0.05
     )
 
@@ -145,9 +145,9 @@ def test_where_memory_begins_to_limit_the_reads_there_is_no_jump():
 class TestTheRateOfAPrefix:
     def test_it_takes_as_long_as_the_prefix_needs(self):
         """1,000 replicas that each read all of 1,000 shards, once as contributions and once as published."""
-        plan = plan_exchange(1e6, 1000, NIC, strict=True)
+        plan = plan_exchange(1e6, 1000, NIC, fixed=True)
         assert plan.seconds > 1000 * plan.gets / 5500 > 300
-        assert plan_exchange(1e6, 1000, NIC, strict=True, store=UNLIMITED).seconds < 10
+        assert plan_exchange(1e6, 1000, NIC, fixed=True, store=UNLIMITED).seconds < 10
 
     def test_writes_have_a_rate_of_their_own(self):
         slow, fast = (
@@ -158,8 +158,8 @@ class TestTheRateOfAPrefix:
         assert slow > fast + 64 * (plan.puts - 2) / 10
 
     def test_what_is_said_where_it_holds_a_sync_up(self):
-        plan = plan_exchange(1e6, 1000, NIC, strict=True)
-        free = plan_exchange(1e6, 1000, NIC, strict=True, store=UNLIMITED)
+        plan = plan_exchange(1e6, 1000, NIC, fixed=True)
+        free = plan_exchange(1e6, 1000, NIC, fixed=True, store=UNLIMITED)
         first, helps, shards = plan.limits
         assert f"{plan.seconds:.3g} s" in first
         assert f"{free.seconds:.3g} s" in first
@@ -184,18 +184,18 @@ class TestTheRateOfAPrefix:
 
     def test_large_ranges_are_named_where_they_help(self):
         (*_, ranges) = plan_exchange(
-            1e9, 64, NIC, strict=True, store=StoreModel(reads=500.0)
+            1e9, 64, NIC, fixed=True, store=StoreModel(reads=500.0)
         ).limits
         assert "block_bytes" in ranges
         assert f"a shard has {4e9 / 64 / 1e6:.3g} MB" in ranges
         large = Transfer(block_bytes=64 * MIB, budget_bytes=512 * MIB)
         plan = plan_exchange(
-            1e9, 64, NIC, strict=True, store=StoreModel(reads=500.0), transfer=large
+            1e9, 64, NIC, fixed=True, store=StoreModel(reads=500.0), transfer=large
         )
         assert not any("block_bytes" in text for text in plan.limits)
         assert (
             plan.seconds
-            < plan_exchange(1e9, 64, NIC, strict=True, store=StoreModel(reads=500.0)).seconds / 4
+            < plan_exchange(1e9, 64, NIC, fixed=True, store=StoreModel(reads=500.0)).seconds / 4
         )
 
     @pytest.mark.parametrize("options", [{"fixed": True}, {"topology": "sharded"}])
@@ -231,7 +231,7 @@ class TestTheRateOfAPrefix:
                 in limits[0]
             )
             assert "into at least 2 fragments" in limits[0]
-        assert plan_exchange(10e9, 4, NIC, strict=True, store=UNLIMITED).limits == ()
+        assert plan_exchange(10e9, 4, NIC, fixed=True, store=UNLIMITED).limits == ()
 
 
 class TestTheLongestPart:
@@ -239,7 +239,7 @@ class TestTheLongestPart:
 
     def test_by_hand(self):
         store = StoreModel(1e8, first_byte=0.01, put=0.02, poll=0.5, reads=None, writes=None)
-        plan = plan_exchange(5e5, 2, NIC, strict=True, store=store)
+        plan = plan_exchange(5e5, 2, NIC, fixed=True, store=store)
         seen, removed, reduced, published = (
             0.01 + 0.02 + 0.01,
             0.01 + 0.02,
@@ -306,8 +306,8 @@ def test_more_bandwidth_is_never_slower(params, replicas, bandwidth, factor):
 
 
 @pytest.mark.parametrize("fixed", [True, False])
-def test_alone_there_is_nothing_to_fetch(strict):
-    plan = plan_exchange(1e6, 1, 1e9, strict=strict, store=FOLDER, tensors=1)
+def test_alone_there_is_nothing_to_fetch(fixed):
+    plan = plan_exchange(1e6, 1, 1e9, fixed=fixed, store=FOLDER, tensors=1)
     assert plan.bytes_received < 2000, "records"
     assert plan.gets <= 6, "records"
 
@@ -344,10 +344,10 @@ def test_what_the_loop_refuses_is_not_planned_either():
 
 
 @pytest.mark.parametrize("fixed", [True, False])
-def test_what_leaves_the_region_is_paid_by_the_byte(strict):
+def test_what_leaves_the_region_is_paid_by_the_byte(fixed):
     """All that the replicas read, contributions and published state, and nothing that they write."""
-    inside = plan_exchange(1e8, 4, 1e9, strict=strict)
-    outside = plan_exchange(1e8, 4, 1e9, strict=strict, store=StoreModel(egress_price=9e-11))
+    inside = plan_exchange(1e8, 4, 1e9, fixed=fixed)
+    outside = plan_exchange(1e8, 4, 1e9, fixed=fixed, store=StoreModel(egress_price=9e-11))
     assert outside.cost - inside.cost == pytest.approx(4 * inside.bytes_received * 9e-11)
     assert outside == replace(inside, cost=outside.cost)
 

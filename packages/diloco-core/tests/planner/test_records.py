@@ -1,11 +1,9 @@
-"""The records that plans count are those of the exchanges: a change of their format shows here."""
+"""The records that plans count are those of the exchange: a change of their format shows here."""
 
-import keys_lab
 import planned_lab
 import pytest
 import torch
 import training_lab
-from strict_lab import Run
 
 from diloco_core import DiLoCo
 from diloco_core._arithmetic._rate import Rate, values_of
@@ -16,11 +14,11 @@ from diloco_core._planner._records import HEX, RATE, STEPS, SYNC, records
 from diloco_core._store._open import open_store
 
 
-def usual(strict, replicas, shards=3, full=True):
-    return records(strict=strict, replicas=replicas, shards=shards, tensors=1, full=full)
+def usual(replicas, shards=3, full=True):
+    return records(replicas=replicas, shards=shards, tensors=1, full=full)
 
 
-def elastic_commit(replicas):
+def commit_of(replicas):
     members = tuple(Delta(SYNC, replicas // 2, 1, *STEPS, HEX, HEX) for _ in range(replicas))
     # All are of one rank, so that all numbers have as many digits; positions are by rank, so they are of the last ones.
     positions = {100_000 - replicas + number: STEPS[1] for number in range(replicas)}
@@ -29,55 +27,30 @@ def elastic_commit(replicas):
 
 
 @pytest.mark.parametrize("replicas", [1, 2, 7, 64])
-class TestElastic:
+class TestBytes:
+    """Membership makes no difference."""
+
     def test_record_of_a_sync(self, replicas):
-        commit = elastic_commit(replicas)
+        commit = commit_of(replicas)
         digits = sum(len(str(rank)) - len(str(replicas // 2)) for rank in commit.positions)
-        assert len(commit.to_json()) - digits == usual(False, replicas).commit
+        assert len(commit.to_json()) - digits == usual(replicas).commit
 
     @pytest.mark.parametrize("full", [True, False])
     def test_record_of_a_state(self, replicas, full):
-        commit = elastic_commit(replicas)
+        commit = commit_of(replicas)
         digits = sum(len(str(rank)) - len(str(replicas // 2)) for rank in commit.positions)
         sums = tuple(range(replicas))
         done = Done(SYNC, 0, sums, sums, commit, full)
-        assert len(done.to_json()) - digits == usual(False, replicas, replicas, full).done
+        assert len(done.to_json()) - digits == usual(replicas, replicas, full).done
 
     def test_keys(self, replicas):
-        found = usual(False, replicas)
+        found = usual(replicas)
         delta = Delta(SYNC, replicas // 2, 1, *STEPS, HEX, HEX)
-        assert _records.elastic_contribution(replicas // 2) == delta.key
+        assert _records.contribution_key_of(replicas // 2) == delta.key
         assert found.contribution_key == len(delta.key)
         assert found.published_key == len(shard_key(SYNC, 0, 1, HEX))
         assert found.record_key == len(commit_key(SYNC))
         assert done_key(SYNC, 0).startswith(f"state/{SYNC:08}/000.done")
-
-
-@pytest.mark.parametrize("replicas", [1, 2, 7, 20])
-class TestStrict:
-    @pytest.fixture
-    def run(self, replicas):
-        """A run after its first outer step."""
-        run = Run(replicas)
-        assert training_lab.identical(run.live(until=1))
-        return run
-
-    def key(self, run, kind, rank):
-        (key,) = keys_lab.keys_of(run.store.objects, kind, sync=1, rank=rank)
-        return key
-
-    def test_record_of_a_sync(self, run, replicas):
-        record = run.store.objects[self.key(run, "commit", None)]
-        digits = sum(len(str(rank)) - len(str(replicas // 2)) for rank in range(replicas))
-        digits += len("1") - len(str(SYNC))
-        assert len(record) - digits == usual(True, replicas).commit
-        assert usual(True, replicas).done == 0
-
-    def test_keys(self, run, replicas):
-        found = usual(True, replicas)
-        assert found.record_key == len(self.key(run, "commit", None))
-        assert found.published_key == len(self.key(run, "state", 0))
-        assert found.contribution_key == len(self.key(run, "contribution", 0))
 
 
 @pytest.mark.parametrize("kind", ["fixed", "sharded"])
@@ -96,12 +69,10 @@ def test_what_lies_in_the_store(tmp_path, kind):
         replica,
         [planned_lab.exchange_of(kind, store, rank, 3, 1) for rank, store in enumerate(stores)],
     )
-    strict = kind == "fixed"
-    found = records(strict=strict, replicas=3, shards=3, tensors=8, full=True)
+    found = records(replicas=3, shards=3, tensors=8, full=True)
     size = {path.name: path.stat().st_size for path in tmp_path.rglob("*.json")}
     assert size["manifest.json"] == pytest.approx(found.manifest, rel=0.1)
-    if strict:
+    assert size["0001.json"] == pytest.approx(found.claim, rel=0.1)
+    if kind == "fixed":
         (beat, *_) = (tmp_path / "beats").iterdir()
         assert beat.stat().st_size == pytest.approx(_records.BEAT, abs=4)
-    else:
-        assert size["0001.json"] == pytest.approx(found.claim, rel=0.1)

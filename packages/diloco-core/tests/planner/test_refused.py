@@ -64,10 +64,10 @@ def test_impossible_options():
     for fragments in (0, 2.0, "strided"):
         with pytest.raises(ConfigurationError, match="fragments must be a whole number"):
             plan_exchange(1e6, 2, 1e9, fragments=fragments)
-    with pytest.raises(ConfigurationError, match="strict must be True or False, not 'yes'"):
-        plan_exchange(1e6, 2, 1e9, strict="yes")
-    with pytest.raises(ConfigurationError, match="strict runs always use the sharded topology"):
-        plan_exchange(1e6, 2, 1e9, strict=True, topology="gather")
+    with pytest.raises(ConfigurationError, match="fixed must be True or False, not 'yes'"):
+        plan_exchange(1e6, 2, 1e9, fixed="yes")
+    with pytest.raises(ConfigurationError, match="runs with fixed membership always use the sharded topology"):
+        plan_exchange(1e6, 2, 1e9, fixed=True, topology="gather")
     with pytest.raises(ConfigurationError, match="'auto', 'sharded' or 'gather'"):
         plan_exchange(1e6, 2, 1e9, topology="ring")
 

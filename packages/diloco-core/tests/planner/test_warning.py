@@ -43,9 +43,9 @@ class TestWarned:
 
     def test_with_the_figures(self, caplog):
         warn_of_long_syncs(
-            28 * 10**9, rank=3, replicas=8, store=FAR, sync_timeout=40.0, strict=True
+            28 * 10**9, rank=3, replicas=8, store=FAR, sync_timeout=40.0, fixed=True
         )
-        plan = plan_exchange(7e9, 8, NIC, strict=True)
+        plan = plan_exchange(7e9, 8, NIC, fixed=True)
         (record,) = caplog.records
         assert record.levelname == "WARNING"
         text = record.getMessage()
@@ -64,7 +64,7 @@ class TestWarned:
 
     def test_where_the_prefix_is_what_holds_it_up_that_is_said(self, caplog):
         warn_of_long_syncs(
-            4 * 10**6, rank=0, replicas=1000, store=FAR, sync_timeout=60.0, strict=True
+            4 * 10**6, rank=0, replicas=1000, store=FAR, sync_timeout=60.0, fixed=True
         )
         assert "The rate of requests below the prefix" in caplog.text
         assert "more fragments" not in caplog.text
@@ -82,12 +82,12 @@ class TestWarned:
     )
     def test_not_where_there_is_nothing_to_say(self, caplog, size, options):
         options = {"store": FAR, "sync_timeout": 60.0, **options}
-        warn_of_long_syncs(size, rank=0, replicas=8, strict=True, **options)
+        warn_of_long_syncs(size, rank=0, replicas=8, fixed=True, **options)
         assert caplog.records == []
 
     def test_enough_for_each_part_is_less_than_for_all_of_it(self):
         """The last case above: this is how it comes that such a run ends well."""
-        plan = plan_exchange(1e8, 8, NIC, strict=True)
+        plan = plan_exchange(1e8, 8, NIC, fixed=True)
         assert plan.longest_part < 1.5 < plan.seconds
 
     def test_what_the_outer_optimizer_keeps_is_published_too(self, caplog):
@@ -112,11 +112,11 @@ class TestWarned:
     @pytest.mark.parametrize(
         ("store", "warnings"), [(Far, 1), (open_store, 0)], ids=["far", "folder"]
     )
-    def test_when_a_run_is_entered(self, lab, tmp_path, caplog, strict, store, warnings):
+    def test_when_a_run_is_entered(self, lab, tmp_path, caplog, fixed, store, warnings):
         """Of one replica, which waits for nobody: so the limit may be as short as it wants to be."""
         timing = Timing(sync_timeout=0.01)
         found = store(tmp_path if store is Far else str(tmp_path))
-        if strict:
+        if fixed:
             exchange = StoreExchange(found, 0, 1, timing=timing)
         else:
             exchange = StoreExchange(found, 0, 1, Elastic(1, grace=0.005), timing=timing)
@@ -174,7 +174,7 @@ class TestWarned:
     )
     @pytest.mark.parametrize("fixed", [True, False])
     def test_a_run_knows_what_its_outer_optimizer_keeps(
-        self, tmp_path, monkeypatch, outer, kept, strict
+        self, tmp_path, monkeypatch, outer, kept, fixed
     ):
         planned = []
 
@@ -185,13 +185,13 @@ class TestWarned:
         monkeypatch.setattr("diloco_core._planner._warning.plan_exchange", plan)
         store = open_store(str(tmp_path))
         store.near = False  # syncs over folders are not planned
-        exchange = StoreExchange(store, 0, 1) if strict else StoreExchange(store, 0, 1, Elastic(1))
+        exchange = StoreExchange(store, 0, 1) if fixed else StoreExchange(store, 0, 1, Elastic(1))
         model = torch.nn.ParameterList([torch.ones(1000)])
         state = torch.random.get_rng_state()
         with DiLoCo(
             model, torch.optim.SGD(model.parameters(), lr=1.0), exchange, sync_every=2, **outer
         ):
-            assert planned == [(strict, kept)]
+            assert planned == [(fixed, kept)]
         assert torch.equal(torch.random.get_rng_state(), state)
 
     def test_settings_of_the_store_are_taken_into_account(self, caplog):
