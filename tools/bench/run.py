@@ -132,7 +132,7 @@ def _print_times(replicas: int, timings: dict[str, list[float]]) -> None:
             "gloo in place + fused SGD",
             step,
         ),
-        ("", "elastic sharded step", "outer step", "strict", None),
+        ("", "elastic sharded step", "outer step", "fixed", None),
         (
             "the same, elastic and gather",
             "elastic gather step",
@@ -157,7 +157,7 @@ def _print_plan(replicas: int, timings: dict[str, list[float]], parameters: int)
     moved = 4 * parameters * (1 + 2 * (replicas - 1) / replicas)  # by each replica, in the floor
     bandwidth = moved / statistics.median(timings["exchange floor, files reused"])
     folder = StoreModel(1e15, first_byte=0.0, put=0.0, poll=0.0, reads=None, writes=None, http=None)
-    planned = plan_exchange(parameters, replicas, bandwidth, strict=True, store=folder).seconds
+    planned = plan_exchange(parameters, replicas, bandwidth, fixed=True, store=folder).seconds
     measured = statistics.median(timings["exchange"])
     print(f"        exchange, planned {planned:.3f} s, measured / planned {measured / planned:.2f}")
 
@@ -166,13 +166,13 @@ def _print_memory(replicas: int, arguments: argparse.Namespace) -> None:
     size = 4 * arguments.parameters
     sharded = (2.1 * size + size / replicas + 64 * MIB, "2.1 B + B/N + 64 MiB")
     goals = {
-        "strict": sharded,
+        "fixed": sharded,
         "sharded": sharded,
         "gather": (3.1 * size + 64 * MIB, "3.1 B + 64 MiB"),
     }
     for kind, (limit, formula) in goals.items():
         peak = max(_run(kind, replicas, arguments)["bytes"])
-        label = kind if kind == "strict" else f"elastic and {kind}"
+        label = kind if kind == "fixed" else f"elastic and {kind}"
         print(
             f"        peak memory, {label}, local and global copy included: {peak / MIB:.0f} MiB = {peak / size:.2f} B "
             f"(goal: {formula} = {limit / MIB:.0f} MiB)"

@@ -228,7 +228,7 @@ def _print_memory(parameters: int) -> None:
     size, replicas = 4 * parameters, 2
     sharded = (2.1 * size + size / replicas + 128 * MIB, "2.1 B + B/N + 128 MiB")
     goals = {
-        "strict": sharded,
+        "fixed": sharded,
         "sharded": sharded,
         "gather": (3.1 * size + 64 * MIB, "3.1 B + 64 MiB"),
     }
@@ -241,7 +241,7 @@ def _print_memory(parameters: int) -> None:
             _peak(scheme, kind, parameters, replicas) / MIB
             for scheme in ("obstore+s3", "fsspec+s3")
         ]
-        label = kind if kind == "strict" else f"elastic, {kind}"
+        label = kind if kind == "fixed" else f"elastic, {kind}"
         print(f"{label:<30} {peaks[0]:>8.0f} {peaks[1]:>8.0f}   {limit / MIB:>4.0f} = {formula}")
 
 

@@ -18,7 +18,7 @@ SYNCS = 3
 def train(uri: str, kind: str, rank: int, replicas: int, parameters: int, syncs: int) -> None:
     """A whole run: begin, some syncs, and leave."""
     options: dict[str, Any] = (
-        {} if kind == "strict" else {"min_replicas": replicas, "topology": kind}
+        {} if kind == "fixed" else {"min_replicas": replicas, "topology": kind}
     )
     model = make_model(parameters)
     inner = torch.optim.SGD(model.parameters(), lr=1.0)  # without gradients: a step changes nothing

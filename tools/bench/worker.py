@@ -319,7 +319,7 @@ def main() -> None:
     if what == "times":
         result = times(folder, rank, world, parameters, rounds)
     else:
-        options = {} if what == "strict" else {"min_replicas": world, "topology": what}
+        options = {} if what == "fixed" else {"min_replicas": world, "topology": what}
         result = memory(folder, rank, world, parameters, rounds, **options)
         meet(folder, rank, world)
     everybody: list[dict[str, list[float]]] = [{}] * world

@@ -36,12 +36,10 @@ class History:
     Args:
         folder: Where the copies go, each under its key.
         fragments: How many fragments the run has.
-        strict: Whether it is a strict run: it has no records of complete states.
     """
 
-    def __init__(self, folder: Path, fragments: int, *, strict: bool = False) -> None:
+    def __init__(self, folder: Path, fragments: int) -> None:
         self.folder = folder
-        self._strict = strict
         self.violations: list[str] = []
         self.written = 0
         self.deleted = 0
@@ -121,8 +119,6 @@ class History:
     def _check_contribution(self, key: str, sync: int, commit: bytes | None) -> None:
         if commit is None:
             self._complain(f"{key} was deleted before its sync was decided")
-            return
-        if self._strict:
             return
         named = key in {member["key"] for member in json.loads(commit)["members"]}
         if named and self._done.get((sync - 1) % self._fragments, 0) < sync:
@@ -234,9 +230,7 @@ class FolderWatcher:
 
     def _commit_of(self, key: str) -> bytes | None:
         delta = _DELTA.fullmatch(key)
-        # Strict runs name the run in the key, too.
-        records = sorted(self._run.glob(f"commits/{delta[1]}*.json")) if delta else []
-        return read_whole(records[0]) if records else None
+        return read_whole(self._run / f"commits/{delta[1]}.json") if delta else None
 
 
 def read_whole(path: Path) -> bytes | None:

@@ -7,6 +7,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from arithmetic import Vector
     from findings import Findings
 
@@ -31,6 +33,13 @@ class Ledgers:
             for member in members:
                 batches = np.arange(member["from"], member["to"]) % values.shape[1]
                 np.add.at(values[member["rank"]], batches, 1 / len(members))
+
+    def take_back(self, whole: Sequence[list[Vector]], counted: Sequence[list[Vector]]) -> None:
+        """What was lost of contributions counts for nothing."""
+        for given, kept in zip(whole, counted, strict=True):
+            pairs = zip(self._ledgers(given), self._ledgers(kept), strict=True)
+            for (ledger, whole_values), (_, kept_values) in pairs:
+                self._totals[ledger] += (whole_values - kept_values) / len(counted)
 
     def check(self, member: dict[str, Any], contribution: list[Vector]) -> None:
         """A contribution holds exactly the batches that it counts."""

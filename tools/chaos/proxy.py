@@ -87,11 +87,8 @@ class FaultProxy:
             if key.startswith(self._prefix):
                 own = key.removeprefix(self._prefix)
                 sync = own.split("/")[1] if own.startswith("deltas/") else ""
-                record = (
-                    f"{self._prefix}commits/{sync}."  # strict runs name the run in the key, too
-                )
-                commits = (data for key, data in self._objects.items() if key.startswith(record))
-                self._history.removed(own, next(commits, None))
+                commit = self._objects.get(f"{self._prefix}commits/{sync}.json")
+                self._history.removed(own, commit)
 
     def a_second_ago(self, body: bytes, prefix: str) -> bytes:
         """A listing without what was written in the last second, and with what was deleted in it."""

@@ -14,7 +14,7 @@ import struct
 import sys
 from itertools import product
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import xxhash
@@ -24,6 +24,9 @@ from ledgers import Ledgers
 from objects import Broken, Objects, tensors
 from records import DELTA, Log
 from states import States, joined
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
 
 
 class Reader:
@@ -91,12 +94,17 @@ class Reader:
             ledgers.add(commit["members"])
             whole = [contribution for contribution in contributions if contribution is not None]
             computed = None
-            if state is not None and len(whole) == len(contributions):
+            counted = None
+            if len(whole) == len(contributions):
+                counted = self._counted(commit, fragment, whole, state)
+            if counted is not None:
+                ledgers.take_back(whole, counted)
+            if state is not None and counted is not None:
                 (lr,) = (
                     struct.unpack(">d", bytes.fromhex(digits))[0] for digits in commit["outer_lr"]
                 )
                 settings = {**self.manifest["settings"], "outer_lr": str(lr)}
-                computed, fresh = outer_step(state, whole, groups, settings)
+                computed, fresh = outer_step(state, counted, groups, settings)
                 scales = (
                     [np.maximum(a, b) for a, b in zip(scales, fresh, strict=True)]
                     if scales and steps
@@ -150,6 +158,16 @@ class Reader:
             )
             groups.append(values if is_carried or before is None else before.values[group])
         return groups
+
+    def _counted(
+        self,
+        commit: dict[str, Any],  # noqa: ARG002 - of use in runs whose contributions are not sent as a whole
+        fragment: int,  # noqa: ARG002
+        contributions: Sequence[list[Vector]],
+        before: State | None,  # noqa: ARG002
+    ) -> Sequence[list[Vector]] | None:
+        """What the contributions count for; None if that cannot be told."""
+        return contributions
 
     def _state_key(self, sync: int, fragment: int, shard: int) -> str:
         folder = f"state/{sync:08}" if sync else f"initial/{self.manifest['initial']}"

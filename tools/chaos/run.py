@@ -1,7 +1,7 @@
 """Disturb a run of real processes in every way that we know, and see whether its store tells one true story.
 
     python tools/chaos/run.py --seconds 60 --kill-every 4 --stop-every 8
-    python tools/chaos/run.py --store obstore+s3 --seconds 60 --faults 1
+    python tools/chaos/run.py --elastic --store obstore+s3 --seconds 60 --faults 1
 
 Prints one line of JSON: how often what was done to the run, how often what was checked, and a sentence for everything that
 is wrong. The exit status is 1 if anything is.
@@ -25,12 +25,12 @@ import xxhash
 from cohort import Cohort
 from damage import BucketShelf, Damage, FolderShelf, Shelf
 from faults import RATES, Fault, Faults
+from fixed import FixedReader
 from history import FolderWatcher, History
 from lives import LifeReader
 from objects import Objects
 from proxy import FaultProxy
 from reader import Reader
-from strict import StrictReader
 from trouble import Trouble
 
 if TYPE_CHECKING:
@@ -116,16 +116,17 @@ def parse() -> argparse.Namespace:
         "--keep", help="a folder for everything that the run leaves; otherwise nothing is kept"
     )
     parser.add_argument(
-        "--strict",
+        "--elastic",
         action="store_true",
-        help="strict membership: stops and faults only, one life each",
+        help="elastic membership, in place of fixed membership",
     )
     arguments = parser.parse_args()
-    if arguments.strict and (
-        arguments.kill_every or arguments.damage_every or arguments.topology != "sharded"
-    ):
+    if not arguments.elastic and arguments.topology != "sharded":
+        parser.error("--topology is for runs with --elastic")
+    if not arguments.elastic and arguments.damage_every:
         parser.error(
-            "--strict is without --kill-every, --damage-every and --topology: who dies ends a strict run"
+            "--damage-every is for runs with --elastic: what a replica did not send cannot be made again by others, so "
+            "with fixed membership a run goes back to older states, and only if it is told to"
         )
     longest = SYNC_EVERY // arguments.fragments - 1
     if not 0 <= arguments.delay <= longest:
@@ -142,7 +143,7 @@ def parse() -> argparse.Namespace:
 def run(arguments: argparse.Namespace, folder: Path, chance: random.Random) -> dict[str, Any]:
     """One disturbed run, and everything that can be said of it."""
     settings = {
-        "min_replicas": 0 if arguments.strict else 2,
+        "min_replicas": 2 if arguments.elastic else None,
         "contributions": str(folder / "contributions"),
         "grace": arguments.grace,
         "sync_timeout": _MOST_SECONDS_MORE,
@@ -163,7 +164,7 @@ def run(arguments: argparse.Namespace, folder: Path, chance: random.Random) -> d
         if fault.name.lower() not in arguments.without
     }
     faults = Faults(random.Random(arguments.seed + 1), rates)
-    history = History(folder / "history", arguments.fragments, strict=arguments.strict)
+    history = History(folder / "history", arguments.fragments)
     replicas = folder / "replicas"
     replicas.mkdir()
     started = time.monotonic()
@@ -172,7 +173,7 @@ def run(arguments: argparse.Namespace, folder: Path, chance: random.Random) -> d
     with meeting_place(arguments.store, folder, history, faults) as (uri, environment, shelf):
         damage = Damage(shelf, history, chance)
         every = (arguments.kill_every, arguments.stop_every, arguments.damage_every)
-        trouble = Trouble(chance, arguments.grace, *every, damage.strike, arguments.strict)
+        trouble = Trouble(chance, arguments.grace, *every, damage.strike)
         with Cohort(replicas, arguments.replicas, {"uri": uri, **settings}, environment) as cohort:
             cohort.outages = lambda: "outage" in faults.counts
             try:
@@ -187,7 +188,7 @@ def run(arguments: argparse.Namespace, folder: Path, chance: random.Random) -> d
         LifeReader(lines),
     )
     reader = (
-        StrictReader(objects, folder / "contributions") if arguments.strict else Reader(objects)
+        Reader(objects) if arguments.elastic else FixedReader(objects, folder / "contributions")
     )
     reader.read()
     lives.read(digests(reader))

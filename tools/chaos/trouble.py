@@ -27,7 +27,6 @@ class Trouble:
         stop_every: Seconds between two stops on average; 0 for none.
         damage_every: Seconds on average between two times that all are killed and an object is damaged; 0 for none.
         damage: How that is done.
-        strict: Whether nobody may have a second life.
         counts: How often what happened.
     """
 
@@ -37,7 +36,6 @@ class Trouble:
     stop_every: float
     damage_every: float
     damage: Callable[[], None]
-    strict: bool = False
     counts: dict[str, int] = field(default_factory=dict)
     _next: dict[str, float] = field(default_factory=dict)
     _hasty: dict[str, bool] = field(default_factory=dict)
@@ -66,8 +64,11 @@ class Trouble:
     @property
     def enough(self) -> bool:
         """Whether everything that was asked for has happened at least once."""
-        stopped = "stops" if self.strict else "second lives"
-        asked = {"kills": self.kill_every, stopped: self.stop_every, "damages": self.damage_every}
+        asked = {
+            "kills": self.kill_every,
+            "second lives": self.stop_every,
+            "damages": self.damage_every,
+        }
         return all(name in self.counts for name, every in asked.items() if every)
 
     def let_go(self, cohort: Cohort) -> bool:
@@ -108,7 +109,7 @@ class Trouble:
             self.grace * _SHORTEST_STOP * (_LONGEST_STOP / _SHORTEST_STOP) ** self.chance.random()
         )
         self._count("stops")
-        if self.strict or ("second lives" in self.counts and self.chance.random() < 0.25):
+        if "second lives" in self.counts and self.chance.random() < 0.25:
             cohort.stop(victim, seconds, 0)
             return
         # A second life begins while it sleeps, or just after it has woken up. Often it sleeps until that one is well under

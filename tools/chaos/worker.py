@@ -16,8 +16,8 @@ from typing import Any
 
 import torch
 import xxhash
+from fixed import leave_contributions
 from safetensors.torch import load_file
-from strict import leave_contributions
 from training import Batches, Model, examples
 
 from diloco_core import CoreError, DiLoCo, FencedError, SyncReport, connect, export
@@ -36,9 +36,9 @@ class Settings:
         life: Which life of the rank it is, as the one who starts them counts.
         log: Where it leaves a JSON line per event.
         stop: Once this file exists, it says after how many syncs to end.
-        min_replicas: As in ``connect``; 0 for a strict run.
-        contributions: In a strict run, where every replica leaves its contributions.
-        grace: As in ``connect``.
+        min_replicas: As in ``connect``; None for fixed membership.
+        contributions: With fixed membership, where every replica leaves its contributions.
+        grace: As in ``connect``; with fixed membership, seconds after which a replica counts as lost.
         sync_timeout: As in ``connect``.
         topology: As in ``connect``.
         fragments: 1 or 2.
@@ -58,7 +58,7 @@ class Settings:
     life: int
     log: str
     stop: str
-    min_replicas: int
+    min_replicas: int | None
     contributions: str
     grace: float
     sync_timeout: float
@@ -127,25 +127,23 @@ def train(settings: Settings, log: Log) -> None:
     batches = Batches(settings.rank)
     witness = Witness(batches, inner, log)
     torch.manual_seed(settings.rank)
-    elastic = settings.min_replicas > 0
+    fixed = settings.min_replicas is None
     membership: dict[str, Any] = {
         "min_replicas": settings.min_replicas,
         "grace": settings.grace,
         "topology": settings.topology,
     }
-    saved: dict[str, Any] = {
-        "stateful": {"witness": witness},
-        "save_inner_every": settings.save_inner_every,
-    }
+    if fixed:
+        membership = {"lost_after": settings.grace, "beat_interval": settings.grace / 4}
     exchange = connect(
         settings.uri,
         rank=settings.rank,
         world_size=settings.world_size,
         sync_timeout=settings.sync_timeout,
-        **(membership if elastic else {}),
+        **membership,
     )
-    if not elastic:
-        leave_contributions(exchange, Path(settings.contributions), lambda: outer.inner_steps)
+    if fixed:
+        leave_contributions(exchange, Path(settings.contributions))
 
     def seen(report: SyncReport) -> None:
         state = xxhash.xxh3_64()
@@ -153,14 +151,7 @@ def train(settings: Settings, log: Log) -> None:
             for copy in fragment["copy"]:
                 state.update(copy.numpy().tobytes())
         own = {"position": batches.position, "counted": outer.inner_steps}
-        # A strict run counts the syncs of its initial values, too.
-        number = report.sync if elastic else outer.committed
-        log(
-            "sync",
-            digest=state.hexdigest(),
-            **own,
-            report={**json.loads(report.to_json()), "sync": number},
-        )
+        log("sync", digest=state.hexdigest(), **own, report=json.loads(report.to_json()))
         for _ in range(report.batches_to_skip):
             next(batches)
 
@@ -177,7 +168,8 @@ def train(settings: Settings, log: Log) -> None:
         outer_lr=settings.outer_lr,
         outer_momentum=settings.outer_momentum,
         on_sync=seen,
-        **(saved if elastic else {}),
+        stateful={"witness": witness},
+        save_inner_every=settings.save_inner_every,
     )
     witness.outer = outer
     with outer:

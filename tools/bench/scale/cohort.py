@@ -13,12 +13,11 @@ from unittest import mock
 
 import torch
 
-from diloco_core import DiLoCo, Elastic, StoreExchange, StoreExchange, Timing, Transfer
+from diloco_core import DiLoCo, Elastic, StoreExchange, Timing, Transfer
 from diloco_core._arithmetic._layout import CHUNK_BYTES, Layout, Piece
 from diloco_core._retry import Retries
 from diloco_core._store._drivers._remote import RemoteStore
 
-from .beats import VirtualLiveness
 from .driver import VirtualDriver
 from .network import Background, Network
 from .s3 import S3, Bucket
@@ -30,7 +29,7 @@ if TYPE_CHECKING:
 
     from diloco_core import Exchange
 
-KINDS = ("strict", "sharded", "gather")
+KINDS = ("fixed", "sharded", "gather")
 
 _chunks = Layout.chunks
 
@@ -140,7 +139,6 @@ def simulate(run: Run, profiles: list[cProfile.Profile] | None = None) -> Outcom
         mock.patch.object(Layout, "chunks", chunks),
         # Every loop is compared with all others of its process, of which there is one in reality.
         mock.patch("diloco_core._loop._place.Place._check"),
-        mock.patch("diloco_core._strict._exchange.Liveness", VirtualLiveness),
         mock.patch("diloco_core._wire._delta.SUMMED_BYTES", chunk_bytes),
     ):
         cohort.part_bytes = sizes["PART_BYTES"]
@@ -237,16 +235,14 @@ class _Cohort:
             repeat=network.repeat,
         )
         chunk_bytes = run.chunks * CHUNK_BYTES // self._scale.factor
-        if run.kind == "strict":
-            return StoreExchange(
-                store, rank, run.ranks, timing=timing, chunk_bytes=chunk_bytes
+        settings = None
+        if run.kind != "fixed":
+            settings = Elastic(
+                run.replicas,
+                grace=run.grace,
+                topology=run.kind,
+                publish_every=run.publish_every if run.kind == "gather" else None,
             )
-        settings = Elastic(
-            run.replicas,
-            grace=run.grace,
-            topology=run.kind,
-            publish_every=run.publish_every if run.kind == "gather" else None,
-        )
         return StoreExchange(
             store, rank, run.ranks, settings, timing=timing, chunk_bytes=chunk_bytes
         )

@@ -82,7 +82,7 @@ def plan_of(run: Run, parameters: int) -> ExchangePlan:
         run.replicas,
         s3.network,
         topology="gather" if run.kind == "gather" else "sharded",
-        strict=run.kind == "strict",
+        fixed=run.kind == "fixed",
         publish_every=run.publish_every,
         codec=run.codec,
         clip=run.clip,
