@@ -292,7 +292,7 @@ def test_replicas_that_clip_differently_are_refused(kind):
     assert any(isinstance(e, MismatchError) and "setting 'clip'" in str(e) for e in results)
 
 
-def test_a_strict_run_that_is_resumed_clips_on(tmp_path):
+def test_a_fixed_run_that_is_resumed_clips_on(tmp_path):
     def meet(*, resume):
         store = open_store(str(tmp_path))
         return [StoreExchange(store, rank, 2, resume=resume) for rank in range(2)]

@@ -354,7 +354,7 @@ class TestRefusals:
 
 
 class TestResuming:
-    """Strict runs over a store that have stopped."""
+    """Fixed runs over a store that have stopped."""
 
     STEPS = 13
 

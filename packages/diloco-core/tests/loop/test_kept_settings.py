@@ -67,7 +67,7 @@ CHANGES = {  # for every argument, settings with which a run is begun and other 
     ],
 }
 OWN = {"model", "inner_optimizer", "exchange", "stateful", "save_inner_every", "on_sync"}
-MAY_CHANGE = {"sync_every", "init", "flush"}  # in strict runs
+MAY_CHANGE = {"sync_every", "init", "flush"}  # in fixed runs
 _prefixes = itertools.count()
 
 

@@ -34,7 +34,7 @@ KINDS = ("threads", "store", "sharded", "gather")
 
 
 def schedule_of(name):
-    """Functions of the sync; of ``differs``, replicas have each their own, and that of rank 0 counts in strict runs."""
+    """Functions of the sync; of ``differs``, replicas have each their own, and that of rank 0 counts in fixed runs."""
     return {
         "constant": lambda rank: 0.7,
         "falls": lambda rank: lambda sync: 0.9 / sync,
@@ -234,7 +234,7 @@ def test_where_a_replica_stands_in_an_elastic_run_is_the_rate_too():
 
 class TestGoingOn:
     @pytest.mark.parametrize("fragments", [1, 2])
-    def test_a_strict_run_that_is_resumed_keeps_the_rate_that_was_asked_for(self, fragments):
+    def test_a_fixed_run_that_is_resumed_keeps_the_rate_that_was_asked_for(self, fragments):
         """The function of the process that resumes it is not asked any more."""
         wishes = {(1, 2): 0.25}
         options = {"outer_lr": lambda sync: 0.9 / sync}

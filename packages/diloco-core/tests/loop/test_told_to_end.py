@@ -5,6 +5,7 @@ import signal
 import threading
 import time
 
+import keys_lab
 import pytest
 import torch
 from torch import nn
@@ -44,7 +45,7 @@ def train(exchange, steps, at=None, *, act=tell, taken=bool, sync_every=2, **opt
     return [parameter.detach().clone() for parameter in model.parameters()], outer
 
 
-def strict(path, **options):
+def fixed(path, **options):
     return connect(f"file://{path}", rank=0, world_size=1, run_id="r", **options)
 
 
@@ -58,9 +59,9 @@ def test_with_a_sync_under_way_nothing_that_it_counts_is_learned_twice(tmp_path,
 
     options = {"sync_every": 4, "delay": 2, "alpha": 0.5}
     with pytest.raises(SystemExit):
-        train(strict(tmp_path / "run"), STEPS, at, taken=note, **options)
+        train(fixed(tmp_path / "run"), STEPS, at, taken=note, **options)
     assert steps == list(range(at + 1))
-    _, outer = train(strict(tmp_path / "run", resume=True), STEPS, taken=note, **options)
+    _, outer = train(fixed(tmp_path / "run", resume=True), STEPS, taken=note, **options)
     assert steps == list(range(STEPS))
     assert outer.inner_steps == STEPS
 
@@ -74,19 +75,19 @@ def test_a_result_that_is_there_already_is_adopted_before_it_ends(tmp_path):
     timing = Timing(in_background=at_once)
     options = {"sync_every": 4, "delay": 2, "on_sync": reports.append}
     with pytest.raises(SystemExit):
-        train(strict(tmp_path / "run", timing=timing), STEPS, 2, **options)
+        train(fixed(tmp_path / "run", timing=timing), STEPS, 2, **options)
     assert [report.total_inner_steps for report in reports] == [3]
 
 
 @pytest.mark.parametrize("at", [0, 2, 4])
-def test_a_strict_run_goes_on_with_the_step_in_which_it_was_told(tmp_path, caplog, at):
-    whole, _ = train(strict(tmp_path / "whole"), STEPS)
+def test_a_fixed_run_goes_on_with_the_step_in_which_it_was_told(tmp_path, caplog, at):
+    whole, _ = train(fixed(tmp_path / "whole"), STEPS)
     with pytest.raises(SystemExit) as caught:
-        train(strict(tmp_path / "run"), STEPS, at)
+        train(fixed(tmp_path / "run"), STEPS, at)
     assert caught.value.code == 143
     assert f"told to end (SIGTERM) after inner step {at + 1}" in caplog.text
     caplog.clear()
-    resumed, outer = train(strict(tmp_path / "run", resume=True), STEPS)
+    resumed, outer = train(fixed(tmp_path / "run", resume=True), STEPS)
     assert outer.inner_steps == STEPS
     assert all(map(torch.equal, resumed, whole))
 
@@ -94,8 +95,8 @@ def test_a_strict_run_goes_on_with_the_step_in_which_it_was_told(tmp_path, caplo
 def test_a_sync_that_is_due_is_not_waited_for(tmp_path):
     """The others may be gone, and the grace is short: the run syncs after its next step."""
     with pytest.raises(SystemExit):
-        train(strict(tmp_path), STEPS, 3)
-    assert train(strict(tmp_path, resume=True), STEPS)[1].inner_steps == STEPS
+        train(fixed(tmp_path), STEPS, 3)
+    assert train(fixed(tmp_path, resume=True), STEPS)[1].inner_steps == STEPS
 
 
 @pytest.mark.parametrize("sync_every", [2, 50])
@@ -109,7 +110,7 @@ def test_a_step_that_several_optimizers_take_is_not_cut(tmp_path, at, sync_every
         model = nn.Linear(3, 2)
         optimizers = [torch.optim.AdamW([parameter], lr=0.1) for parameter in model.parameters()]
         taken = 0
-        exchange = strict(folder, **options)
+        exchange = fixed(folder, **options)
         try:
             with DiLoCo(model, optimizers, exchange, sync_every=sync_every) as outer:
                 begun = outer.inner_steps
@@ -144,7 +145,7 @@ def test_what_cannot_be_saved_does_not_keep_it(tmp_path, caplog):
     broken = []
     with pytest.raises(SystemExit) as caught:
         train(
-            strict(tmp_path),
+            fixed(tmp_path),
             9,
             2,
             act=lambda: (broken.append(1), tell()),
@@ -233,9 +234,9 @@ def test_so_it_does_while_the_block_is_left(tmp_path):
             tell()
 
     with pytest.raises(SystemExit) as caught:
-        train(strict(tmp_path), 3, on_sync=on_sync)
+        train(fixed(tmp_path), 3, on_sync=on_sync)
     assert caught.value.code == 143
-    assert '"failed"' in (tmp_path / "notes" / "00000.json").read_text()
+    assert '"failed"' in (tmp_path / keys_lab.note_key(3, 0)).read_text()
     assert signal.getsignal(signal.SIGTERM) == signal.SIG_DFL
 
 
