@@ -183,9 +183,7 @@ class TestTheRateOfAPrefix:
         assert f"{math.ceil(4e8 / (4 * MIB))} shards" in shards
 
     def test_large_ranges_are_named_where_they_help(self):
-        (*_, ranges) = plan_exchange(
-            1e9, 64, NIC, fixed=True, store=StoreModel(reads=500.0)
-        ).limits
+        (*_, ranges) = plan_exchange(1e9, 64, NIC, fixed=True, store=StoreModel(reads=500.0)).limits
         assert "block_bytes" in ranges
         assert f"a shard has {4e9 / 64 / 1e6:.3g} MB" in ranges
         large = Transfer(block_bytes=64 * MIB, budget_bytes=512 * MIB)

@@ -66,7 +66,9 @@ def test_impossible_options():
             plan_exchange(1e6, 2, 1e9, fragments=fragments)
     with pytest.raises(ConfigurationError, match="fixed must be True or False, not 'yes'"):
         plan_exchange(1e6, 2, 1e9, fixed="yes")
-    with pytest.raises(ConfigurationError, match="runs with fixed membership always use the sharded topology"):
+    with pytest.raises(
+        ConfigurationError, match="runs with fixed membership always use the sharded topology"
+    ):
         plan_exchange(1e6, 2, 1e9, fixed=True, topology="gather")
     with pytest.raises(ConfigurationError, match="'auto', 'sharded' or 'gather'"):
         plan_exchange(1e6, 2, 1e9, topology="ring")

@@ -42,9 +42,7 @@ class TestWarned:
     """Of a run whose syncs take longer than they may."""
 
     def test_with_the_figures(self, caplog):
-        warn_of_long_syncs(
-            28 * 10**9, rank=3, replicas=8, store=FAR, sync_timeout=40.0, fixed=True
-        )
+        warn_of_long_syncs(28 * 10**9, rank=3, replicas=8, store=FAR, sync_timeout=40.0, fixed=True)
         plan = plan_exchange(7e9, 8, NIC, fixed=True)
         (record,) = caplog.records
         assert record.levelname == "WARNING"
