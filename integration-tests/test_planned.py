@@ -14,9 +14,9 @@ CHORES = 0.5
 """Requests that may come in one sync and not in another one: a beat, a look at the manifest, a listing early in the run."""
 
 QUICK = [
-    ("strict", 4, 8e6),
-    ("strict", 4, 1e8),
-    ("strict", 12, 8e6),
+    ("fixed", 4, 8e6),
+    ("fixed", 4, 1e8),
+    ("fixed", 12, 8e6),
     ("sharded", 4, 8e6),
     ("sharded", 4, 32e6),
     ("sharded", 8, 8e6),
@@ -25,9 +25,9 @@ QUICK = [
     ("gather", 4, 32e6),
 ]
 SLOW = [
-    ("strict", 4, 1e9),
-    ("strict", 64, 1e8),
-    ("strict", 128, 8e6),
+    ("fixed", 4, 1e9),
+    ("fixed", 64, 1e8),
+    ("fixed", 128, 8e6),
     ("sharded", 4, 1e9),
     ("sharded", 64, 1e8),
     ("sharded", 128, 8e6),
@@ -78,10 +78,10 @@ class TestPlanned:
         [
             ("gather", 3, 1e6, Transfer(block_bytes=MIB // 4), {}),
             ("gather", 3, 4e6, Transfer(8, 5 * MIB // 2, 10 * MIB), {"latency": 0.05}),
-            ("strict", 2, 3167737, Transfer(1), {"latency": 0.01, "connection": 2e7}),
+            ("fixed", 2, 3167737, Transfer(1), {"latency": 0.01, "connection": 2e7}),
             ("sharded", 2, 1.4e6, Transfer(1), {"latency": 0.01, "connection": 2e7}),
             (
-                "strict",
+                "fixed",
                 2,
                 3167737,
                 Transfer(16, MIB, 10 * MIB),
@@ -103,7 +103,7 @@ class TestPlanned:
         assert disagreements(found, plan) == {}
 
     @pytest.mark.parametrize("codec", ["bf16", "int8"])
-    @pytest.mark.parametrize("kind", ["strict", "sharded", "gather"])
+    @pytest.mark.parametrize("kind", ["fixed", "sharded", "gather"])
     def test_with_a_codec(self, scale, kind, codec):
         found, plan = scale.compared(kind, 4, 8e6, codec=codec)
         # Here, where sizes are scaled down, a block of int8 is larger than a chunk, and so cuts other ranges.
@@ -113,7 +113,7 @@ class TestPlanned:
             8e6,
             4,
             1e9,
-            strict=kind == "strict",
+            fixed=kind == "fixed",
             topology="gather" if kind == "gather" else "sharded",
         )
         assert plan.bytes_received < 0.8 * plain.bytes_received
@@ -123,7 +123,7 @@ class TestPlanned:
         ):
             assert abs(planned - counted) < 0.02 * counted
 
-    @pytest.mark.parametrize("kind", ["strict", "sharded", "gather"])
+    @pytest.mark.parametrize("kind", ["fixed", "sharded", "gather"])
     def test_with_clipping(self, scale, kind):
         found, plan = scale.compared(kind, 4, 8e6, clip="median")
         assert disagreements(found, plan) == {}
@@ -133,7 +133,7 @@ class TestPlanned:
         ):
             assert abs(planned - counted) < 0.02 * counted
 
-    @pytest.mark.parametrize("kind", ["strict", "sharded", "gather"])
+    @pytest.mark.parametrize("kind", ["fixed", "sharded", "gather"])
     def test_where_the_prefix_takes_few_requests(self, scale, kind):
         """Who is let through early looks for the others meanwhile, so the number of small requests is another one."""
         found, plan = scale.compared(kind, 8, 1e6, s3=scale.s3.S3(reads=100.0))
@@ -161,7 +161,7 @@ class TestThePage:
 
     RUN = (
         "--kinds",
-        "strict",
+        "fixed",
         "gather",
         "--parameters",
         "1M",
@@ -185,9 +185,9 @@ class TestThePage:
         assert page.read_text() == f"# Title\n\n{first}the end\n", (
             "what stands around the tables stays, and they come again"
         )
-        rows = [line.split("|")[1:-1] for line in first.splitlines() if line.startswith("| strict")]
+        rows = [line.split("|")[1:-1] for line in first.splitlines() if line.startswith("| fixed")]
         steady, *_ = ([cell.strip() for cell in row] for row in rows)
-        assert steady[:3] == ["strict", "1M", "2"]
+        assert steady[:3] == ["fixed", "1M", "2"]
         assert all(" / " in cell for cell in steady[3:8] + steady[-3:]), "counted and planned"
         left_out = [line for line in first.splitlines() if "| - /" in line]
         assert len(left_out) == 2, "two runs have too many requests: their plans are shown alone"
@@ -197,7 +197,7 @@ class TestThePage:
             for text in picture.iter("{http://www.w3.org/2000/svg}text")
             if text.get("class") == "t"
         ] == [
-            "strict",
+            "fixed",
             "gather",
         ]
 
@@ -210,5 +210,5 @@ class TestThePage:
 
 
 def test_a_plan_that_is_off_is_noticed(scale):
-    found, _ = scale.compare("strict", 4, 8e6)
-    assert disagreements(found, plan_exchange(8e6, 5, 1.25e9, strict=True)) != {}
+    found, _ = scale.compare("fixed", 4, 8e6)
+    assert disagreements(found, plan_exchange(8e6, 5, 1.25e9, fixed=True)) != {}
