@@ -62,6 +62,16 @@ def test_a_bit_that_flips_on_its_way_is_no_fault_of_the_store(driver, small_s3):
     assert [fault.times for fault in small_s3.faults] == [0, 0]
 
 
+def test_nor_is_one_that_flips_when_an_answer_was_lost(driver, small_s3):
+    """The first create finds its own object, and takes it for another one's."""
+    store = RemoteStore("s3://bucket/run", driver)
+    small_s3.fail("lose", "PUT", part="/bucket/run/probes/")
+    small_s3.fail("flip", "GET", part="/bucket/run/probes/")
+    assert creates_once(store)
+    assert [fault.times for fault in small_s3.faults] == [0, 0]
+    assert [key for key in small_s3.objects if "probes" in key] == []
+
+
 def test_a_refusal_that_does_not_say_which_condition_failed(store, small_s3):
     small_s3.says_which = False
     assert store.create("k", b"first")
