@@ -69,7 +69,7 @@ def test_what_lies_in_the_store(tmp_path, kind):
         replica,
         [planned_lab.exchange_of(kind, store, rank, 3, 1) for rank, store in enumerate(stores)],
     )
-    found = records(replicas=3, shards=3, tensors=8, full=True)
+    found = records(replicas=3, shards=3, tensors=8, full=True, fixed=kind == "fixed")
     size = {path.name: path.stat().st_size for path in tmp_path.rglob("*.json")}
     assert size["manifest.json"] == pytest.approx(found.manifest, rel=0.1)
     assert size["0001.json"] == pytest.approx(found.claim, rel=0.1)

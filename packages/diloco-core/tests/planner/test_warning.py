@@ -42,7 +42,7 @@ class TestWarned:
     """Of a run whose syncs take longer than they may."""
 
     def test_with_the_figures(self, caplog):
-        warn_of_long_syncs(28 * 10**9, rank=3, replicas=8, store=FAR, sync_timeout=40.0, fixed=True)
+        warn_of_long_syncs(28 * 10**9, rank=3, replicas=8, store=FAR, sync_timeout=20.0, fixed=True)
         plan = plan_exchange(7e9, 8, NIC, fixed=True)
         (record,) = caplog.records
         assert record.levelname == "WARNING"
@@ -53,7 +53,7 @@ class TestWarned:
             "28 GB between 8 replicas",
             f"takes about {plan.seconds:.3g} s. The longest part",
             f"takes {plan.longest_part:.3g} s. The others",
-            "sync_timeout (40 s)",
+            "sync_timeout (20 s)",
             f"sends {plan.bytes_sent / 1e9:.3g} GB",
             f"receives {plan.bytes_received / 1e9:.3g} GB with {requests:.0f} requests",
             "fragments",

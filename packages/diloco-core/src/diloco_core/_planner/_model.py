@@ -111,6 +111,7 @@ class Model:
             shards=self.shards,
             tensors=self.tensors,
             full=self.coded is None,
+            fixed=self.fixed,
         )
 
     @property

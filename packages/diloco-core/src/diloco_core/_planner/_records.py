@@ -28,7 +28,7 @@ _MANIFEST = 1130
 """Bytes of a manifest without its shards and tensors: the settings of the run, and what all runs have."""
 _TENSOR = 180
 """Bytes that a manifest has for a tensor: its name and its shape twice, and where it lies."""
-BEAT = 20
+BEAT = 26
 """Bytes of a sign of life."""
 
 
@@ -55,7 +55,9 @@ class Records:
     claim: float
 
 
-def records(*, replicas: int, shards: int, tensors: int, full: bool) -> Records:
+def records(
+    *, replicas: int, shards: int, tensors: int, full: bool, fixed: bool = False
+) -> Records:
     """The records of a run.
 
     Args:
@@ -63,6 +65,7 @@ def records(*, replicas: int, shards: int, tensors: int, full: bool) -> Records:
         shards: The number of shards.
         tensors: The number of tensors that are synced.
         full: Whether all syncs publish whole values.
+        fixed: Whether membership is fixed.
     """
     rank = replicas // 2
     contribution, record = contribution_key_of(rank), f"commits/{SYNC:08}.json"
@@ -80,7 +83,7 @@ def records(*, replicas: int, shards: int, tensors: int, full: bool) -> Records:
         # Two lists of checksums have one separator less than one that is as long as both.
         _repeated(len(done), *listed, sums) - 2,
         _MANIFEST + _repeated(0, sums) + _TENSOR * (tensors - 1),
-        len(seal("claim", "claims/00010/0001.json", CLAIM)),
+        len(seal("claim", "claims/00010/0001.json", {**CLAIM, **(_SETTINGS if fixed else {})})),
     )
 
 
@@ -121,7 +124,9 @@ def done_fields(commit: Mapping[str, Any], *, full: bool) -> dict[str, Any]:
 
 
 CLAIM = {"epoch": 1, "rank": 0, "nonce": HEX, "host": f"replica-0 ({HEX[:12]})", "pid": 10_000}
-"""The fields of the claim of a replica of an elastic run. With fixed membership, some settings come with it."""
+"""The fields of the claim of a replica."""
+_SETTINGS = {"settings": {"flush": "partial", "sync_every": "500"}}
+"""With fixed membership, they come with it."""
 
 
 def _member(rank: int) -> dict[str, Any]:
