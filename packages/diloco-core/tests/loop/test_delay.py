@@ -69,6 +69,32 @@ def test_every_step_is_that_of_the_formulas(lab, case, kind, refused):
         )
 
 
+@pytest.mark.parametrize("kind", ["store", "sharded"])
+def test_one_that_leaves_while_another_is_late_loses_nothing(lab, kind):
+    """It waits for the sync under way a second time if need be, and what it has learned counts whole."""
+    left, case = threading.Event(), {"fragments": 1, "period": 4, "delay": 3, "alpha": 0.0}
+    case |= {"inner": "SGD", "outer": "Nesterov", "steps": 5}
+    first, second = exchanges(kind, 2)
+    hurry, begin, begun = first.hurry, second.begin, []
+
+    def leave(hurried):
+        hurry(hurried)
+        threading.Timer(0.5, left.set).start()  # until then it waits for the other one
+
+    def begin_late(job, **given):
+        begun.append(job)
+        if len(begun) == 2:
+            assert left.wait(lab.PATIENCE)
+        return begin(job, **given)
+
+    first.hurry, second.begin = leave, begin_late
+    wanted, committed = by_the_formulas(2, **case)
+    runs = lab.run(lambda exchange: train(exchange, **case), [first, second])
+    for rank, (seen, count, _) in enumerate(runs):
+        assert count == committed
+        assert same(seen, wanted[rank])
+
+
 class Late:
     """An exchange that does nothing until the training loop says so: as with the slowest of networks."""
 
