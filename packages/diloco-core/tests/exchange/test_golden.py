@@ -58,7 +58,7 @@ def objects(folder):
     }
 
 
-@pytest.mark.parametrize("kind", ["strict", "sharded", "gather"])
+@pytest.mark.parametrize("kind", ["fixed", "sharded", "gather"])
 def test_the_bytes_of_a_run_are_those_of_before(kind, tmp_path, monkeypatch):
     drawn = count(1)
     monkeypatch.setattr(
@@ -66,8 +66,8 @@ def test_the_bytes_of_a_run_are_those_of_before(kind, tmp_path, monkeypatch):
         lambda size=32: hashlib.sha256(b"%d" % next(drawn)).hexdigest()[: 2 * size],
     )
     # One life of an elastic run: of several, the quicker one would decide.
-    ranks = 2 if kind == "strict" else 1
-    options = {} if kind == "strict" else {"min_replicas": 1, "topology": kind, "grace": 1.0}
+    ranks = 2 if kind == "fixed" else 1
+    options = {} if kind == "fixed" else {"min_replicas": 1, "topology": kind, "grace": 1.0}
     exchanges = [
         connect(tmp_path / "run", rank=rank, world_size=2, run_id="golden", **options)
         for rank in range(ranks)
