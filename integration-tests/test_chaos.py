@@ -16,6 +16,9 @@ pytestmark = pytest.mark.processes
 CHAOS = Path(__file__).parents[1] / "tools/chaos"
 
 
+BOTH = pytest.mark.parametrize(
+    "membership", [[], ["--elastic"]], ids=["fixed membership", "elastic membership"]
+)
 CHECKED = ("steps recomputed", "values", "ledgers of contributions", "states of replicas", "starts")
 
 
@@ -39,13 +42,13 @@ def chaos(folder, *arguments):
 def read(monkeypatch):
     """What the reader says of a run that was kept."""
     monkeypatch.syspath_prepend(CHAOS)
-    names = ("reader", "strict", "objects", "arithmetic", "findings", "ledgers", "records")
-    reader, strict, objects, *_ = map(importlib.import_module, names)
+    names = ("reader", "fixed", "objects", "arithmetic", "findings", "ledgers", "records")
+    reader, fixed, objects, *_ = map(importlib.import_module, names)
 
     def say(folder):
         own = objects.Objects(folder / "store", folder / "history")
         left = folder / "contributions"
-        outsider = strict.StrictReader(own, left) if left.exists() else reader.Reader(own)
+        outsider = fixed.FixedReader(own, left) if left.exists() else reader.Reader(own)
         outsider.read()
         return " ".join(outsider.findings.violations)
 
@@ -70,7 +73,15 @@ def test_a_delay_that_no_fragment_can_have_is_refused(tmp_path, delay, fragments
 @pytest.mark.slow
 def test_a_short_run_over_a_faulty_s3(tmp_path):
     result = chaos(
-        tmp_path, "--store", "obstore+s3", "--seconds", "2", "--faults", "1", "--averaging"
+        tmp_path,
+        "--elastic",
+        "--store",
+        "obstore+s3",
+        "--seconds",
+        "2",
+        "--faults",
+        "1",
+        "--averaging",
     )
     assert sum(result["faults"].values()) > 0
     assert result["checks"]["global ledgers"] > 0
@@ -78,10 +89,20 @@ def test_a_short_run_over_a_faulty_s3(tmp_path):
 
 
 @pytest.mark.slow
-def test_a_short_run_that_overlaps_and_sends_int8(tmp_path, read):
+@BOTH
+def test_a_short_run_that_overlaps_and_sends_int8(tmp_path, read, membership):
     """The reader decodes what was sent, and recomputes every step from it."""
     result = chaos(
-        tmp_path, "--seconds", "2", "--kill-every", "2", "--delay", "2", "--codec", "int8"
+        tmp_path,
+        *membership,
+        "--seconds",
+        "2",
+        "--kill-every",
+        "2",
+        "--delay",
+        "2",
+        "--codec",
+        "int8",
     )
     assert result["trouble"]["kills"] >= 1
     assert result["dropped"] > 0  # the steps whose place a late result has taken
@@ -92,10 +113,13 @@ def test_a_short_run_that_overlaps_and_sends_int8(tmp_path, read):
 
 
 @pytest.mark.slow
-def test_a_short_run_that_publishes_int8(tmp_path, read):
+@BOTH
+def test_a_short_run_that_publishes_int8(tmp_path, read, membership):
     """The reader adds up what was published, and compares it with whole states and with the steps that it takes itself."""
     result = chaos(
-        tmp_path, "--seconds", "2", "--kill-every", "2", "--codec", "int8", "--state-codec", "int8"
+        tmp_path,
+        *membership,
+        *("--seconds", "2", "--kill-every", "2", "--codec", "int8", "--state-codec", "int8"),
     )
     assert result["checks"]["whole states"] > 0
     kept = tmp_path / "kept"
@@ -112,10 +136,10 @@ def test_a_short_run_that_publishes_int8(tmp_path, read):
     assert "is not the state before it and the update" in read(kept)
 
 
-def test_a_short_run_with_a_zombie_and_a_reader_that_sees_damage(tmp_path, read):
-    result = chaos(
-        tmp_path, "--seconds", "2", "--stop-every", "2", "--grace", "0.4", "--kill-every", "3"
-    )
+@BOTH
+def test_a_short_run_with_a_zombie_and_a_reader_that_sees_damage(tmp_path, read, membership):
+    trouble = ("--seconds", "2", "--stop-every", "2", "--grace", "0.4", "--kill-every", "3")
+    result = chaos(tmp_path, *membership, *trouble)
     assert result["trouble"]["second lives"] >= 1
     assert result["trouble"]["kills"] >= 1
     kept = tmp_path / "kept"
@@ -141,18 +165,10 @@ def test_a_short_run_with_a_zombie_and_a_reader_that_sees_damage(tmp_path, read)
 
 
 @pytest.mark.slow
-def test_a_short_strict_run_and_a_reader_that_sees_damage(tmp_path, read):
+def test_what_replicas_send_with_fixed_membership_is_a_part_of_what_they_contribute(tmp_path, read):
     result = chaos(
         tmp_path,
-        "--strict",
-        "--seconds",
-        "1",
-        "--stop-every",
-        "1",
-        "--grace",
-        "0.2",
-        "--replicas",
-        "2",
+        *("--seconds", "1", "--stop-every", "1", "--grace", "0.2", "--replicas", "2"),
     )
     assert result["trouble"]["stops"] >= 1
     assert result["checks"]["sent contributions"] > 0
@@ -201,20 +217,49 @@ def change(path, name):
 @pytest.mark.parametrize(
     "arguments",
     [
-        pytest.param(["--kill-every", "4", "--damage-every", "15"], id="killed"),
         pytest.param(
-            ["--topology", "gather", "--kill-every", "6", "--damage-every", "12"], id="gather"
+            ["--kill-every", "4", "--averaging", "--step-seconds", "0.005"], id="fixed-killed"
         ),
         pytest.param(
-            ["--stop-every", "4", "--kill-every", "30", "--grace", "0.6", "--fragments", "2"],
+            ["--stop-every", "4", "--kill-every", "15", "--grace", "0.6", "--fragments", "2"],
+            id="fixed-stopped",
+        ),
+        pytest.param(
+            ["--store", "obstore+s3", "--faults", "1", "--kill-every", "8", "--stop-every", "15"],
+            id="fixed-obstore",
+        ),
+        pytest.param(
+            [
+                *("--store", "fsspec+s3", "--faults", "1", "--kill-every", "10"),
+                *("--fragments", "2", "--delay", "1", "--codec", "int8", "--state-codec", "int8"),
+            ],
+            id="fixed-s3fs",
+        ),
+        pytest.param(["--elastic", "--kill-every", "4", "--damage-every", "15"], id="killed"),
+        pytest.param(
+            [
+                *("--elastic", "--topology", "gather"),
+                *("--kill-every", "6", "--damage-every", "12"),
+            ],
+            id="gather",
+        ),
+        pytest.param(
+            [
+                *("--elastic", "--stop-every", "4", "--kill-every", "30"),
+                *("--grace", "0.6", "--fragments", "2"),
+            ],
             id="stopped",
         ),
         pytest.param(
-            ["--store", "obstore+s3", "--faults", "1", "--kill-every", "15", "--stop-every", "15"],
+            [
+                *("--elastic", "--store", "obstore+s3", "--faults", "1"),
+                *("--kill-every", "15", "--stop-every", "15"),
+            ],
             id="obstore",
         ),
         pytest.param(
             [
+                "--elastic",
                 *(
                     "--store",
                     "obstore+s3",
@@ -231,22 +276,11 @@ def change(path, name):
             id="streaming",
         ),
         pytest.param(
-            ["--store", "fsspec+s3", "--faults", "1", "--kill-every", "20", "--averaging"],
-            id="s3fs",
-        ),
-        pytest.param(
             [
-                "--strict",
-                "--store",
-                "obstore+s3",
-                "--faults",
-                "1",
-                "--stop-every",
-                "8",
-                "--fragments",
-                "2",
+                *("--elastic", "--store", "fsspec+s3", "--faults", "1"),
+                *("--kill-every", "20", "--averaging"),
             ],
-            id="strict",
+            id="s3fs",
         ),
     ],
 )
