@@ -27,10 +27,14 @@ def test_one_indexed_job(options_for, request_for):
     assert (spec["backoffLimitPerIndex"], spec["maxFailedIndexes"]) == (2, 0)
     assert "backoffLimit" not in spec
     assert spec["podReplacementPolicy"] == "Failed"
-    (rule,) = spec["podFailurePolicy"]["rules"]
-    assert rule == {
+    disrupted, replaced = spec["podFailurePolicy"]["rules"]
+    assert disrupted == {
         "action": "Ignore",
         "onPodConditions": [{"type": "DisruptionTarget", "status": "True"}],
+    }
+    assert replaced == {
+        "action": "FailIndex",
+        "onExitCodes": {"containerName": "replica", "operator": "In", "values": [79]},
     }
     assert spec["ttlSecondsAfterFinished"] == 3600
     assert spec["activeDeadlineSeconds"] == 3600 + 3 * 100

@@ -40,6 +40,7 @@ def play(script, restarts=0, path=None, spec=SPEC):
         ([3, 0], 1, [1, 2], 0),
         ([3, 143, 4], 2, [1, 2, 3], 4),
         ([3, 4, 0, 9], 5, [1, 2, 3], 0),
+        ([3, 79, 0], 5, [1, 2], 79),  # another process has taken its place
     ],
 )
 def test_failed_attempts_are_started_again_as_often_as_is_allowed(codes, restarts, attempts, code):

@@ -103,14 +103,30 @@ class TestSpec:
             spec_from_arguments([f"--spec-piece={place}:eA=="])
 
     def test_another_version_is_refused_by_name(self):
-        later = ReplicaSpec("m:f", {}, 0, 1).to_json().replace('"version":2', '"version":1')
+        earlier = ReplicaSpec("m:f", {}, 0, 1).to_json().replace('"version":3', '"version":1')
         with pytest.raises(
-            SpecVersionError, match=r"version 1, but its diloco-protocol reads version 2"
+            SpecVersionError, match=r"version 1, but its diloco-protocol reads version 3"
         ):
-            ReplicaSpec.from_json(later)
+            ReplicaSpec.from_json(earlier)
+
+    def test_one_that_does_not_say_whether_replicas_are_started_again(self):
+        spec = ReplicaSpec("m:f", {"a": 1}, 0, 2, restarts=False)
+        data = {**spec.to_dict(), "version": 2}
+        del data["restarts"]
+        assert ReplicaSpec.from_dict(data) == replace(spec, restarts=None)
+        assert "DILOCO_RESTARTS" not in environment(ReplicaSpec.from_dict(data))
+
+    def test_whether_replicas_are_started_again_is_yes_or_no(self):
+        spec = ReplicaSpec("m:f", {}, 0, 1)
+        for restarts, text in ((True, "1"), (False, "0")):
+            told = replace(spec, restarts=restarts)
+            assert ReplicaSpec.from_json(told.to_json()) == told
+            assert environment(told)["DILOCO_RESTARTS"] == text
+        with pytest.raises(InvalidRequestError, match="restarts must be True, False or None"):
+            replace(spec, restarts=0)
 
     @pytest.mark.parametrize(
-        "data", ["", "{", "[]", "{}", '{"version": 2}', '{"version": 2, "extra": 2}']
+        "data", ["", "{", "[]", "{}", '{"version": 3}', '{"version": 2}', '{"version": 3, "extra": 2}']
     )
     def test_what_is_no_spec_is_refused(self, data):
         with pytest.raises(InvalidRequestError):

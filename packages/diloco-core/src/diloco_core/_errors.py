@@ -145,10 +145,14 @@ class ReplicaLostError(SyncError):
 class FencedError(SyncError):
     """Raised when a newer life of this replica's rank has claimed the rank's place; this life must stop.
 
+    A replica that ends with it is not started again by its launch: it would take the place back, and so on for ever.
+
     Attributes:
         rank: The rank.
         epoch: The number of the life that must stop.
     """
+
+    replaced = True
 
     def __init__(self, message: str, rank: int, epoch: int) -> None:
         super().__init__(message)

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from diloco_protocol import InvalidRequestError
-from diloco_protocol.backend import is_reserved
+from diloco_protocol.backend import REPLACED_CODE, is_reserved
 
 from . import _names as names
 from .__about__ import __version__
@@ -39,7 +39,7 @@ def job_manifest(
     """The Job of a run. Equal arguments give equal manifests.
 
     Indexed, all pods at once; every index has its own restarts, so the one that failed is named; a disruption is no
-    failure; the deadline is a backstop behind the runner's own timeout.
+    failure, and who was replaced is not started again; the deadline is a backstop behind the runner's own timeout.
     https://kubernetes.io/docs/concepts/workloads/controllers/job/
 
     Args:
@@ -65,7 +65,15 @@ def job_manifest(
                 {
                     "action": "Ignore",
                     "onPodConditions": [{"type": "DisruptionTarget", "status": "True"}],
-                }
+                },
+                {
+                    "action": "FailIndex",
+                    "onExitCodes": {
+                        "containerName": names.CONTAINER,
+                        "operator": "In",
+                        "values": [REPLACED_CODE],
+                    },
+                },
             ]
         },
         "template": template,

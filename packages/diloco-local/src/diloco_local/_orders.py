@@ -81,6 +81,8 @@ def make_orders(
     request: RunRequest, setting: Setting, devices: Sequence[str | None]
 ) -> list[Order]:
     """What the supervisor starts, in rank order."""
+    # Nothing interrupts a replica here: what is not started again after a failure never comes back.
+    specs = request.specs(grace=setting.grace, restarts=request.max_restarts > 0)
     return [
         Order(
             spec=spec,
@@ -97,7 +99,7 @@ def make_orders(
             env=compose(setting.base, [request.env], setting.folders, share),
             cwd=setting.cwd,
         )
-        for spec, share in zip(request.specs(grace=setting.grace), devices, strict=True)
+        for spec, share in zip(specs, devices, strict=True)
     ]
 
 

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 from ._bounds import read_bounded
 from ._fields import LARGEST
 from ._json import dumps, loads
+from ._outcome import REPLACED_CODE
 
 if TYPE_CHECKING:
     from ._outcome import Outcome
@@ -67,7 +68,8 @@ def run_attempts(
 ) -> Outcome:
     """Run a replica, and run it again while it fails; returns the outcome of its last attempt.
 
-    An interruption is an attempt and no failure, so it uses up no restart. Who was told to end is not started again.
+    An interruption is an attempt and no failure, so it uses up no restart. Who was told to end is not started again, nor is who
+    was replaced.
 
     Args:
         spec: What the first attempt is told; later ones have higher numbers.
@@ -84,7 +86,7 @@ def run_attempts(
         spec = replace(spec, attempt=first + counter.started)
         counter.start()
         outcome = run(spec)
-        if outcome.exit_code == 0 or told_to_end():
+        if outcome.exit_code in {0, REPLACED_CODE} or told_to_end():
             return outcome
         counter.fail()
         if counter.failed > restarts:

@@ -11,8 +11,8 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from ._errors import InvalidRequestError
-from ._outcome import Outcome
+from ._errors import DilocoError, InvalidRequestError
+from ._outcome import REPLACED_CODE, Outcome
 from ._spec import ReplicaSpec
 from ._types import Reason
 
@@ -57,8 +57,9 @@ def _call(spec: ReplicaSpec) -> tuple[int, str | None]:
         told = traceback.format_exc()
         _log(told.removesuffix("\n"))
         text = f"{type(error).__name__}: {_text_of(error)}"
-        return 1, Outcome(
-            1,
+        code = REPLACED_CODE if isinstance(error, DilocoError) and error.replaced else 1
+        return code, Outcome(
+            code,
             error=f"{step} failed: {text}" if step else text,
             error_type=type(error).__name__,
             traceback=told,

@@ -34,7 +34,13 @@ class DilocoError(Exception):
     Messages quote what others have written: replicas, services, records. So a message of any error of ours shows control
     characters as Python writes them, leaves out what has the form of a secret, and has a bounded length. So do the texts of
     the exceptions that it is made of (``raise ... from``): a traceback shows them, too.
+
+    Attributes:
+        replaced: Whether another process has taken the place of a replica that ends with this error: it is not to be started
+            again.
     """
+
+    replaced: bool = False
 
     def __init__(self, message: str = "", *arguments: object) -> None:
         clean_causes()

@@ -14,6 +14,9 @@ from ._types import Reason
 
 OUTCOME_VERSION = 2
 
+REPLACED_CODE = 79
+"""Exit code of a replica whose place another process has taken: started again, it would take that back, and so on for ever."""
+
 REPORTED = frozenset(
     {
         Reason.COMPLETED,

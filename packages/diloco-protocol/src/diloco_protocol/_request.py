@@ -97,8 +97,15 @@ class RunRequest:
     def __repr__(self) -> str:
         return redacted_repr(self)
 
-    def specs(self, *, grace: float = 10.0) -> list[ReplicaSpec]:
-        """What each replica is told, in rank order."""
+    def specs(self, *, grace: float = 10.0, restarts: bool | None = None) -> list[ReplicaSpec]:
+        """What each replica is told, in rank order.
+
+        Args:
+            grace: Seconds between SIGTERM and SIGKILL.
+            restarts: Whether the backend starts a replica of this launch again in any case: after a failure, or where a machine
+                is taken away. None if it cannot tell. Replicas are told so only if no other launch has a part of the cohort.
+        """
+        whole = len(self.ranks) == self.world_size
         return [
             ReplicaSpec(
                 entrypoint=self.entrypoint,
@@ -112,6 +119,7 @@ class RunRequest:
                 world_size_env=self.world_size_env,
                 timeout=self.timeout,
                 grace=grace,
+                restarts=restarts if whole else None,
             )
             for rank in self.ranks
         ]

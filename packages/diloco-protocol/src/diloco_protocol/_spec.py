@@ -16,6 +16,7 @@ from ._variables import (
     COHORT_VARIABLE,
     RANK_VARIABLE,
     RENDEZVOUS_VARIABLE,
+    RESTARTS_VARIABLE,
     RUN_ID_VARIABLE,
     SPEC_PREFIX,
     WORLD_SIZE_VARIABLE,
@@ -24,7 +25,9 @@ from ._variables import (
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-SPEC_VERSION = 2
+SPEC_VERSION = 3
+_WITHOUT_RESTARTS = 2
+"""The version before, which did not say whether replicas are started again."""
 
 # The kernel takes at most 128 KiB per environment string, name included.
 _ENVIRONMENT_PIECE = 120_000
@@ -51,6 +54,7 @@ class ReplicaSpec:
         world_size_env: Name of a variable that is to hold the number of replicas, besides ``REPLICA_WORLD_SIZE``.
         timeout: Seconds for which an attempt may run, from its start; None for no limit.
         grace: Seconds between SIGTERM and SIGKILL when it is ended.
+        restarts: Whether the replicas of the cohort can be started again when they have ended; None if that is not known.
         version: Version of this record.
 
     Raises:
@@ -69,6 +73,7 @@ class ReplicaSpec:
     world_size_env: str = WORLD_SIZE_VARIABLE
     timeout: float | None = None
     grace: float = 10.0
+    restarts: bool | None = None
     version: int = SPEC_VERSION
 
     def __post_init__(self) -> None:
@@ -97,6 +102,10 @@ class ReplicaSpec:
             raise InvalidRequestError(f"a spec's kwargs must be a dict, not {shown(self.kwargs)}")
         check_seconds("a spec's timeout", self.timeout, none=True)
         check_seconds("a spec's grace", self.grace)
+        if self.restarts is not None and type(self.restarts) is not bool:
+            raise InvalidRequestError(
+                f"a spec's restarts must be True, False or None, not {shown(self.restarts)}"
+            )
 
     def __hash__(self) -> int:
         return hash(canonical(self._fields()))
@@ -139,6 +148,8 @@ class ReplicaSpec:
         """
         if not isinstance(data, dict) or "version" not in data:
             raise InvalidRequestError("this is not a replica spec: it has no version")
+        if type(data["version"]) is int and data["version"] == _WITHOUT_RESTARTS:
+            data = {"restarts": None, **data, "version": SPEC_VERSION}
         if type(data["version"]) is not int or data["version"] != SPEC_VERSION:
             raise SpecVersionError(
                 f"this replica's spec has version {shown(data['version'])}, but its diloco-protocol reads "
@@ -163,6 +174,8 @@ def environment(spec: ReplicaSpec) -> dict[str, str]:
         COHORT_VARIABLE: spec.cohort or spec.run_id,
         ATTEMPT_VARIABLE: str(spec.attempt),
     }
+    if spec.restarts is not None:
+        variables[RESTARTS_VARIABLE] = str(int(spec.restarts))
     if spec.rendezvous_uri is not None:
         variables[RENDEZVOUS_VARIABLE] = spec.rendezvous_uri
     return variables

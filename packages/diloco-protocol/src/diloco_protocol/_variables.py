@@ -13,6 +13,8 @@ RENDEZVOUS_VARIABLE = "RENDEZVOUS_URI"
 RUN_ID_VARIABLE = "DILOCO_RUN_ID"
 COHORT_VARIABLE = "DILOCO_COHORT"
 ATTEMPT_VARIABLE = "DILOCO_ATTEMPT"
+RESTARTS_VARIABLE = "DILOCO_RESTARTS"
+"""1 or 0: whether a replica that has ended can be started again; not set if that is not known."""
 SPEC_PREFIX = "DILOCO_SPEC_"
 """Begins the names of the variables that carry a spec, piece by piece."""
 
@@ -24,6 +26,7 @@ _RESERVED = frozenset(
         RUN_ID_VARIABLE,
         COHORT_VARIABLE,
         ATTEMPT_VARIABLE,
+        RESTARTS_VARIABLE,
     }
 )
 _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")

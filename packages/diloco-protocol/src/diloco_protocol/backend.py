@@ -32,6 +32,7 @@ from ._options import (
     or_none,
     takes,
 )
+from ._outcome import REPLACED_CODE
 from ._processes import Process, adopt_orphans, descendants, processes, read_process
 from ._redact import redact, redact_and_cut, redact_json, redact_spec, redact_text
 from ._rendezvous import try_rendezvous
@@ -51,6 +52,7 @@ __all__ = [
     "OUTCOME_BYTES",
     "RECORD_BYTES",
     "REDACTED",
+    "REPLACED_CODE",
     "RESULT_BYTES",
     "GpuRequest",
     "LineSplitter",

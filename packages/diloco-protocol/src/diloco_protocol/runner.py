@@ -12,6 +12,9 @@ is added to the spec's rank and every ``--failed`` to its attempt. ``--message``
 place, for platforms that start nothing again. ``--attempts`` counts attempts in a file, for platforms that bring it back after
 an interruption.
 
+A program that raises an error has the exit code 1; if the error says that another process has taken the replica's place
+(``DilocoError.replaced``), it has 79, and is not started again.
+
 The runner exits with the replica's own exit code, with three exceptions. If signal
 n ended the replica, or was sent to it and it exited with 0 before its entrypoint had returned, the code is 128 + n. If it
 exited with 0 only after its timeout, the code is 124. If the replica could not be started, the code is 2.
