@@ -1,16 +1,21 @@
 """The outer learning rate: a number, a function of the sync, or changed in a running run; the same for every replica."""
 
 import copy
+import itertools
+import json
 from dataclasses import replace
 
+import keys_lab
 import pytest
 import torch
 from delay_lab import by_the_formulas, exchanges, train
+from generations_lab import Generations
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from rates_lab import loop
 from strict_lab import Run
 from torch import nn
+from training_lab import identical
 
 from diloco_core import (
     ConfigurationError,
@@ -20,6 +25,7 @@ from diloco_core import (
     in_process,
 )
 from diloco_core._arithmetic._rate import Rate
+from diloco_core._elastic._records._keys import Delta
 from diloco_core._exchange._resumable import Position
 from diloco_core._loop._counters import Counters
 from diloco_core.testing import (
@@ -101,6 +107,7 @@ TWO_AT_ONCE = {
 @given(case=_cases())
 @example(case=(2, TWO_AT_ONCE, "falls", {(0, 2): 0.25, (1, 2): 0.5, (0, 4): 0.125}))
 @example(case=(2, TWO_AT_ONCE, "constant", {(0, 0): 0.25, (0, 1): 0.5}))
+@example(case=(3, TWO_AT_ONCE, "differs", {}))
 @settings(max_examples=12, deadline=None)
 def test_every_step_is_that_of_the_formulas(lab, kind, case):
     replicas, case, name, wishes = case
@@ -230,6 +237,23 @@ def test_where_a_replica_stands_in_an_elastic_run_is_the_rate_too():
     assert (count.committed, count.given_up, count.decisions) == (5, 2, 7)
     assert count.rate == rate
     assert count.inner_steps == 9
+
+
+@pytest.mark.parametrize("kind", [Run, Generations])
+def test_whoever_writes_the_record_of_a_fixed_run_writes_the_same_rate(kind):
+    """Where the store cannot decide, several ranks may write it, and must not go on with different rates."""
+    returned = itertools.count(1)
+    options = {"outer_lr": lambda sync: 0.9 + 1 / next(returned)}
+    for seed in range(6):
+        run = kind(3, options=options)
+        assert identical(run.live(seed=seed))
+        found = run.store.objects
+        records = [json.loads(found[key]) for key in keys_lab.keys_of(found, "commit")]
+        assert len(records) == run.syncs
+        for record in records:
+            named = Delta.parse(record["members"][0]["key"])
+            assert (named.rank, [named.rate]) == (0, record["outer_lr"])
+        assert getattr(run.store, "differing", []) == []
 
 
 class TestGoingOn:

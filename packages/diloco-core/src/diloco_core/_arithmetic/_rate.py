@@ -61,10 +61,13 @@ class Proposal:
     Attributes:
         standing: The rate of the sync if no replica asks for another one.
         wish: The learning rates that this replica asks for; empty if it asks for nothing.
+        of_sync: Whether the standing rate is what a function of this replica returns for the sync: other replicas may have
+            other functions.
     """
 
     standing: Rate = NO_RATE
     wish: tuple[float, ...] = ()
+    of_sync: bool = False
 
     def rate(self, rank: int) -> Rate:
         """What the replica asks for, if it asks for anything; otherwise the standing rate."""

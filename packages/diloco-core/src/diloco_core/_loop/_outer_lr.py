@@ -74,13 +74,14 @@ class OuterLr:
             ConfigurationError: The caller's function does not return a positive number.
         """
         standing = last if last.number else Rate(self._of(sync))
+        of_sync = not last.number and any(self._schedules)
         if not self._asked:
-            return Proposal(standing)
+            return Proposal(standing, of_sync=of_sync)
         self._number = standing.number + 1
         self._wish = tuple(
             self._asked.get(group, value) for group, value in enumerate(standing.values)
         )
-        return Proposal(standing, self._wish)
+        return Proposal(standing, self._wish, of_sync)
 
     def settle(self, rate: Rate) -> None:
         """Forget what this replica has asked for, if the rate of an outer step shows that it was heard or overruled."""

@@ -55,6 +55,7 @@ def test_it_is_read_under_its_own_key(contribution):
         {"start": 1},
         {"stop": 99},
         {"tokens": 99},
+        {"rate": 16 * "1"},
         {"base": 16 * "0"},
         {"schema": 16 * "0"},
     ],

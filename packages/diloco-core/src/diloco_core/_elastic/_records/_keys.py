@@ -6,7 +6,7 @@ Keys under the run's prefix::
     manifest.json                                  create  what the run is; names the initial state
     manifest.copy.json                             put     the same, in case that is lost
     claims/{rank}/{epoch}.json                     create  one life of a rank; the highest epoch is the rightful one
-    deltas/{sync}/{rank}.{epoch}.{from}-{to}[.{tokens}].{base}.{schema}.{groups}.safetensors    put  a contribution, immutable
+    deltas/{sync}/{rank}.{epoch}.{from}-{to}[.{tokens}].{base}.{schema}.{groups}[.{rate}].safetensors    put  a contribution
     deltas/{sync}/lr.{n}.{rank}.{epoch}.{outer learning rates}.{schema}    put     a life asks for other rates from this sync on
     beats/{rank}                                   put     fixed runs: a counter that shows that the rank is alive
     deltas/{sync}/hint.{rank}.{epoch}.join|leave|repair   put     advice; nothing is decided by it
@@ -44,7 +44,7 @@ MANIFEST = "manifest.json"
 _EPOCH = r"(\d{4}|[1-9]\d{4,17})"
 _DELTA = re.compile(
     rf"deltas/(\d{{8}})/(\d{{5}})\.{_EPOCH}\.(\d+)-(\d+)(?:\.([1-9]\d{{0,17}}))?"
-    r"\.([0-9a-f]{16})\.([0-9a-f]{16})\.([0-9a-f]{1,16})\.safetensors",
+    rf"\.([0-9a-f]{{16}})\.([0-9a-f]{{16}})\.([0-9a-f]{{1,16}})(?:\.({DIGITS}+))?\.safetensors",
     re.ASCII,
 )
 _HINT = re.compile(rf"deltas/(\d{{8}})/hint\.(\d{{5}})\.{_EPOCH}\.(join|leave|repair)", re.ASCII)
@@ -80,6 +80,8 @@ class Delta:
         schema: Identifies the run and the fragment together; see :func:`schema`.
         groups: The groups of values that it carries, as a bit mask; the other groups are as in the state that it was made from.
         tokens: The tokens of these steps, in runs that weigh contributions by them. The key says nothing if there are none.
+        rate: The digits of the outer learning rates that the sync takes if no replica has ever asked for others: in fixed runs
+            whose rates are functions of the sync, rank 0 names them. Whoever creates the record then writes the same one.
     """
 
     sync: int
@@ -91,6 +93,7 @@ class Delta:
     schema: str
     groups: int = 1
     tokens: int = 0
+    rate: str = ""
 
     @property
     def amount(self) -> Amount:
@@ -104,6 +107,8 @@ class Delta:
         if self.tokens:
             life_and_steps += f".{self.tokens}"
         origin = f"{self.base}.{self.schema}.{self.groups:x}"
+        if self.rate:
+            origin += f".{self.rate}"
         return f"{deltas(self.sync)}{life_and_steps}.{origin}.safetensors"
 
     @classmethod
@@ -113,9 +118,9 @@ class Delta:
         if match is None:
             return None
         sync, rank, epoch, start, stop = map(int, match.groups()[:5])
-        tokens = int(match[6] or 0)
-        delta = cls(sync, rank, epoch, start, stop, match[7], match[8], int(match[9], 16), tokens)
-        return delta if delta.key == key else None
+        tokens, groups, rate = int(match[6] or 0), int(match[9], 16), match[10] or ""
+        delta = cls(sync, rank, epoch, start, stop, match[7], match[8], groups, tokens, rate)
+        return delta if delta.key == key and values_of(rate) is not None else None
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,7 +7,7 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from ..._arithmetic._clip import measure_norms
-from ..._arithmetic._rate import Rate
+from ..._arithmetic._rate import Rate, digits, values_of
 from ..._arithmetic._sharded import carried_groups
 from ..._errors import CorruptedObjectError, SyncError
 from ..._wire._delta import ChangedError
@@ -238,6 +238,7 @@ class ElasticSync:
             self._round.schema,
             groups,
             self._job.contribution.tokens,
+            self._named_rate(),
         )
         if not self._round.valid(
             {delta.key: life.format(self._index).size(groups, life.rank) or 0}
@@ -274,6 +275,20 @@ class ElasticSync:
             return Reload(Why.CHANGED)
         self._own_delta, self._parts = delta, parts
         return None
+
+    def _named_rate(self) -> str:
+        """The digits of the learning rates that this contribution names, as rank 0's of a fixed run do if they are functions."""
+        proposal = self._job.contribution.proposal
+        names = self._life.fixed and self._life.rank == 0 and proposal.of_sync
+        return digits(proposal.standing.values) if names else ""
+
+    def _standing(self, members: Sequence[Delta]) -> Rate:
+        """The learning rate that the sync takes if no replica asks for another one."""
+        standing = self._life.standing.rate
+        if standing.number:
+            return standing
+        named = values_of(members[0].rate)
+        return Rate(named) if named else self._job.contribution.proposal.standing
 
     def _ask(self, wish: Sequence[float]) -> None:
         """Ask for another outer learning rate, if this replica wants one. To be called before its contribution is put."""
@@ -380,7 +395,6 @@ class ElasticSync:
         reload = look_back(life)
         if reload is not None:
             return reload
-        standing = life.standing.rate
         commit = Commit(
             self._sync,
             self._index,
@@ -390,11 +404,7 @@ class ElasticSync:
             self._progress.counting(members),
             self._progress.outer_steps + 1,
             life.rollback,
-            rate_of(
-                standing if standing.number else self._job.contribution.proposal.standing,
-                self._folder.listing,
-                self._round.schema,
-            ),
+            rate_of(self._standing(members), self._folder.listing, self._round.schema),
             run=life.run,
         )
         if life.store.create(commit_key(self._sync), commit.to_json):
@@ -433,12 +443,13 @@ class ElasticSync:
     def _differs(self, theirs: str) -> Reload:
         _log.error(
             "rank %d: the state of fragment %s after sync %d is not the one that other replicas hold: its digest is %s in this "
-            "replica, but %s in others. Reloading the published state.",
+            "replica, but %s in others.%s",
             self._life.rank,
             self._job.name,
             self._progress.sync,
             self._base,
             theirs,
+            "" if self._life.fixed else " Reloading the published state.",
         )
         return Reload(Why.DIFFERS)
 
