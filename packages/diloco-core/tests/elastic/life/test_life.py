@@ -175,10 +175,10 @@ def test_everybody_who_asks_is_answered_once():
 def test_what_was_mended_is_trusted_again():
     damage = Damage()
     damage.make_again(0, 4, "rotten")
-    damage.distrust(0, 4)
-    damage.distrust(1, 5)
+    damage.distrust(0, 4, "a.")
+    damage.distrust(1, 5, "b.")
     damage.mended(0, 4)
-    assert (dict(damage.mending), damage.is_bad(0, 4), damage.is_bad(1, 5)) == ({}, False, True)
+    assert (dict(damage.mending), damage.found(0, 4), damage.found(1, 5)) == ({}, "", "b")
 
 
 def test_every_sync_counts_its_own_traffic():

@@ -23,7 +23,7 @@ class Damage:
     def __init__(self) -> None:
         self._mending: dict[int, int] = {}
         self._reasons: dict[int, str] = {}
-        self._bad: set[tuple[int, int]] = set()
+        self._bad: dict[tuple[int, int], str] = {}
         self._answered: set[Hint] = set()
         self._decided: Commit | None = None
 
@@ -42,9 +42,9 @@ class Damage:
         """The last record that this life has created, so that it can write that again if it is damaged or lost."""
         return self._decided
 
-    def is_bad(self, index: int, sync: int) -> bool:
-        """Whether a fragment's published state is damaged in a part that loading it does not read."""
-        return (index, sync) in self._bad
+    def found(self, index: int, sync: int) -> str:
+        """What is wrong with a fragment's published state in a part that loading it does not read; empty if nothing is."""
+        return self._bad.get((index, sync), "")
 
     def start_over(self) -> None:
         """Forget what has to be mended: the state is loaded once more, which will show it again."""
@@ -59,14 +59,14 @@ class Damage:
         """Note what is wrong with a part of a fragment's state that is being made again right now."""
         self._reasons[index] = reason
 
-    def distrust(self, index: int, sync: int) -> None:
+    def distrust(self, index: int, sync: int, why: object) -> None:
         """Note that this state is damaged although loading it would not show that."""
-        self._bad.add((index, sync))
+        self._bad[index, sync] = str(why).rstrip(".")
 
     def mended(self, index: int, sync: int) -> None:
         """Note that the state of a fragment was made again and is published as it was before."""
         del self._mending[index]
-        self._bad.discard((index, sync))
+        self._bad.pop((index, sync), None)
 
     def is_asked(self, asked: Collection[Hint]) -> bool:
         """Whether these requests for repair include one that was not answered yet. All of them count as answered from now on."""

@@ -9,7 +9,13 @@ from __future__ import annotations
 import logging
 from typing import TYPE_CHECKING
 
-from ..._errors import CorruptedObjectError, FormatError, ReplicaLostError, RunExistsError
+from ..._errors import (
+    CorruptedObjectError,
+    DivergedError,
+    FormatError,
+    ReplicaLostError,
+    RunExistsError,
+)
 from .._claims import check_claim
 from .._records._farewell import read_farewell
 from .._records._keys import (
@@ -22,6 +28,7 @@ from .._records._keys import (
     highest_epochs,
 )
 from .._records._records import GivenUp, Rollback, of_run, read_record
+from .._round._reload import Why
 
 if TYPE_CHECKING:
     from ..._store._patient import Patient
@@ -114,12 +121,14 @@ def refuse_reload(life: Life, reload: Reload) -> None:
         ReplicaLostError: The run has ended.
         FencedError: The run went back to older states.
         CorruptedObjectError: Something is damaged or gone.
+        DivergedError: This life does not hold what the others hold.
     """
     if reload.rollback is not None and reload.rollback.end is not None:
         obey_end(life, reload.rollback)
     if reload.rollback is None:
-        raise CorruptedObjectError(
-            f"rank {life.rank} cannot go on: {reload.damage or reload}. Start this replica again: it takes the run's newest state"
+        differs = reload.why in {Why.DIFFERS, Why.CHANGED}
+        raise (DivergedError if differs else CorruptedObjectError)(
+            f"rank {life.rank} cannot go on: {str(reload.damage or reload).rstrip('.')}. {_return(life)}"
         )
 
 
@@ -180,6 +189,12 @@ def give_up(life: Life, rank: int, known: int, why: str, sync: int, lost: int) -
     life.store.create(commit_key(sync), record.to_json)
     entry = life.log(sync)
     return entry is not None and isinstance(entry[0], Rollback)
+
+
+def _return(life: Life) -> str:
+    if not life.settings.return_within:
+        return _advice(life)
+    return "Start this replica again: it takes the run's newest state"
 
 
 def _advice(life: Life) -> str:

@@ -112,11 +112,10 @@ def _load_newest(life: Life, index: int, history: History) -> bool | Reload:
     first_error: CorruptedObjectError | None = None
     for sync in history.states(index):
         try:
-            if life.damage.is_bad(index, sync) and not (
-                life.rollbacks and mend_from_copies(life, index, sync)
-            ):
+            found = life.damage.found(index, sync)
+            if found and not (life.rollbacks and mend_from_copies(life, index, sync)):
                 raise CorruptedObjectError(
-                    f"the state of fragment {index} after sync {sync} in {life.store.uri} is damaged"
+                    f"the state of fragment {index} after sync {sync} in {life.store.uri} is damaged: {found}"
                 )
             missing = _load_or_mend(life, index, sync)
             if isinstance(missing, Reload):

@@ -260,8 +260,8 @@ def _hold_or_make_again(
         return None  # it was deleted while it was read, because the others have gone on
     if make_again(life, index, shard, damage):
         return None
-    life.damage.distrust(index, progress.sync)
     damage = damage or CorruptedObjectError(f"{life.origin(key)} is gone")
+    life.damage.distrust(index, progress.sync, damage)
     return Reload(Why.DAMAGED, damage=damage)
 
 

@@ -276,7 +276,7 @@ class Computation:
         except CorruptedObjectError as error:
             if not self._result.mending and make_again(life, index, shard, error):
                 return True
-            life.damage.distrust(index, self._result.previous)
+            life.damage.distrust(index, self._result.previous, error)
             return Reload(Why.DAMAGED, damage=error)
         return False
 

@@ -98,9 +98,10 @@ def adopt(result: Result, shard: int, opened: ObjectReader | None = None) -> boo
             f"in {life.origin(key)}, it does not become what the owner of the shard holds"
         )
         _log.error(
-            "rank %d: %s. Reloading the published state. Check the memory of this machine.",
+            "rank %d: %s.%s Check the memory of this machine.",
             life.rank,
             changed,
+            "" if life.fixed else " Reloading the published state.",
         )
         return Reload(Why.CHANGED, damage=changed)
     if sums is None:
