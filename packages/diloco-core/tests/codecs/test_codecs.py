@@ -138,7 +138,7 @@ def test_objects_and_reports_have_the_sizes_that_the_codec_says(kind, codec, tmp
     of_codec, encoded, small = sync(kind, tmp_path / "encoded", codec)
     saved = outer_bytes(of_plain[0]) - outer_bytes(of_codec[0])
     others = REPLICAS - 1
-    # A strict replica does not send its own shard.
+    # A replica of a fixed run does not send its own shard.
     senders = others if kind == "fixed" else REPLICAS
     headers = 0.2 * sum(large)
     assert abs(sum(large) - sum(small) - senders * saved) < headers
