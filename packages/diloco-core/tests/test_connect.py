@@ -1,11 +1,14 @@
 """Who a replica is: arguments win over the environment, and what is missing or impossible is named."""
 
+import inspect
+
 import pytest
 
 from diloco_core import (
     ConfigurationError,
     StoreUnavailableError,
     SyncError,
+    Timing,
     connect,
 )
 from diloco_core._exchange._base import Schema
@@ -30,6 +33,28 @@ def test_arguments_win(environ, tmp_path):
     assert (exchange.rank, exchange.world_size, exchange.run_id) == (0, 2, "tuesday")
     assert exchange.store.uri == (tmp_path / "b").as_uri()
     exchange.leave()
+
+
+@pytest.mark.parametrize(
+    ("launch", "options", "seconds"),
+    [
+        ({}, {}, 300.0),
+        ({"DILOCO_RESTARTS": "1"}, {}, 300.0),
+        ({"DILOCO_RESTARTS": "0"}, {}, 0.0),
+        ({"DILOCO_RESTARTS": "0"}, {"return_within": 20}, 20.0),
+        ({"DILOCO_RESTARTS": "0"}, {"timing": None}, 300.0),
+    ],
+)
+def test_where_nothing_is_started_again_nobody_waits_for_it(
+    environ, monkeypatch, launch, options, seconds
+):
+    defaults = list(Timing.__init__.__defaults__)  # other tests have another one
+    defaults[list(inspect.signature(Timing).parameters).index("return_within")] = 300.0
+    monkeypatch.setattr(Timing.__init__, "__defaults__", tuple(defaults))
+    options = {name: Timing() if name == "timing" else value for name, value in options.items()}
+    exchange = connect(environ={**environ, **launch}, **options)
+    assert exchange.settings.return_within == seconds
+    assert connect(environ={**environ, **launch}) is exchange, "a second call need not repeat it"
 
 
 def test_connecting_twice_gives_the_same_exchange(environ):

@@ -28,6 +28,8 @@ import sys
 import time
 from pathlib import Path
 
+from diloco_protocol import DilocoError
+
 
 def echo(**kwargs):
     print("echo from", os.environ["REPLICA_RANK"], flush=True)
@@ -125,6 +127,16 @@ def family(folder):
         while not (Path(folder, name).exists() and Path(folder, name).read_text()):
             time.sleep(0.01)
     return wait(folder)
+
+
+def is_replaced():
+    error = DilocoError("another process has the rank")
+    error.replaced = True
+    raise error
+
+
+def whether_it_comes_back():
+    return os.environ.get("DILOCO_RESTARTS")
 
 
 def until_attempt(number):

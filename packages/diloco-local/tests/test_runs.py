@@ -99,6 +99,25 @@ def test_restarts_are_counted_and_bounded(make):
     assert "attempt 2 fails" in result["error"]
 
 
+def test_who_was_replaced_is_not_started_again(make):
+    """Started again, it would take the place back from the process that has it now."""
+    executor = make()
+    handles = executor.launch_replicas(1, "trainer:is_replaced", {}, max_restarts=2)
+    (result,) = results_of(executor, handles)
+    assert (result["status"], result["exit_code"], result["attempt"]) == ("failed", 79, 1)
+
+
+@pytest.mark.parametrize(
+    ("options", "told"),
+    [({}, "0"), ({"max_restarts": 2}, "1"), ({"world_size": 2, "max_restarts": 2}, None)],
+)
+def test_replicas_are_told_whether_any_of_them_comes_back(make, options, told):
+    executor = make()
+    handles = executor.launch_replicas(1, "trainer:whether_it_comes_back", {}, **options)
+    (result,) = results_of(executor, handles)
+    assert (result["status"], result["result"]) == ("succeeded", told)
+
+
 def test_a_timeout_is_per_attempt(overrunning):
     def both_attempts_were_up(run):
         results_of(run.executor, run.handles)

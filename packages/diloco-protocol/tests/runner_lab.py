@@ -17,6 +17,8 @@ PATIENCE = 600.0
 MODULE = """
 import os, signal, subprocess, sys, time
 
+from diloco_protocol import DilocoError
+
 def returns(**kwargs):
     return kwargs
 
@@ -33,6 +35,11 @@ def not_json():
 
 def raises():
     raise ValueError("no such data")
+
+def is_replaced():
+    class Fenced(DilocoError):
+        replaced = True
+    raise Fenced("another process has the rank")
 
 def raises_half_a_pair():
     raise ValueError(os.fsdecode(b"no file data-\\xe9"))

@@ -41,6 +41,12 @@ class TestRequest:
         assert (first.rank_env, first.world_size_env) == ("MY_RANK", "WORLD_SIZE")
         assert (first.timeout, first.grace, first.run_id, first.world_size) == (5.0, 3.0, "a", 2)
 
+    def test_only_a_launch_of_the_whole_cohort_knows_whether_a_rank_comes_back(self):
+        for part, told in (({}, False), ({"rank_offset": 1}, None), ({"world_size": 3}, None)):
+            specs = request(2, **part).specs(restarts=False)
+            assert [spec.restarts for spec in specs] == [told, told]
+        assert request(2).specs()[0].restarts is None
+
     def test_a_run_may_span_backends(self):
         made = request(2, rank_offset=3, world_size=8)
         assert made.ranks == (3, 4)

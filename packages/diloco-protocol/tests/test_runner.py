@@ -165,6 +165,14 @@ class TestOutcomes:
         assert 'raise ValueError("no such data")' in outcome.traceback
         assert "no such data" in runner.err
 
+    def test_who_was_replaced_says_so_by_its_exit_code(self, replica, tmp_path):
+        outcome = end(replica("is_replaced"), tmp_path)
+        assert (outcome.exit_code, outcome.reason, outcome.error_type) == (
+            79,
+            Reason.ERROR,
+            "Fenced",
+        )
+
     def test_an_exception_that_quotes_what_cannot_be_sent(self, replica, tmp_path):
         """Half of a surrogate pair, as Python makes it of a file's name that is not UTF-8."""
         outcome = end(replica("raises_half_a_pair"), tmp_path)
@@ -279,7 +287,7 @@ class TestWrongSpecs:
         )
 
     def test_another_version_is_refused_by_name(self, tmp_path):
-        later = ReplicaSpec("m:f", {}, 0, 1).to_json().replace('"version":2', '"version":7')
+        later = ReplicaSpec("m:f", {}, 0, 1).to_json().replace('"version":3', '"version":7')
         (tmp_path / "spec.json").write_text(later)
         done = self.run(
             "--spec", str(tmp_path / "spec.json"), "--outcome", str(tmp_path / "outcome.json")

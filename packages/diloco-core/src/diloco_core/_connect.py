@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import threading
 from collections.abc import Mapping
+from dataclasses import replace
 from functools import partial
 from typing import Literal, NamedTuple, TypeAlias
 
@@ -126,8 +127,9 @@ def connect(
         beat_interval: Seconds between two signs of life; 10 if left out.
         lost_after: Seconds without a sign of life after which a replica counts as lost; 90 if left out. It is refused in elastic
             runs, where ``grace`` takes its place.
-        return_within: Seconds that the others then wait for it to be started again; 300 if left out, 0 for not at all. Refused
-            in elastic runs, likewise.
+        return_within: Seconds that the others then wait for it to be started again, 0 for not at all. 300 if left out; 0 where
+            the launch says that it starts nothing again (``DILOCO_RESTARTS=0``, which the runner sets). Refused in elastic runs,
+            likewise.
         chunk_bytes: Bytes handled at once; 1 MiB if left out. In fixed runs it must be the same for all replicas.
         transfer: Connections, block size and memory for a store behind a network, such as ``Transfer(connections=32)``. It
             may differ between replicas, and has no effect on folders.
@@ -188,6 +190,8 @@ def connect(
     if elastic is not None:
         check_not_elastic(limits)
     all_limits = timing_of(timing, limits, elastic=elastic is not None)
+    if environ.get("DILOCO_RESTARTS") == "0" and timing is None and return_within is None:
+        all_limits = replace(all_limits, return_within=0.0)  # nobody could come back in time
     asked = {**limits, **membership, **given(chunk_bytes=chunk_bytes, transfer=transfer)}
     asked |= {} if timing is None else numbers_of(all_limits)
     timing = all_limits

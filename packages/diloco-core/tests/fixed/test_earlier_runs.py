@@ -12,6 +12,7 @@ from diloco_core import (
     CorruptedObjectError,
     DiLoCo,
     ReplicaLostError,
+    RunExistsError,
     StoreExchange,
     export,
 )
@@ -72,11 +73,14 @@ def test_objects_of_another_run_are_not_exported(lab, tmp_path):
         export(str(one), tmp_path / "model", at=2)
 
 
+@pytest.mark.parametrize("error", [RuntimeError("the data is missing"), RunExistsError("taken")])
 @pytest.mark.parametrize("is_taken", [False, True], ids=["free", "taken"])
-def test_who_fails_before_it_has_joined_speaks_for_no_other_process(tmp_path, is_taken):
+def test_who_fails_before_it_has_joined_speaks_for_no_other_process(tmp_path, error, is_taken):
     """Its note would end the run of the process that holds the rank."""
     store = open_store(str(tmp_path))
     if is_taken:
         store.put(keys_lab.claim_key(1), [b"another process holds the rank"])
-    StoreExchange(open_store(str(tmp_path)), 1, 2).abort(RuntimeError("the data is missing"))
-    assert keys_lab.keys_of(store.list(""), "note") == []
+    StoreExchange(open_store(str(tmp_path)), 1, 2).abort(error)
+    told = not is_taken and isinstance(error, RuntimeError)
+    notes = keys_lab.keys_of(store.list(""), "note")
+    assert notes == (["deltas/00000001/hint.00001.0000.leave"] if told else [])

@@ -129,7 +129,7 @@ class StoreExchange(ResumableExchange):
         if not self._decides and elastic is not None:
             raise ConfigurationError(
                 f"{store.uri} lets an object be created twice: it ignores conditional writes, so replicas could not agree on "
-                "which of them take part in a sync. Use a store with exclusive creation, or strict membership (leave "
+                "which of them take part in a sync. Use a store with exclusive creation, or fixed membership (leave "
                 "min_replicas out)."
             )
         self.rank = rank
@@ -530,9 +530,10 @@ class StoreExchange(ResumableExchange):
                 self._stop_beats()
                 if self._life is not None:
                     tell_failure(self._life, error)
-                elif self._schema is not None and self._is_awaited(error):
+                elif self._is_awaited(error):
                     store = Patient(self._generation or self.store, self._timing)
-                    tell_refusal(store, self.rank, self._run, committed_in(self._schema) + 1, error)
+                    committed = 0 if self._schema is None else committed_in(self._schema)
+                    tell_refusal(store, self.rank, self._run, committed + 1, error)
             finally:
                 self.store.close()
         except Exception as second:  # noqa: BLE001 - the first error matters more

@@ -9,7 +9,7 @@ from ..._exchange._endings import named_ranks
 from ..._timing import Wait
 from .._claims import claim
 from .._records._farewell import concluded, farewell, read_farewell
-from .._records._keys import Hint, deltas, highest_epochs
+from .._records._keys import Hint, deltas, epochs, highest_epochs
 from .._records._rules import former_farewells
 
 if TYPE_CHECKING:
@@ -112,7 +112,9 @@ def check_failures(
 
 
 def tell_refusal(store: Patient, rank: int, run: str, sync: int, error: BaseException) -> None:
-    """Tell the others that this replica is refused, before it has joined: they need not wait for it.
+    """Tell the others that this replica is refused or fails, before it has joined: they need not wait for it.
+
+    Before it knows the run, it says so only if no other process holds the rank: for that one it does not speak.
 
     Args:
         store: The run's prefix.
@@ -122,6 +124,8 @@ def tell_refusal(store: Patient, rank: int, run: str, sync: int, error: BaseExce
         error: Why it is refused.
     """
     store.patience = min(store.patience, TELL_SECONDS)
+    if not run and epochs(store.list(f"claims/{rank:05}/"), rank):
+        return
     epoch = claim(store, rank, run)[0] if run else 0
     key = Hint(sync, rank, epoch, "leave").key
     store.put(key, lambda: [farewell(key, error, rank)])
