@@ -166,7 +166,7 @@ def test_pods_train_what_local_processes_train(rehearsal, training, tmp_path, co
 
 
 @pytest.mark.slow
-def test_a_strict_run_has_replicas_of_two_kinds(rehearsal, tmp_path):
+def test_a_fixed_run_has_replicas_of_two_kinds(rehearsal, tmp_path):
     options = {"world_size": 4, "cohort": "both", "timeout": PATIENCE}
     where = {"trainer_module": "small_trainer", "trainer_fn": "mean"}
     where["rendezvous_uri"] = str(tmp_path / "store")
@@ -188,7 +188,7 @@ def test_a_strict_run_has_replicas_of_two_kinds(rehearsal, tmp_path):
 
 
 @pytest.mark.slow
-def test_a_strict_run_is_several_launches_of_one_executor(rehearsal, tmp_path):
+def test_a_fixed_run_is_several_launches_of_one_executor(rehearsal, tmp_path):
     where = {"trainer_module": "small_trainer", "trainer_fn": "mean"}
     where["rendezvous_uri"] = str(tmp_path / "store")
     executor = LocalProcessExecutor(root=tmp_path / "local", env=rehearsal.variables)
@@ -208,11 +208,11 @@ def test_a_strict_run_is_several_launches_of_one_executor(rehearsal, tmp_path):
 
 
 @pytest.mark.slow
-def test_a_lost_replica_ends_a_strict_run_and_is_named(rehearsal, training):
+def test_a_lost_replica_ends_a_fixed_run_and_is_named(rehearsal, training):
     with rehearsal.executor() as executor:
         entrypoint = "diloco_core.replica_entrypoint:run"
         handles = executor.launch_replicas(
-            3, entrypoint, training("strict", steps=100_000), run_id="strict"
+            3, entrypoint, training("fixed", steps=100_000), run_id="fixed"
         )
         wait_for(
             lambda: executor.stream_logs(handles[1])
@@ -220,7 +220,7 @@ def test_a_lost_replica_ends_a_strict_run_and_is_named(rehearsal, training):
             else "",
             "a sync",
         )
-        rehearsal.stand_in.pods.newest("strict", 1).kill()
+        rehearsal.stand_in.pods.newest("fixed", 1).kill()
         results = executor.collect(handles, timeout=PATIENCE)
         assert [result["status"] for result in results] == ["failed"] * 3
         assert (results[1]["exit_code"], results[1]["signal"]) == (137, "SIGKILL")

@@ -118,15 +118,16 @@ class TestSpec:
 
     def test_whether_replicas_are_started_again_is_yes_or_no(self):
         spec = ReplicaSpec("m:f", {}, 0, 1)
-        for restarts, text in ((True, "1"), (False, "0")):
+        for restarts, said in ((True, "1"), (False, "0")):
             told = replace(spec, restarts=restarts)
             assert ReplicaSpec.from_json(told.to_json()) == told
-            assert environment(told)["DILOCO_RESTARTS"] == text
+            assert environment(told)["DILOCO_RESTARTS"] == said
         with pytest.raises(InvalidRequestError, match="restarts must be True, False or None"):
             replace(spec, restarts=0)
 
     @pytest.mark.parametrize(
-        "data", ["", "{", "[]", "{}", '{"version": 3}', '{"version": 2}', '{"version": 3, "extra": 2}']
+        "data",
+        ["", "{", "[]", "{}", '{"version": 3}', '{"version": 2}', '{"version": 3, "extra": 2}'],
     )
     def test_what_is_no_spec_is_refused(self, data):
         with pytest.raises(InvalidRequestError):

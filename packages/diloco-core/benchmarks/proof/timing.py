@@ -60,8 +60,8 @@ class Time:
     """What was measured of a row, and what was planned. Bytes and seconds are those of H inner steps of one replica.
 
     Attributes:
-        topology: Of the exchange: ``"sharded"`` or ``"gather"``, as the planner finds quicker, or ``"strict"`` for means of
-            gradients.
+        topology: Of the exchange: ``"sharded"`` or ``"gather"``, as the planner finds quicker; means of gradients are
+            ``"sharded"``.
         utilisation: The share of the time that went into training, as a mean over the replicas.
         bound: That share as the planner has it, for steps as long as they were.
         compute: Seconds of training: those of the sleeps, and by how much each of them was too long.
@@ -96,7 +96,7 @@ def plan_of(row: Row, parameters: int, training: Training, conditions: Condition
     transfer = Transfer(1) if conditions.over == "folder" else Transfer()
     if row.kind == "synchronous":
         return plan_exchange(
-            parameters, training.replicas, bandwidth, outer_state=0, strict=True, tensors=1, store=store,
+            parameters, training.replicas, bandwidth, outer_state=0, fixed=True, tensors=1, store=store,
             transfer=transfer,
         )  # fmt: skip
     # SGD keeps a momentum for every parameter, if it has one.
@@ -155,7 +155,7 @@ def time_of(row: Row, parameters: int, training: Training, conditions: Condition
     share = _syncs(row, training) / task["syncs"]
     mean = {name: statistics.fmean(each[name] for each in found) for name in found[0]}
     measured = Time(
-        "strict" if synchronous else task["topology"],
+        "sharded" if synchronous else task["topology"],
         statistics.fmean(each["compute"] / (each["compute"] + each["exposed"]) for each in found),
         0.0,
         share * mean["compute"],

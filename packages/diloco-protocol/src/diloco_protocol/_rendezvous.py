@@ -85,7 +85,7 @@ def _tried(
         return Finding("rendezvous", None, message)
     told = f"a {replica} wrote and read {shown} in {found['seconds']:g} s"
     if not found["exclusive"]:
-        told += "; it ignores conditional writes, so only strict runs can meet there"
+        told += "; it ignores conditional writes, so only runs with fixed membership can meet there"
         return Finding("rendezvous", True, told)
     return Finding("rendezvous", True, f"{told}, conditional writes included")
 
