@@ -1,5 +1,8 @@
 """Replicas meet, agree on everything, or are told at once and by name what is in the way."""
 
+import threading
+from concurrent.futures import ThreadPoolExecutor
+
 import keys_lab
 import pytest
 import torch
@@ -8,6 +11,7 @@ from training_lab import identical
 
 from diloco_core import (
     ConfigurationError,
+    DiLoCo,
     MismatchError,
     ObjectStoreAllReduce,
     RendezvousTimeoutError,
@@ -68,6 +72,43 @@ class TestMeeting:
             assert second.rank == 1
         else:
             assert second.missing == (1,)
+
+    def test_one_that_fails_while_another_still_begins_may_come_back(self, lab):
+        """As if the state took long to load there. What has failed since is waited for where it is missed."""
+        store, failed = open_store("memory://meeting/slow"), threading.Event()
+        timing = Timing(return_within=lab.PATIENCE)
+
+        class Slow:
+            """Looks who is there only when rank 1 has failed."""
+
+            def __getattr__(self, name):
+                return getattr(store, name)
+
+            def list(self, prefix):
+                if prefix == "claims/" and keys_lab.keys_of(store.list(prefix), "claim", rank=0):
+                    assert failed.wait(lab.PATIENCE)
+                return store.list(prefix)
+
+        def train(exchange, fails=False):
+            model = lab.fill(lab.small_model())
+            inner = torch.optim.SGD(model.parameters(), lr=0.1)
+            with DiLoCo(model, inner, exchange, sync_every=2) as outer:
+                while outer.inner_steps < 4:
+                    lab.push(model, inner, exchange.rank, outer.inner_steps)
+                    if fails:
+                        raise ValueError("of the training")
+            return lab.values(model)
+
+        def live(rank):
+            if not rank:
+                return train(StoreExchange(Slow(), 0, 2, timing=timing))
+            with pytest.raises(ValueError, match="of the training"):
+                train(StoreExchange(store, 1, 2, timing=timing), fails=True)
+            failed.set()
+            return train(StoreExchange(store, 1, 2, timing=timing))
+
+        with ThreadPoolExecutor(2) as pool:
+            assert lab.identical(list(pool.map(live, range(2))))
 
     def test_a_thread_that_never_comes_is_named(self, lab):
         exchanges = in_process(3, timing=Timing(join_timeout=0.05))

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from ..._errors import MismatchError, RendezvousTimeoutError, ReplicaLostError
 from ..._exchange._endings import named_ranks
 from ..._timing import Wait
-from .._claims import claim
+from .._claims import claim, claimed_settings
 from .._records._farewell import concluded, farewell, read_farewell
 from .._records._keys import Hint, deltas, epochs, highest_epochs
 from .._records._rules import former_farewells
@@ -76,15 +76,24 @@ def meet(life: Life) -> None:
         downtime=lambda: store.downtime,
         notice=notice,
     )
+
+    def has_met(hint: Hint) -> bool:
+        """Whether this is of a life that had joined: it has met all others, and may have trained before it failed."""
+        return claimed_settings(store, hint.rank, hint.epoch) is not None
+
     look()
     while missing:
         wait.pause()
         look()
-    look_around()
+    check_failures(store, life.rank, life.manifest.first + 1, has_followed, has_met)
 
 
 def check_failures(
-    store: Patient, rank: int, sync: int, has_followed: Callable[[Hint], bool] = lambda _: False
+    store: Patient,
+    rank: int,
+    sync: int,
+    has_followed: Callable[[Hint], bool] = lambda _: False,
+    has_met: Callable[[Hint], bool] = lambda _: False,
 ) -> None:
     """Refuse to go on if a rank has failed before the first sync.
 
@@ -93,6 +102,7 @@ def check_failures(
         rank: The rank of this replica.
         sync: The number of the first sync.
         has_followed: Whether another process follows the one that has left this hint, so that it says nothing any more.
+        has_met: Whether a life had met the others before it failed. What that means shows at the sync that lacks its part.
 
     Raises:
         ReplicaLostError: A rank has failed.
@@ -107,6 +117,8 @@ def check_failures(
             continue
         if said.reason.startswith("MismatchError: "):
             raise MismatchError(said.reason.removeprefix("MismatchError: "))
+        if has_met(hint):
+            continue
         lost, why = concluded(rank, hint.rank, said, 0)
         raise ReplicaLostError(why, lost)
 
