@@ -76,7 +76,7 @@ def decide_from_own_listing(monkeypatch):
 
 
 def no_incarnation(monkeypatch):
-    monkeypatch.setattr(_joining, "claim", lambda store, rank, run, settings: (1, b""))
+    monkeypatch.setattr(_joining, "claim", lambda *_: (1, b""))
     monkeypatch.setattr(_exchange_elastic, "check_claim", lambda life: None)
     monkeypatch.setattr(_exchange_elastic, "watch_claim", lambda life: None)
 

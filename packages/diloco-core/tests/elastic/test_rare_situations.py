@@ -216,10 +216,10 @@ def test_a_late_rank_0_is_told_that_its_initial_values_are_not_used(tmp_path, ca
         assert weights(0, 42.0, 2) == 42.0 or "initial" in caplog.text
 
 
-def test_a_strict_replica_is_told_that_the_run_is_elastic(tmp_path):
+def test_a_replica_with_fixed_membership_is_told_that_the_run_is_elastic(tmp_path):
     _until(1, connect(str(tmp_path / "run"), rank=0, world_size=2, min_replicas=1, grace=0.2))
     before = sorted(tmp_path.rglob("*"))
-    with pytest.raises(RunExistsError, match="holds an elastic run"):
+    with pytest.raises(RunExistsError, match="holds a run with elastic membership"):
         _until(1, connect(str(tmp_path / "run"), rank=1, world_size=2))
     assert [path for path in sorted(tmp_path.rglob("*")) if "claims" in str(path)] == [
         path for path in before if "claims" in str(path)

@@ -170,7 +170,7 @@ class TestRefusals:
         assert {type(error) for error in errors} == {ConfigurationError}
         assert "lets an object be created twice" in str(errors[0])
 
-    def test_a_strict_run(self):
+    def test_a_run_that_only_earlier_versions_know(self):
         store = SimulatedStore()
         store.write("claims/00000.json", b"{}")
         errors = self._errors(store, Elastic(1, grace=5.0))
@@ -201,7 +201,7 @@ class TestRefusals:
         assert members_in(outcome.store) == [[0, 1, 2], [0, 2], [0, 2], [0, 2]]
         assert outcome.seconds < 30  # it said that it leaves
 
-    def test_saved_states_are_for_strict_runs(self):
+    def test_saved_states_are_for_fixed_runs(self):
         def train(node):
             model = torch.nn.Linear(4, 4)
             inner = torch.optim.SGD(model.parameters(), lr=0.1)

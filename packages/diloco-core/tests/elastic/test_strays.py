@@ -110,7 +110,7 @@ def test_other_files_are_ignored_and_stay(folder, topology):
     ("key", "told"),
     [
         ("claims/00000/0001.json", "holds objects of an earlier run"),
-        ("claims/00000.json", "strict"),
+        ("claims/00000.json", "that an earlier version of diloco-core has begun"),
         (commit_key(1), "holds objects of an earlier run"),
     ],
 )

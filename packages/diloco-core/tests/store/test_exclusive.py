@@ -29,7 +29,7 @@ def test_one_create_after_the_other_cannot_tell_but_the_driver_knows(looks_first
 
 def test_it_is_refused_to_elastic_runs_only(looks_first):
     with pytest.raises(
-        ConfigurationError, match="Use a store with exclusive creation, or strict membership"
+        ConfigurationError, match="Use a store with exclusive creation, or fixed membership"
     ):
         StoreExchange(open_store(looks_first), 0, 2, Elastic(1))
     with pytest.raises(ConfigurationError, match="exclusive creation"):

@@ -66,7 +66,7 @@ def test_over_moto(moto_url, point_at, expected, scheme):
     assert "manifest.json" in left
     assert not [key for key in left if key.startswith("probes/")]
     running = [
-        thread.name for thread in threading.enumerate() if thread.name.startswith("diloco-beat")
+        thread.name for thread in threading.enumerate() if thread.name.startswith("diloco-repeat")
     ]
     assert running == []
 
@@ -119,4 +119,4 @@ def test_a_fragment_that_no_object_could_hold_is_refused_before_anything_is_made
             exchange.shards(forty_billion)
         assert exchange.shards(forty_billion // 4) >= 8
     for near in (str(tmp_path), "memory://large/run"):
-        assert StoreExchange(open_store(near), 0, 8).shards(forty_billion) == 8
+        assert StoreExchange(open_store(near), 0, 8).shards(forty_billion) >= 8
