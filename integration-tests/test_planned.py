@@ -17,6 +17,7 @@ QUICK = [
     ("fixed", 4, 8e6),
     ("fixed", 4, 1e8),
     ("fixed", 12, 8e6),
+    ("fixed", 16, 1e8),
     ("sharded", 4, 8e6),
     ("sharded", 4, 32e6),
     ("sharded", 8, 8e6),

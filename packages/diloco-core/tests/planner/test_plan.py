@@ -85,10 +85,11 @@ class TestByHand:
         assert plan.puts == pytest.approx(parts + 2 + 1 + shards / 2 + 1 / 2 + beats), (
             "the contribution with a beginning and an end, and each shard at once"
         )
-        # The checksums lie behind the values.
-        blocks = math.ceil((16 * PART_BYTES / shards + 1) / BLOCK_BYTES)
-        assert blocks > 1
-        assert plan.gets == 4.5 + 3 / 8 + 2 * shards / 2 * blocks
+        # The checksums of a contribution come first; those of a shard lie behind its values.
+        values = 16 * PART_BYTES / shards
+        sent, published = math.ceil(values / BLOCK_BYTES) + 1, math.ceil((values + 1) / BLOCK_BYTES)
+        assert published > 1
+        assert plan.gets == 4.5 + 3 / 8 + shards / 2 * (sent + published)
 
     @pytest.mark.parametrize(("kind", "found"), [("GET", 4e-7), ("PUT", 5e-6)])
     def test_who_pays_for_what(self, kind, found):

@@ -39,7 +39,11 @@ def sharded_sync(model: Model, store: StoreModel, bandwidth: float) -> Costs:
     own_shards = model.shards // n
     _commit(costs, model, budget)
     section = model.section
-    contributions = Ranges(math.ceil(section / block), section, min(section, block)).times(n - 1)
+    reads = math.ceil(section / block)
+    if model.fixed and section > block:
+        # Where a section does not fit into one block, its checksums are read first.
+        reads = 1 + math.ceil(model.sent_shard / block)
+    contributions = Ranges(reads, section, min(section, block)).times(n - 1)
     costs.read(model.norms.times(n - 1), records.contribution_key, budget)
     costs.update(
         own_shards,
