@@ -199,7 +199,10 @@ def test_a_run_and_an_export_go_back_before_a_damaged_update(stopped, tmp_path):
     assert identical(ends)
 
 
-def test_a_damaged_update_is_written_again(tmp_path, monkeypatch):
+@pytest.mark.parametrize(
+    "membership", [{}, {"min_replicas": 2, "grace": 2.0}], ids=["fixed", "elastic"]
+)
+def test_a_damaged_update_is_written_again(membership, tmp_path, monkeypatch):
     """A replica that finds an update damaged adds nothing, and asks its owner to write it again."""
     undamaged = train(make, in_process(2), steps=8, **IN_THREADS)
     damaged = []
@@ -209,7 +212,7 @@ def test_a_damaged_update_is_written_again(tmp_path, monkeypatch):
         put(self, Damaging(store, damaged) if args[0] == 0 else store, *args, **options)
 
     monkeypatch.setattr(StoreExchange, "__init__", init)
-    ends = train(make, over_store(tmp_path), steps=8, **INT8)
+    ends = train(make, over_store(tmp_path, **membership), steps=8, **INT8)
     assert damaged
     assert identical([*undamaged, *ends])
 
