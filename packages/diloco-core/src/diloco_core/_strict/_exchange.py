@@ -19,6 +19,7 @@ from .._errors import (
     UnequalSyncsError,
 )
 from .._exchange._endings import Progress, failure
+from .._exchange._one_thread import one_thread
 from .._exchange._pending import GivenUpError, Syncs
 from .._exchange._resumable import Position, RestartableExchange
 from .._planner._warning import fragment_bytes, warn_of_long_syncs
@@ -123,6 +124,7 @@ class ObjectStoreExchange(RestartableExchange):
         self.when_ended: Callable[[], object] = bool  # called when this replica leaves or fails
         self._ended = ""
 
+    @one_thread()
     def join(self, schema: Schema) -> None:
         """Meet the other replicas; see :meth:`._base.Exchange.join`."""
         self._check_open()
@@ -216,6 +218,7 @@ class ObjectStoreExchange(RestartableExchange):
         syncs = self._progress.syncs
         return Position(syncs, syncs, self._steps_counted)
 
+    @one_thread()
     def save_inner(self, parts: Callable[[str], Iterable[Buffer]]) -> None:
         """Save the state that belongs to this replica alone; see :meth:`._resumable.KeepingExchange.save_inner`."""
         self._check_open()
@@ -254,10 +257,14 @@ class ObjectStoreExchange(RestartableExchange):
 
     @contextlib.contextmanager
     def _guarded(self, sync: StoreSync, last: bool) -> Iterator[None]:
-        """Tell the others if this replica fails. If it can do without this sync, only take its contribution back."""
+        """Calculate in one thread, and tell the others if this replica fails.
+
+        If it can do without this sync, only take its contribution back.
+        """
         try:
             try:
-                yield
+                with one_thread():
+                    yield
             except (CorruptedObjectError, ObjectNotFoundError) as error:
                 # A run that was resumed without this replica has deleted what it does not need.
                 with contextlib.suppress(StoreError):
@@ -299,6 +306,7 @@ class ObjectStoreExchange(RestartableExchange):
         """Make a sync that another thread carries out end soon; see :meth:`._base.Exchange.give_up`."""
         self._syncs.interrupt()
 
+    @one_thread()
     def leave(self) -> None:
         """Tell the others that this replica is done; repeatable."""
         if not self._ended:
