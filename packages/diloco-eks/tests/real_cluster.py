@@ -3,6 +3,7 @@
 import tempfile
 import time
 import uuid
+from functools import partial
 from pathlib import Path
 
 from cluster_truth import condition, index_of, lives_of, of_handle, resources_of, truth_of
@@ -224,6 +225,14 @@ class RealClusterHarness(Harness):
                     lambda truth: truth.state is None or (truth.state.terminal and not truth.alive),
                     "end",
                 )
+            if self.truth(handle).state == "cancelled":
+                # Its pod has ended, and may still be there for a moment, with its log.
+                what = f"the pod of rank {handle.rank} of {handle.run_id} to be removed"
+                self.puppets.wait(partial(self.is_removed, handle), what)
+
+    def is_removed(self, handle):
+        pod = self.pod(handle)
+        return pod is None or "deletionTimestamp" not in pod["metadata"]
 
     def expire(self, handles):
         name = handles[0].metadata["job_name"]

@@ -27,12 +27,12 @@ def test_the_try_without_an_account(tmp_path, monkeypatch):
     for name in ("my_program.py", "first_run.py"):
         (tmp_path / name).write_text(examples()[name])
     text = README.read_text(encoding="utf-8")
-    (line,) = re.findall(r'^PYTHONPATH="\$PWD" python (.*)$', text, re.MULTILINE)
+    (line,) = re.findall(r'^PYTHONPATH="\$PWD" diloco-localcloud (.*)$', text, re.MULTILINE)
     (printed,) = re.findall(r"```text\n(.*?)```", text, re.DOTALL)
     # What is installed for a user is on the path here.
     path = os.pathsep.join([str(tmp_path), os.environ.get("PYTHONPATH", "")])
     with subprocess.Popen(
-        [sys.executable, *line.split()],
+        [sys.executable, "-P", "-m", "diloco_localcloud", *line.split()],
         stdout=subprocess.PIPE,
         text=True,
         env={**os.environ, "PYTHONPATH": path},

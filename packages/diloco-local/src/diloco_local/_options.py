@@ -13,16 +13,15 @@ from diloco_protocol.backend import (
     Options,
     check_backoff,
     check_callable,
+    check_home,
     check_journal,
     check_names,
-    check_path,
     check_paths,
     check_seconds,
     check_text,
     check_variables,
     option,
     or_none,
-    shown,
 )
 
 from ._gpus import check_devices
@@ -38,23 +37,9 @@ def _check_gpus(name: str, value: object) -> tuple[str, ...]:
     return check_devices(name, check_names(name, value))
 
 
-def _check_path(name: str, value: object) -> str | os.PathLike[str]:
-    """As for a rendezvous, ``~`` is a home folder: few mean one of that name below the current folder."""
-    given = check_path(name, value)
-    if not os.fspath(given).startswith("~"):
-        return given
-    path = os.path.expanduser(given)  # noqa: PTH111 - which tells whether there is such a home, and raises nothing
-    if path.startswith("~"):
-        text = os.fspath(given)
-        raise InvalidRequestError(
-            f"{name}={shown(text)}: there is no such home folder. Write {shown(f'./{text}')} for a folder of that name"
-        )
-    return path
-
-
 def _check_paths(name: str, values: object) -> tuple[str | os.PathLike[str], ...]:
     paths = enumerate(check_paths(name, values))
-    return tuple(_check_path(f"{name}[{number}]", each) for number, each in paths)
+    return tuple(check_home(f"{name}[{number}]", each) for number, each in paths)
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -89,17 +74,17 @@ class LocalOptions(Options):
     _: KW_ONLY
     root: str | os.PathLike[str] | None = option(
         None,
-        check=or_none(_check_path),
+        check=or_none(check_home),
         shown="`$XDG_STATE_HOME/diloco` or `~/.local/state/diloco`",
     )
     other_roots: Iterable[str | os.PathLike[str]] = option((), check=_check_paths, shown="none")
     python: str | os.PathLike[str] = option(
-        sys.executable, check=_check_path, shown="this interpreter"
+        sys.executable, check=check_home, shown="this interpreter"
     )
     env: Mapping[str, str] | None = option(None, check=check_variables)
     inherit_env: bool | Iterable[str] = option(True, check=_check_inherit_env)
     cwd: str | os.PathLike[str] | None = option(
-        None, check=or_none(_check_path), shown="the current folder at the launch"
+        None, check=or_none(check_home), shown="the current folder at the launch"
     )
     pythonpath: Iterable[str | os.PathLike[str]] | None = option(
         None, check=or_none(_check_paths), shown="this process's import path"

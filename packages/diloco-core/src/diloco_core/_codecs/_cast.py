@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import torch
 
+from .._squares import sum_of_squares
+
 
 class Cast:
     """Sends values in another dtype, rounded to the nearest; see :class:`._codec.Codec`.
@@ -29,8 +31,7 @@ class Cast:
             return values.view(torch.uint8)
         rounded = values.to(self._dtype)
         # The sum of squares is a bound for every value. It costs much less than looking for infinity.
-        squares = values.dot(values).item() if len(values) else 0.0
-        if not squares < self._largest**2:
+        if not sum_of_squares(values) < self._largest**2:
             largest = torch.full_like(rounded, self._largest).copysign(rounded)
             rounded = torch.where(rounded.isinf() & values.isfinite(), largest, rounded)
         return rounded.view(torch.uint8)

@@ -25,6 +25,7 @@ from .._errors import (
 )
 from .._exchange._base import Schema
 from .._exchange._endings import as_text
+from .._exchange._one_thread import one_thread
 from .._exchange._pending import GivenUpError, Syncs
 from .._exchange._report import SyncReport
 from .._exchange._resumable import Position, ResumableExchange
@@ -165,6 +166,7 @@ class StoreExchange(ResumableExchange):
         self._under_way: ElasticSync | None = None
         self._unsynced: UnsyncedWatch | None = None
 
+    @one_thread()
     def join(self, schema: Schema) -> None:
         """Set what the replicas must have in common; for plain means, repeatable with the same schema.
 
@@ -194,6 +196,7 @@ class StoreExchange(ResumableExchange):
             )
         self._schema = schema
 
+    @one_thread()
     def restore(self, jobs: Sequence[ResumableJob], *, loaded: bool = False) -> Position:
         """Begin or join the run, and take its newest state: published shards, and what was committed after them.
 
@@ -369,9 +372,10 @@ class StoreExchange(ResumableExchange):
 
     @contextmanager
     def _guarded(self) -> Iterator[None]:
-        """Tell the other replicas if this one fails."""
+        """Calculate in one thread, and tell the other replicas if this one fails."""
         try:
-            yield
+            with one_thread():
+                yield
         except GivenUpError:
             raise  # the replica itself says what becomes of it
         except UnequalSyncsError:
@@ -430,6 +434,7 @@ class StoreExchange(ResumableExchange):
                 self._watch_unsynced(life)
         return report
 
+    @one_thread()
     def save_inner(self, parts: Callable[[str], Iterable[Buffer]]) -> None:
         """Save the state that belongs to this replica alone, for the next life of its rank; see :func:`._inner.save_inner`.
 
@@ -448,6 +453,7 @@ class StoreExchange(ResumableExchange):
         """What earlier lives of this rank have saved, the newest first."""
         return saved_inner(self._running())
 
+    @one_thread()
     def save_residual(self, parts: Callable[[str], Iterable[Buffer]]) -> None:
         """Save what a codec will have lost if the next contribution is counted; see :func:`._inner.save_residual`."""
         save_residual(self._running(), parts)
@@ -504,6 +510,7 @@ class StoreExchange(ResumableExchange):
         """Whether this replica has left its run or failed."""
         return bool(self._ended)
 
+    @one_thread()
     def leave(self) -> None:
         """Tell the others that this replica is done, and make sure that the run can be resumed; repeatable."""
         if not self._ended:

@@ -7,6 +7,8 @@ from typing import TYPE_CHECKING
 
 import torch
 
+from .._squares import sum_of_squares
+
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
@@ -38,7 +40,7 @@ def not_finite(
         bound: What :func:`square_bound` returned for its group.
     """
     # The sum of squares is a bound for every value, and shows NaN and infinity. It costs less than a tenth of the step.
-    if torch.dot(values, values).item() < bound:
+    if sum_of_squares(values) < bound:
         return None
     for segment, start, stop in segments.parts(piece):
         dtype = segment.named.tensor.dtype

@@ -15,6 +15,7 @@ from .._arithmetic._layout import Layout, Piece, Rule
 from .._arithmetic._rate import NO_RATE
 from .._errors import NonFiniteUpdateError
 from .._model._segments import Segments, arrange, ready, tensor_table
+from .._squares import sum_of_squares
 from .._terms._terms import DEFAULT
 from .._wire._sections import fingerprint, view
 from ._finite import not_finite, square_bound
@@ -215,7 +216,7 @@ class Fragment:
         return all(
             local.dtype is group.dtype
             and local.device.type == "cpu"
-            and math.isfinite(torch.dot(local, local).item())
+            and sum_of_squares(local) < torch.finfo(group.dtype).max
             for local, _, _ in self._segments.overlaps(piece)
         )
 
