@@ -98,7 +98,8 @@ def test_secrets_that_are_there_and_one_that_is_not(check, lab):
 
 
 @pytest.mark.parametrize(
-    ("exclusive", "words"), [(True, "conditional writes included"), (False, "only runs with fixed membership")]
+    ("exclusive", "words"),
+    [(True, "conditional writes included"), (False, "only runs with fixed membership")],
 )
 def test_a_call_without_a_gpu_tries_the_rendezvous_and_is_removed(
     check, lab, probe, exclusive, words

@@ -32,7 +32,8 @@ def tried(found):
 
 
 @pytest.mark.parametrize(
-    ("exclusive", "words"), [(True, "conditional writes included"), (False, "only runs with fixed membership")]
+    ("exclusive", "words"),
+    [(True, "conditional writes included"), (False, "only runs with fixed membership")],
 )
 def test_what_a_replica_has_found(exclusive, words):
     finding = tried({"seconds": 0.5, "exclusive": exclusive})

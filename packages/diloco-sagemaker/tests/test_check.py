@@ -112,7 +112,8 @@ def test_what_a_launch_would_refuse_is_refused(world):
 
 
 @pytest.mark.parametrize(
-    ("exclusive", "words"), [(True, "conditional writes included"), (False, "only runs with fixed membership")]
+    ("exclusive", "words"),
+    [(True, "conditional writes included"), (False, "only runs with fixed membership")],
 )
 def test_a_job_tries_the_rendezvous_and_is_removed(world, exclusive, words):
     world.world.habits.auto_start = 1.0
