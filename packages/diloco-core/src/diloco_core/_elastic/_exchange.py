@@ -90,8 +90,6 @@ class StoreExchange(ResumableExchange):
         ConfigurationError: A setting is impossible, or the store does not create exclusively.
     """
 
-    saves_residuals = True
-
     def __init__(
         self,
         store: Store,

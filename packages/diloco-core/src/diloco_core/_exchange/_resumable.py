@@ -86,53 +86,10 @@ class ResumableJob(SyncJob, Protocol):
         ...
 
 
-class KeepingExchange(Exchange):
-    """One replica's connection to a run whose store also keeps what belongs to one replica alone, for a later life of it.
-
-    Attributes:
-        saves_residuals: Whether the residual of error feedback is saved before its contribution can be counted.
-    """
-
-    saves_residuals = False
-
-    @property
-    @abstractmethod
-    def position(self) -> Position:
-        """The position of this replica in the run; once it has begun."""
-
-    @abstractmethod
-    def save_inner(self, parts: Callable[[str], Iterable[Buffer]]) -> None:
-        """Save the state that belongs to this replica alone, for the next life of its rank; replaces what was saved before.
-
-        Args:
-            parts: Makes the bytes to save. It is given the identity (run and key) that they belong to.
-        """
-
-    @abstractmethod
-    def saved_inner(self) -> Iterator[SavedInner]:
-        """The states that earlier lives of this rank have saved, the newest first."""
-
-    def save_residual(self, parts: Callable[[str], Iterable[Buffer]]) -> None:
-        """Save what a codec will have lost if the contribution that is sent next is counted, if ``saves_residuals``.
-
-        A sync may be counted long before this replica knows and saves its inner state.
-        """
-
-    def saved_residuals(self) -> Iterator[SavedInner]:
-        """What :meth:`save_residual` has saved, the newest first."""
-        return iter(())
-
-    @abstractmethod
-    def given_up(self, saved: SavedInner) -> bool:
-        """Whether a part of what the model held when a state was saved was given up since, or may have been.
-
-        Raises:
-            CorruptedObjectError: The state is damaged.
-        """
-
-
-class ResumableExchange(KeepingExchange):
+class ResumableExchange(Exchange):
     """One replica's connection to a run that outlives it. To be used by one thread at a time.
+
+    The store also keeps what belongs to one replica alone, for a later life of it.
 
     An exchange of this kind must derive from this class, by which an outer loop recognizes it when the loop is made. ``join``
     only says what the replicas must have in common; ``restore`` takes the run's state. ``sync`` may replace the whole model;
@@ -163,3 +120,39 @@ class ResumableExchange(KeepingExchange):
     @abstractmethod
     def counted(self) -> int:
         """The number of inner steps of this rank, in all of its lives, that the run has counted; 0 before :meth:`restore`."""
+
+    @property
+    @abstractmethod
+    def position(self) -> Position:
+        """The position of this replica in the run; once it has begun."""
+
+    @abstractmethod
+    def save_inner(self, parts: Callable[[str], Iterable[Buffer]]) -> None:
+        """Save the state that belongs to this replica alone, for the next life of its rank; replaces what was saved before.
+
+        Args:
+            parts: Makes the bytes to save. It is given the identity (run and key) that they belong to.
+        """
+
+    @abstractmethod
+    def saved_inner(self) -> Iterator[SavedInner]:
+        """The states that earlier lives of this rank have saved, the newest first."""
+
+    @abstractmethod
+    def save_residual(self, parts: Callable[[str], Iterable[Buffer]]) -> None:
+        """Save what a codec will have lost if the contribution that is sent next is counted.
+
+        A sync may be counted long before this replica knows and saves its inner state.
+        """
+
+    @abstractmethod
+    def saved_residuals(self) -> Iterator[SavedInner]:
+        """What :meth:`save_residual` has saved, the newest first."""
+
+    @abstractmethod
+    def given_up(self, saved: SavedInner) -> bool:
+        """Whether a part of what the model held when a state was saved was given up since, or may have been.
+
+        Raises:
+            CorruptedObjectError: The state is damaged.
+        """

@@ -252,7 +252,6 @@ class DiLoCo:
             names,
             OwnBuffers(model) if policy is Buffers.NONE else None,
             Residuals() if self._terms.feedback else None,
-            delayed=bool(self._terms.schedule.delay),
         )
         self._model = SyncedModel(model, parts, policy, optimizers, exchange, self._terms)
         self._fragments = self._model.fragments

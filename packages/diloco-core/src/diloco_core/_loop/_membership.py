@@ -151,8 +151,6 @@ def membership_of(
     names: Mapping[int, str],
     buffers: OwnBuffers | None,
     residuals: Residuals | None = None,
-    *,
-    delayed: bool = False,
 ) -> Membership:
     """The membership of the run behind an exchange. Only this module asks what kind of exchange it is.
 
@@ -164,7 +162,6 @@ def membership_of(
         names: The names of the model's parameters, by the ``id`` of the parameter.
         buffers: The model's buffers, if they are not synced.
         residuals: The residuals of error feedback, if there is any.
-        delayed: Whether replicas train while a sync is under way.
 
     Raises:
         ConfigurationError: Something cannot be saved; or ``stateful`` is given although a run of this kind saves nothing.
@@ -180,7 +177,6 @@ def membership_of(
             buffers,
             open_steps,
             residuals,
-            delayed=delayed,
         )
         if open_steps is None:
             return ResumableMembership(exchange, own_state)

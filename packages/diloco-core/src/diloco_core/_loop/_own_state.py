@@ -15,7 +15,7 @@ from ._residuals import Residuals
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from .._exchange._resumable import KeepingExchange
+    from .._exchange._resumable import ResumableExchange
     from .._inner._state import Stateful
     from .._outer._fragment import Fragment
     from ._open_steps import OpenSteps
@@ -39,7 +39,6 @@ class OwnState:
         buffers: The model's buffers, if they belong to this replica alone.
         open_steps: In fixed runs: what the replica has learned in fragments since their last sync.
         residuals: With error feedback: what codecs have lost of its contributions.
-        delayed: Whether this replica trains while a sync is under way.
 
     Attributes:
         residuals: The residuals of error feedback; they are of no fragment if there is no error feedback.
@@ -56,7 +55,7 @@ class OwnState:
 
     def __init__(
         self,
-        exchange: KeepingExchange,
+        exchange: ResumableExchange,
         optimizers: Sequence[torch.optim.Optimizer],
         stateful: Mapping[str, Stateful],
         every: int,
@@ -64,8 +63,6 @@ class OwnState:
         buffers: OwnBuffers | None = None,
         open_steps: OpenSteps | None = None,
         residuals: Residuals | None = None,
-        *,
-        delayed: bool = False,
     ) -> None:
         self._exchange = exchange
         self._open_steps = open_steps
@@ -77,9 +74,7 @@ class OwnState:
         self._knows_data = any(not isinstance(holder, _NO_DATA) for holder in stateful.values())
         self._untold = 0
         self.residuals = residuals or Residuals()
-        self.residuals.advice = self._advice(
-            every, delayed=delayed and not exchange.saves_residuals
-        )
+        self.residuals.advice = "" if every == 1 else " save_inner_every=1 avoids this."
         own = {"buffers": buffers, "open_steps": open_steps, "residuals": residuals}
         given = {name: holder for name, holder in own.items() if holder is not None}
         self._optimizers = optimizers
@@ -94,17 +89,6 @@ class OwnState:
     def advice(self) -> str:
         """What to set so that less is lost between two saves, as the end of a message; empty if it is set."""
         return self.residuals.advice
-
-    @staticmethod
-    def _advice(every: int, *, delayed: bool) -> str:
-        if every == 1:
-            return ""
-        if delayed:
-            return (
-                " save_inner_every=1 makes this rarer. With a delay it does not rule it out, since a sync "
-                "is counted before this rank has adopted it and saved."
-            )
-        return " save_inner_every=1 avoids this."
 
     @property
     def saves(self) -> bool:
@@ -230,7 +214,7 @@ class OwnState:
         due = (
             self._exchange.position.sync + 1 - self._saved_at >= self._every or not self._has_saved
         )
-        wanted = due and self.saves and self._exchange.saves_residuals
+        wanted = due and self.saves
         parts = self.residuals.parts(fragment) if wanted else None
         if parts is not None:
             self._exchange.save_residual(parts)
