@@ -5,7 +5,7 @@ import xml.etree.ElementTree as ET
 import pytest
 
 from diloco_core import Transfer, plan_exchange
-from diloco_core._elastic._settings import choose_topology
+from diloco_core._run._settings import choose_topology
 
 MIB = 2**20
 BYTES, REQUESTS, SECONDS = 0.05, 0.05, 0.15

@@ -1,8 +1,8 @@
 """What the tests of damaged objects share."""
 
 from diloco_core import CorruptedObjectError
-from diloco_core._elastic._records._keys import MANIFEST
-from diloco_core._elastic._records._records import digest
+from diloco_core._run._records._keys import MANIFEST
+from diloco_core._run._records._records import digest
 from diloco_core.testing import SimulatedStore
 
 

@@ -2,7 +2,7 @@
 
 import random
 
-from diloco_core._elastic._settings import Fixed
+from diloco_core._run._settings import Fixed
 from diloco_core.testing import (
     Fault,
     Schedule,

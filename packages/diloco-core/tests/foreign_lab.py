@@ -24,9 +24,9 @@ from diloco_core import (
     Timing,
     export,
 )
-from diloco_core._elastic._records._keys import MANIFEST
-from diloco_core._elastic._records._records import digest
 from diloco_core._inner._file import file_parts
+from diloco_core._run._records._keys import MANIFEST
+from diloco_core._run._records._records import digest
 from diloco_core._store import _reread
 from diloco_core._store._open import open_store
 from diloco_core._wire._safetensors import header_bytes, header_size, parse_header

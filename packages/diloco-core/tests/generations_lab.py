@@ -4,7 +4,7 @@ from dataclasses import dataclass, field
 
 from strict_lab import Run
 
-from diloco_core._elastic._generations._names import FOLDER, begun
+from diloco_core._run._generations._names import FOLDER, begun
 from diloco_core.testing import SimulatedStore
 
 #: What may be written again with other bytes, by the same process.

@@ -7,7 +7,7 @@ import json
 import re
 from typing import NamedTuple
 
-from diloco_core._elastic._generations._names import begun
+from diloco_core._run._generations._names import begun
 from diloco_core._wire._sealed import seal, unseal
 
 MANIFEST = "manifest.json"

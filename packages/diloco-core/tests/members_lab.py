@@ -1,7 +1,7 @@
 """Who takes part in the syncs of a simulated run."""
 
-from diloco_core._elastic._records._keys import commit_key
-from diloco_core._elastic._records._records import Commit
+from diloco_core._run._records._keys import commit_key
+from diloco_core._run._records._records import Commit
 
 
 def members_in(store):

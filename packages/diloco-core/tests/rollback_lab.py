@@ -1,7 +1,7 @@
 """What tests of going back have in common."""
 
-from diloco_core._elastic._records._keys import commit_sync
-from diloco_core._elastic._records._records import Rollback, read_record
+from diloco_core._run._records._keys import commit_sync
+from diloco_core._run._records._records import Rollback, read_record
 
 
 def rollbacks_in(store):

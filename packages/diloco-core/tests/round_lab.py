@@ -19,12 +19,12 @@ from round_life import (
     checksum,
 )
 
-from diloco_core._elastic._records import _rules as rules
-from diloco_core._elastic._records._keys import (
+from diloco_core._run._records import _rules as rules
+from diloco_core._run._records._keys import (
     commit_sync,
     shard_key,
 )
-from diloco_core._elastic._records._records import Commit, digest, state_digest
+from diloco_core._run._records._records import Commit, digest, state_digest
 
 
 class World:

@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any
 
-from diloco_core._elastic._records import _rules as rules
-from diloco_core._elastic._records._keys import (
+from diloco_core._run._records import _rules as rules
+from diloco_core._run._records._keys import (
     Delta,
     Hint,
     claim_key,
@@ -16,11 +16,11 @@ from diloco_core._elastic._records._keys import (
     epochs,
     shard_key,
 )
-from diloco_core._elastic._records._records import Commit, Done, digest, state_digest
-from diloco_core._elastic._round import _membership as membership
-from diloco_core._elastic._round import _shares as shares
-from diloco_core._elastic._round._membership import Create, Differ, Expired, Leave, Obey, Round
-from diloco_core._elastic._round._shares import (
+from diloco_core._run._records._records import Commit, Done, digest, state_digest
+from diloco_core._run._round import _membership as membership
+from diloco_core._run._round import _shares as shares
+from diloco_core._run._round._membership import Create, Differ, Expired, Leave, Obey, Round
+from diloco_core._run._round._shares import (
     Adopt,
     Complete,
     Compute,

@@ -13,7 +13,7 @@ import pytest
 from foreign_lab import MEMBERSHIPS, MEMORY, VALUES, Foreign, leaves, replaced, train
 
 from diloco_core import CoreError, CorruptedObjectError, RendezvousError, export
-from diloco_core._elastic._records._manifest import Manifest
+from diloco_core._run._records._manifest import Manifest
 from diloco_core._store import _reread
 from diloco_core._wire._sealed import seal
 

@@ -5,7 +5,7 @@ import pytest
 from strict_lab import Run
 
 from diloco_core import Elastic
-from diloco_core._elastic._records._keys import claim_key, commit_key
+from diloco_core._run._records._keys import claim_key, commit_key
 from diloco_core._store._api import RECORD_BYTES
 from diloco_core.testing import Schedule, SimulatedStore, SimulatedTraining, simulate
 

@@ -6,8 +6,6 @@ from ._arithmetic._clip import Clipped
 from ._codecs._codec import Codec
 from ._codecs._named import compile_codec
 from ._connect import connect
-from ._elastic._exchange import StoreExchange
-from ._elastic._settings import Elastic
 from ._errors import (
     ConfigurationError,
     CoreError,
@@ -42,6 +40,8 @@ from ._loop._factory import make_diloco_outer_loop
 from ._planner._plan import ExchangePlan, plan_exchange
 from ._planner._recommend import Recommendation, recommend
 from ._planner._store_model import HttpBytes, StoreModel
+from ._run._exchange import StoreExchange
+from ._run._settings import Elastic
 from ._seconds import Seconds
 from ._store._transfer import Transfer
 from ._terms._support import Support

@@ -23,10 +23,10 @@ from ._connect_arguments import (
     uri_of,
     world_size_of,
 )
-from ._elastic._exchange import StoreExchange
-from ._elastic._settings import Elastic
 from ._errors import ConfigurationError
 from ._redact import redact_uri
+from ._run._exchange import StoreExchange
+from ._run._settings import Elastic
 from ._store._drivers._folder import FolderStore, whole_path
 from ._store._open import open_store
 from ._store._transfer import Transfer

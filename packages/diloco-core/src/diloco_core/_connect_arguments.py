@@ -9,9 +9,9 @@ from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
 from ._checks import check_resume, kind_of
-from ._elastic._settings import Elastic
 from ._errors import ConfigurationError
 from ._redact import redact_uri
+from ._run._settings import Elastic
 from ._timing import Timing
 
 if TYPE_CHECKING:

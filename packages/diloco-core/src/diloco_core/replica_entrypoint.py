@@ -25,7 +25,7 @@ from ._errors import ConfigurationError
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
-    from ._elastic._exchange import StoreExchange
+    from ._run._exchange import StoreExchange
 
 _log = logging.getLogger("diloco_core")
 

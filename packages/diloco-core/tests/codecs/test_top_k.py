@@ -11,7 +11,7 @@ from training_lab import identical, push, run
 
 from diloco_core import ConfigurationError, DiLoCo, connect, in_process, plan_exchange
 from diloco_core._codecs._named import CODECS
-from diloco_core._elastic._settings import choose_topology
+from diloco_core._run._settings import choose_topology
 
 BLOCK = 4096
 NAMES = ("topk64", "topk128")

@@ -7,8 +7,8 @@ from damage_lab import run_of
 
 from diloco_core import Elastic, FencedError, Timing
 from diloco_core._arithmetic._rate import Rate
-from diloco_core._elastic._claims import claim
-from diloco_core._elastic._records._keys import (
+from diloco_core._run._claims import claim
+from diloco_core._run._records._keys import (
     MANIFEST,
     Hint,
     Wish,

@@ -10,9 +10,9 @@ from dataclasses import replace
 import pytest
 
 from diloco_core import CoreError, CorruptedObjectError, Elastic, RunExistsError
-from diloco_core._elastic._records._keys import MANIFEST
-from diloco_core._elastic._records._rules import made_of
-from diloco_core._elastic._repair import rewrite_shard
+from diloco_core._run._records._keys import MANIFEST
+from diloco_core._run._records._rules import made_of
+from diloco_core._run._repair import rewrite_shard
 from diloco_core.testing import (
     DAMAGES,
     Fault,

@@ -9,10 +9,10 @@ from damage_lab import flip, late_bit
 from rollback_lab import rollbacks_in
 
 from diloco_core import CorruptedObjectError, Elastic
-from diloco_core._elastic._records._keys import done_key, shard_key
-from diloco_core._elastic._records._records import Done
-from diloco_core._elastic._records._rules import made_of
-from diloco_core._elastic._states import _load
+from diloco_core._run._records._keys import done_key, shard_key
+from diloco_core._run._records._records import Done
+from diloco_core._run._records._rules import made_of
+from diloco_core._run._states import _load
 from diloco_core._wire._coded import CodedShard, EncodedUpdate
 from diloco_core.testing import (
     Fault,

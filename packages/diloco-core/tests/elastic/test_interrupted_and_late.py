@@ -5,7 +5,7 @@ import torch
 from safetensors.torch import load
 
 from diloco_core import Elastic, StoreUnavailableError
-from diloco_core._elastic._records._keys import (
+from diloco_core._run._records._keys import (
     MANIFEST,
     Delta,
     commit_key,
@@ -13,9 +13,9 @@ from diloco_core._elastic._records._keys import (
     done_key,
     shard_key,
 )
-from diloco_core._elastic._records._manifest import Manifest
-from diloco_core._elastic._records._records import Commit
-from diloco_core._elastic._states import _publish as _elastic_publish
+from diloco_core._run._records._manifest import Manifest
+from diloco_core._run._records._records import Commit
+from diloco_core._run._states import _publish as _elastic_publish
 from diloco_core.testing import (
     Fault,
     Schedule,

@@ -6,11 +6,11 @@ import pytest
 from damage_lab import run_of
 
 from diloco_core import CorruptedObjectError, Elastic, FencedError
-from diloco_core._elastic._records._keys import commit_key, commit_sync
-from diloco_core._elastic._records._records import Rollback, read_record
-from diloco_core._elastic._round._reload import Reload
-from diloco_core._elastic._states import _rollback as _elastic_rollback
-from diloco_core._elastic._sync import _catchup as _elastic_catchup
+from diloco_core._run._records._keys import commit_key, commit_sync
+from diloco_core._run._records._records import Rollback, read_record
+from diloco_core._run._round._reload import Reload
+from diloco_core._run._states import _rollback as _elastic_rollback
+from diloco_core._run._sync import _catchup as _elastic_catchup
 from diloco_core.testing import Schedule, SimulatedStore, SimulatedTraining, simulate, violations
 
 _SETTINGS = Elastic(1, grace=5.0, topology="gather", publish_every=3, retention=4)

@@ -6,8 +6,8 @@ import logging
 import pytest
 
 from diloco_core import CorruptedObjectError, Elastic, FormatError, RunExistsError
-from diloco_core._elastic._records._keys import MANIFEST, commit_key
-from diloco_core._elastic._records._manifest import Manifest
+from diloco_core._run._records._keys import MANIFEST, commit_key
+from diloco_core._run._records._manifest import Manifest
 from diloco_core._store._api import RECORD_BYTES
 from diloco_core._wire._sealed import seal
 from diloco_core.testing import Schedule, SimulatedStore, SimulatedTraining, simulate, violations

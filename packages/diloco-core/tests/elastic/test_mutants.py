@@ -6,19 +6,19 @@ import pytest
 from faults_lab import assert_caught, harmful
 
 from diloco_core import Elastic
-from diloco_core._elastic import _exchange as _exchange_elastic
-from diloco_core._elastic import _joining
-from diloco_core._elastic._records._keys import Delta, deltas
-from diloco_core._elastic._records._records import Commit
-from diloco_core._elastic._records._rules import newest_done
-from diloco_core._elastic._repair import read_commit
-from diloco_core._elastic._round import _membership
-from diloco_core._elastic._round._shares import Shares
-from diloco_core._elastic._states import _publish as _elastic_publish
-from diloco_core._elastic._sync import _adopt as _elastic_adopt
-from diloco_core._elastic._sync import _catchup as _elastic_catchup
-from diloco_core._elastic._sync._adopt import Adoption
-from diloco_core._elastic._sync._sync import ElasticSync
+from diloco_core._run import _exchange as _exchange_elastic
+from diloco_core._run import _joining
+from diloco_core._run._records._keys import Delta, deltas
+from diloco_core._run._records._records import Commit
+from diloco_core._run._records._rules import newest_done
+from diloco_core._run._repair import read_commit
+from diloco_core._run._round import _membership
+from diloco_core._run._round._shares import Shares
+from diloco_core._run._states import _publish as _elastic_publish
+from diloco_core._run._sync import _adopt as _elastic_adopt
+from diloco_core._run._sync import _catchup as _elastic_catchup
+from diloco_core._run._sync._adopt import Adoption
+from diloco_core._run._sync._sync import StoreSync
 from diloco_core._store._patient import Patient
 from diloco_core.testing import (
     Schedule,
@@ -52,7 +52,7 @@ def _wrong(number, topology="sharded"):
 
 
 def decide_from_own_listing(monkeypatch):
-    wait = ElasticSync._wait
+    wait = StoreSync._wait
 
     def mutant(self):
         found = wait(self)
@@ -72,7 +72,7 @@ def decide_from_own_listing(monkeypatch):
             run=self._life.run,
         ), found[1]
 
-    monkeypatch.setattr(ElasticSync, "_wait", mutant)
+    monkeypatch.setattr(StoreSync, "_wait", mutant)
 
 
 def no_incarnation(monkeypatch):
@@ -97,7 +97,7 @@ def record_before_payload(monkeypatch):
             listing[self.held[0]] = sum(map(len, self.held[1]))
         return listing
 
-    leaves = ElasticSync._leaves
+    leaves = StoreSync._leaves
 
     def act_then_put(self, decision):
         left = leaves(self, decision)
@@ -109,7 +109,7 @@ def record_before_payload(monkeypatch):
     monkeypatch.setattr(Patient, "put", late)
     monkeypatch.setattr(Patient, "held", None, raising=False)
     monkeypatch.setattr(Patient, "list", listed_with_own)
-    monkeypatch.setattr(ElasticSync, "_leaves", act_then_put)
+    monkeypatch.setattr(StoreSync, "_leaves", act_then_put)
 
 
 def owner_only_update(monkeypatch):

@@ -7,7 +7,7 @@ import pytest
 
 from diloco_core import CoreError, Elastic
 from diloco_core._arithmetic._sharded import adopt_shard
-from diloco_core._elastic._records import _records as _elastic_records
+from diloco_core._run._records import _records as _elastic_records
 from diloco_core._store import _reread
 from diloco_core._wire import _published
 from diloco_core.testing import (

@@ -7,12 +7,12 @@ from faults_lab import HARMFUL, assert_caught
 
 from diloco_core import Elastic
 from diloco_core._arithmetic._coded import encode_update
-from diloco_core._elastic._life import _life
-from diloco_core._elastic._records._rules import newest_done
-from diloco_core._elastic._states import _publish as _elastic_publish
-from diloco_core._elastic._sync import _compute
-from diloco_core._elastic._sync import _published as _published_shards
 from diloco_core._outer import _fragment
+from diloco_core._run._life import _life
+from diloco_core._run._records._rules import newest_done
+from diloco_core._run._states import _publish as _elastic_publish
+from diloco_core._run._sync import _compute
+from diloco_core._run._sync import _published as _published_shards
 from diloco_core._wire._coded import CodedShard
 from diloco_core.testing import (
     Fault,

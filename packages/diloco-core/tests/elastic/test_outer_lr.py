@@ -7,10 +7,10 @@ from faults_lab import harmful
 
 from diloco_core import Elastic
 from diloco_core._arithmetic._rate import NO_RATE
-from diloco_core._elastic._life._standing import Standing
-from diloco_core._elastic._sync._sync import ElasticSync
 from diloco_core._loop._outer_lr import OuterLr
 from diloco_core._outer._fragment import Fragment
+from diloco_core._run._life._standing import Standing
+from diloco_core._run._sync._sync import StoreSync
 from diloco_core.testing import (
     Schedule,
     SimulatedStore,
@@ -78,15 +78,15 @@ def own_rate_in_place_of_the_records(monkeypatch):
 
 
 def wish_after_the_contribution(monkeypatch):
-    ask, wait = ElasticSync._ask, ElasticSync._wait
+    ask, wait = StoreSync._ask, StoreSync._wait
 
     def mutant(self):
         ask(self, self.wish)
         return wait(self)
 
-    monkeypatch.setattr(ElasticSync, "wish", (), raising=False)
-    monkeypatch.setattr(ElasticSync, "_ask", lambda self, wish: setattr(self, "wish", wish))
-    monkeypatch.setattr(ElasticSync, "_wait", mutant)
+    monkeypatch.setattr(StoreSync, "wish", (), raising=False)
+    monkeypatch.setattr(StoreSync, "_ask", lambda self, wish: setattr(self, "wish", wish))
+    monkeypatch.setattr(StoreSync, "_wait", mutant)
 
 
 def forgets_the_last_change(monkeypatch):
@@ -106,7 +106,7 @@ def asks_only_once(monkeypatch):
 
 def does_not_look_for_wishes(monkeypatch):
     monkeypatch.setattr(
-        "diloco_core._elastic._sync._sync.rate_of", lambda standing, listing, schema: standing
+        "diloco_core._run._sync._sync.rate_of", lambda standing, listing, schema: standing
     )
 
 

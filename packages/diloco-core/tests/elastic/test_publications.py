@@ -8,8 +8,8 @@ import pytest
 from damage_lab import Rotten
 
 from diloco_core import CorruptedObjectError, Elastic
-from diloco_core._elastic._records._keys import done_key
-from diloco_core._elastic._states import _publish
+from diloco_core._run._records._keys import done_key
+from diloco_core._run._states import _publish
 from diloco_core.testing import Schedule, SimulatedTraining, simulate, violations
 
 HARMS = {

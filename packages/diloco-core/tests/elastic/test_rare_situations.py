@@ -16,11 +16,11 @@ from diloco_core import (
     Timing,
     connect,
 )
-from diloco_core._elastic._records._keys import commit_key
-from diloco_core._elastic._records._records import Commit
-from diloco_core._elastic._sync._adopt import Adoption
-from diloco_core._elastic._sync._compute import Computation
 from diloco_core._retry import Retries
+from diloco_core._run._records._keys import commit_key
+from diloco_core._run._records._records import Commit
+from diloco_core._run._sync._adopt import Adoption
+from diloco_core._run._sync._compute import Computation
 from diloco_core._store._drivers._fsspec import FsspecDriver
 from diloco_core._store._drivers._remote import RemoteStore
 from diloco_core.testing import (

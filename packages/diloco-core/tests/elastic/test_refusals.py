@@ -16,8 +16,8 @@ from diloco_core import (
     RendezvousError,
     RunExistsError,
 )
-from diloco_core._elastic._records._keys import MANIFEST, commit_key
-from diloco_core._elastic._records._records import Commit
+from diloco_core._run._records._keys import MANIFEST, commit_key
+from diloco_core._run._records._records import Commit
 from diloco_core._wire._sealed import seal
 from diloco_core.testing import (
     Schedule,

@@ -12,8 +12,8 @@ from diloco_core import (
     StoreUnavailableError,
     SyncTimeoutError,
 )
-from diloco_core._elastic._records._keys import commit_key
-from diloco_core._elastic._records._records import Commit
+from diloco_core._run._records._keys import commit_key
+from diloco_core._run._records._records import Commit
 from diloco_core.testing import (
     Fault,
     Killed,

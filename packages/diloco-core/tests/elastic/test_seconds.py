@@ -10,11 +10,11 @@ import torch
 from members_lab import members_in
 
 from diloco_core import DiLoCo, Elastic, MismatchError, Seconds, Timing, connect
-from diloco_core._elastic._life._standing import Standing
-from diloco_core._elastic._records._keys import Delta
-from diloco_core._elastic._sync._adopt import Adoption
-from diloco_core._elastic._sync._sync import ElasticSync
 from diloco_core._loop._outer_steps import OuterSteps
+from diloco_core._run._life._standing import Standing
+from diloco_core._run._records._keys import Delta
+from diloco_core._run._sync._adopt import Adoption
+from diloco_core._run._sync._sync import StoreSync
 from diloco_core._terms import _making
 from diloco_core._terms._weighting import Weighting
 from diloco_core._terms._windows import Windows
@@ -224,7 +224,7 @@ def test_a_contribution_before_its_time_shuts_nobody_out(killed):
 
 @pytest.mark.parametrize("killed", [False, True])
 def test_with_a_grace_from_its_own_contribution_it_would(killed, monkeypatch):
-    monkeypatch.setattr(ElasticSync, "_early", lambda self: 0.0)
+    monkeypatch.setattr(StoreSync, "_early", lambda self: 0.0)
     _, store = _early(killed=killed)
     assert members_in(store)[0] == [0]
 

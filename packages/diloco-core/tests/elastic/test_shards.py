@@ -5,9 +5,9 @@ import random
 import pytest
 
 from diloco_core import Elastic
-from diloco_core._arithmetic import _elastic_sizes
-from diloco_core._elastic._records._keys import MANIFEST
-from diloco_core._elastic._records._manifest import Manifest
+from diloco_core._arithmetic import _shard_sizes
+from diloco_core._run._records._keys import MANIFEST
+from diloco_core._run._records._manifest import Manifest
 from diloco_core.testing import KINDS, Fault, Schedule, SimulatedTraining, simulate, violations
 
 
@@ -24,7 +24,7 @@ from diloco_core.testing import KINDS, Fault, Schedule, SimulatedTraining, simul
 )
 def test_no_shard_is_larger_than_the_limit(size, shards, exchange_of_four):
     assert exchange_of_four.shards(size) == shards
-    assert size / shards <= _elastic_sizes.SHARD_BYTES
+    assert size / shards <= _shard_sizes.SHARD_BYTES
 
 
 @pytest.fixture
@@ -38,7 +38,7 @@ def exchange_of_four(tmp_path):
 
 @pytest.mark.parametrize("topology", ["sharded", "gather"])
 def test_with_several_shards_for_every_replica_whatever_goes_wrong(topology, monkeypatch):
-    monkeypatch.setattr(_elastic_sizes, "SHARD_BYTES", 128)
+    monkeypatch.setattr(_shard_sizes, "SHARD_BYTES", 128)
     for number in range(12):
         chance = random.Random(number)
         faults = [

@@ -15,7 +15,7 @@ from diloco_core import (
     StoreUnavailableError,
     Timing,
 )
-from diloco_core._elastic._records._keys import (
+from diloco_core._run._records._keys import (
     Hint,
     claim_key,
     commit_key,
@@ -24,8 +24,8 @@ from diloco_core._elastic._records._keys import (
     inner_key,
     parse_inner,
 )
-from diloco_core._elastic._records._rules import collectable
-from diloco_core._elastic._states._kept import bring_back, forget_kept
+from diloco_core._run._records._rules import collectable
+from diloco_core._run._states._kept import bring_back, forget_kept
 from diloco_core._store._open import open_store
 from diloco_core.testing import (
     Schedule,

@@ -3,7 +3,7 @@
 import pytest
 
 from diloco_core import Elastic, FencedError
-from diloco_core._elastic._records._keys import inner_key, parse_inner
+from diloco_core._run._records._keys import inner_key, parse_inner
 from diloco_core.testing import (
     Fault,
     Schedule,

@@ -12,9 +12,9 @@ from safetensors import safe_open
 from safetensors.torch import load_file
 
 from diloco_core import ConfigurationError, CorruptedObjectError, DiLoCo, RendezvousError, export
-from diloco_core._elastic._records._keys import MANIFEST, commit_key
-from diloco_core._elastic._records._records import Rollback, digest
 from diloco_core._export import _choice, _export, _tensors
+from diloco_core._run._records._keys import MANIFEST, commit_key
+from diloco_core._run._records._records import Rollback, digest
 from diloco_core._store._open import open_store
 from diloco_core._wire._published import ValuesReader
 

@@ -7,7 +7,7 @@ import torch
 from training_lab import fill, identical, push, run, values
 
 from diloco_core import DiLoCo, MismatchError, Timing, in_process
-from diloco_core._elastic._exchange import StoreExchange
+from diloco_core._run._exchange import StoreExchange
 from diloco_core._store._drivers._folder import FolderStore
 
 LIMITS = Timing(join_timeout=60.0, sync_timeout=60.0, beat_interval=10.0, lost_after=600.0)

@@ -5,8 +5,8 @@ import logging
 import pytest
 
 from diloco_core import FencedError, ReplicaLostError, RunExistsError
-from diloco_core._elastic._records._records import Rollback
-from diloco_core._elastic._settings import Fixed
+from diloco_core._run._records._records import Rollback
+from diloco_core._run._settings import Fixed
 from diloco_core.testing import Fault, Schedule, SimulatedTraining, simulate, violations
 from diloco_core.testing._checks import read_log
 from diloco_core.testing._scheduler import Killed

@@ -4,7 +4,7 @@ import pytest
 from resuming_lab import OUTER, REPLICAS, Experiment, equal
 
 from diloco_core import in_process
-from diloco_core._elastic._exchange import StoreExchange
+from diloco_core._run._exchange import StoreExchange
 from diloco_core._store._open import open_store
 
 

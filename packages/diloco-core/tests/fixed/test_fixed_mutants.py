@@ -5,8 +5,8 @@ import math
 import pytest
 from fixed_lab import random_run
 
-from diloco_core._elastic._round._shares import Shares
-from diloco_core._elastic._sync import _compute, _sync
+from diloco_core._run._round._shares import Shares
+from diloco_core._run._sync import _compute, _sync
 
 KINDS = ("kill before", "kill after", "zombie", "lose answer", "tear", "delay")
 MOST = 120

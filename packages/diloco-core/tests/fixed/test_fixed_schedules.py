@@ -4,7 +4,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from diloco_core._elastic._settings import Fixed
+from diloco_core._run._settings import Fixed
 from diloco_core.testing import (
     KINDS,
     Fault,

@@ -6,8 +6,8 @@ import keys_lab
 import pytest
 
 from diloco_core import Timing
-from diloco_core._elastic import _inner
-from diloco_core._elastic._inner import save_inner, saved_inner
+from diloco_core._run import _inner
+from diloco_core._run._inner import save_inner, saved_inner
 from diloco_core._store._open import open_store
 from diloco_core._store._patient import Patient
 

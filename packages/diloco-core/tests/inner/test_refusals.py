@@ -13,8 +13,8 @@ from diloco_core import (
     connect,
     in_process,
 )
-from diloco_core._elastic._records._keys import inner_key
 from diloco_core._inner._state import InnerState
+from diloco_core._run._records._keys import inner_key
 from diloco_core._store._open import open_store
 
 

@@ -19,10 +19,10 @@ from diloco_core import (
     StoreExchange,
     connect,
 )
-from diloco_core._elastic._records._keys import claim_key, inner_key
-from diloco_core._elastic._sync._sync import ElasticSync
 from diloco_core._inner._file import check_inner
 from diloco_core._inner._state import InnerState
+from diloco_core._run._records._keys import claim_key, inner_key
+from diloco_core._run._sync._sync import StoreSync
 from diloco_core._store._open import open_store
 from diloco_core.testing import Schedule, SimulatedStore, simulate
 
@@ -82,7 +82,7 @@ def test_what_is_counted_while_a_life_begins_is_passed_over_and_its_state_is_sav
     tmp_path, monkeypatch, caplog
 ):
     """The life before it had contributed to sync 4, and ended before anybody decided that."""
-    finish = ElasticSync.finish
+    finish = StoreSync.finish
 
     def interrupted(self):
         if self._sync == 4:
@@ -90,7 +90,7 @@ def test_what_is_counted_while_a_life_begins_is_passed_over_and_its_state_is_sav
         return finish(self)
 
     with monkeypatch.context() as patched:
-        patched.setattr(ElasticSync, "finish", interrupted)
+        patched.setattr(StoreSync, "finish", interrupted)
         with pytest.raises(KeyboardInterrupt):
             _train(str(tmp_path), 0, 9, Loader())
     loader, reports = Loader(), []

@@ -25,9 +25,9 @@ from diloco_core import (
     in_process,
 )
 from diloco_core._arithmetic._rate import Rate
-from diloco_core._elastic._records._keys import Delta
 from diloco_core._exchange._resumable import Position
 from diloco_core._loop._counters import Counters
+from diloco_core._run._records._keys import Delta
 from diloco_core.testing import (
     Schedule,
     SimulatedStore,

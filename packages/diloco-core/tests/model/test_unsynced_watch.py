@@ -10,8 +10,8 @@ from safetensors.torch import load_file
 from torch import nn
 
 from diloco_core import CorruptedObjectError, DiLoCo, Elastic, export
-from diloco_core._elastic._exchange import StoreExchange
 from diloco_core._model import _unsynced
+from diloco_core._run._exchange import StoreExchange
 from diloco_core._store._open import open_store
 from diloco_core.testing import Schedule, SimulatedStore, simulate
 from diloco_core.testing._connection import Connection

@@ -12,7 +12,7 @@ from diloco_core import (
     Transfer,
     plan_exchange,
 )
-from diloco_core._elastic._settings import choose_topology
+from diloco_core._run._settings import choose_topology
 from diloco_core._store._open import open_store
 
 MIB = 2**20
@@ -57,7 +57,7 @@ class TestTheChoiceOfARun:
     def test_what_is_handed_on(self, tmp_path, monkeypatch):
         asked = []
         monkeypatch.setattr(
-            "diloco_core._elastic._start.choose_topology",
+            "diloco_core._run._start.choose_topology",
             lambda *_, **named: asked.append(named) or "sharded",
         )
         store = open_store("memory://chosen")

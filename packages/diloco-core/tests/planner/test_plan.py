@@ -15,7 +15,7 @@ from diloco_core import (
     Transfer,
     plan_exchange,
 )
-from diloco_core._arithmetic._elastic_sizes import SHARD_BYTES, shards_of
+from diloco_core._arithmetic._shard_sizes import SHARD_BYTES, shards_of
 from diloco_core._planner import _model
 from diloco_core._store._transfer import BLOCK_BYTES, PART_BYTES
 

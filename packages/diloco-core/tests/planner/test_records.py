@@ -7,10 +7,10 @@ import training_lab
 
 from diloco_core import DiLoCo
 from diloco_core._arithmetic._rate import Rate, values_of
-from diloco_core._elastic._records._keys import Delta, commit_key, done_key, shard_key
-from diloco_core._elastic._records._records import Commit, Done
 from diloco_core._planner import _records
 from diloco_core._planner._records import HEX, RATE, STEPS, SYNC, records
+from diloco_core._run._records._keys import Delta, commit_key, done_key, shard_key
+from diloco_core._run._records._records import Commit, Done
 from diloco_core._store._open import open_store
 
 

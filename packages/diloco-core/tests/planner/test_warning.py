@@ -136,7 +136,7 @@ class TestWarned:
         """Of the topology, the replicas and the limits that the run has."""
         asked = []
         monkeypatch.setattr(
-            "diloco_core._elastic._exchange.warn_of_long_syncs",
+            "diloco_core._run._exchange.warn_of_long_syncs",
             lambda *a, **named: asked.append((a, named)),
         )
         store = open_store(str(tmp_path))

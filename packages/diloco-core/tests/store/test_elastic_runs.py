@@ -73,7 +73,7 @@ def test_several_shards_of_every_member(
     small_s3, small_s3_drivers, tmp_path, monkeypatch, topology
 ):
     """They are computed and uploaded at the same time; what the records say of them is what a resumed run believes."""
-    monkeypatch.setattr("diloco_core._arithmetic._elastic_sizes.SHARD_BYTES", 1024)
+    monkeypatch.setattr("diloco_core._arithmetic._shard_sizes.SHARD_BYTES", 1024)
     folder = str(tmp_path / "run")
     expected = [run([open_store(folder) for _ in range(REPLICAS)], topology, SYNCS)]
     expected.append(

@@ -8,7 +8,7 @@ from types import SimpleNamespace
 import pytest
 from training_lab import PATIENCE
 
-from diloco_core._elastic._states._publications import Publications
+from diloco_core._run._states._publications import Publications
 from diloco_core._store._api import InBackground
 from diloco_core._store._drivers._remote import RemoteStore
 from diloco_core._store._open import open_store

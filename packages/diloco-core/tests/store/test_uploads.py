@@ -8,9 +8,9 @@ import pytest
 import torch
 
 from diloco_core import DiLoCo, Elastic, StoreExchange
-from diloco_core._arithmetic import _elastic_sizes
-from diloco_core._elastic._life._life import Life
+from diloco_core._arithmetic import _shard_sizes
 from diloco_core._exchange._traffic import Traffic
+from diloco_core._run._life._life import Life
 from diloco_core._store._drivers._fsspec import FsspecDriver
 from diloco_core._store._drivers._remote import RemoteStore
 from diloco_core._store._drivers._uploads import parts_at_once
@@ -171,7 +171,7 @@ def test_what_is_published_is_not_copied_over_a_network(near):
 
 
 def test_gather_publishes_several_shards_at_the_same_time(small_s3, small_s3_drivers, monkeypatch):
-    monkeypatch.setattr(_elastic_sizes, "SHARD_BYTES", 256)
+    monkeypatch.setattr(_shard_sizes, "SHARD_BYTES", 256)
     store = RemoteStore("s3://bucket/run", small_s3_drivers["obstore"])
     model = torch.nn.Linear(32, 8, bias=False)
     inner = torch.optim.SGD(model.parameters(), lr=0.1)

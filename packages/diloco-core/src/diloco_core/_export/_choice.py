@@ -5,8 +5,8 @@ from __future__ import annotations
 from itertools import islice, takewhile
 from typing import TYPE_CHECKING, NamedTuple
 
-from .._elastic._records._keys import commit_key
 from .._errors import CorruptedObjectError, ObjectNotFoundError, RendezvousError
+from .._run._records._keys import commit_key
 from ._source import missing_keys, state, states
 from ._sources import sentence
 from ._tensors import as_damage, read_tensors, reading_again

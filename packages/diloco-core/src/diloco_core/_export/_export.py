@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from .._checks import is_whole
-from .._elastic._generations._names import place_of_run
 from .._errors import ConfigurationError, CorruptedObjectError, ObjectNotFoundError
+from .._run._generations._names import place_of_run
 from .._store._drivers._folder import FolderStore
 from .._store._open import open_store
 from .._wire._safetensors import entry, header_bytes

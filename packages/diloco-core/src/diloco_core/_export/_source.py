@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
     from .._codecs._codec import Codec
-    from .._elastic._records._records import Rollback
+    from .._run._records._records import Rollback
 
 
 @dataclass(frozen=True, slots=True)

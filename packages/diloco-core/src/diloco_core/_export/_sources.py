@@ -5,14 +5,14 @@ from __future__ import annotations
 from functools import partial
 from typing import TYPE_CHECKING
 
-from .._elastic._records._keys import MANIFEST
-from .._elastic._records._manifest import Manifest
 from .._errors import CorruptedObjectError, ObjectNotFoundError, RendezvousError
 from .._model._unsynced import unsynced_key, unsynced_seed
+from .._run._records._keys import MANIFEST
+from .._run._records._manifest import Manifest
 from .._store._copies import read_or_copy
 from .._store._reread import read_again
 from .._timing import Timing
-from ._elastic import ElasticSource
+from ._run_states import RunStates
 from ._source import PublishedFile
 
 if TYPE_CHECKING:
@@ -71,7 +71,7 @@ def _source(store: Store) -> Source:
         raise RendezvousError(
             f"{store.uri} holds a run without a model, such as plain means, so there is nothing to export"
         )
-    return ElasticSource(store, manifest)
+    return RunStates(store, manifest)
 
 
 def unsynced_files(source: Source) -> list[PublishedFile]:

@@ -11,10 +11,10 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from .._arithmetic._elastic_sizes import shards_of
 from .._arithmetic._layout import CHUNK_BYTES, Group, Layout, Piece, Rule
 from .._arithmetic._reduction import blocks
 from .._arithmetic._sent import sent_bytes
+from .._arithmetic._shard_sizes import shards_of
 from .._codecs._plain import PLAIN
 from .._wire._delta import SUMMED_BYTES
 from .._wire._published import END

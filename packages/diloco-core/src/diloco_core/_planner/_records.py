@@ -1,6 +1,6 @@
 """What a sync writes and reads besides contributions and published state: how large its records are, and how long keys are.
 
-They are written here as the exchange writes them (:mod:`.._elastic._records`), with numbers as they are in the middle of a run.
+They are written here as the exchange writes them (:mod:`.._run._records`), with numbers as they are in the middle of a run.
 ``tests/planner/test_records.py`` compares them with those of the exchange, byte by byte.
 """
 

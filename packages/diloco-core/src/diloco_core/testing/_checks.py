@@ -7,11 +7,11 @@ from typing import TYPE_CHECKING
 import torch
 
 from .._codecs._named import find_codec
-from .._elastic._records._keys import MANIFEST, Delta, commit_key, commit_sync, shard_key
-from .._elastic._records._manifest import Manifest
-from .._elastic._records._records import Commit, Rollback, digest, read_record
-from .._elastic._records._rules import done_states, made_of
 from .._errors import FencedError
+from .._run._records._keys import MANIFEST, Delta, commit_key, commit_sync, shard_key
+from .._run._records._manifest import Manifest
+from .._run._records._records import Commit, Rollback, digest, read_record
+from .._run._records._rules import done_states, made_of
 from .._seconds import Seconds
 from ._recomputed import Recomputed, contributed, lost_parts, recompute
 

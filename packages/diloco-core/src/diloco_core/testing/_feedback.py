@@ -9,14 +9,14 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from .._elastic._records._records import Rollback
+from .._run._records._records import Rollback
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
-    from .._elastic._records._keys import Delta
-    from .._elastic._records._records import Commit
     from .._outer._fragment import Fragment
+    from .._run._records._keys import Delta
+    from .._run._records._records import Commit
 
 _LOST = "error feedback of fragment"
 

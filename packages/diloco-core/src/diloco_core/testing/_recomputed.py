@@ -14,12 +14,12 @@ from .._arithmetic._layout import CHUNK_BYTES
 from .._arithmetic._reduction import reduce_shards
 from .._arithmetic._sharded import Scratch
 from .._arithmetic._weights import shares
-from .._elastic._life._progress import published_shard, publishes_whole
-from .._elastic._records._keys import MANIFEST, shard_key
-from .._elastic._records._manifest import Manifest
-from .._elastic._records._records import Commit, Rollback
-from .._elastic._states._kept import InMemory
 from .._outer._delayed import DelayedFragment
+from .._run._life._progress import published_shard, publishes_whole
+from .._run._records._keys import MANIFEST, shard_key
+from .._run._records._manifest import Manifest
+from .._run._records._records import Commit, Rollback
+from .._run._states._kept import InMemory
 from .._wire._delta import DeltaFormat
 from .._wire._published import WITHOUT, shard_metadata
 
@@ -28,8 +28,8 @@ if TYPE_CHECKING:
 
     from .._arithmetic._layout import Piece
     from .._arithmetic._sharded import Source
-    from .._elastic._records._keys import Delta
     from .._outer._fragment import Fragment
+    from .._run._records._keys import Delta
     from .._wire._delta_reader import DeltaReader
     from ._store import SimulatedStore
 

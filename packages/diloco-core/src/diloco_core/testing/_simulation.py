@@ -10,8 +10,8 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from .._arithmetic._layout import CHUNK_BYTES
-from .._elastic._exchange import StoreExchange
-from .._elastic._settings import Fixed, Settings
+from .._run._exchange import StoreExchange
+from .._run._settings import Fixed, Settings
 from .._timing import Timing
 from ._connection import Connection
 from ._faults import Fault

@@ -6,7 +6,7 @@ from collections import Counter, defaultdict
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from .._elastic._records._keys import highest_epochs, parse_inner, parse_residual
+from .._run._records._keys import highest_epochs, parse_inner, parse_residual
 
 if TYPE_CHECKING:
     from collections.abc import Callable

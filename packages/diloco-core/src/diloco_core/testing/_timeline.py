@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, NamedTuple
 
-from .._elastic._records._keys import commit_key
+from .._run._records._keys import commit_key
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping

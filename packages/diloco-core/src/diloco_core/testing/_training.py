@@ -10,9 +10,9 @@ import torch
 
 from .._codecs._codec import is_sparse
 from .._codecs._named import find_codec
-from .._elastic._records._keys import Delta
-from .._elastic._records._records import Commit, Rollback
 from .._loop._diloco import DiLoCo
+from .._run._records._keys import Delta
+from .._run._records._records import Commit, Rollback
 from .._seconds import Seconds
 from ._feedback import Feedback
 from ._mixing import Mixing

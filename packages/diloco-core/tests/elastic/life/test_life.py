@@ -5,14 +5,14 @@ from types import SimpleNamespace
 import pytest
 
 from diloco_core import CorruptedObjectError
-from diloco_core._elastic._life._damage import Damage
-from diloco_core._elastic._life._handover import Handover
-from diloco_core._elastic._life._life import Life, Seen
-from diloco_core._elastic._life._progress import Progress
-from diloco_core._elastic._life._standing import Standing
-from diloco_core._elastic._records._keys import Delta, Hint
-from diloco_core._elastic._records._records import Commit, Rollback
 from diloco_core._exchange._traffic import Traffic
+from diloco_core._run._life._damage import Damage
+from diloco_core._run._life._handover import Handover
+from diloco_core._run._life._life import Life, Seen
+from diloco_core._run._life._progress import Progress
+from diloco_core._run._life._standing import Standing
+from diloco_core._run._records._keys import Delta, Hint
+from diloco_core._run._records._records import Commit, Rollback
 
 _RUN = "b" * 16
 

@@ -5,10 +5,10 @@ import logging
 import pytest
 
 from diloco_core import CorruptedObjectError, Elastic, SyncTimeoutError
-from diloco_core._elastic._records._attendance import Attendance
-from diloco_core._elastic._records._farewell import farewell
-from diloco_core._elastic._records._keys import Delta, Hint
-from diloco_core._elastic._records._records import Commit
+from diloco_core._run._records._attendance import Attendance
+from diloco_core._run._records._farewell import farewell
+from diloco_core._run._records._keys import Delta, Hint
+from diloco_core._run._records._records import Commit
 from diloco_core.testing import Fault, Schedule, SimulatedTraining, simulate, violations
 
 

@@ -8,7 +8,7 @@ from damage_lab import InMemory
 
 from diloco_core import CorruptedObjectError, Elastic
 from diloco_core._arithmetic._layout import CHUNK_BYTES
-from diloco_core._elastic._records._keys import Delta
+from diloco_core._run._records._keys import Delta
 from diloco_core._wire._delta import DeltaFormat
 from diloco_core.testing import Schedule, SimulatedStore, SimulatedTraining, simulate, violations
 

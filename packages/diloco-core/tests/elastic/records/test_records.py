@@ -5,7 +5,8 @@ from dataclasses import replace
 import pytest
 
 from diloco_core._arithmetic._rate import Rate
-from diloco_core._elastic._records._keys import (
+from diloco_core._errors import CorruptedObjectError, FormatError
+from diloco_core._run._records._keys import (
     Delta,
     commit_key,
     commit_sync,
@@ -14,9 +15,8 @@ from diloco_core._elastic._records._keys import (
     highest_epochs,
     parse_inner,
 )
-from diloco_core._elastic._records._manifest import Manifest
-from diloco_core._elastic._records._records import Commit, Done, Rollback, read_record
-from diloco_core._errors import CorruptedObjectError, FormatError
+from diloco_core._run._records._manifest import Manifest
+from diloco_core._run._records._records import Commit, Done, Rollback, read_record
 from diloco_core._wire._sealed import seal, unseal
 
 _BASE, _SCHEMA, _RUN = "0" * 16, "f" * 16, "a" * 16

@@ -7,9 +7,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from diloco_core._arithmetic._rate import Rate, digits
-from diloco_core._elastic._records._keys import Delta, Hint, Wish, done_key, shard_key
-from diloco_core._elastic._records._records import Rollback
-from diloco_core._elastic._records._rules import (
+from diloco_core._run._records._keys import Delta, Hint, Wish, done_key, shard_key
+from diloco_core._run._records._records import Rollback
+from diloco_core._run._records._rules import (
     collectable,
     done_states,
     expected,

@@ -14,9 +14,9 @@ from hypothesis.stateful import (
 )
 from round_lab import SIZE, Violation, World, hurry, settle, walk
 
-from diloco_core._elastic._records import _rules
-from diloco_core._elastic._round import _membership, _shares
-from diloco_core._elastic._round._shares import Shares
+from diloco_core._run._records import _rules
+from diloco_core._run._round import _membership, _shares
+from diloco_core._run._round._shares import Shares
 
 
 class Lives(RuleBasedStateMachine):

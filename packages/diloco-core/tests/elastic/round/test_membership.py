@@ -5,9 +5,9 @@ from dataclasses import replace
 import pytest
 
 from diloco_core import Elastic
-from diloco_core._elastic._records._keys import Delta, Hint
-from diloco_core._elastic._records._records import Commit
-from diloco_core._elastic._round._membership import (
+from diloco_core._run._records._keys import Delta, Hint
+from diloco_core._run._records._records import Commit
+from diloco_core._run._round._membership import (
     Create,
     Differ,
     Expired,

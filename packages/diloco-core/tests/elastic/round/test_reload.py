@@ -5,7 +5,7 @@ from pathlib import Path
 
 import diloco_core
 
-_ELASTIC = Path(diloco_core.__file__).parent / "_elastic"
+_ELASTIC = Path(diloco_core.__file__).parent / "_run"
 
 
 def _telling(body):

@@ -2,7 +2,7 @@
 
 import pytest
 
-from diloco_core._elastic._round._shares import (
+from diloco_core._run._round._shares import (
     Adopt,
     Complete,
     Compute,

@@ -4,10 +4,10 @@ import pytest
 import torch
 
 from diloco_core import CorruptedObjectError, Elastic
-from diloco_core._elastic._repair import check_shard, readable_done
-from diloco_core._elastic._round._reload import Reload
-from diloco_core._elastic._sync._compute import Computation
-from diloco_core._elastic._sync._result import Result
+from diloco_core._run._repair import check_shard, readable_done
+from diloco_core._run._round._reload import Reload
+from diloco_core._run._sync._compute import Computation
+from diloco_core._run._sync._result import Result
 from diloco_core._wire._published import shard_metadata
 from diloco_core.testing import Schedule, SimulatedStore, SimulatedTraining, simulate, violations
 

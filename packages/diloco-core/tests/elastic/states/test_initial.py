@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from diloco_core import CorruptedObjectError, DiLoCo, Elastic, StoreExchange
-from diloco_core._elastic._states._load import load
+from diloco_core._run._states._load import load
 from diloco_core._store._open import open_store
 from diloco_core.testing import Fault, Schedule, SimulatedStore, simulate
 

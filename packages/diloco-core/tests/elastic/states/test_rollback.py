@@ -6,10 +6,10 @@ import pytest
 from rollback_lab import rollbacks_in
 
 from diloco_core import CorruptedObjectError, Elastic, FencedError
-from diloco_core._elastic._records._keys import commit_key, commit_sync, done_key, shard_key
-from diloco_core._elastic._records._records import digest, read_record
-from diloco_core._elastic._states._history import History
-from diloco_core._elastic._states._rollback import named_syncs
+from diloco_core._run._records._keys import commit_key, commit_sync, done_key, shard_key
+from diloco_core._run._records._records import digest, read_record
+from diloco_core._run._states._history import History
+from diloco_core._run._states._rollback import named_syncs
 from diloco_core.testing import (
     Fault,
     Killed,
@@ -271,7 +271,7 @@ def test_an_earlier_life_stops_unless_it_has_agreed(agreed, caplog):
 
 def test_with_nothing_whole_there_is_nothing_to_go_back_to(stopped, monkeypatch):
     # As it is for replicas that begin with other values than the run did.
-    monkeypatch.setattr("diloco_core._elastic._states._load.shards_in_memory", lambda *_: set())
+    monkeypatch.setattr("diloco_core._run._states._load.shards_in_memory", lambda *_: set())
     topology, training, original, last = stopped
     store = copy.deepcopy(original)
     for key in list(store.objects):

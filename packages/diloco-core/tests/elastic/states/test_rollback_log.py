@@ -8,12 +8,12 @@ from rollback_lab import rollbacks_in
 
 from diloco_core import CorruptedObjectError, Elastic, FencedError
 from diloco_core._arithmetic._contribution import Contribution
-from diloco_core._elastic._records._keys import Delta, commit_key, shard_key
-from diloco_core._elastic._records._records import Commit, Rollback
-from diloco_core._elastic._repair import read_commit
-from diloco_core._elastic._round._reload import Reload, Why
-from diloco_core._elastic._sync._fork import look_back
-from diloco_core._elastic._sync._sync import ElasticSync
+from diloco_core._run._records._keys import Delta, commit_key, shard_key
+from diloco_core._run._records._records import Commit, Rollback
+from diloco_core._run._repair import read_commit
+from diloco_core._run._round._reload import Reload, Why
+from diloco_core._run._sync._fork import look_back
+from diloco_core._run._sync._sync import StoreSync
 from diloco_core.testing import (
     Schedule,
     SimulatedStore,
@@ -142,7 +142,7 @@ def test_a_number_whose_record_is_lost_is_not_taken_by_a_rollback(trace):
 def test_an_earlier_life_that_reloads_for_another_reason_stops_too(monkeypatch):
     def act(exchange, life, store):
         store.write(commit_key(4), Rollback(4, (3,), (), {0: 1}, run=run_of(store)).to_json())
-        monkeypatch.setattr(ElasticSync, "finish", lambda _: Reload(Why.SUPERSEDED))
+        monkeypatch.setattr(StoreSync, "finish", lambda _: Reload(Why.SUPERSEDED))
         exchange.sync(life.fragments[0].job)
 
     assert isinstance(_alone(act), FencedError)

@@ -5,8 +5,8 @@ from dataclasses import replace
 import pytest
 
 from diloco_core import CorruptedObjectError, Elastic
-from diloco_core._elastic._records._keys import commit_key, done_key
-from diloco_core._elastic._records._records import Commit
+from diloco_core._run._records._keys import commit_key, done_key
+from diloco_core._run._records._records import Commit
 from diloco_core.testing import (
     Killed,
     Schedule,

@@ -3,9 +3,9 @@
 import pytest
 
 from diloco_core import DivergedError, Elastic
-from diloco_core._elastic._records._keys import Delta, commit_key, deltas
-from diloco_core._elastic._records._records import Commit
-from diloco_core._elastic._sync._compute import Computation
+from diloco_core._run._records._keys import Delta, commit_key, deltas
+from diloco_core._run._records._records import Commit
+from diloco_core._run._sync._compute import Computation
 from diloco_core.testing import (
     Fault,
     Schedule,

@@ -5,7 +5,7 @@ import logging
 import pytest
 
 from diloco_core import DivergedError, Elastic
-from diloco_core._elastic._sync._compute import Computation
+from diloco_core._run._sync._compute import Computation
 from diloco_core.testing import Schedule, SimulatedTraining, simulate, violations
 
 

@@ -46,7 +46,7 @@ class TestFoldersThatAreMade:
         assert list(base.iterdir()) == []
 
     def test_for_a_run_that_this_store_cannot_carry_are_removed(self, base, monkeypatch):
-        monkeypatch.setattr("diloco_core._elastic._exchange.Patient.creates_once", lambda _: False)
+        monkeypatch.setattr("diloco_core._run._exchange.Patient.creates_once", lambda _: False)
         with pytest.raises(ConfigurationError, match="created twice"):
             connect(base / "a" / "b", rank=0, world_size=2, min_replicas=1)
         assert list(base.iterdir()) == []
@@ -58,10 +58,10 @@ class TestFoldersThatAreMade:
             (base / "theirs" / "a" / "note").touch()
             return False
 
-        monkeypatch.setattr("diloco_core._elastic._exchange.Patient.creates_once", lambda _: False)
+        monkeypatch.setattr("diloco_core._run._exchange.Patient.creates_once", lambda _: False)
         with pytest.raises(ConfigurationError, match="created twice"):
             connect(base / "theirs", rank=0, world_size=2, min_replicas=1)
-        monkeypatch.setattr("diloco_core._elastic._exchange.Patient.creates_once", somebody_comes)
+        monkeypatch.setattr("diloco_core._run._exchange.Patient.creates_once", somebody_comes)
         with pytest.raises(ConfigurationError, match="created twice"):
             connect(base / "theirs" / "a" / "b", rank=0, world_size=2, min_replicas=1)
         assert [path.relative_to(base).as_posix() for path in sorted(base.rglob("*"))] == [

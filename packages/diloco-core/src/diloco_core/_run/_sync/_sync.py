@@ -50,7 +50,7 @@ if TYPE_CHECKING:
 _log = logging.getLogger("diloco_core")
 
 
-class ElasticSync:
+class StoreSync:
     """The next sync of one life, in two halves. Used once.
 
     Args:

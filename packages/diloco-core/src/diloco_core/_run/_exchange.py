@@ -12,8 +12,8 @@ from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Literal, cast
 
-from .._arithmetic._elastic_sizes import shards_of
 from .._arithmetic._layout import CHUNK_BYTES
+from .._arithmetic._shard_sizes import shards_of
 from .._checks import check_identity, check_resume, check_whole
 from .._errors import (
     ConfigurationError,
@@ -53,7 +53,7 @@ from ._start import committed_in, open_run
 from ._states._history import given_up_since
 from ._states._rollback import obey_rollback, saying_what_to_do
 from ._sync._catchup import catch_up, start_again
-from ._sync._sync import ElasticSync, stands_in
+from ._sync._sync import StoreSync, stands_in
 from ._watch import check_run, watch_manifest
 
 if TYPE_CHECKING:
@@ -161,7 +161,7 @@ class StoreExchange(ResumableExchange):
         self._first = True
         self._hinted = 0
         self._run = ""
-        self._under_way: ElasticSync | None = None
+        self._under_way: StoreSync | None = None
         self._unsynced: UnsyncedWatch | None = None
 
     @one_thread()
@@ -407,16 +407,14 @@ class StoreExchange(ResumableExchange):
             self._first = False
             patience = 2 * self.settings.grace if last and not self.fixed else None
             window = 0.0 if self._schema is None else self._schema.terms.schedule.seconds
-            sync = ElasticSync(
-                life, fragment, patience, hurried=lambda: self._hurried, window=window
-            )
+            sync = StoreSync(life, fragment, patience, hurried=lambda: self._hurried, window=window)
             self._under_way = sync
             reload = sync.contribute()  # reloading is left to the second half of the sync
         yield sync.ready if reload is None else lambda: True
         with saying_what_to_do(life, going_back=False):
             return self._finish(life, sync, reload)
 
-    def _finish(self, life: Life, sync: ElasticSync, reload: Reload | None) -> SyncReport:
+    def _finish(self, life: Life, sync: StoreSync, reload: Reload | None) -> SyncReport:
         report = reload or sync.finish()
         if isinstance(report, Reload):
             if self.fixed:

@@ -6,18 +6,18 @@ import logging
 import sys
 from typing import TYPE_CHECKING, TypeVar
 
-from .._elastic._life._progress import published_seed
-from .._elastic._records._keys import Delta, Hint, commit_key, commit_sync, done_key, shard_key
-from .._elastic._records._records import Commit, Done, Rollback, of_run, read_record
-from .._elastic._records._rules import done_states, is_whole, made_of
-from .._elastic._records._rules import states as published_states
 from .._errors import CorruptedObjectError, ObjectNotFoundError, RunExistsError
+from .._run._life._progress import published_seed
+from .._run._records._keys import Delta, Hint, commit_key, commit_sync, done_key, shard_key
+from .._run._records._records import Commit, Done, Rollback, of_run, read_record
+from .._run._records._rules import done_states, is_whole, made_of
+from .._run._records._rules import states as published_states
 from ._source import PublishedFile, outer_steps, state, state_codec, written
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
 
-    from .._elastic._records._manifest import Manifest
+    from .._run._records._manifest import Manifest
     from .._store._api import Store
 
 T = TypeVar("T", bound="Commit | Rollback | Done")
@@ -25,7 +25,7 @@ T = TypeVar("T", bound="Commit | Rollback | Done")
 _log = logging.getLogger("diloco_core")
 
 
-class ElasticSource:
+class RunStates:
     """The published states of a run: its records say which are complete, and which were given up.
 
     Attributes:
