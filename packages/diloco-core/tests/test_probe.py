@@ -41,14 +41,16 @@ class TestTheCommandLine:
         assert main([str(tmp_path / "run")]) == 0
         said, nothing = capsys.readouterr()
         assert said.startswith("a small object was written, read, listed and removed in ")
-        assert said.endswith("created only once: strict and elastic runs can use this store\n")
+        assert said.endswith("created only once: all runs can use this store\n")
         assert not nothing
 
     def test_says_if_elastic_runs_cannot_use_the_store(self, monkeypatch, capsys):
         found = {"exclusive": False, "seconds": 0.1}
         monkeypatch.setattr("diloco_core.probe.run", lambda uri: found)
         assert main(["/somewhere"]) == 0
-        assert "strict runs can use this store, elastic runs cannot" in capsys.readouterr().out
+        said = capsys.readouterr().out
+        assert "fixed runs can use this store, but no rank can come back to them by itself" in said
+        assert "elastic runs cannot use it" in said
 
     def test_fails_where_the_store_cannot_be_used(self, tmp_path, capsys):
         (tmp_path / "file").touch()
@@ -71,4 +73,4 @@ class TestTheCommandLine:
         environ = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
         done = subprocess.run(command, env=environ, capture_output=True, text=True, check=False)
         assert done.returncode == 0, done.stderr
-        assert "strict and elastic runs" in done.stdout
+        assert "all runs can use this store" in done.stdout

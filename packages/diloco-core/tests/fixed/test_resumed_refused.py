@@ -130,7 +130,7 @@ class TestWhatLives:
     def test_one_rank_alone_does_not_come_back_while_another_lives(self):
         """Rank 1 was killed; rank 0 waits for it, and has not noticed that yet."""
         run = Generations(2)
-        processes = [(0, 0.0, [], False), (1, 0.0, [Fault(1, 1, 45, "kill after")], False)]
+        processes = [(0, 0.0, [], False), (1, 0.0, [Fault(1, 1, 40, "kill after")], False)]
         lost, killed, again = run.simulate([*processes, (1, 30.0, [], True)], until=6)
         assert isinstance(killed, Killed)
         assert isinstance(lost, ReplicaLostError)

@@ -201,7 +201,7 @@ def test_who_holds_other_values_writes_nothing_and_says_so_once(lab, caplog):
     )
 
 
-def test_rank_0_of_a_strict_run_looks_when_it_leaves(lab, tmp_path, caplog):
+def test_a_rank_of_a_fixed_run_looks_when_it_leaves(lab, tmp_path, caplog):
     def train(exchange):
         model = Part(lab)
         inner = torch.optim.SGD([model.trained], lr=0.1)
@@ -217,7 +217,7 @@ def test_rank_0_of_a_strict_run_looks_when_it_leaves(lab, tmp_path, caplog):
 
     lab.run(train, lab.store_exchanges(tmp_path, 2))
     assert len(_objects(tmp_path)) == 1
-    assert f"rank 0: file://{_objects(tmp_path)[0]} is gone. {_AGAIN}" in caplog.text
+    assert f": file://{_objects(tmp_path)[0]} is gone. {_AGAIN}" in caplog.text
     assert export(tmp_path / "run", tmp_path / "model") == 2
 
 

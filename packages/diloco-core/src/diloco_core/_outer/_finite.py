@@ -40,7 +40,7 @@ def not_finite(
         bound: What :func:`square_bound` returned for its group.
     """
     # The sum of squares is a bound for every value, and shows NaN and infinity. It costs less than a tenth of the step.
-    if sum_of_squares(values) < bound:
+    if not values.is_floating_point() or sum_of_squares(values) < bound:
         return None
     for segment, start, stop in segments.parts(piece):
         dtype = segment.named.tensor.dtype

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from .._run._records._keys import commit_key
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
+    from collections.abc import Iterator, Mapping, Sequence
 
     from .._exchange._report import SyncReport
     from .._exchange._resumable import Position
@@ -67,11 +67,16 @@ class Timeline:
         self._delay = delay
         self._entered = 0
         self._left: int | None = None
+        # By fragment, the first step that no contribution has claimed, where it is another one.
+        self._begins: dict[int, int] = {}
         self._stood: dict[int, _Stood] = {}
 
-    def enters(self, position: Position, steps: int, epoch: int) -> None:
-        """The life begins to train after so many steps of its rank."""
+    def enters(
+        self, position: Position, steps: int, epoch: int, since_sync: Sequence[int] = ()
+    ) -> None:
+        """The life begins to train after so many steps of its rank, of which some are in no sync of a fragment yet."""
         self.epoch, self._entered = epoch, steps
+        self._begins = {each: steps - open_ for each, open_ in enumerate(since_sync) if open_}
         self._stood[position.sync] = _Stood(position.seen, steps)
 
     def adopted(self, report: SyncReport, position: Position, steps: int) -> None:
@@ -104,9 +109,7 @@ class Timeline:
             claims: The inner steps of the life's contributions that were counted (first, and one past the last), by sync.
         """
         begin = self._entered
-        begins: dict[
-            int, int
-        ] = {}  # by fragment, the first step that no contribution has claimed, where it is another one
+        begins = dict(self._begins)
         for adoption in self.adoptions:
             number, now = adoption.fragment, adoption.steps
             if adoption.over:

@@ -35,17 +35,19 @@ _OTHER_RATE = 0.5
 
 @dataclass(slots=True)
 class Ledger:
-    """A data loader that only counts: which batch comes next."""
+    """A data loader that only counts: which batch comes next, and which life of the rank has taken each inner step."""
 
     position: int = 0
+    lives: dict[int, int] = field(default_factory=dict)
 
     def state_dict(self) -> dict[str, Any]:
-        """Its position."""
-        return {"position": self.position}
+        """Its position, and the lives."""
+        return {"position": self.position, "lives": [[*each] for each in self.lives.items()]}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Go on from a position."""
         self.position = state["position"]
+        self.lives = dict(state["lives"])
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,6 +106,8 @@ class SimulatedTraining:
         asked: The wishes that were made.
         mixed: What was wrong with models after syncs, by (rank, life).
         timelines: When each life took its steps and adopted syncs, by (rank, life).
+        took: For each (rank, life), which life of the rank has taken each inner step: a life of a fixed run goes on with steps
+            of the life before it that no sync has counted yet.
         feedback: The residuals of replicas.
         fragments: The fragments of the life that was made last.
         longest: The longest that a replica spent in one inner step, its syncs included but not its own faults, in virtual
@@ -139,6 +143,7 @@ class SimulatedTraining:
     mixed: dict[tuple[int, int], list[str]] = field(default_factory=dict)
     paces: Sequence[float] = ()
     timelines: dict[tuple[int, int], Timeline] = field(default_factory=dict)
+    took: dict[tuple[int, int], dict[int, int]] = field(default_factory=dict)
     state_codec: str = "plain"
     full_state_every: int | None = None
     groups: bool = False
@@ -226,7 +231,11 @@ class SimulatedTraining:
             note_state(self.entered)
             changes = node.exchange.position.rate.number
             mixing.begin(copies_now(), node.exchange.position.sync)
-            timeline.enters(node.exchange.position, outer.inner_steps, node.exchange.epoch)
+            self.took[node.rank, node.life] = ledger.lives
+            since_sync = outer._count.since_sync  # noqa: SLF001 - nobody else needs it either
+            timeline.enters(
+                node.exchange.position, outer.inner_steps, node.exchange.epoch, since_sync
+            )
             while outer.committed < self.syncs:
                 start = self._spent(node)
                 step = outer.inner_steps
@@ -247,6 +256,7 @@ class SimulatedTraining:
                 mixing.step()
                 note_own(step + 1)
                 ledger.position += 1
+                ledger.lives[step] = node.life
                 if self.weight == "tokens":
                     outer.count_tokens(self.tokens(node.rank, node.life, step))
                 timeline.boundaries[step + 1] = node.connection.clock()
@@ -369,8 +379,13 @@ class SimulatedTraining:
             return 1.0
         if weight == "steps":
             return len(steps)
+        tokens = [self.tokens(member.rank, self._took(member, step), step) for step in steps]
+        return sum(tokens) ** 2 / len(steps)
+
+    def _took(self, member: Delta, step: int) -> int:
+        """The life of a member's rank that has taken an inner step."""
         life = self.salts.get((member.rank, member.epoch), 0)
-        return sum(self.tokens(member.rank, life, step) for step in steps) ** 2 / len(steps)
+        return self.took.get((member.rank, life), {}).get(step, life)
 
     def _learned(
         self, values: torch.Tensor, commit: Commit, member: Delta, life: int
@@ -382,7 +397,8 @@ class SimulatedTraining:
             return (values - held).float()  # and so also what it kept of its own before
         delta = torch.zeros(self.sizes[fragment])
         for step in range(member.start, member.stop):
-            delta += self.gradient(member.rank, life, step, self.sizes[fragment])
+            took = self._took(member, step)
+            delta += self.gradient(member.rank, took, step, self.sizes[fragment])
         return delta
 
     def _as_sent(
