@@ -77,9 +77,9 @@ class TestElastic:
             Elastic(**{"min_replicas": 2, name: value})
 
     def test_only_by_asking(self, environ):
-        strict = connect(environ=environ)
-        assert isinstance(strict, StoreExchange)
-        strict.leave()
+        fixed = connect(environ=environ)
+        assert isinstance(fixed, StoreExchange)
+        fixed.leave()
         elastic = connect(environ=environ, min_replicas=2)
         assert isinstance(elastic, StoreExchange)
         assert elastic.settings == Elastic(2)
@@ -89,13 +89,13 @@ class TestElastic:
             connect(environ=environ, min_replicas=3)
         elastic.leave()
 
-    def test_an_exchange_that_is_strict_does_not_become_elastic(self, environ):
-        strict = connect(environ=environ)
+    def test_an_exchange_with_fixed_membership_does_not_become_elastic(self, environ):
+        fixed = connect(environ=environ)
         with pytest.raises(ConfigurationError, match="min_replicas=None, and cannot also connect"):
             connect(environ=environ, min_replicas=2)
-        strict.leave()
+        fixed.leave()
 
-    def test_plain_means_are_for_strict_runs(self, environ):
+    def test_plain_means_are_for_fixed_runs(self, environ):
         with (
             ObjectStoreAllReduce(
                 environ["RENDEZVOUS_URI"], rank=0, world_size=1, min_replicas=1
@@ -138,7 +138,7 @@ class TestTogether:
         assert (exchange.settings, limits) == (elastic, timing)
         exchange.leave()
 
-    def test_a_strict_run_has_limits_too(self, tmp_path):
+    def test_a_fixed_run_has_limits_too(self, tmp_path):
         timing = Timing(join_timeout=11.0)
         exchange = connect(tmp_path, rank=0, world_size=1, timing=timing)
         assert isinstance(exchange, StoreExchange)

@@ -76,7 +76,7 @@ def test_a_limit_is_asked_for_or_refused(tmp_path, kind):
     each = [connect(tmp_path / "run", rank=rank, world_size=2, **options) for rank in range(2)]
     ASKED.clear()
     run(train, each)
-    # In a strict run lost_after is asked for where a replica has been silent for a while: tests/strict/test_failures.py.
+    # In a fixed run lost_after is asked for where a replica has been silent for a while: tests/fixed/test_failures.py.
     used = {*ASKED, *(["lost_after", "return_within"] if kind == "fixed" else [])}
     for name in LIMITS:
         more = {"lost_after": 999.0} if name == "beat_interval" and kind == "fixed" else {}

@@ -42,13 +42,13 @@ def elastic(store, topology, syncs=SYNCS, *, resume=False):
     return {life: type(error) for life, error in outcome.errors().items()}
 
 
-def strict(store, syncs=SYNCS, *, resume=False, kills=()):
+def fixed(store, syncs=SYNCS, *, resume=False, kills=()):
     results = Run(store=store, syncs=syncs).live(*kills, resume=resume)
     return [type(result) for result in results]
 
 
 KINDS = {
-    "fixed": strict,
+    "fixed": fixed,
     "sharded": lambda store, *args, **options: elastic(store, "sharded", *args, **options),
     "gather": lambda store, *args, **options: elastic(store, "gather", *args, **options),
 }
@@ -102,10 +102,10 @@ def test_where_nothing_was_yet(stopped, resume, some):
 
 def test_a_note_of_a_run_that_was_killed():
     store = SimulatedStore()
-    strict(store, kills=[(1, 45, "kill before")])
+    fixed(store, kills=[(1, 45, "kill before")])
     (key,) = keys_lab.keys_of(store.objects, "note", rank=0)[:1]
     for resume in (True, "newest-whole"):
-        same_end(strict, store.objects, key, store.objects[key][:-9], resume=resume)
+        same_end(fixed, store.objects, key, store.objects[key][:-9], resume=resume)
 
 
 @pytest.mark.parametrize("topology", ["sharded", "gather"])

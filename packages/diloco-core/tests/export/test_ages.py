@@ -62,7 +62,6 @@ def test_it_says_how_old_it_is(tmp_path, caplog):
     assert caplog.text == "", "a run that has ended has published its state"
 
 
-@pytest.mark.xfail(strict=True, reason="until strict and elastic are one path")
 def test_the_newest_two_states_of_the_whole_model_are_kept(tmp_path):
     counts = []
 

@@ -242,7 +242,7 @@ class TestEarlierStates:
         for first, second in readers.values():
             assert first is not second, "the first one may have fetched the wrong bytes ahead"
 
-    # A strict run has no record that says that a shard was there.
+    # A fixed run has no record that says that a shard was there.
     @pytest.mark.parametrize(
         ("kind", "harm"),
         [

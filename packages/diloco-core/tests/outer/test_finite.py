@@ -96,7 +96,7 @@ class Loop:
 
 
 def refused(results, kind):
-    """Who owned what was refused says so; in strict exchanges the others hear of it."""
+    """Who owned what was refused says so; with fixed membership the others hear of it."""
     owners = [error for error in results if isinstance(error, NonFiniteUpdateError)]
     assert len(owners) == (1 if kind in {"threads", "fixed"} else 2), results
     for error in results:

@@ -315,15 +315,18 @@ class SimulatedTraining:
             else:
                 index = record.fragment
                 values, momentum, lost = now[index]
-                sent = []
+                sent, norms = [], []
                 for member in record.members:
                     life = self.salts.get((member.rank, member.epoch), 0)
                     delta = self._learned(values, record, member, life)
                     values_sent = self._as_sent(delta, record, member, life, read.get(member.key))
+                    norms.append(
+                        values_sent.double().norm()
+                    )  # as the contribution says, whatever is lost later
                     if member.key in gone:
                         values_sent = values_sent.masked_fill(gone[member.key], 0.0)
                     sent.append(values_sent.double())
-                mean = self._mean(sent, record.members)
+                mean = self._mean(sent, norms, record.members)
                 group = index % 2 if self.groups else 0
                 lr, decay = record.rate.values[group], (_OUTER_MOMENTUM, _OTHER_MOMENTUM)[group]
                 momentum = decay * momentum + mean
@@ -349,11 +352,16 @@ class SimulatedTraining:
         """The tokens of an inner step."""
         return 1 + (rank * 5 + life * 3 + step * 7) % 11
 
-    def _mean(self, sent: Sequence[torch.Tensor], members: Sequence[Delta]) -> torch.Tensor:
-        """What the contributions of these members become."""
+    def _mean(
+        self,
+        sent: Sequence[torch.Tensor],
+        of_sent: Sequence[torch.Tensor],
+        members: Sequence[Delta],
+    ) -> torch.Tensor:
+        """What the contributions of these members become, with the norms that they had when they were sent."""
         values = torch.stack(list(sent))
         if self.clip:
-            norms = values.norm(dim=1)
+            norms = torch.stack(list(of_sent))
             counted = norms[norms > 0] if self.sparse and bool(norms.any()) else norms
             median = counted.sort().values[(len(counted) - 1) // 2]
             values *= (median / norms).nan_to_num(1.0).clamp(max=1.0).unsqueeze(1)

@@ -1,4 +1,4 @@
-"""The keys of an elastic run, and what they say.
+"""The keys of a run, and what they say.
 
 Keys under the run's prefix::
 

@@ -256,17 +256,19 @@ def states_kept_from(
     ]
 
 
-def kept_from(listing: Iterable[str], fragments: int, *, last: int, rollback: int = 0) -> list[int]:
+def kept_from(
+    listing: Iterable[str], fragments: int, *, last: int, rollback: int = 0, count: int = 2
+) -> list[int]:
     """For every fragment, the sync of the older of its two newest complete states, from which the newest could be made again.
 
-    It is 0 if there are fewer than two such states. Only states after the newest rollback count, so that nothing that the run
-    went back to is considered unneeded. States after ``last``, up to which the log is known, do not count either: there may be a
-    rollback before them that went back further.
+    It is 0 if there are fewer than two such states, or fewer than ``count``, of which it is then the oldest. Only states after
+    the newest rollback count, so that nothing that the run went back to is considered unneeded. States after ``last``, up to
+    which the log is known, do not count either: there may be a rollback before them that went back further.
     """
     oldest = []
     for states in done_states(listing, fragments):
-        newest = sorted((sync for sync in states if rollback < sync <= last), reverse=True)[:2]
-        oldest.append(newest[1] if len(newest) == 2 else 0)
+        newest = sorted((sync for sync in states if rollback < sync <= last), reverse=True)[:count]
+        oldest.append(newest[-1] if len(newest) == count else 0)
     return oldest
 
 

@@ -104,7 +104,11 @@ def collect(life: Life) -> None:
     keys = [*life.store.list("deltas/"), *states]
     count, every = len(life.fragments), life.whole_every
     kept = kept_from(states, count, last=life.sync, rollback=life.rollback)
-    states_kept = states_kept_from(states, count, kept, every=every, rollback=life.rollback)
+    # Fragments publish in turn, so two states of the whole model need three of those that were published first.
+    whole = kept_from(states, count, last=life.sync, rollback=life.rollback, count=2 + (count > 1))
+    states_kept = states_kept_from(
+        states, count, whole if life.gather else kept, every=every, rollback=life.rollback
+    )
     recent = life.manifest.retention + count * max(life.manifest.publish_every, every) * 3
     # After that only now and then, for objects that had to stay so long or were left by a life that died.
     if life.sync - life.rollback <= recent or life.sync % LOOK_AGAIN == 0:

@@ -1,4 +1,4 @@
-"""One sync of an elastic run: contribute, wait for the record, obey it. The decisions on the way are made in :mod:`.._round`."""
+"""One sync: contribute, wait for the record, obey it. The decisions on the way are made in :mod:`.._round`."""
 
 from __future__ import annotations
 
