@@ -80,3 +80,10 @@ def test_schedules(run):
 @settings(max_examples=1500, deadline=None, suppress_health_check=_QUIET)
 def test_many_schedules(run):
     _check(run)
+
+
+@pytest.mark.parametrize("operation", range(1, 36))
+def test_no_bit_that_flips_on_its_way_while_a_life_begins_ends_it(operation):
+    fault = Fault(0, 1, operation, "flip")
+    schedule = Schedule(2, seed=0, starts=[0.0, 0.0], faults=[fault], latency=0.001)
+    _check((schedule, (40,), 0, 0.0, "plain", "equal", False))

@@ -14,6 +14,7 @@ from ._life._standing import Standing
 from ._policy._beats import Beats
 from ._policy._others import Others
 from ._records._keys import MANIFEST, highest_epochs
+from ._start import read_manifest
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Mapping, Sequence
@@ -55,7 +56,10 @@ def new_life(
 
     def check() -> None:
         """Leave the lives of another run alone, which has taken the prefix since the manifest was read."""
-        if settings.fixed and store.peek(MANIFEST) not in {manifest.to_json(), None, b""}:
+        if not settings.fixed or store.peek(MANIFEST) in {manifest.to_json(), None, b""}:
+            return
+        current = read_manifest(store, timing)  # a bit may have flipped on its way
+        if current is not None and current.run() != run:
             raise RunExistsError(
                 f"the manifest at {store.uri} has changed while this replica (rank {rank}) was joining the run: another run may "
                 "use this prefix by now. Give every run a prefix of its own, and start this replica again."
