@@ -246,7 +246,7 @@ class StoreExchange(ResumableExchange):
             self._run = manifest.run()
             ends = ends_in_log(store, self._run) if self.fixed else []
             if self.fixed and not self.settings.resume:
-                refuse_ended(ends, store.uri)
+                refuse_ended(ends, store.uri, means=bool(self._schema.settings.get("operation")))
                 refuse_left(store, self.rank)
             life = new_life(
                 store,

@@ -182,6 +182,11 @@ def _read_or_restore(store: Patient, timing: Timing) -> Manifest | None:
         copy = None
     if copy is None and damage is not None:
         raise _unreadable(damage) from damage
+    if damage is None and copy is not None:
+        # The replica that begins the run may have written both since: the manifest first, and then the copy.
+        manifest = read_manifest(store, timing)
+        if manifest is not None:
+            return manifest
     # Without anything else of the run, the copy is only a leftover, and a new run may begin.
     if copy is None or (damage is None and not _remains(store, store.list("claims/"))):
         return None

@@ -69,7 +69,7 @@ def ends_in_log(store: Patient, run: str) -> list[Rollback]:
     return ends
 
 
-def refuse_ended(ends: list[Rollback], uri: str) -> None:
+def refuse_ended(ends: list[Rollback], uri: str, *, means: bool = False) -> None:
     """Refuse to join a run that has ended, for a replica that was not told to resume it.
 
     Raises:
@@ -77,8 +77,12 @@ def refuse_ended(ends: list[Rollback], uri: str) -> None:
     """
     if ends:
         raise RunExistsError(
-            f"the run at {uri} has ended: {_why(ends[0])}. To continue it, start all of its ranks again with resume=True. To "
-            "begin another run, use another prefix."
+            f"the run at {uri} has ended: {_why(ends[0])}. "
+            + (
+                "Means have no state to go on with: start all ranks again on another prefix."
+                if means
+                else "To continue it, start all of its ranks again with resume=True. To begin another run, use another prefix."
+            )
         )
 
 
