@@ -1,4 +1,4 @@
-"""The exchange over an object store with elastic membership: replicas may die, come back, join late and leave.
+"""The exchange over an object store, with fixed or elastic membership: replicas may die and come back, or join late and leave.
 
 The protocol is a log of syncs: first contributions, then one create-once record that says which of them count. The store always
 holds enough to continue the run: the newest published state, and everything that was committed after it.

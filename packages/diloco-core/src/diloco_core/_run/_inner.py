@@ -1,4 +1,4 @@
-"""Saving the inner state of a replica in an elastic run, for the next life of its rank."""
+"""Saving the inner state of a replica, for the next life of its rank."""
 
 from __future__ import annotations
 

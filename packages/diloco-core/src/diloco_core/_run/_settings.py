@@ -1,4 +1,4 @@
-"""The settings of an elastic run."""
+"""The settings of a run."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""One life of a rank in an elastic run: its identity, and what it knows, in parts that each say which code may change them."""
+"""One life of a rank in a run: its identity, and what it knows, in parts that each say which code may change them."""
 
 from __future__ import annotations
 

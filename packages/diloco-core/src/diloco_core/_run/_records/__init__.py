@@ -1,1 +1,1 @@
-"""What an elastic run writes (keys, records, contributions), and, as pure functions, the rules that say which of it counts."""
+"""What a run writes (keys, records, contributions), and, as pure functions, the rules that say which of it counts."""

@@ -1,4 +1,4 @@
-"""Which ranks take part in an elastic run, as far as one life has heard. Used only for log messages and errors."""
+"""Which ranks take part in a run, as far as one life has heard. Used only for log messages and errors."""
 
 from __future__ import annotations
 

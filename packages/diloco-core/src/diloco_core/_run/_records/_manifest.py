@@ -1,4 +1,4 @@
-"""The manifest of an elastic run: the record that says what the run is."""
+"""The manifest of a run: the record that says what the run is."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Manifest:
-    """The description of an elastic run. It is created once; the first replica to create it decides.
+    """The description of a run. It is created once; the first replica to create it decides.
 
     Attributes:
         run_id: The launch that began the run.

@@ -1,4 +1,4 @@
-"""The records of an elastic run: everything in the store except tensors. Their keys are in :mod:`._keys`.
+"""The records of a run: everything in the store except tensors. Their keys are in :mod:`._keys`.
 
 Every record is sealed (:mod:`._sealed`): its bytes and its key are verified before anything is read from it.
 

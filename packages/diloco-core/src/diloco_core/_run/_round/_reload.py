@@ -1,4 +1,4 @@
-"""What the parts of an elastic exchange return to it if the life has to start again from the store.
+"""What the parts of an exchange return to it if the life has to start again from the store.
 
 The need for it appears deep inside reading and writing: while a record is read, while a damaged object is made again. All
 functions between there and the exchange have it in their signatures: they do nothing more, and return it.

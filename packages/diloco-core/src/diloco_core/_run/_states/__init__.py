@@ -1,1 +1,1 @@
-"""The complete states of an elastic run: publishing, keeping and loading them, and going back to them."""
+"""The complete states of a run: publishing, keeping and loading them, and going back to them."""

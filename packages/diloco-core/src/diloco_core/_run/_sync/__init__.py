@@ -1,1 +1,1 @@
-"""One sync of an elastic run: contributing, waiting for the record, adopting its result; and catching up with the log."""
+"""One sync of a run: contributing, waiting for the record, adopting its result; and catching up with the log."""
