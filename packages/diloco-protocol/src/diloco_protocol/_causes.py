@@ -10,13 +10,22 @@ from ._redact import redact_and_cut
 from ._texts import readable
 
 _LONGEST = 1 << 20  # no more of a text is looked at
+_SHORT = 1000  # texts up to this length are kept, with what is shown of them
 _BEGIN, _END = 12_000, 3_900  # what is shown of a long one: what is wrong, and what to do
 
 
 def as_shown(text: str) -> str:
     """Return a text as a message may show it: without secrets and control characters, and the middle of a long one."""
+    # An object that is not there yet is looked for again and again, with the same words.
+    return _shown_before(text) if len(text) <= _SHORT else _as_shown(text)
+
+
+def _as_shown(text: str) -> str:
     text = readable(redact_and_cut(text, _LONGEST))
     return text if len(text) <= 16_000 else f"{text[:_BEGIN]} … {text[-_END:]}"
+
+
+_shown_before = lru_cache(maxsize=256)(_as_shown)
 
 
 def clean_causes() -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import secrets
-from typing import TYPE_CHECKING, Protocol, Self, TypeAlias, TypeVar, runtime_checkable
+from typing import TYPE_CHECKING, Protocol, Self, TypeAlias, TypeGuard, TypeVar, runtime_checkable
 
 from .._errors import ConfigurationError, CorruptedObjectError
 from ._transfer import BLOCK_BYTES, Transfer
@@ -51,8 +51,7 @@ class ObjectReader(Protocol):
     ) -> None: ...
 
 
-@runtime_checkable
-class ReadsAhead(Protocol):
+class ReadsAhead(ObjectReader, Protocol):
     """A reader that can fetch data before it is read, if it knows what will be read."""
 
     def expect(self, start: int, stop: int) -> None:
@@ -62,6 +61,11 @@ class ReadsAhead(Protocol):
         announced again. Closing the reader withdraws what it has announced.
         """
         ...
+
+
+def reads_ahead(reader: ObjectReader) -> TypeGuard[ReadsAhead]:
+    """Whether a reader can fetch data before it is read."""
+    return hasattr(reader, "expect")
 
 
 class Store(Protocol):

@@ -18,7 +18,7 @@ import xxhash
 
 from .._arithmetic._sent import codec_of, sent_bytes
 from .._errors import CorruptedObjectError, DivergedError
-from .._store._api import ReadsAhead
+from .._store._api import reads_ahead
 from ._published import END, Shard, as_recorded
 from ._safetensors import LENGTH_BYTES
 from ._sections import CHECKSUM_BYTES, Section, padding_bytes, section_bytes, view
@@ -67,7 +67,7 @@ class EncodedUpdate:
     def announce(self, reader: ObjectReader) -> None:
         """Announce that the update and the checksums after it will be read, for stores that fetch ahead."""
         start = self.start(reader.size)
-        if isinstance(reader, ReadsAhead) and start > 0:
+        if reads_ahead(reader) and start > 0:
             reader.expect(start, start + section_bytes(self._layout, self.section))
 
     def read(self, reader: ObjectReader, origin: str, chunk_bytes: int) -> torch.Tensor:

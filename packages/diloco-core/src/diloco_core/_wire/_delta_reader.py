@@ -15,7 +15,7 @@ import torch
 import xxhash
 
 from .._errors import CorruptedObjectError
-from .._store._api import ReadsAhead
+from .._store._api import reads_ahead
 from .._store._closing import Closing
 from ._sections import CHECKSUM_BYTES, fill
 
@@ -248,7 +248,7 @@ class DeltaReader(Closing):
                 )
             self._reader = reader
             # Looked up once per reader, because isinstance() with a protocol is slow.
-            self._expect = reader.expect if isinstance(reader, ReadsAhead) else None
+            self._expect = reader.expect if reads_ahead(reader) else None
         return self._reader
 
     def _wrong(self, place: Place) -> CorruptedObjectError:

@@ -19,7 +19,7 @@ import xxhash
 
 from .._arithmetic._sharded import adopt_shard
 from .._errors import CorruptedObjectError
-from .._store._api import ReadsAhead
+from .._store._api import reads_ahead
 from ._safetensors import read_header
 from ._sections import (
     CHECKSUM_BYTES,
@@ -74,7 +74,7 @@ class ValuesReader:
         self._reader = reader
         self._origin = origin
         self._section = SectionReader(reader, layout, values, start, origin)
-        if isinstance(reader, ReadsAhead):
+        if reads_ahead(reader):
             reader.expect(start, reader.size)
 
     def read(self, out: torch.Tensor) -> None:
@@ -189,7 +189,7 @@ class Shard:
     def announce_rest(self, reader: ObjectReader) -> None:
         """Announce that everything before the values of a file will be read, for stores that fetch ahead."""
         stop = self.rest_bytes(reader.size)
-        if isinstance(reader, ReadsAhead) and stop > 0:
+        if reads_ahead(reader) and stop > 0:
             reader.expect(0, stop)
 
     def rest_bytes(self, size: int) -> int:
@@ -297,7 +297,7 @@ class Shard:
         rest = xxhash.xxh3_64(beginning, seed=self._seed("rest", self.number))
         chunks: dict[Piece, dict[str, torch.Tensor]] = {piece: {} for piece in self._outer_chunks()}
         starts = [len(beginning) + start for start in section_starts(self._layout, sections)]
-        if isinstance(reader, ReadsAhead):
+        if reads_ahead(reader):
             reader.expect(starts[0], starts[len(names)])
         for section_of_name, start, name in zip(sections, starts, names, strict=False):
             section = SectionReader(reader, self._layout, section_of_name, start, origin)

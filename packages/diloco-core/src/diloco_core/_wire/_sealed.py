@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 FORMAT = 8
 """Version of the format of all objects in a run's store. It increases with each change that an older version would misread."""
 
+_ENCODER = json.JSONEncoder(allow_nan=False)
 _END = re.compile(rb',\n "xxh3_128": "([0-9a-f]{32})"\n}\n\Z')
 _FORMAT = re.compile(rb'"format": ?(\d{1,9})\b')
 # In a record of any version, the format is within so many bytes from its beginning.
@@ -40,7 +41,7 @@ def seal(kind: str, key: str, fields: Mapping[str, Any]) -> bytes:
     """
     # Not with ``indent``: that encoder is written in Python, and records of large models took it 40 ms.
     lines = [
-        f" {json.dumps(name)}: {json.dumps(value, allow_nan=False)}"
+        f" {_ENCODER.encode(name)}: {_ENCODER.encode(value)}"
         for name, value in {"kind": kind, "format": FORMAT, **fields}.items()
     ]
     body = ("{\n" + ",\n".join(lines)).encode()

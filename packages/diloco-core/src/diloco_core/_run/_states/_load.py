@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from ..._errors import CorruptedObjectError
 from ..._store._ahead import open_ahead
-from ..._store._api import ReadsAhead
+from ..._store._api import reads_ahead
 from ..._store._reread import read_again
 from .._life._progress import Progress
 from .._records._keys import commit_key, commit_sync, done_key
@@ -206,7 +206,7 @@ def _load_fragment(life: Life, index: int, sync: int) -> str | Reload | None:
 
     def announce(key: str, reader: ObjectReader) -> None:
         if life.gather and sync:
-            if isinstance(reader, ReadsAhead):
+            if reads_ahead(reader):
                 reader.expect(0, reader.size)
         else:
             part, number = files[key]

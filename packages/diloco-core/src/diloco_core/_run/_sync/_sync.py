@@ -103,17 +103,19 @@ class StoreSync:
         life = self._life
         life.traffic.begin()
         start = life.timing.clock()
-        decided = commit_mended(life, self._sync)
-        if isinstance(decided, Reload):
-            return decided
-        self._note(decided)
+        if not life.fixed or life.standing.is_new:
+            # Later in a fixed run, nothing is decided before this life has contributed.
+            decided = commit_mended(life, self._sync)
+            if isinstance(decided, Reload):
+                return decided
+            self._note(decided)
         reload = None
         steps = self._job.contribution.steps
         if life.fixed and steps is None:
             # All ranks are in every sync, also those that have taken no step since the last one.
             counted = self._progress.positions.get(life.rank, 0)
             steps = (counted, counted)
-        open_for_own = decided is None and self._own_delta is None
+        open_for_own = self._decided is None and self._own_delta is None
         if open_for_own and steps is not None and not self._stands_in():
             reload = self._contribute(*steps)
         self._contributing = life.timing.clock() - start

@@ -136,7 +136,7 @@ def is_there(folder: int, name: str) -> bool:
     return True
 
 
-def open_to_read(folder: int, name: str, path: Path) -> FileReader:
+def open_to_read(folder: int, name: str, path: str) -> FileReader:
     """Open an object.
 
     Raises:
@@ -152,11 +152,11 @@ def open_to_read(folder: int, name: str, path: Path) -> FileReader:
         raise
 
 
-def _check_regular(status: os.stat_result, path: Path) -> None:
+def _check_regular(status: os.stat_result, path: str) -> None:
     kind = _kind(status)
     if kind is not None:
         raise CorruptedObjectError(
-            f"{str(path)!r} is {kind}, and the objects of a run are regular files: it was not read. Remove what does not belong "
+            f"{path!r} is {kind}, and the objects of a run are regular files: it was not read. Remove what does not belong "
             "to the run, or use another folder."
         )
 
@@ -316,10 +316,10 @@ def unavailable(message: str, error: OSError) -> StoreUnavailableError:
     return StoreUnavailableError(message, lasting=remedy is None and error.errno not in _PASSING)
 
 
-def unreadable(path: Path, error: OSError) -> StoreUnavailableError:
+def unreadable(path: str, error: OSError) -> StoreUnavailableError:
     """The error for an object that is there and cannot be read."""
     return unavailable(
-        f"{str(path)!r} cannot be read: {error.strerror or error}. Check that this user may read it, and that the file system is "
+        f"{path!r} cannot be read: {error.strerror or error}. Check that this user may read it, and that the file system is "
         "mounted.",
         error,
     )
@@ -328,7 +328,7 @@ def unreadable(path: Path, error: OSError) -> StoreUnavailableError:
 class FileReader(Closing):
     """An open file; see :class:`._api.ObjectReader`."""
 
-    def __init__(self, path: Path, descriptor: int) -> None:
+    def __init__(self, path: str, descriptor: int) -> None:
         self._path = path
         self._descriptor = descriptor
         self.size = os.fstat(descriptor).st_size
@@ -344,7 +344,7 @@ class FileReader(Closing):
                 raise unreadable(self._path, error) from error
             if count == 0:
                 raise CorruptedObjectError(
-                    f"{str(self._path)!r} is truncated: it has {self.size} bytes, and bytes {offset} to "
+                    f"{self._path!r} is truncated: it has {self.size} bytes, and bytes {offset} to "
                     f"{offset + len(buffer)} are needed"
                 )
             done += count

@@ -113,7 +113,7 @@ class FolderStore:
                 self._publish(root, key, size, temporary, rename)
             except OSError as error:
                 raise unavailable(
-                    f"{str(self._path(key))!r} cannot be written: {error.strerror or error}. "
+                    f"{self._path(key)!r} cannot be written: {error.strerror or error}. "
                     "Check that this user may write to the run's folder.",
                     error,
                 ) from error
@@ -133,7 +133,7 @@ class FolderStore:
                 return False
             except OSError as error:
                 raise unavailable(
-                    f"{str(self._path(key))!r} cannot be created: {error.strerror or error}. Objects are created by hard "
+                    f"{self._path(key)!r} cannot be created: {error.strerror or error}. Objects are created by hard "
                     "link: use a folder that this user may write to, on a file system that has hard links (FAT and some "
                     "network shares do not).",
                     error,
@@ -191,7 +191,7 @@ class FolderStore:
         for key in keys:
             *folders, name = split(key)
             with (
-                _named(f"{str(self._path(key))!r} cannot be deleted"),
+                _named(f"{self._path(key)!r} cannot be deleted"),
                 contextlib.suppress(FileNotFoundError),
                 self._opened() as root,
             ):
@@ -250,8 +250,8 @@ class FolderStore:
         name = self._temporary()
         return name, create_file(root, name)
 
-    def _path(self, key: str) -> Path:
-        return self.root / key
+    def _path(self, key: str) -> str:
+        return f"{self.root}/{key}"
 
     def _temporary(self) -> str:
         return temporary_name(self._store_name, next(self._names))
@@ -343,7 +343,7 @@ class FolderStore:
         if error.errno in FULL:
             self.close()  # the files kept for reuse take room that is needed now
         return unavailable(
-            f"{str(self._path(key))!r} cannot be written: {error.strerror or error}. Readers do not see any part of it.",
+            f"{self._path(key)!r} cannot be written: {error.strerror or error}. Readers do not see any part of it.",
             error,
         )
 
