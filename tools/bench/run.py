@@ -55,6 +55,7 @@ def main() -> int:
     for replicas in arguments.replicas:
         timings = _run("times", replicas, arguments)
         _print_times(replicas, timings)
+        _print_copies(timings, arguments.parameters)
         _print_plan(replicas, timings, arguments.parameters)
         if not arguments.no_memory:
             _print_memory(replicas, arguments)
@@ -150,6 +151,19 @@ def _print_times(replicas: int, timings: dict[str, list[float]]) -> None:
         f"{name} {statistics.median(values):.3f}" for name, values in timings.items()
     )
     print(f"        medians in seconds: {seconds}")
+
+
+def _print_copies(timings: dict[str, list[float]], parameters: int) -> None:
+    """How fast memory is, all replicas at once, and how often a value could be copied in the time of a contender."""
+    copy = statistics.median(timings["plain copy"])
+    passes = ", ".join(
+        f"{name} {statistics.median(timings[name]) / copy:.1f}"
+        for name in ("exchange", "gloo", "outer step", "elastic sharded step", "gloo step")
+    )
+    print(
+        f"        a plain copy of the values: {4 * parameters / copy / 1e9:.1f} GB/s per replica; the same time as so many "
+        f"copies of every value: {passes}"
+    )
 
 
 def _print_plan(replicas: int, timings: dict[str, list[float]], parameters: int) -> None:

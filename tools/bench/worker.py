@@ -105,6 +105,10 @@ class Contenders:
         """Our mean of one flat tensor."""
         self.mean.mean([self.result])
 
+    def plain_copy(self) -> None:
+        """Every value, read and written once."""
+        self.flat.copy_(self.result)
+
     def gloo(self) -> None:
         """Gloo's mean of one flat tensor."""
         dist.all_reduce(self.flat)
@@ -242,6 +246,7 @@ def times(
     contenders = Contenders(folder, rank, world, parameters)
     meet(folder, rank, world)
     table: dict[str, Callable[[], None]] = {
+        "plain copy": contenders.plain_copy,
         "exchange": contenders.exchange,
         "gloo": contenders.gloo,
         "exchange floor": contenders.exchange_floor,
