@@ -1,6 +1,7 @@
 """Any schedule of crashes, hangs, lost and repeated messages and restarts leaves a run that every rank is in to the end."""
 
 import pytest
+from fixed_lab import random_run
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
@@ -67,6 +68,13 @@ def _check(run):
     late = "has left the run"
     assert [what for what in violations(outcome, training) if late not in what] == []
     assert broken == []
+
+
+@pytest.mark.parametrize("seed", [57, 93, 256, 504, 578])
+def test_a_life_that_was_replaced_while_it_hung_is_told_so(seed):
+    """It is fenced, and neither waits for what nobody publishes any more nor asks to be started again."""
+    kinds = ("kill before", "kill after", "zombie", "lose answer", "tear", "delay")
+    assert random_run(seed, kinds) == []
 
 
 @given(_runs())

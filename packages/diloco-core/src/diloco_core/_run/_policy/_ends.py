@@ -123,13 +123,14 @@ def refuse_reload(life: Life, reload: Reload) -> None:
 
     Raises:
         ReplicaLostError: The run has ended.
-        FencedError: The run went back to older states.
+        FencedError: The run went back to older states, or has gone on with a newer life of this rank.
         CorruptedObjectError: Something is damaged or gone.
         DivergedError: This life does not hold what the others hold.
     """
     if reload.rollback is not None and reload.rollback.end is not None:
         obey_end(life, reload.rollback)
     if reload.rollback is None:
+        check_claim(life)
         differs = reload.why in {Why.DIFFERS, Why.CHANGED}
         raise (DivergedError if differs else CorruptedObjectError)(
             f"rank {life.rank} cannot go on: {str(reload.damage or reload).rstrip('.')}. {_return(life)}"

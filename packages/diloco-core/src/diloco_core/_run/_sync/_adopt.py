@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 from ..._errors import CorruptedObjectError, SyncTimeoutError, UnequalSyncsError
 from ..._exchange._endings import named_ranks
+from .._claims import check_claim
 from .._records._keys import Delta, deltas
 from .._records._records import Rollback
 from .._repair import ask_for_repair
@@ -159,6 +160,9 @@ class Adoption:
         if life.others is None:
             return
         check_run(life)
+        check_claim(
+            life
+        )  # if a newer life has finished this sync, nobody publishes anything for this one
         following = self._commit.sync + 1
         owners = {*self._owners(missing)} - {life.rank}
         listing = life.store.list(deltas(following))
