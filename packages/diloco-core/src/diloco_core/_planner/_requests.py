@@ -116,8 +116,8 @@ def gather_sync(model: Model, publish_every: int, store: StoreModel, bandwidth: 
 def _commit(costs: Costs, model: Model, budget: int) -> None:
     """A sync up to the reading of its record."""
     records = model.records
-    # The next claim of its rank. In an elastic run also the record, twice: the others may have gone on without this replica.
-    costs.ask("GET", 1 if model.fixed else 3, key=records.record_key, absent=True)
+    # The record (the others may have gone on without this replica), and the next claim of its rank; elastic: the record again.
+    costs.ask("GET", 2 if model.fixed else 3, key=records.record_key, absent=True)
     costs.upload(
         model.contributed,
         records.contribution_key,

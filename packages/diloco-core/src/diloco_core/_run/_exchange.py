@@ -323,8 +323,6 @@ class StoreExchange(ResumableExchange):
         between syncs: it also announces this replica if the others do not expect it yet.
         """
         life = self._running()
-        if self.fixed and not self._first:
-            return False  # nobody goes on without this replica
         try:
             if read_commit(life, life.sync + 1) is not None:
                 return True
