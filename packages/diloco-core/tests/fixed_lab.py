@@ -2,6 +2,8 @@
 
 import random
 
+from diloco_core import ReplicaLostError
+from diloco_core._run._records._records import Rollback
 from diloco_core._run._settings import Fixed
 from diloco_core.testing import (
     Fault,
@@ -12,6 +14,7 @@ from diloco_core.testing import (
     simulate,
     violations,
 )
+from diloco_core.testing._checks import read_log
 
 LOST_AFTER = 90.0
 #: A hung process is taken for dead and goes on all the same: what was started in its place may come after its end.
@@ -44,3 +47,68 @@ def random_run(seed, kinds):
     ]
     schedule = Schedule(size, seed=seed, faults=faults, restart_after=chance.choice([0.1, 5.0]))
     return wrong(schedule, SimulatedTraining(4, (40,), 2))[0]
+
+
+#: How lives end that meet an end of the run, and what follows for the run.
+ENDED = ("raised ReplicaLostError", "raised RunExistsError", "not every rank came to the end", LATE)
+
+
+def random_ended_run(seed):
+    """What is wrong with a run whose ranks may come back too late, and with the one that resumes it if it has ended.
+
+    The allowance is about as long as the dead stay away, so that returns and ends meet.
+    """
+    chance = random.Random(seed)
+    size = chance.randint(2, 3)
+    store, found = SimulatedStore(), []
+    store.after_delete = lambda keys: found.extend(broken_promises(store, keys))
+    salts = {}
+    for resume in (False, True):
+        faults = [
+            Fault(
+                chance.randrange(size),
+                1,
+                chance.randint(1, 70),
+                chance.choice(["kill before", "kill after", "zombie", "lose answer"]),
+                chance.choice([100.0, 160.0, 200.0, 300.0]),
+            )
+            for _ in range(chance.randint(1, 3))
+        ]
+        training = SimulatedTraining(4, (40,), 2, salts=dict(salts))
+        schedule = Schedule(
+            size,
+            seed=seed + resume,
+            faults=faults,
+            restart_after=chance.choice([5.0, 100.0, 150.0, 155.0, 160.0, 400.0]),
+        )
+        settings = Fixed(size, LOST_AFTER, resume, chance.choice([0.0, 60.0]))
+        seen = len(read_log(store)[0]) if resume else 0
+        outcome = simulate(training, schedule, settings, store=store, most_lives=2)
+        found += [
+            what
+            for what in violations(outcome, training)
+            if not any(allowed in what for allowed in ENDED)
+        ]
+        found += _against_the_end(outcome, read_log(store)[0][seen:], resume=resume)
+        salts = training.salts
+        if found or outcome.finished:
+            break
+    return found
+
+
+def _against_the_end(outcome, log, *, resume):
+    """What somebody has done although the run had ended, or without its having ended; ``log`` is what was added to it."""
+    found, fence, ended = [], {}, False
+    for record in log:
+        if ended and not resume:
+            found.append(f"without resume=True the run went on past an end: {record}")
+        if isinstance(record, Rollback):
+            fence, ended = record.fence, True
+            continue
+        late = [each for each in record.members if each.epoch <= fence.get(each.rank, 0)]
+        if late:
+            found.append(f"lives from before an end went past it: {late}")
+    lost = [error for error in outcome.results.values() if isinstance(error, ReplicaLostError)]
+    if lost and not ended:
+        found.append(f"a rank was given up, and the log does not say so: {lost}")
+    return found

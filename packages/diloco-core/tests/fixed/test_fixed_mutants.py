@@ -1,12 +1,19 @@
 """Wrong versions of fixed membership are caught by simulated runs."""
 
 import math
+from dataclasses import replace
 
 import pytest
-from fixed_lab import random_run
+from faults_lab import assert_caught
+from fixed_lab import random_ended_run, random_run
 
+from diloco_core._run import _claims, _exchange
+from diloco_core._run._life._life import Life
+from diloco_core._run._policy import _ends
 from diloco_core._run._round._shares import Shares
-from diloco_core._run._sync import _compute, _sync
+from diloco_core._run._states import _publish
+from diloco_core._run._sync import _adopt, _catchup, _compute, _sync
+from diloco_core._store._patient import Patient
 
 KINDS = ("kill before", "kill after", "zombie", "lose answer", "tear", "delay")
 MOST = 120
@@ -49,14 +56,131 @@ def a_sync_is_decided_without_all(monkeypatch):
     monkeypatch.setattr(_sync, "on_look", early)
 
 
+def _puts(monkeypatch, written):
+    """Puts what must be created, if ``written`` is true of its key and its bytes."""
+    create = Patient.create
+
+    def mutant(self, key, parts):
+        data = parts()
+        data = data if isinstance(data, bytes) else b"".join(map(bytes, data))
+        if not written(key, data):
+            return create(self, key, lambda: data)
+        self.put(key, lambda: [data])
+        return True
+
+    monkeypatch.setattr(Patient, "create", mutant)
+
+
+def records_are_put(monkeypatch):
+    """The last one to write a record decides, in place of the first one."""
+    _puts(monkeypatch, lambda key, _: key.startswith("commits/"))
+
+
+def ends_are_put(monkeypatch):
+    """Who gives a rank up takes back what was decided meanwhile."""
+    _puts(monkeypatch, lambda key, data: key.startswith("commits/") and b'"end"' in data)
+
+
+def shards_are_put(monkeypatch):
+    """A shard changes while others read it."""
+    _puts(monkeypatch, lambda key, _: key.startswith("state/") and key.endswith(".safetensors"))
+
+
+def an_unknown_answer_counts_as_won(monkeypatch):
+    """What this life has computed counts, whatever the store holds."""
+    create = Life.create
+
+    def mutant(self, key, parts):
+        create(self, key, parts)
+        return True
+
+    monkeypatch.setattr(Life, "create", mutant)
+
+
+def who_commits_keeps_its_own_list(monkeypatch):
+    """The record that is read afterwards may be another one."""
+    create, read, members = _sync.StoreSync._create, _sync.commit_mended, {}
+
+    def created(self, own):
+        members[id(self._life), self._sync] = own
+        return create(self, own)
+
+    def mutant(life, sync):
+        entry, own = read(life, sync), members.get((id(life), sync))
+        if entry is None or own is None or isinstance(entry, _sync.Reload):
+            return entry
+        return replace(entry[0], members=own), entry[1]
+
+    monkeypatch.setattr(_sync.StoreSync, "_create", created)
+    monkeypatch.setattr(_sync, "commit_mended", mutant)
+
+
+def what_a_former_life_contributed_counts_as_own(monkeypatch):
+    """What this life holds in memory is not what the record names."""
+    fate = _sync.fate
+
+    def mutant(commit, rank, own, **options):
+        named = any(member.rank == rank for member in commit.members)
+        return "counted" if named else fate(commit, rank, own, **options)
+
+    monkeypatch.setattr(_sync, "fate", mutant)
+
+
+def no_life_is_fenced(monkeypatch):
+    for module in (_claims, _exchange, _ends, _adopt):
+        monkeypatch.setattr(module, "check_claim", lambda life: None)
+
+
+def everything_is_deleted_at_the_commit(monkeypatch):
+    """Contributions and states from which others still compute."""
+    collectable = _publish.collectable
+
+    def mutant(keys, *, last, kept, **options):
+        return collectable(keys, last=last, kept=[last] * len(kept), **options)
+
+    monkeypatch.setattr(_publish, "collectable", mutant)
+
+
+def nobody_obeys_an_end(monkeypatch):
+    for module in (_ends, _exchange, _catchup):
+        for name in {"obey_end", "refuse_ended"} & vars(module).keys():
+            monkeypatch.setattr(module, name, lambda *_, **__: None)
+
+
+def an_end_has_a_key_of_its_own(monkeypatch):
+    """Then the store does not decide between an end and a return."""
+    monkeypatch.setattr(_ends, "commit_key", lambda sync: f"ends/{sync:08}.json")
+
+
 @pytest.mark.parametrize(
-    "mutant",
+    ("mutant", "first"),
     [
-        others_take_over_shards,
-        own_bytes_in_place_of_the_published_ones,
-        a_sync_is_decided_without_all,
+        (others_take_over_shards, 0),
+        (own_bytes_in_place_of_the_published_ones, 0),
+        (a_sync_is_decided_without_all, 0),
+        (shards_are_put, 13),
+        (an_unknown_answer_counts_as_won, 13),
+        (who_commits_keeps_its_own_list, 7),
+        (what_a_former_life_contributed_counts_as_own, 56),
+        (no_life_is_fenced, 34),
+        (everything_is_deleted_at_the_commit, 0),
     ],
 )
-def test_it_is_caught(mutant, monkeypatch):
+def test_it_is_caught(mutant, first, monkeypatch):
     mutant(monkeypatch)
-    assert any(random_run(seed, KINDS) for seed in range(MOST))
+    assert_caught(lambda seed: random_run(seed, KINDS), first=first, runs=MOST)
+
+
+@pytest.mark.parametrize(
+    ("mutant", "first"),
+    [
+        (records_are_put, 5),
+        (ends_are_put, 5),
+        (nobody_obeys_an_end, 1),
+        (an_end_has_a_key_of_its_own, 1),
+    ],
+)
+def test_it_is_caught_where_a_run_ends(mutant, first, monkeypatch):
+    assert random_ended_run(first) == []
+    mutant(monkeypatch)
+    assert_caught(random_ended_run, first=first, runs=MOST)

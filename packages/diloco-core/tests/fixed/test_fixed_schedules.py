@@ -1,7 +1,7 @@
 """Any schedule of crashes, hangs, lost and repeated messages and restarts leaves a run that every rank is in to the end."""
 
 import pytest
-from fixed_lab import random_run
+from fixed_lab import random_ended_run, random_run
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
@@ -75,6 +75,13 @@ def test_a_life_that_was_replaced_while_it_hung_is_told_so(seed):
     """It is fenced, and neither waits for what nobody publishes any more nor asks to be started again."""
     kinds = ("kill before", "kill after", "zombie", "lose answer", "tear", "delay")
     assert random_run(seed, kinds) == []
+
+
+@pytest.mark.parametrize(
+    "seeds", [range(20), pytest.param(range(20, 1500), marks=pytest.mark.slow)]
+)
+def test_a_run_that_ends_and_is_resumed(seeds):
+    assert [found for found in map(random_ended_run, seeds) if found] == []
 
 
 @given(_runs())

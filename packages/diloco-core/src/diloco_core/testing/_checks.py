@@ -324,7 +324,8 @@ def broken_promises(store: SimulatedStore, removed: Iterable[str] = ()) -> list[
         if key.partition("/")[0] in folders and int(key.split("/")[1]) > kept
     ]
     log, _ = read_log(store)
-    rollbacks = [record for record in log if isinstance(record, Rollback)]
+    # An end gives nothing up, and the newest state that it names may still have to be finished.
+    rollbacks = [record for record in log if isinstance(record, Rollback) and record.end is None]
     given_up = {sync for rollback in rollbacks for sync in rollback.given_up}
     for index, states in enumerate(done_states(store.objects, count, rollbacks)):
         newest = (
