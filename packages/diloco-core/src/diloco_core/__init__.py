@@ -38,7 +38,6 @@ from ._export._export import export
 from ._loop._diloco import DiLoCo
 from ._loop._factory import make_diloco_outer_loop
 from ._planner._plan import ExchangePlan, plan_exchange
-from ._planner._recommend import Recommendation, recommend
 from ._planner._store_model import HttpBytes, StoreModel
 from ._run._exchange import StoreExchange
 from ._run._settings import Elastic
@@ -74,7 +73,6 @@ __all__ = [
     "ObjectStoreAllReduce",
     "Pending",
     "ProcessGroupExchange",
-    "Recommendation",
     "RendezvousError",
     "RendezvousTimeoutError",
     "ReplicaLostError",
@@ -98,5 +96,4 @@ __all__ = [
     "in_process",
     "make_diloco_outer_loop",
     "plan_exchange",
-    "recommend",
 ]
