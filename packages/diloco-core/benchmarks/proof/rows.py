@@ -84,7 +84,6 @@ ROWS = (
     Row("plain", "DiLoCo"),
     Row("int8", "8 bits (int8)", against="plain", within=0.01, codec="int8"),
     Row("e2m1", "4 bits (e2m1)", against="plain", within=0.01, codec="e2m1"),
-    Row("e3m0", "4 bits (e3m0)", against="plain", within=0.01, codec="e3m0"),
     Row("topk128", "sparse (topk128), lr 1, momentum 0", against="plain", within=0.03, codec="topk128", more=_SPARSE),
     Row("topk64", "sparse (topk64), likewise, state every 16th sync", against="plain", within=0.03, fewer=50,
         codec="topk64", publish_every=16, more=_SPARSE),

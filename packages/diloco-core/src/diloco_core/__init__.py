@@ -4,7 +4,6 @@ from .__about__ import __version__ as __version__
 from ._allreduce import ObjectStoreAllReduce
 from ._arithmetic._clip import Clipped
 from ._codecs._codec import Codec
-from ._codecs._named import compile_codec
 from ._connect import connect
 from ._errors import (
     ConfigurationError,
@@ -90,7 +89,6 @@ __all__ = [
     "Transfer",
     "UnequalSyncsError",
     "UnseenStepsError",
-    "compile_codec",
     "connect",
     "export",
     "in_process",

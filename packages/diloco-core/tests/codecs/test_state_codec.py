@@ -309,7 +309,7 @@ def refused(pattern, exchange=None, **options):
 
 
 def test_what_does_not_fit_is_refused(tmp_path):
-    refused("state_codec must be one of plain, fp32, .*e3m0, not 'int9'", state_codec="int9")
+    refused("state_codec must be one of plain, fp32, .*e2m1, not 'int9'", state_codec="int9")
     refused("not an Int8.*can only be given as codec", state_codec=CODECS["int8"])
     refused("full_state_every=4 needs a state_codec", full_state_every=4)
     refused("full_state_every must be", state_codec="int8", full_state_every=0)

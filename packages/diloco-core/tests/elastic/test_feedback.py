@@ -13,7 +13,7 @@ from diloco_core.testing import Fault, Schedule, SimulatedTraining, simulate, vi
 def run(schedule, elastic, **training):
     """A simulated run with error feedback: its training, and what was wrong."""
     trained = SimulatedTraining(
-        **{"sync_every": 6, "codec": "e3m0", "error_feedback": True, "save_every": 1, **training}
+        **{"sync_every": 6, "codec": "e2m1", "error_feedback": True, "save_every": 1, **training}
     )
     outcome = simulate(trained, schedule, elastic)
     return trained, violations(outcome, trained)

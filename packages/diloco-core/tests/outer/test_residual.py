@@ -10,7 +10,7 @@ from diloco_core._arithmetic._layout import Group, Layout, Rule
 from diloco_core._codecs._named import CODECS
 from diloco_core._outer._residual import Residual
 
-CODEC = CODECS["e3m0"]
+CODEC = CODECS["e2m1"]
 SIZE = 70
 LAYOUT = Layout((Group(torch.float32, SIZE, Rule.OUTER), Group(torch.float32, 5, Rule.MEAN)), 2, 32)
 

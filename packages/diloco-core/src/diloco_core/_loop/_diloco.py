@@ -146,10 +146,9 @@ class DiLoCo:
             synced value plus ``alpha`` times its own, also without a delay. 0.5 in the paper. The block is left with the synced
             values in any case.
         codec: How pseudo-gradients are sent: ``"plain"`` (as they are in memory), ``"fp32"``, ``"bf16"``, ``"fp16"``, ``"int8"``,
-            ``"int8-6sigma"``, ``"e2m1"`` or ``"e3m0"`` (4 bits), ``"topk64"`` or ``"topk128"`` (1.6 or 3.1 % of the values in
-            two bits; see ``docs/codecs.md`` for what goes with them), or an object with the members of
-            :class:`Codec`. All replicas need the same. It is for runs over a store and between threads. Sums, outer steps and
-            what is published keep their precision. What a codec loses of a contribution is lost, unless there is error
+            ``"e2m1"`` (4 bits), ``"topk64"`` or ``"topk128"`` (1.6 or 3.1 % of the values in two bits; see ``docs/codecs.md`` for
+            what goes with them), or an object with the members of :class:`Codec`. All replicas need the same. It is for runs
+            over a store and between threads. Sums, outer steps and what is published keep their precision. What a codec loses of a contribution is lost, unless there is error
             feedback.
         error_feedback: Whether what a codec loses of a contribution is added to the next one (True), or how much of what is not
             sent yet: a number above 0 and at most 1 (SparseLoCo, arXiv 2508.15706, has 0.95). All replicas need the same. It
@@ -166,11 +165,10 @@ class DiLoCo:
         clip: ``"median"``: every tensor of a pseudo-gradient is scaled down, never up, to the median of the norms that it has on
             the replicas that take part, so that one with far too large values does not move the model far. It cannot be
             combined with ``aggregate="trimmed"``. All replicas need the same.
-        state_codec: How the owners of shards publish the results of syncs: one of the names above, or what
-            :func:`compile_codec` made of one. ``"plain"``: values and outer state as they are. Otherwise they publish the
-            encoded change of the values, which all replicas add, and what the codec loses of a change is in the next one.
-            Only with SGD as the outer optimizer, over a store (not in the gather topology) and between threads. All replicas
-            need the same.
+        state_codec: How the owners of shards publish the results of syncs: one of the names above, but for ``"topk64"`` and
+            ``"topk128"``. ``"plain"``: values and outer state as they are. Otherwise they publish the encoded change of the
+            values, which all replicas add, and what the codec loses of a change is in the next one. Only with SGD as
+            the outer optimizer, over a store (not in the gather topology) and between threads. All replicas need the same.
         full_state_every: With a ``state_codec``, over a store: the number of syncs of a fragment from one whole publication of
             its values to the next, 8 if left out. Replicas that join or resume a run, and :func:`export`, start from one of
             these.

@@ -14,8 +14,8 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from .._checks import MOST_RANKS, check_positive, kind_of, number, whole, yes_or_no
+from .._codecs._codec import check_state_codec
 from .._codecs._named import find_codec
-from .._codecs._state import check_state_codec
 from .._errors import ConfigurationError
 from .._seconds import Seconds
 from .._store._transfer import Transfer

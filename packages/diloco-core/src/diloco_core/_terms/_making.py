@@ -6,10 +6,8 @@ from numbers import Integral
 from typing import TYPE_CHECKING
 
 from .._checks import kind_of, one_of, whole
-from .._codecs._codec import Codec, is_sparse
-from .._codecs._compiled import CompiledCodec
+from .._codecs._codec import Codec, check_state_codec, is_sparse
 from .._codecs._named import CODECS, find_codec
-from .._codecs._state import check_state_codec
 from .._errors import ConfigurationError
 from .._seconds import Seconds
 from ._schedule import Schedule
@@ -249,16 +247,13 @@ def _init(exchange: object, given: object) -> str:
 
 def _coding(exchange: object, given: object, full_every: object) -> StateCoding | None:
     """How state is published over an exchange; None if values and outer state are published as they are."""
-    if isinstance(given, CompiledCodec):
-        codec: Codec = given  # it makes the bytes of the codec that it is named after
-    elif isinstance(given, str) and given in CODECS:
-        codec = CODECS[given]
-    else:
+    if not isinstance(given, str) or given not in CODECS:
         names = ", ".join(name for name, each in CODECS.items() if not is_sparse(each))
         raise ConfigurationError(
             f"state_codec must be one of {names}, not {repr(given) if isinstance(given, str) else kind_of(given)}. "
             "(A codec of your own can only be given as codec: export() has to read the state without your program.)"
         )
+    codec = CODECS[given]
     if codec.plain:
         if full_every is not None:
             raise ConfigurationError(
