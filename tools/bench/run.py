@@ -170,7 +170,7 @@ def _print_plan(replicas: int, timings: dict[str, list[float]], parameters: int)
     """What the planner foresees for this folder: it moves bytes as the floor does, and nothing else takes time."""
     moved = 4 * parameters * (1 + 2 * (replicas - 1) / replicas)  # by each replica, in the floor
     bandwidth = moved / statistics.median(timings["exchange floor, files reused"])
-    folder = StoreModel(1e15, first_byte=0.0, put=0.0, poll=0.0, reads=None, writes=None, http=None)
+    folder = StoreModel(1e15, first_byte=0.0, put=0.0, poll=0.0, reads=None, writes=None)
     planned = plan_exchange(parameters, replicas, bandwidth, fixed=True, store=folder).seconds
     measured = statistics.median(timings["exchange"])
     print(f"        exchange, planned {planned:.3f} s, measured / planned {measured / planned:.2f}")

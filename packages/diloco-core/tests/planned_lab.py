@@ -1,11 +1,8 @@
 """Real syncs whose bytes are counted, in an order that does not depend on luck, beside what is planned for them."""
 
 import re
-import socket
 import threading
-from contextlib import suppress
 from functools import partial
-from urllib.parse import urlsplit
 
 import torch
 import training_lab
@@ -147,66 +144,6 @@ class CountedFolder:
     def _count_sent(self, key, size):
         self.sent += size
         self.payload_sent += size * key.endswith(".safetensors")
-
-
-class CountedServer:
-    """A port on which everything that passes to and from a server is counted. ``with`` starts and stops it."""
-
-    def __init__(self, url):
-        parts = urlsplit(url)
-        self._target = parts.hostname, parts.port
-        self._lock = threading.Lock()
-        self.sent = self.received = 0
-
-    def __enter__(self):
-        self._listener = socket.create_server(("127.0.0.1", 0))
-        self.url = f"http://127.0.0.1:{self._listener.getsockname()[1]}"
-        self._clients, self._threads, self._ended = set(), [], False
-        self._accepting = threading.Thread(target=self._accept, daemon=True)
-        self._accepting.start()
-        return self
-
-    def __exit__(self, *details):
-        self._ended = True
-        with socket.create_connection(self._listener.getsockname()):  # wakes it on every system
-            self._accepting.join()
-        self._listener.close()
-        with self._lock:
-            for client in self._clients:
-                with suppress(OSError):  # it has ended by itself
-                    client.shutdown(socket.SHUT_RDWR)
-        for thread in self._threads:
-            thread.join()
-
-    def _accept(self):
-        while True:
-            client, _ = self._listener.accept()
-            if self._ended:
-                client.close()
-                return
-            thread = threading.Thread(target=self._connect, args=(client,), daemon=True)
-            self._threads.append(thread)
-            thread.start()
-
-    def _connect(self, client):
-        with client, socket.create_connection(self._target) as server:
-            with self._lock:
-                self._clients.add(client)
-            back = threading.Thread(target=self._pass_on, args=(server, client, "received"))
-            back.start()
-            self._pass_on(client, server, "sent")
-            back.join()
-            with self._lock:
-                self._clients.remove(client)
-
-    def _pass_on(self, source, target, direction):
-        with suppress(OSError):  # one side has closed the connection
-            while data := source.recv(2**16):
-                with self._lock:  # before the other side can know
-                    setattr(self, direction, getattr(self, direction) + len(data))
-                target.sendall(data)
-        with suppress(OSError):
-            target.shutdown(socket.SHUT_WR)
 
 
 def exchange_of(kind, store, rank, replicas, publish_every):

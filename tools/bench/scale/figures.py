@@ -75,7 +75,6 @@ def plan_of(run: Run, parameters: int) -> ExchangePlan:
         page=s3.page,
         put_price=s3.put_price,
         get_price=s3.get_price,
-        http=None,  # the model of S3 counts the content of objects
     )
     return plan_exchange(
         parameters,

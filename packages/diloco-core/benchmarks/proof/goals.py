@@ -20,7 +20,7 @@ POINTS = 0.02
 """How far the share of time in training may be from the planner's."""
 ENOUGH = 0.99
 """The share of time in training that has to be reached where the planner says that the link allows it."""
-BYTES = 0.02
+BYTES = 0.05
 """How far bytes may be from the planner's, as a share."""
 
 

@@ -18,7 +18,7 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from diloco_core import ExchangePlan, HttpBytes, StoreModel, Transfer, plan_exchange
+from diloco_core import ExchangePlan, StoreModel, Transfer, plan_exchange
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -29,6 +29,8 @@ if TYPE_CHECKING:
 _POLL = 0.025
 """Seconds until a replica that waits notices that it need not: in a short wait, it looks every 0.05 s."""
 
+_HTTP_SENT, _HTTP_RECEIVED, _HTTP_LISTED = 470.0, 480.0, 300.0
+"""Bytes around a request over HTTP, and those of a key in a listing: about what was counted between obstore and moto."""
 _FULL_STATE_EVERY = 8
 """As long as neither ``DiLoCo`` nor ``plan_exchange`` are told otherwise."""
 
@@ -88,9 +90,8 @@ class Time:
 def plan_of(row: Row, parameters: int, training: Training, conditions: Conditions) -> ExchangePlan:
     """What the planner says of one sync of a row: of one fragment, or of one mean of the gradients."""
     latency, bandwidth = conditions.latency, conditions.bandwidth
-    http = None if conditions.over == "folder" else HttpBytes()
     store = StoreModel(
-        bandwidth, first_byte=latency, put=latency, poll=_POLL, reads=None, writes=None, http=http
+        bandwidth, first_byte=latency, put=latency, poll=_POLL, reads=None, writes=None
     )
     # A throttled folder is asked for one thing at a time.
     transfer = Transfer(1) if conditions.over == "folder" else Transfer()
@@ -179,11 +180,18 @@ def planned(
     if row.kind != "synchronous":
         delay = row.options(training.sync_every)["delay"]
         overlap = period * delay * syncs / training.sync_every
+    sent = received = 0.0
+    if conditions.over == "s3":
+        requests = plan.gets + plan.puts + plan.lists + plan.deletes
+        # In gather, contributions stay until the state has been published twice since; one replica lists them.
+        kept = 1.5 * row.publish_every if plan.topology == "gather" else training.replicas
+        sent = _HTTP_SENT * requests
+        received = _HTTP_RECEIVED * requests + _HTTP_LISTED * (kept + training.replicas)
     return replace(
         measured,
         bound=1 - plan.blocked(period, overlap),
-        planned_sent=syncs * plan.bytes_sent,
-        planned_received=syncs * plan.bytes_received,
+        planned_sent=syncs * (plan.bytes_sent + sent),
+        planned_received=syncs * (plan.bytes_received + received),
     )
 
 

@@ -1,7 +1,7 @@
 """What the planner says before anything is run; ``integration-tests/test_planned.py`` compares it with what is counted."""
 
 import math
-from dataclasses import asdict, replace
+from dataclasses import replace
 from itertools import pairwise
 
 import pytest
@@ -10,13 +10,11 @@ from hypothesis import strategies as st
 
 from diloco_core import (
     ConfigurationError,
-    HttpBytes,
     StoreModel,
     Transfer,
     plan_exchange,
 )
 from diloco_core._arithmetic._shard_sizes import SHARD_BYTES, shards_of
-from diloco_core._planner import _model
 from diloco_core._store._transfer import BLOCK_BYTES, PART_BYTES
 
 MIB = 2**20
@@ -24,8 +22,6 @@ MIB = 2**20
 NIC = 1.25e9
 """What a network card of 10 Gb/s moves, in bytes per second."""
 UNLIMITED = StoreModel(reads=None, writes=None)
-FOLDER = StoreModel(http=None)
-"""Only the content of objects counts."""
 unhurried = settings(deadline=None, max_examples=40)  # load is no failure
 
 
@@ -45,7 +41,6 @@ class TestByHand:
         writes=None,
         put_price=1,
         get_price=0.1,
-        http=None,
     )
 
     def test_a_fixed_sync_of_two(self):
@@ -123,7 +118,7 @@ class TestTransfer:
     )
     def test_larger_blocks_are_fewer_requests(self, topology, fixed):
         plans = [
-            plan_exchange(1e9, 4, NIC, topology=topology, fixed=fixed, transfer=t, store=FOLDER)
+            plan_exchange(1e9, 4, NIC, topology=topology, fixed=fixed, transfer=t)
             for t in (Transfer(), Transfer(block_bytes=32 * MIB))
         ]
         assert plans[1].gets < 0.6 * plans[0].gets
@@ -162,27 +157,14 @@ class TestTheRateOfAPrefix:
     def test_what_is_said_where_it_holds_a_sync_up(self):
         plan = plan_exchange(1e6, 1000, NIC, fixed=True)
         free = plan_exchange(1e6, 1000, NIC, fixed=True, store=UNLIMITED)
-        first, helps, shards = plan.limits
-        assert f"{plan.seconds:.3g} s" in first
-        assert f"{free.seconds:.3g} s" in first
-        assert f"{1000 * (plan.gets + plan.lists):,.0f} reads" in first
-        assert f"{1000 * (plan.puts + plan.deletes):,.0f} writes" in first
-        assert "accepts 5,500 reads and 3,500 writes per second" in first
-        assert "sync_every" in helps
-        assert "31 shards" in shards, "the square root of the number of replicas"
+        (text,) = plan.limits
+        assert f"{plan.seconds:.3g} s" in text
+        assert f"{free.seconds:.3g} s" in text
+        assert f"{1000 * (plan.gets + plan.lists):,.0f} reads" in text
+        assert f"{1000 * (plan.puts + plan.deletes):,.0f} writes" in text
+        assert "accepts 5,500 reads and 3,500 writes per second" in text
+        assert "sync_every" in text
         assert free.limits == ()
-
-    def test_nothing_is_said_of_shards_that_are_large_or_few(self):
-        assert len(sharded(1e8, 100, store=StoreModel(reads=500.0)).limits) == 2, "few"
-        assert not any(
-            "cannot be chosen" in text
-            for text in sharded(1e11, 200, store=StoreModel(reads=50.0)).limits
-        ), "large"
-        assert len(sharded(1e8, 200, store=StoreModel(reads=500.0)).limits) == 3
-
-    def test_many_megabytes_have_as_many_shards_of_four(self):
-        (*_, shards) = sharded(1e8, 1000).limits
-        assert f"{math.ceil(4e8 / (4 * MIB))} shards" in shards
 
     def test_large_ranges_are_named_where_they_help(self):
         (*_, ranges) = plan_exchange(1e9, 64, NIC, fixed=True, store=StoreModel(reads=500.0)).limits
@@ -199,23 +181,15 @@ class TestTheRateOfAPrefix:
         )
 
     @pytest.mark.parametrize("options", [{"fixed": True}, {"topology": "sharded"}])
-    def test_writes_of_large_models_are_named(self, options):
-        _, _, writes, ranges = plan_exchange(1e9, 256, NIC, **options).limits
-        assert "parts of uploads" in writes
+    def test_ranges_are_not_named_where_writes_hold_it_up(self, options):
+        _, ranges = plan_exchange(1e9, 256, NIC, **options).limits
         assert "block_bytes" in ranges
-        large = Transfer(64, 32 * MIB, 512 * MIB)
-        limits = plan_exchange(
-            1e9, 64, NIC, store=StoreModel(writes=500.0), transfer=large, **options
-        ).limits
-        assert "parts of uploads" in limits[-1]
-        assert not any("block_bytes" in text for text in limits), "reads are not what holds it up"
-        assert not any(
-            "parts of uploads" in text for text in plan_exchange(1e6, 1000, NIC, **options).limits
-        )
+        store = StoreModel(writes=500.0)
+        assert len(plan_exchange(1e9, 64, NIC, store=store, **options).limits) == 1
 
-    def test_nothing_is_said_of_shards_where_everybody_reads_everything(self):
-        plan = plan_exchange(1e5, 200, NIC, topology="gather", store=StoreModel(reads=100.0))
-        assert len(plan.limits) == 2
+    def test_nor_where_everybody_reads_everything(self):
+        plan = plan_exchange(1e9, 200, NIC, topology="gather", store=StoreModel(reads=100.0))
+        assert not any("block_bytes" in text for text in plan.limits)
 
     def test_a_quicker_topology_is_named(self):
         gather = plan_exchange(1e8, 64, NIC, topology="gather")
@@ -268,7 +242,7 @@ def test_auto_is_the_quicker_one():
 @unhurried
 @given(st.floats(1e3, 1e12), st.integers(2, 2000), st.floats(1e6, 1e11))
 def test_bytes_stay_flat_in_the_sharded_topology(params, replicas, bandwidth):
-    plan = plan_exchange(params, replicas, bandwidth, topology="sharded", store=FOLDER)
+    plan = plan_exchange(params, replicas, bandwidth, topology="sharded")
     delta = 4 * params
     headers = 512 * (64 + delta / SHARD_BYTES + replicas)  # those of files, and records
     assert delta * (1 + 2 / replicas) <= plan.bytes_sent <= delta * (1 + 2 / replicas) + 4 * headers
@@ -303,7 +277,7 @@ def test_more_bandwidth_is_never_slower(params, replicas, bandwidth, factor):
 
 @pytest.mark.parametrize("fixed", [True, False])
 def test_alone_there_is_nothing_to_fetch(fixed):
-    plan = plan_exchange(1e6, 1, 1e9, fixed=fixed, store=FOLDER, tensors=1)
+    plan = plan_exchange(1e6, 1, 1e9, fixed=fixed, tensors=1)
     assert plan.bytes_received < 2000, "records"
     assert plan.gets <= 6, "records"
 
@@ -348,43 +322,25 @@ def test_what_leaves_the_region_is_paid_by_the_byte(fixed):
     assert outside == replace(inside, cost=outside.cost)
 
 
-@pytest.mark.parametrize(
-    "options", [{"fixed": True}, {"topology": "sharded"}, {"topology": "gather"}]
-)
-def test_what_is_around_requests_counts_and_takes_its_time(options):
-    """On a slow link, where a sync is small."""
-    slow, http = 1e5, HttpBytes()
-    inside, around, twice = (
-        plan_exchange(5e4, 4, slow, store=StoreModel(http=each), **options)
-        for each in (
-            None,
-            http,
-            HttpBytes(**{name: 2 * value for name, value in asdict(http).items()}),
-        )
-    )
-    for name in ("bytes_sent", "bytes_received"):
-        once = getattr(around, name) - getattr(inside, name)
-        requests = around.gets + around.puts + around.lists + around.deletes
-        assert 0.7 * http.request * requests < once < 3 * http.request * requests
-        assert getattr(twice, name) - getattr(around, name) < once, "keys are as long as before"
-    bytes_more = (
-        around.bytes_sent + around.bytes_received - inside.bytes_sent - inside.bytes_received
-    )
-    assert 0.3 * bytes_more / slow < around.seconds - inside.seconds < 3 * bytes_more / slow
-    assert around.gets == inside.gets
-
-
 @pytest.mark.parametrize("options", [{"fixed": True}, {"topology": "sharded"}])
-def test_of_much_outer_state_only_some_is_laid_out(monkeypatch, options):
+def test_of_much_outer_state(options):
     """A preconditioner may have more values than its matrix."""
-    laid_out = []
-    header = _model.header
-    monkeypatch.setattr(_model, "header", lambda *given: laid_out.append(given) or header(*given))
 
     def sent(outer_state):
         return plan_exchange(1e5, 4, 1e9, outer_state=outer_state, **options).bytes_sent
 
     each = (sent(64) - sent(44)) / 20
-    assert sent(1000) - sent(64) == pytest.approx(936 * each, rel=1e-3)
     assert sent(1e6) == pytest.approx(1e6 * each, rel=1e-3)
-    assert max(len(sections) for _, sections, _ in laid_out) < 80
+
+
+@pytest.mark.parametrize("connections", [1, 16, 64])
+@pytest.mark.parametrize(
+    "options", [{"fixed": True}, {"topology": "sharded"}, {"topology": "gather"}]
+)
+def test_a_link_carries_no_more_than_it_can(options, connections):
+    """Also while several uploads are under way."""
+    for bandwidth in (1e6, 1e8, 1e9):
+        for replicas in (1, 2, 4):
+            transfer = Transfer(connections, budget_bytes=512 * MIB)
+            plan = plan_exchange(1e9, replicas, bandwidth, transfer=transfer, **options)
+            assert plan.seconds >= max(plan.bytes_sent, plan.bytes_received) / bandwidth

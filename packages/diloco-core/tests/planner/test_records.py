@@ -1,61 +1,44 @@
-"""The records that plans count are those of the exchange: a change of their format shows here."""
+"""The sizes of records and headers that plans count are about those of the exchange: a change of their format shows here."""
 
 import planned_lab
 import pytest
 import torch
 import training_lab
+from safetensors import safe_open
 
-from diloco_core import DiLoCo
+from diloco_core import DiLoCo, Transfer
 from diloco_core._arithmetic._rate import Rate, values_of
-from diloco_core._planner import _records
-from diloco_core._planner._records import HEX, RATE, STEPS, SYNC, records
-from diloco_core._run._records._keys import Delta, commit_key, done_key, shard_key
+from diloco_core._planner import _model
+from diloco_core._planner._model import Model
+from diloco_core._run._records._keys import Delta
 from diloco_core._run._records._records import Commit, Done
 from diloco_core._store._open import open_store
 
-
-def usual(replicas, shards=3, full=True):
-    return records(replicas=replicas, shards=shards, tensors=1, full=full)
-
-
-def commit_of(replicas):
-    members = tuple(Delta(SYNC, replicas // 2, 1, *STEPS, HEX, HEX) for _ in range(replicas))
-    # All are of one rank, so that all numbers have as many digits; positions are by rank, so they are of the last ones.
-    positions = {100_000 - replicas + number: STEPS[1] for number in range(replicas)}
-    rate = Rate(values_of(RATE))
-    return Commit(SYNC, 0, HEX, HEX, members, positions, SYNC, rate=rate, run=HEX)
+HEX = "0123456789abcdef"
+SYNC = 1000
 
 
-@pytest.mark.parametrize("replicas", [1, 2, 7, 64])
-class TestBytes:
-    """Membership makes no difference."""
-
-    def test_record_of_a_sync(self, replicas):
-        commit = commit_of(replicas)
-        digits = sum(len(str(rank)) - len(str(replicas // 2)) for rank in commit.positions)
-        assert len(commit.to_json()) - digits == usual(replicas).commit
-
-    @pytest.mark.parametrize("full", [True, False])
-    def test_record_of_a_state(self, replicas, full):
-        commit = commit_of(replicas)
-        digits = sum(len(str(rank)) - len(str(replicas // 2)) for rank in commit.positions)
-        sums = tuple(range(replicas))
-        done = Done(SYNC, 0, sums, sums, commit, full)
-        assert len(done.to_json()) - digits == usual(replicas, replicas, full).done
-
-    def test_keys(self, replicas):
-        found = usual(replicas)
-        delta = Delta(SYNC, replicas // 2, 1, *STEPS, HEX, HEX)
-        assert _records.contribution_key_of(replicas // 2) == delta.key
-        assert found.contribution_key == len(delta.key)
-        assert found.published_key == len(shard_key(SYNC, 0, 1, HEX))
-        assert found.record_key == len(commit_key(SYNC))
-        assert done_key(SYNC, 0).startswith(f"state/{SYNC:08}/000.done")
+@pytest.mark.parametrize("replicas", [1, 2, 7, 64, 1000])
+def test_records_of_a_sync(replicas):
+    """Of a run whose shards are as many as its replicas."""
+    ranks = range(replicas)
+    members = tuple(Delta(SYNC, rank, 1, 4950, 5000, HEX, HEX) for rank in ranks)
+    rate = Rate(values_of("3fe6666666666666"))
+    commit = Commit(
+        SYNC, 0, HEX, HEX, members, dict.fromkeys(ranks, 5000), SYNC, rate=rate, run=HEX
+    )
+    sums = tuple(2**63 + number for number in ranks)
+    model = Model(1e4, 1e4, replicas, Transfer())
+    assert model.shards == replicas
+    assert len(commit.to_json()) == pytest.approx(model.commit, rel=0.05)
+    assert len(Done(SYNC, 0, sums, sums, commit, True).to_json()) == pytest.approx(
+        model.done, rel=0.05
+    )
 
 
 @pytest.mark.parametrize("kind", ["fixed", "sharded"])
 def test_what_lies_in_the_store(tmp_path, kind):
-    """Of records that depend on settings, names and machines, the sizes are usual ones."""
+    """Of what depends on settings, names and machines, the sizes are usual ones."""
     stores = [open_store(str(tmp_path)) for _ in range(3)]
 
     def replica(exchange):
@@ -69,10 +52,19 @@ def test_what_lies_in_the_store(tmp_path, kind):
         replica,
         [planned_lab.exchange_of(kind, store, rank, 3, 1) for rank, store in enumerate(stores)],
     )
-    found = records(replicas=3, shards=3, tensors=8, full=True, fixed=kind == "fixed")
+    values = 4 * 4 * 420
+    model = Model(values, values, 3, Transfer(), fixed=kind == "fixed", tensors=8)
     size = {path.name: path.stat().st_size for path in tmp_path.rglob("*.json")}
-    assert size["manifest.json"] == pytest.approx(found.manifest, rel=0.1)
-    assert size["0001.json"] == pytest.approx(found.claim, rel=0.1)
+    assert 2 * size["manifest.json"] + size["0001.json"] == pytest.approx(model.watched, rel=0.1)
     if kind == "fixed":
         (beat, *_) = (tmp_path / "beats").iterdir()
-        assert beat.stat().st_size == pytest.approx(_records.BEAT, abs=4)
+        assert beat.stat().st_size == pytest.approx(_model.BEAT, abs=4)
+    (published, *_) = (path for path in tmp_path.rglob("state/*/*") if _holds_momentum(path))
+    assert published.stat().st_size == pytest.approx(model.published, rel=0.05)
+
+
+def _holds_momentum(path):
+    if path.suffix != ".safetensors":
+        return False
+    with safe_open(path, "pt") as file:
+        return any(key.startswith("outer.") for key in file.keys())  # noqa: SIM118

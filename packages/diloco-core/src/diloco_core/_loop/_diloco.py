@@ -148,8 +148,8 @@ class DiLoCo:
         codec: How pseudo-gradients are sent: ``"plain"`` (as they are in memory), ``"fp32"``, ``"bf16"``, ``"fp16"``, ``"int8"``,
             ``"e2m1"`` (4 bits), ``"topk64"`` or ``"topk128"`` (1.6 or 3.1 % of the values in two bits; see ``docs/codecs.md`` for
             what goes with them), or an object with the members of :class:`Codec`. All replicas need the same. It is for runs
-            over a store and between threads. Sums, outer steps and what is published keep their precision. What a codec loses of a contribution is lost, unless there is error
-            feedback.
+            over a store and between threads. Sums, outer steps and what is published keep their precision. What a codec loses of
+            a contribution is lost, unless there is error feedback.
         error_feedback: Whether what a codec loses of a contribution is added to the next one (True), or how much of what is not
             sent yet: a number above 0 and at most 1 (SparseLoCo, arXiv 2508.15706, has 0.95). All replicas need the same. It
             needs memory for one more copy of the model, and for two of a fragment while that is synced. Left out, there is none,

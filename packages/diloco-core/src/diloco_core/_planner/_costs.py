@@ -5,11 +5,15 @@ from __future__ import annotations
 import math
 from collections import defaultdict
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
-from .._store._transfer import PART_BYTES, Transfer
-from ._store_model import READS, StoreModel
+from .._store._transfer import PART_BYTES
+from ._store_model import READS
 
-_STEADY = 64  # after this many shards, each further shard takes as long as the one before
+if TYPE_CHECKING:
+    from .._store._transfer import Transfer
+    from ._store_model import StoreModel
+
 _MANY = 8  # with more rounds than this, it does not matter that the last one may not be full
 
 
@@ -60,9 +64,8 @@ class _Queue:
     @property
     def delay(self) -> float:
         """Seconds by which the rate limit delays the last replica."""
-        if not self._rounds:
-            return 0.0
-        return max(self._burst, self._served + self._unhindered / self._rounds - self._unhindered)
+        pause = self._unhindered / max(self._rounds, 1.0) - self._unhindered
+        return max(self._burst, self._served + pause)
 
 
 class Costs:
@@ -87,11 +90,9 @@ class Costs:
         self.transfer = transfer
         self.replicas = replicas
         self.bandwidth = bandwidth
-        self.requests: defaultdict[str, float] = defaultdict(float)
-        self.sent = 0.0
-        self.received = 0.0
-        self._passed = 0.0  # seconds
-        self._met = self._longest = 0.0
+        self.requests = defaultdict[str, float](float)
+        self.sent = self.received = 0.0
+        self._passed = self._met = self._longest = 0.0  # seconds
         self._queues = _Queue(), _Queue()
 
     @property
@@ -115,12 +116,8 @@ class Costs:
         kind: str,
         count: float = 1,
         *,
-        key: float = 0.0,
-        keys: float = 0.0,
-        content: float = 0.0,
-        absent: bool = False,
+        size: float = 0.0,
         by: float | None = None,
-        moved_by: float | None = None,
         times: float = 1.0,
         at_once: int = 1,
     ) -> None:
@@ -129,160 +126,75 @@ class Costs:
         Args:
             kind: Their kind.
             count: How many requests a replica sends.
-            key: The length of the key that each is about.
-            keys: How many keys each is about; for LIST and DELETE.
-            content: Bytes of a record that each moves.
-            absent: Whether there is no such object.
+            size: Bytes that each moves.
             by: How many of the replicas send them while the others wait; all of them if left out.
-            moved_by: The bytes of how many replicas count; of all that send them if left out.
             times: The share of syncs in which this happens; 1 for every sync.
             at_once: How many requests of a replica are under way at the same time.
         """
         if by != 0:
             rounds = math.ceil(count / at_once)
-            around = self.store.around(kind, key, keys, absent=absent)
-            self._step(
-                kind,
-                count,
-                rounds * self._one(kind, content, around),
-                rounds,
-                around,
-                count * content,
-                by=by,
-                moved_by=moved_by,
-                times=times,
-            )
+            seconds = rounds * self._one(kind, size)
+            self._step(kind, count, seconds, rounds, count * size, by=by, times=times)
 
-    def list(
-        self,
-        keys: float,
-        key: float,
-        *,
-        seen: float = 1.0,
-        by: float | None = None,
-        times: float = 1.0,
-    ) -> None:
-        """List this many keys of this length, page after page, or ``seen`` of them as a mean over the replicas."""
-        pages = max(1, math.ceil(keys / self.store.page))
-        self.ask("LIST", pages, key=key, keys=seen * keys / pages, by=by, times=times)
+    def list(self, keys: float, *, by: float | None = None, times: float = 1.0) -> None:
+        """List this many keys, page after page."""
+        self.ask("LIST", max(1, math.ceil(keys / self.store.page)), by=by, times=times)
 
-    def move(
-        self, kind: str, count: float, key: float, keys: float = 0.0, *, absent: bool = False
-    ) -> None:
-        """Count the bytes of requests alone: they are sent while a replica waits anyway, and how many there are differs."""
-        up, down = self.store.around(kind, key, keys, absent=absent)
-        self.sent += count * up
-        self.received += count * down
-
-    def upload(self, size: float, key: float, at_once: int) -> None:
+    def upload(self, size: float, at_once: int) -> None:
         """Write an object. A large one is written in parts, ``at_once`` of them at the same time."""
-        around = self.store.around("PUT", key)
         if size < PART_BYTES:
-            self._step("PUT", 1, self._one("PUT", size, around), 1, around, size)
+            self.ask("PUT", size=size)
             return
         parts = math.ceil(size / PART_BYTES)
         rounds = math.ceil(parts / at_once)
-        # The last part is smaller. That matters only if it is the only one of its round.
-        last_is_alone = (parts - 1) % at_once == 0
-        last_size = size - (parts - 1) * PART_BYTES if last_is_alone else PART_BYTES
-        seconds = (rounds - 1) * self._one("PUT", PART_BYTES, around)
-        seconds += self._one("PUT", last_size, around)
-        seconds = max(seconds, self.store.put + (size + parts * around[0]) / self.bandwidth)
+        last = min(PART_BYTES, size - (rounds - 1) * at_once * PART_BYTES)
+        seconds = (rounds - 1) * self._one("PUT", PART_BYTES) + self._one("PUT", last)
+        seconds = max(seconds, self.store.put + size / self.bandwidth)
         # One more request begins the upload, and one ends it.
-        both = 2 * self._one("PUT", 0, around)
-        self._step("PUT", parts + 2, seconds + both, 2 + rounds, around, size)
+        self._step("PUT", parts + 2, seconds + 2 * self._one("PUT"), 2 + rounds, size)
 
-    def create(
-        self, objects: float, size: float, key: float, at_once: int, times: float = 1.0
-    ) -> None:
+    def create(self, objects: float, size: float, at_once: int, times: float) -> None:
         """Create objects that must not exist yet: one request each, ``at_once`` of them at the same time."""
-        around = self.store.around("PUT", key)
         rounds = _rounds(objects, at_once)
         seconds = max(
-            rounds * self._one("PUT", size, around),
-            self.store.put + objects * (size + around[0]) / self.bandwidth,
+            rounds * self._one("PUT", size), self.store.put + objects * size / self.bandwidth
         )
-        self._step("PUT", objects, seconds, rounds, around, objects * size, times=times)
+        self._step("PUT", objects, seconds, rounds, objects * size, times=times)
 
-    def read(self, ranges: Ranges, key: float, budget: float) -> None:
+    def read(self, ranges: Ranges, budget: float) -> None:
         """Read ranges of objects; ``budget`` is the memory in bytes for those that are under way."""
         if ranges.count:
-            around = self.store.around("GET", key)
-            at_once, round_seconds = self._reading(ranges, budget, around)
+            at_once, round_seconds = self._reading(ranges, budget)
             rounds = _rounds(ranges.count, at_once)
             seconds = max(
-                rounds * round_seconds,
-                self.store.first_byte + (ranges.size + ranges.count * around[1]) / self.bandwidth,
+                rounds * round_seconds, self.store.first_byte + ranges.size / self.bandwidth
             )
-            self._step("GET", ranges.count, seconds, rounds, around, ranges.size)
+            self._step("GET", ranges.count, seconds, rounds, ranges.size)
 
-    def update(
-        self,
-        shards: int,
-        ranges: Ranges,
-        key: float,
-        published: float,
-        published_key: float,
-        at_once: int,
-    ) -> None:
+    def update(self, shards: int, ranges: Ranges, published: float, at_once: int) -> None:
         """Read the contributions to a replica's shards. When a shard is updated, create its object in the background.
 
         Args:
             shards: How many shards the replica has.
             ranges: What is read for each shard.
-            key: The length of the key of a contribution.
             published: Bytes of each object; objects take no memory from the reads.
-            published_key: The length of its key.
             at_once: How many objects are under way at the same time.
         """
-        reads, writes = self.store.around("GET", key), self.store.around("PUT", published_key)
-        uploads = math.ceil(shards / at_once)
-        self._step("PUT", shards, 0.0, uploads, writes, shards * published)
-        rounds = shards * ranges.count / self._reading(ranges, self.transfer.budget_bytes, reads)[0]
-        seconds = self._pipelined(
-            shards, ranges, reads, self._one("PUT", published, writes), at_once
+        together, round_seconds = self._reading(ranges, self.transfer.budget_bytes)
+        upload = self._one("PUT", published)
+        # Ranges of the next shard are read before those of this one are all there.
+        each = max(ranges.count * round_seconds / together, ranges.size / self.bandwidth)
+        first = max(_rounds(ranges.count, together) * round_seconds, each)
+        seconds = max(
+            max(first, shards * each) + upload,
+            first + math.ceil(shards / at_once) * upload,
+            first + self.store.put + shards * published / self.bandwidth,
         )
-        self._step("GET", shards * ranges.count, seconds, rounds, reads, shards * ranges.size)
+        reads = shards * ranges.count
+        self._step("PUT", shards, 0.0, math.ceil(shards / at_once), shards * published)
+        self._step("GET", reads, seconds, reads / together, shards * ranges.size)
 
-    def _pipelined(
-        self, shards: int, ranges: Ranges, around: tuple[float, float], upload: float, at_once: int
-    ) -> float:
-        """Seconds to read and upload some shards, one after another, where the uploads run in the background.
-
-        ``upload`` is how many of them the upload of one takes.
-        """
-        if shards > _STEADY:
-            first, second = (
-                self._pipelined(count, ranges, around, upload, at_once)
-                for count in (_STEADY // 2, _STEADY)
-            )
-            return second + (shards - _STEADY) * (second - first) / (_STEADY - _STEADY // 2)
-        budget = self.transfer.budget_bytes
-        together, round_seconds = self._reading(ranges, budget, around)
-        per_byte = 0.0
-        if ranges.count:
-            moved = 1 + ranges.count * around[1] / ranges.size
-            per_range = round_seconds / together
-            per_byte = max(moved / self.bandwidth, per_range * ranges.count / ranges.size)
-        # Moments, in seconds: when a shard's contributions are read, when it is updated, when it is uploaded.
-        read = ranges.size * per_byte
-        updated = max(read, _rounds(ranges.count, together) * round_seconds)
-        uploaded: list[float] = []
-        for number in range(shards):
-            if number:
-                # While it waits for an upload, a replica continues to read, as far as there is memory.
-                read = max(
-                    read + ranges.size * per_byte, updated + (ranges.size - budget) * per_byte
-                )
-                updated = max(read, updated)
-            if number >= at_once:
-                updated = max(updated, uploaded[number - at_once])
-            uploaded.append(updated + upload)
-        return uploaded[-1]
-
-    def _reading(
-        self, ranges: Ranges, budget: float, around: tuple[float, float]
-    ) -> tuple[float, float]:
+    def _reading(self, ranges: Ranges, budget: float) -> tuple[float, float]:
         """How many ranges are read at the same time, and how many seconds one such round takes."""
         connections = self.transfer.connections
         if not ranges.count:
@@ -290,16 +202,13 @@ class Costs:
         mean = ranges.size / ranges.count
         fitting = max(1, budget // ranges.largest) * ranges.largest / mean
         # Either the connections are the limit, or the memory: then small ranges, which take none, have to wait for large ones.
-        limits = (
-            (fitting, self._one("GET", ranges.largest, around)),
-            (connections, self._one("GET", mean, around)),
-        )
+        limits = (fitting, self._one("GET", ranges.largest)), (connections, self._one("GET", mean))
         return min(limits, key=lambda limit: limit[0] / limit[1])
 
-    def _one(self, kind: str, content: float, around: tuple[float, float]) -> float:
-        """Seconds of a request that moves so many bytes of an object, and what is around them."""
+    def _one(self, kind: str, size: float = 0.0) -> float:
+        """Seconds of a request that moves so many bytes."""
         bandwidth = min(self.store.connection_bandwidth, self.bandwidth)
-        return self.store.latency(kind) + (content + sum(around)) / bandwidth
+        return self.store.latency(kind) + size / bandwidth
 
     def _step(
         self,
@@ -307,24 +216,24 @@ class Costs:
         count: float,
         unhindered: float,
         rounds: float,
-        around: tuple[float, float],
-        content: float,
+        size: float,
         *,
         by: float | None = None,
-        moved_by: float | None = None,
         times: float = 1.0,
     ) -> None:
         """All replicas, or ``by`` of them, send requests of one kind, which takes each of them ``unhindered`` seconds.
 
-        ``around`` is what each moves besides the content of objects, in both directions, and ``content`` how many bytes of
-        objects all of them move. The other arguments are those of :meth:`ask`; ``rounds`` is as in :meth:`_Queue.add`.
+        All requests of a replica move ``size`` bytes. The other arguments are those of :meth:`ask`; ``rounds`` is as in
+        :meth:`_Queue.add`.
         """
         senders = self.replicas if by is None else by
-        self.requests[kind] += times * count * senders / self.replicas
-        share = times * (senders if moved_by is None else moved_by) / self.replicas
+        share = times * senders / self.replicas
+        self.requests[kind] += share * count
         reads = kind in READS
-        self.sent += share * (count * around[0] + (0.0 if reads else content))
-        self.received += share * (count * around[1] + (content if reads else 0.0))
+        if reads:
+            self.received += share * size
+        else:
+            self.sent += share * size
         self._passed += times * unhindered
         served = times * senders * count / self.store.rate(kind)
         self._queues[reads].add(times * unhindered, served, max(rounds, 1.0))

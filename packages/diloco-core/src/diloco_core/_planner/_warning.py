@@ -13,8 +13,7 @@ from .._terms._terms import DEFAULT
 from ._plan import USUAL_BANDWIDTH, plan_exchange
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
-    from typing import Any
+    from collections.abc import Callable
 
     from .._store._api import Store
     from .._terms._terms import Terms
@@ -22,14 +21,6 @@ if TYPE_CHECKING:
 _BITS = 8
 
 _log = logging.getLogger("diloco_core")
-
-
-def fragment_bytes(table: Mapping[str, Any]) -> int:
-    """Size of a fragment's values on the wire in bytes, from the table of its groups in a :class:`._base.Schema`."""
-    return sum(
-        int(group["numel"]) * int(getattr(torch, group["dtype"].removeprefix("torch.")).itemsize)
-        for group in table["groups"]
-    )
 
 
 def warn_of_long_syncs(
@@ -84,7 +75,6 @@ def warn_of_long_syncs(
     )
     if plan.longest_part <= sync_timeout:
         return
-    requests = plan.gets + plan.puts + plan.lists + plan.deletes
     _log.warning(
         "rank %d: a sync of %.3g GB between %d replicas takes about %.3g s. The longest part of it between two points at which "
         "all wait for each other takes %.3g s. The others would have to wait as long as that for a replica that is half as fast "
@@ -100,6 +90,6 @@ def warn_of_long_syncs(
         USUAL_BANDWIDTH * _BITS / 1e9,
         plan.bytes_sent / 1e9,
         plan.bytes_received / 1e9,
-        requests,
+        plan.gets + plan.puts + plan.lists + plan.deletes,
         " ".join(plan.limits or ("With more fragments, each sync moves less.",)),
     )
