@@ -2,19 +2,12 @@
 
 import random
 
+from simulated import SimulatedTraining, broken_promises, read_log, violations
+
 from diloco_core import ReplicaLostError
 from diloco_core._run._records._records import Rollback
 from diloco_core._run._settings import Fixed
-from diloco_core.testing import (
-    Fault,
-    Schedule,
-    SimulatedStore,
-    SimulatedTraining,
-    broken_promises,
-    simulate,
-    violations,
-)
-from diloco_core.testing._checks import read_log
+from diloco_core.testing import Fault, Schedule, SimulatedStore, simulate
 
 LOST_AFTER = 90.0
 #: A hung process is taken for dead and goes on all the same: what was started in its place may come after its end.

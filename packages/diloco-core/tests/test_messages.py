@@ -1,6 +1,7 @@
 """Messages that say a thing once, in whole sentences, and what to do next."""
 
 import pytest
+from simulated import SimulatedTraining
 from torch import nn, optim
 
 from diloco_core import (
@@ -15,7 +16,7 @@ from diloco_core._loop._state import STATE_VERSION
 from diloco_core._run._records._keys import MANIFEST
 from diloco_core._run._states._rollback import named_syncs
 from diloco_core._store._copies import copy_key
-from diloco_core.testing import Schedule, SimulatedTraining, simulate
+from diloco_core.testing import Schedule, simulate
 
 
 def test_an_error_that_says_nothing_leaves_no_colon_behind():

@@ -5,6 +5,7 @@ from itertools import pairwise
 
 import pytest
 import torch
+from simulated import SimulatedTraining, violations
 from training_lab import PATIENCE
 
 from diloco_core import (
@@ -22,7 +23,7 @@ from diloco_core._run._records._keys import BEGINNING, MANIFEST
 from diloco_core._store._open import open_store
 from diloco_core._store._patient import Patient
 from diloco_core._timing import repeat_in_thread
-from diloco_core.testing import Schedule, SimulatedStore, SimulatedTraining, simulate, violations
+from diloco_core.testing import Schedule, SimulatedStore, simulate
 
 
 def uploads(store, folder="initial"):

@@ -2,9 +2,10 @@
 
 import pytest
 import torch
+from simulated import SimulatedTraining, violations
 
 from diloco_core import DiLoCo, Elastic
-from diloco_core.testing import Schedule, SimulatedTraining, simulate, violations
+from diloco_core.testing import Schedule, simulate
 
 
 def run(schedule, elastic, **training):

@@ -3,16 +3,10 @@
 import itertools
 
 import pytest
+from simulated import SimulatedTraining, broken_promises, violations
 
 from diloco_core import Elastic
-from diloco_core.testing import (
-    Schedule,
-    SimulatedStore,
-    SimulatedTraining,
-    broken_promises,
-    simulate,
-    violations,
-)
+from diloco_core.testing import Schedule, SimulatedStore, simulate
 
 
 class Measured(SimulatedTraining):

@@ -4,6 +4,7 @@ import random
 
 import pytest
 from faults_lab import assert_caught, harmful
+from simulated import SimulatedTraining, broken_promises, violations
 
 from diloco_core import Elastic
 from diloco_core._run import _exchange as _exchange_elastic
@@ -20,14 +21,7 @@ from diloco_core._run._sync import _catchup as _elastic_catchup
 from diloco_core._run._sync._adopt import Adoption
 from diloco_core._run._sync._sync import StoreSync
 from diloco_core._store._patient import Patient
-from diloco_core.testing import (
-    Schedule,
-    SimulatedStore,
-    SimulatedTraining,
-    broken_promises,
-    simulate,
-    violations,
-)
+from diloco_core.testing import Schedule, SimulatedStore, simulate
 
 
 def _wrong(number, topology="sharded"):

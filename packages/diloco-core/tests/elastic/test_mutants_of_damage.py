@@ -4,20 +4,14 @@ import json
 import random
 
 import pytest
+from simulated import SimulatedTraining, violations
 
 from diloco_core import CoreError, Elastic
 from diloco_core._arithmetic._sharded import adopt_shard
 from diloco_core._run._records import _records as _elastic_records
 from diloco_core._store import _reread
 from diloco_core._wire import _published
-from diloco_core.testing import (
-    Fault,
-    Schedule,
-    SimulatedStore,
-    SimulatedTraining,
-    simulate,
-    violations,
-)
+from diloco_core.testing import Fault, Schedule, SimulatedStore, simulate
 
 
 def _wrong_after_damage(number):

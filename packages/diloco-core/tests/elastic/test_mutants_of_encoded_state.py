@@ -4,6 +4,7 @@ import random
 
 import pytest
 from faults_lab import HARMFUL, assert_caught
+from simulated import SimulatedTraining, broken_promises, violations
 
 from diloco_core import Elastic
 from diloco_core._arithmetic._coded import encode_update
@@ -14,15 +15,7 @@ from diloco_core._run._states import _publish as _elastic_publish
 from diloco_core._run._sync import _compute
 from diloco_core._run._sync import _published as _published_shards
 from diloco_core._wire._coded import CodedShard
-from diloco_core.testing import (
-    Fault,
-    Schedule,
-    SimulatedStore,
-    SimulatedTraining,
-    broken_promises,
-    simulate,
-    violations,
-)
+from diloco_core.testing import Fault, Schedule, SimulatedStore, simulate
 
 
 def _wrong_encoded(number):

@@ -3,21 +3,14 @@
 from dataclasses import replace
 
 import pytest
+from simulated import SimulatedTraining, read_log, violations
 
 from diloco_core import Elastic, StoreExchange
 from diloco_core._run import _exchange as _exchange_elastic
 from diloco_core._run._records._keys import done_key, inner_key, shard_key
 from diloco_core._run._records._records import Rollback
 from diloco_core._run._sync import _catchup as _elastic_catchup
-from diloco_core.testing import (
-    Fault,
-    Schedule,
-    SimulatedStore,
-    SimulatedTraining,
-    simulate,
-    violations,
-)
-from diloco_core.testing._checks import read_log
+from diloco_core.testing import Fault, Schedule, SimulatedStore, simulate
 
 
 def _going_back(number):

@@ -3,12 +3,13 @@
 import random
 
 import pytest
+from simulated import SimulatedTraining, violations
 
 from diloco_core import Elastic
 from diloco_core._arithmetic import _shard_sizes
 from diloco_core._run._records._keys import MANIFEST
 from diloco_core._run._records._manifest import Manifest
-from diloco_core.testing import KINDS, Fault, Schedule, SimulatedTraining, simulate, violations
+from diloco_core.testing import KINDS, Fault, Schedule, simulate
 
 
 @pytest.mark.parametrize(

@@ -5,6 +5,7 @@ from types import SimpleNamespace
 
 import pytest
 import torch
+from simulated import SimulatedTraining, violations
 
 from diloco_core import (
     CorruptedObjectError,
@@ -27,14 +28,7 @@ from diloco_core._run._records._keys import (
 from diloco_core._run._records._rules import collectable
 from diloco_core._run._states._kept import bring_back, forget_kept
 from diloco_core._store._open import open_store
-from diloco_core.testing import (
-    Schedule,
-    SimulatedStore,
-    SimulatedTraining,
-    run_replicas,
-    simulate,
-    violations,
-)
+from diloco_core.testing import Schedule, SimulatedStore, run_replicas, simulate
 
 _STRAYS = {
     "claims": [

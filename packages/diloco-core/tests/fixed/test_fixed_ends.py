@@ -3,12 +3,12 @@
 import logging
 
 import pytest
+from simulated import SimulatedTraining, read_log, violations
 
 from diloco_core import FencedError, ReplicaLostError, RunExistsError
 from diloco_core._run._records._records import Rollback
 from diloco_core._run._settings import Fixed
-from diloco_core.testing import Fault, Schedule, SimulatedTraining, simulate, violations
-from diloco_core.testing._checks import read_log
+from diloco_core.testing import Fault, Schedule, simulate
 from diloco_core.testing._scheduler import Killed
 
 LOST_AFTER = 90.0

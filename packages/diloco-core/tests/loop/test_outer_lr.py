@@ -13,6 +13,7 @@ from generations_lab import Generations
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from rates_lab import loop
+from simulated import SimulatedTraining, read_log
 from strict_lab import Run
 from torch import nn
 from training_lab import identical
@@ -28,13 +29,7 @@ from diloco_core._arithmetic._rate import Rate
 from diloco_core._exchange._resumable import Position
 from diloco_core._loop._counters import Counters
 from diloco_core._run._records._keys import Delta
-from diloco_core.testing import (
-    Schedule,
-    SimulatedStore,
-    SimulatedTraining,
-    simulate,
-)
-from diloco_core.testing._checks import read_log
+from diloco_core.testing import Schedule, SimulatedStore, simulate
 
 KINDS = ("threads", "store", "sharded", "gather")
 

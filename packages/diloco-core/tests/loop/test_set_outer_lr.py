@@ -5,6 +5,7 @@ from dataclasses import replace
 import pytest
 import torch
 from rates_lab import loop
+from simulated import SimulatedTraining, read_log
 from torch import nn
 
 from diloco_core import (
@@ -14,13 +15,7 @@ from diloco_core import (
 )
 from diloco_core._arithmetic._rate import Proposal, Rate
 from diloco_core._loop._outer_lr import OuterLr
-from diloco_core.testing import (
-    Schedule,
-    SimulatedStore,
-    SimulatedTraining,
-    simulate,
-)
-from diloco_core.testing._checks import read_log
+from diloco_core.testing import Schedule, SimulatedStore, simulate
 
 
 class TestChanges:

@@ -8,6 +8,7 @@ import torch
 from delay_lab import exchanges
 from hypothesis import given
 from hypothesis import strategies as st
+from simulated import SimulatedTraining, violations
 from training_lab import run
 
 from diloco_core import (
@@ -23,7 +24,7 @@ from diloco_core import (
 )
 from diloco_core._codecs._named import find_codec
 from diloco_core._store._open import open_store
-from diloco_core.testing import Schedule, SimulatedTraining, run_replicas, simulate, violations
+from diloco_core.testing import Schedule, run_replicas, simulate
 
 KINDS = ["threads", "store", "sharded", "gather"]
 SIZE = 37

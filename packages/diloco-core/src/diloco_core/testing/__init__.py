@@ -1,13 +1,11 @@
 """For tests and simulations: several replicas in one process, in real time or in virtual time with faults."""
 
-from ._checks import broken_promises, violations
 from ._codecs import CodecConformance
 from ._faults import DAMAGES, KINDS, Fault
 from ._replicas import run_replicas
 from ._scheduler import Killed
 from ._simulation import Node, Outcome, Schedule, simulate
 from ._store import SimulatedStore
-from ._training import SimulatedTraining
 
 __all__ = [
     "DAMAGES",
@@ -19,9 +17,6 @@ __all__ = [
     "Outcome",
     "Schedule",
     "SimulatedStore",
-    "SimulatedTraining",
-    "broken_promises",
     "run_replicas",
     "simulate",
-    "violations",
 ]

@@ -3,13 +3,14 @@
 import logging
 
 import pytest
+from simulated import SimulatedTraining, violations
 
 from diloco_core import CorruptedObjectError, Elastic, SyncTimeoutError
 from diloco_core._run._records._attendance import Attendance
 from diloco_core._run._records._farewell import farewell
 from diloco_core._run._records._keys import Delta, Hint
 from diloco_core._run._records._records import Commit
-from diloco_core.testing import Fault, Schedule, SimulatedTraining, simulate, violations
+from diloco_core.testing import Fault, Schedule, simulate
 
 
 def _delta(rank, sync, epoch=1):

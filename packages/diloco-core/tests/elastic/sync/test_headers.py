@@ -9,12 +9,12 @@ from collections import Counter
 
 import pytest
 from damage_lab import flip
+from simulated import SimulatedTraining, read_log, violations
 
 from diloco_core import Elastic
 from diloco_core._run._sync import _catchup as _elastic_catchup
 from diloco_core._run._sync import _compute as _elastic_compute
-from diloco_core.testing import Schedule, SimulatedStore, SimulatedTraining, simulate, violations
-from diloco_core.testing._checks import read_log
+from diloco_core.testing import Schedule, SimulatedStore, simulate
 from diloco_core.testing._connection import Connection
 
 _SYNCS, _END = 4, 8

@@ -6,20 +6,22 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from .._codecs._named import find_codec
-from .._errors import FencedError
-from .._run._records._keys import MANIFEST, Delta, commit_key, commit_sync, shard_key
-from .._run._records._manifest import Manifest
-from .._run._records._records import Commit, Rollback, digest, read_record
-from .._run._records._rules import done_states, made_of
-from .._seconds import Seconds
+from diloco_core._codecs._named import find_codec
+from diloco_core._errors import FencedError
+from diloco_core._run._records._keys import MANIFEST, Delta, commit_key, commit_sync, shard_key
+from diloco_core._run._records._manifest import Manifest
+from diloco_core._run._records._records import Commit, Rollback, digest, read_record
+from diloco_core._run._records._rules import done_states, made_of
+from diloco_core._seconds import Seconds
+
 from ._recomputed import Recomputed, contributed, lost_parts, recompute
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
 
-    from ._simulation import Outcome
-    from ._store import SimulatedStore
+    from diloco_core.testing._simulation import Outcome
+    from diloco_core.testing._store import SimulatedStore
+
     from ._training import SimulatedTraining
 
 _TOLERANCE = 1e-4

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import torch
 
 if TYPE_CHECKING:
-    from .._codecs._codec import Codec
+    from diloco_core._codecs._codec import Codec
 
 _ROUNDING = 1e-4  # of sums that replicas have computed in another order
 

@@ -9,14 +9,14 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from .._run._records._records import Rollback
+from diloco_core._run._records._records import Rollback
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
-    from .._outer._fragment import Fragment
-    from .._run._records._keys import Delta
-    from .._run._records._records import Commit
+    from diloco_core._outer._fragment import Fragment
+    from diloco_core._run._records._keys import Delta
+    from diloco_core._run._records._records import Commit
 
 _LOST = "error feedback of fragment"
 

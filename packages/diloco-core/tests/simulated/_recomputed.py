@@ -8,30 +8,30 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from .._arithmetic._clip import Clipping
-from .._arithmetic._coded import CodedUpdates
-from .._arithmetic._layout import CHUNK_BYTES
-from .._arithmetic._reduction import reduce_shards
-from .._arithmetic._sharded import Scratch
-from .._arithmetic._weights import shares
-from .._outer._delayed import DelayedFragment
-from .._run._life._progress import published_shard, publishes_whole
-from .._run._records._keys import MANIFEST, shard_key
-from .._run._records._manifest import Manifest
-from .._run._records._records import Commit, Rollback
-from .._run._states._kept import InMemory
-from .._wire._delta import DeltaFormat
-from .._wire._published import WITHOUT, shard_metadata
+from diloco_core._arithmetic._clip import Clipping
+from diloco_core._arithmetic._coded import CodedUpdates
+from diloco_core._arithmetic._layout import CHUNK_BYTES
+from diloco_core._arithmetic._reduction import reduce_shards
+from diloco_core._arithmetic._sharded import Scratch
+from diloco_core._arithmetic._weights import shares
+from diloco_core._outer._delayed import DelayedFragment
+from diloco_core._run._life._progress import published_shard, publishes_whole
+from diloco_core._run._records._keys import MANIFEST, shard_key
+from diloco_core._run._records._manifest import Manifest
+from diloco_core._run._records._records import Commit, Rollback
+from diloco_core._run._states._kept import InMemory
+from diloco_core._wire._delta import DeltaFormat
+from diloco_core._wire._published import WITHOUT, shard_metadata
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from .._arithmetic._layout import Piece
-    from .._arithmetic._sharded import Source
-    from .._outer._fragment import Fragment
-    from .._run._records._keys import Delta
-    from .._wire._delta_reader import DeltaReader
-    from ._store import SimulatedStore
+    from diloco_core._arithmetic._layout import Piece
+    from diloco_core._arithmetic._sharded import Source
+    from diloco_core._outer._fragment import Fragment
+    from diloco_core._run._records._keys import Delta
+    from diloco_core._wire._delta_reader import DeltaReader
+    from diloco_core.testing._store import SimulatedStore
 
 
 @dataclass(slots=True)
@@ -191,7 +191,7 @@ def _reader(
 
 
 def _source(reader: DeltaReader) -> Source:
-    def read(piece: Piece, out: torch.Tensor) -> torch.Tensor:  # noqa: ARG001 - the signature of a source
+    def read(piece: Piece, out: torch.Tensor) -> torch.Tensor:
         reader.read(out)
         return out
 

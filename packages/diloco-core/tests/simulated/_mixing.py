@@ -9,7 +9,7 @@ import torch
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from .._exchange._report import SyncReport
+    from diloco_core._exchange._report import SyncReport
 
 _TOLERANCE = 1e-5
 

@@ -5,13 +5,13 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, NamedTuple
 
-from .._run._records._keys import commit_key
+from diloco_core._run._records._keys import commit_key
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
-    from .._exchange._report import SyncReport
-    from .._exchange._resumable import Position
+    from diloco_core._exchange._report import SyncReport
+    from diloco_core._exchange._resumable import Position
 
 
 class Adoption(NamedTuple):

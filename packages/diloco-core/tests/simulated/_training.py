@@ -8,12 +8,13 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import torch
 
-from .._codecs._codec import is_sparse
-from .._codecs._named import find_codec
-from .._loop._diloco import DiLoCo
-from .._run._records._keys import Delta
-from .._run._records._records import Commit, Rollback
-from .._seconds import Seconds
+from diloco_core._codecs._codec import is_sparse
+from diloco_core._codecs._named import find_codec
+from diloco_core._loop._diloco import DiLoCo
+from diloco_core._run._records._keys import Delta
+from diloco_core._run._records._records import Commit, Rollback
+from diloco_core._seconds import Seconds
+
 from ._feedback import Feedback
 from ._mixing import Mixing
 from ._sparse import is_near, sent_of
@@ -22,9 +23,9 @@ from ._timeline import Timeline
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
-    from .._exchange._report import SyncReport
-    from .._outer._fragment import Fragment
-    from ._simulation import Node
+    from diloco_core._exchange._report import SyncReport
+    from diloco_core._outer._fragment import Fragment
+    from diloco_core.testing._simulation import Node
 
 _OUTER_LR = 0.7
 _OUTER_MOMENTUM = 0.9
@@ -221,7 +222,7 @@ class SimulatedTraining:
             full_state_every=self.full_state_every,
             outer_groups=self._outer_groups(list(model), node) if self.groups else None,
         )
-        fragments = self.fragments = outer._fragments  # noqa: SLF001 - nobody else needs to see residuals
+        fragments = self.fragments = outer._fragments
         with outer:
             self.salts.setdefault((node.rank, node.exchange.epoch), node.life)
             self.agreed[node.rank, node.exchange.epoch] = (
@@ -232,7 +233,7 @@ class SimulatedTraining:
             changes = node.exchange.position.rate.number
             mixing.begin(copies_now(), node.exchange.position.sync)
             self.took[node.rank, node.life] = ledger.lives
-            since_sync = outer._count.since_sync  # noqa: SLF001 - nobody else needs it either
+            since_sync = outer._count.since_sync
             timeline.enters(
                 node.exchange.position, outer.inner_steps, node.exchange.epoch, since_sync
             )
