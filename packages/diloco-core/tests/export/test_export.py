@@ -21,7 +21,6 @@ from diloco_core import (
     export,
 )
 from diloco_core._export import _choice, _run_states, _sources
-from diloco_core._export import _source as _export_source
 from diloco_core._run._records._records import Done
 from diloco_core._store._open import open_store
 
@@ -284,16 +283,15 @@ def test_a_state_that_is_collected_while_it_is_read_is_not_called_damaged(
             shutil.rmtree(tmp_path / "run" / "initial", ignore_errors=True)
         else:
             complete = [{int(state.name) + 2 if state.parts[0] == "state" else 1}] * 2
-            monkeypatch.setattr(_run_states.RunStates, "complete", lambda self: complete)
-            monkeypatch.setattr(_choice, "states", lambda source, found: [max(found[0])])
-            monkeypatch.setattr(_choice, "state", lambda source, step: [step, step])
-            monkeypatch.setattr(
-                _run_states.RunStates, "files", lambda self, index, step: one_file(step)
-            )
+            states = _run_states.RunStates
+            monkeypatch.setattr(states, "complete", lambda self: complete)
+            monkeypatch.setattr(states, "states", lambda self, found: [max(found[0])])
+            monkeypatch.setattr(states, "state", lambda self, step: [step, step])
+            monkeypatch.setattr(states, "files", lambda self, index, step: one_file(step))
         raise CorruptedObjectError("its space was written over")
 
     def one_file(step):
-        return [_export_source.PublishedFile(f"state/{step:08}/x", 0)]
+        return [_run_states.PublishedFile(f"state/{step:08}/x", 0)]
 
     monkeypatch.setattr(_choice, "read_tensors", collected)
     with pytest.raises(

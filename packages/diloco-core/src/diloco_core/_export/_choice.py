@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from .._errors import CorruptedObjectError, ObjectNotFoundError, RendezvousError
 from .._run._records._keys import commit_key
-from ._source import missing_keys, state, states
 from ._sources import sentence
 from ._tensors import as_damage, read_tensors, reading_again
 
@@ -17,7 +16,7 @@ if TYPE_CHECKING:
     import torch
 
     from .._store._api import Store
-    from ._source import Source
+    from ._run_states import RunStates
 
 _TRIES = 8
 # How many numbers of the log are looked at, from the newest one on, for a state that is not complete.
@@ -50,7 +49,7 @@ class Unfinished(NamedTuple):
 
 
 def newest_whole(
-    store: Store, source: Source, dtype: torch.dtype | None, at: int | None
+    store: Store, source: RunStates, dtype: torch.dtype | None, at: int | None
 ) -> tuple[Choice, dict[str, torch.Tensor]]:
     """Choose a state and read its values. The run may go on in the meantime."""
     damaged: dict[tuple[int, int], CorruptedObjectError] = {}
@@ -58,7 +57,7 @@ def newest_whole(
     while vanished < _TRIES:
         choice = _choose(store, source, at, damaged)
         tensors: dict[str, torch.Tensor] = {}
-        for index, sync in enumerate(state(source, choice.number)):
+        for index, sync in enumerate(source.state(choice.number)):
             try:
                 tensors.update(
                     read_tensors(store, source.fragments[index], source.files(index, sync), dtype)
@@ -79,15 +78,15 @@ def newest_whole(
     )
 
 
-def newer_unfinished(source: Source, choice: Choice) -> Unfinished | None:
+def newer_unfinished(source: RunStates, choice: Choice) -> Unfinished | None:
     """The newest incomplete state, if it is still incomplete: if the run is going on, it is complete by now."""
-    if not choice.incomplete or max(states(source, source.complete())) >= choice.incomplete[0]:
+    if not choice.incomplete or max(source.states(source.complete())) >= choice.incomplete[0]:
         return None
     return _unfinished_state(source, choice.incomplete[0])
 
 
-def _unfinished_state(source: Source, number: int) -> Unfinished | None:
-    keys = missing_keys(source, number)
+def _unfinished_state(source: RunStates, number: int) -> Unfinished | None:
+    keys = source.missing(number)
     if not keys:
         return None
     first_key, *other_keys = keys
@@ -105,17 +104,17 @@ def _unfinished_state(source: Source, number: int) -> Unfinished | None:
 
 def _choose(
     store: Store,
-    source: Source,
+    source: RunStates,
     at: int | None,
     damaged: Mapping[tuple[int, int], CorruptedObjectError],
 ) -> Choice:
     """The state ``at``; without that, the newest one that is whole."""
-    numbers = states(source, reading_again(source.complete))
+    numbers = source.states(reading_again(source.complete))
     steps = {number: source.outer_steps(number) for number in numbers}
     whole = [
         number
         for number in numbers
-        if not any(part in damaged for part in enumerate(state(source, number)))
+        if not any(part in damaged for part in enumerate(source.state(number)))
     ]
     wanted = [number for number in whole if at in {None, steps[number]}]
     if wanted and at is not None:

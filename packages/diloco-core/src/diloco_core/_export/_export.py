@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
     from .._store._api import Store
     from ._choice import Choice
-    from ._source import Source
+    from ._run_states import RunStates
 
 _log = logging.getLogger("diloco_core")
 
@@ -159,7 +159,7 @@ def export(
     return step
 
 
-def _age(source: Source, choice: Choice, at: int | None) -> int:
+def _age(source: RunStates, choice: Choice, at: int | None) -> int:
     """How many outer steps the run has taken since the state that is exported, as far as the store shows."""
     if at is not None or source.unknown:
         return 0

@@ -4,19 +4,21 @@ from __future__ import annotations
 
 import logging
 import sys
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, TypeVar
 
-from .._errors import CorruptedObjectError, ObjectNotFoundError, RunExistsError
+from .._codecs._named import CODECS
+from .._errors import CorruptedObjectError, FormatError, ObjectNotFoundError, RunExistsError
 from .._run._life._progress import published_seed
 from .._run._records._keys import Delta, Hint, commit_key, commit_sync, done_key, shard_key
 from .._run._records._records import Commit, Done, Rollback, of_run, read_record
 from .._run._records._rules import done_states, is_whole, made_of
 from .._run._records._rules import states as published_states
-from ._source import PublishedFile, outer_steps, state, state_codec, written
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Sequence
+    from collections.abc import Iterable, Iterator, Mapping, Sequence
 
+    from .._codecs._codec import Codec
     from .._run._records._manifest import Manifest
     from .._store._api import Store
 
@@ -25,10 +27,38 @@ T = TypeVar("T", bound="Commit | Rollback | Done")
 _log = logging.getLogger("diloco_core")
 
 
-class RunStates:
-    """The published states of a run: its records say which are complete, and which were given up.
+@dataclass(frozen=True, slots=True)
+class PublishedFile:
+    """The file of a shard of a fragment's state.
 
     Attributes:
+        key: The key of the file.
+        seed: Seed of the checksum of its values.
+        checksum: What this checksum must be; None if no record says it.
+        shard: The number of the shard.
+        update: If the file holds an update of the values in the files before it: how that is encoded, and the seed of its
+            checksum.
+    """
+
+    key: str
+    seed: int
+    checksum: int | None = None
+    shard: int = 0
+    update: tuple[Codec, int] | None = None
+
+
+class RunStates:
+    """The published states of a run, by their numbers in its log: its records say which are complete, and which were given up.
+
+    Attributes:
+        run_id: The launch that the run belongs to.
+        fragments: For each fragment, the table from the manifest that describes its files.
+        unsynced: The same table for the tensors that are not synced; empty if there are none.
+        initial_steps: Number of outer steps that had been taken when the run began.
+        rollbacks: The records that say from which older states the run went on, the oldest first; as of the last call of
+            :meth:`complete`.
+        seldom: Whether the run publishes its state only after some of its syncs.
+        newest: The newest number of the log that the store shows, as of the last call of :meth:`expected`.
         unknown: Number of the newest rollback whose record cannot be read, as of the last call of :meth:`complete`; 0 if all
             can. It is then not known which of the states before it were given up, so all of them are left out.
     """
@@ -45,7 +75,30 @@ class RunStates:
         self._manifest = manifest
         self._run = manifest.run()
         self._whole_every = int(manifest.settings.get("full_state_every", "1"))
-        self._codec = state_codec(manifest.settings, store.uri)
+        self._codec = _state_codec(manifest.settings, store.uri)
+
+    def state(self, number: int) -> list[int]:
+        """The state after a number of the log: for each fragment, the last sync of this fragment up to then."""
+        count, first = len(self.fragments), self.initial_steps
+        syncs = [max(first, number - (number - 1 - index) % count) for index in range(count)]
+        rollback = next((each for each in self.rollbacks[::-1] if each.sync <= number), None)
+        if rollback is None:
+            return syncs
+        return [
+            sync if sync > rollback.sync else kept
+            for sync, kept in zip(syncs, rollback.states, strict=True)
+        ]
+
+    def states(self, complete: Sequence[set[int]]) -> list[int]:
+        """The numbers of the log after which the whole model is there, the newest first."""
+        # The number of a rollback stands for the older states from which the run went on.
+        numbers = {rollback.sync for rollback in self.rollbacks}.union(*complete)
+        number_by_state: dict[tuple[int, ...], int] = {}
+        for number in sorted(numbers):
+            syncs = self.state(number)
+            if all(sync in each for sync, each in zip(syncs, complete, strict=True)):
+                number_by_state.setdefault(tuple(syncs), number)
+        return sorted(number_by_state.values(), reverse=True)
 
     def complete(self) -> list[set[int]]:
         """For each fragment, the syncs after which its state is completely published, and was not given up."""
@@ -69,10 +122,11 @@ class RunStates:
     def outer_steps(self, number: int) -> int:
         """The number of outer steps that the model had taken after a number of the log."""
         if not self.unknown:
-            return outer_steps(self, number)
+            # Rollbacks, and the syncs that they gave up, have numbers in the log but are not outer steps of the model.
+            return number - len(self._given_up(number))
         # It is not known how many syncs were given up, but each record of a sync says how many outer steps counted up to it.
         steps = 0
-        for sync in state(self, number):
+        for sync in self.state(number):
             try:
                 record = self._record(sync)
             except ObjectNotFoundError as error:
@@ -130,12 +184,14 @@ class RunStates:
         ]
 
     def expected(self) -> Iterator[int]:
-        """Numbers of the log whose states must have been published once, or are being published now; the newest first."""
-        listing = written(self._store.list("state/"))
-        traces = {sync for sync, _ in published_states(listing)}
-        commits = written(self._store.list("commits/"))
-        committed = {sync for sync in map(commit_sync, commits) if sync}
-        deltas = written(self._store.list("deltas/"))
+        """Numbers of the log whose states must have been published once, or are being published now; the newest first.
+
+        Any object that shows that a sync took place counts, not only its records. Old states may have been deleted since, by
+        the rules of the run. Rollbacks are known as of the last call of :meth:`complete`.
+        """
+        traces = {sync for sync, _ in published_states(self._written("state/"))}
+        committed = {sync for sync in map(commit_sync, self._written("commits/")) if sync}
+        deltas = self._written("deltas/")
         # A replica that contributes to a sync, or joins in it, has the state before it.
         committed |= {delta.sync - 1 for delta in map(Delta.parse, deltas) if delta}
         hints = [hint for hint in map(Hint.parse, deltas) if hint]
@@ -159,22 +215,31 @@ class RunStates:
             settled_numbers = {
                 number
                 for number in begun
-                if number <= settled and begun.issuperset(state(self, number))
+                if number <= settled and begun.issuperset(self.state(number))
             }
             numbers = sorted(settled_numbers | ({newest} if has_ended else set()), reverse=True)
-        obsolete = {
-            sync for rollback in self.rollbacks for sync in (rollback.sync, *rollback.given_up)
-        }
+        obsolete = self._given_up(sys.maxsize)
         return (number for number in numbers if number > self.unknown and number not in obsolete)
 
-    def missing(self, index: int, sync: int) -> list[str]:
-        """Keys of the objects that are missing from a fragment's state after a sync."""
-        keys = self._keys(index, sync)
-        keys += [done_key(sync, index)] if sync > self.initial_steps else []
+    def missing(self, number: int) -> list[str]:
+        """Keys of the objects that are missing from the whole model's state after a number of the log."""
+        keys: list[str] = []
+        for index, sync in enumerate(self.state(number)):
+            keys += self._keys(index, sync)
+            keys += [done_key(sync, index)] if sync > self.initial_steps else []
         listing: dict[str, int] = {}
         for folder in dict.fromkeys(key.rpartition("/")[0] for key in keys):
             listing.update(self._store.list(f"{folder}/"))
         return [key for key in keys if key not in listing]
+
+    def _given_up(self, number: int) -> set[int]:
+        """The rollbacks up to a number of the log, and the syncs that they gave up."""
+        rollbacks = (rollback for rollback in self.rollbacks if rollback.sync <= number)
+        return {sync for rollback in rollbacks for sync in (rollback.sync, *rollback.given_up)}
+
+    def _written(self, folder: str) -> list[str]:
+        """The keys below a folder that a run may have written: it writes nothing that is empty."""
+        return [key for key, size in self._store.list(folder).items() if size]
 
     def _read_rollbacks(self) -> list[Rollback]:
         """All rollbacks that can be read, the oldest first. Each record of the log names the newest rollback before it."""
@@ -229,3 +294,20 @@ class RunStates:
             return of_run(record, self._run, origin)
         except RunExistsError as error:
             raise CorruptedObjectError(str(error)) from error
+
+
+def _state_codec(settings: Mapping[str, str], uri: str) -> Codec | None:
+    """The codec with which a run publishes its state, by its settings; None if it publishes it as it is.
+
+    Raises:
+        FormatError: This version does not know the codec.
+    """
+    name = settings.get("state_codec")
+    if name is None:
+        return None
+    if name not in CODECS:
+        raise FormatError(
+            f"the run at {uri} has published its state with the codec {name!r}, which this version of diloco-core does not know: "
+            f"it knows {', '.join(CODECS)}. Export with the version that the run has used."
+        )
+    return CODECS[name]

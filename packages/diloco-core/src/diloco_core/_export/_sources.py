@@ -12,12 +12,10 @@ from .._run._records._manifest import Manifest
 from .._store._copies import read_or_copy
 from .._store._reread import read_again
 from .._timing import Timing
-from ._run_states import RunStates
-from ._source import PublishedFile
+from ._run_states import PublishedFile, RunStates
 
 if TYPE_CHECKING:
     from .._store._api import Store
-    from ._source import Source
 
 _NO_MANIFEST = (
     "The manifest describes all other objects, so nothing can be exported without it. If you have a backup, put it back. If the "
@@ -25,7 +23,7 @@ _NO_MANIFEST = (
 )
 
 
-def find_source(store: Store) -> Source:
+def find_source(store: Store) -> RunStates:
     """The published states of the run that a store holds.
 
     Raises:
@@ -45,7 +43,7 @@ def sentence(error: Exception) -> str:
     return message if message.endswith((".", "!", "?")) else f"{message}."
 
 
-def _source(store: Store) -> Source:
+def _source(store: Store) -> RunStates:
     # Everything else is listed before the manifest is read: nothing is published before the manifest that names it is there.
     published = [*store.list("state/"), *store.list("commits/")]
 
@@ -74,7 +72,7 @@ def _source(store: Store) -> Source:
     return RunStates(store, manifest)
 
 
-def unsynced_files(source: Source) -> list[PublishedFile]:
+def unsynced_files(source: RunStates) -> list[PublishedFile]:
     """The files of the tensors that are not synced."""
     table = source.unsynced
     return [
@@ -88,7 +86,7 @@ def unsynced_files(source: Source) -> list[PublishedFile]:
     ]
 
 
-def without_unsynced(source: Source) -> str:
+def without_unsynced(source: RunStates) -> str:
     """What to do if a file of tensors that are not synced cannot be read, as a text for errors."""
     names = [str(entry["name"]) for entry in source.unsynced.get("tensors", ())]
     more = f" and {len(names) - 3} more" if len(names) > 3 else ""

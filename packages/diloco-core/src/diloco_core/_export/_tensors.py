@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
     from .._store._api import ObjectReader, Store
-    from ._source import PublishedFile
+    from ._run_states import PublishedFile
 
 _TIMING = Timing()
 _log = logging.getLogger("diloco_core")
