@@ -149,7 +149,9 @@ def _wrong_shards(
     run, wrong = manifest.run(), []
     numbers = range(fragment.layout.shards)
     # Nothing of an earlier sync is left, wherever it may be kept.
-    fragment.coded = CodedUpdates(fragment.coded.codec, fragment.coded.full)
+    fragment.coded = CodedUpdates(
+        fragment.coded.codec, fragment.coded.full_every, fragment.coded.fragments
+    )
     fragment.rate = commit.rate
     readers = [_reader(store, fragment, member, numbers) for member in commit.members]
     sources = [_source(reader) for reader in readers]

@@ -18,7 +18,6 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
 
     from .._codecs._codec import Codec
-    from ._full_states import FullStates
     from ._layout import Piece
 
 RESIDUAL = "update_residual"
@@ -76,16 +75,14 @@ class CodedUpdates:
 
     Args:
         codec: Encodes updates, residuals and the outer optimizer's tensors.
-        full: Which states are published whole.
-
-    Attributes:
-        codec: As given.
-        full: As given.
+        full_every: Every so many syncs of the fragment its values are published whole.
+        fragments: How many fragments are synced in turn.
     """
 
-    def __init__(self, codec: Codec, full: FullStates) -> None:
+    def __init__(self, codec: Codec, full_every: int, fragments: int) -> None:
         self.codec = codec
-        self.full = full
+        self.full_every = full_every
+        self.fragments = fragments
         self._encoded: dict[Piece, tuple[torch.Tensor, Mapping[str, torch.Tensor]]] = {}
 
     def keep(self, piece: Piece, update: torch.Tensor, tensors: Mapping[str, torch.Tensor]) -> None:

@@ -118,7 +118,7 @@ def mean(
         NonFiniteUpdateError: The mean of a buffer is not finite, although the contributions are.
     """
     (out,) = scratch.totals(job.layout, [chunk])
-    chunk_mean = _summed(job, chunk, out, scratch, len(sources), shares)
+    chunk_mean = _mean_of(job, chunk, out, scratch, len(sources), shares)
     for source in sources:
         chunk_mean.add(source)
     return chunk_mean.result(sync)
@@ -326,33 +326,20 @@ def _mean_of(
     count: int,
     shares: Sequence[float],
     *,
-    everything: bool,
+    everything: bool = False,
 ) -> _Mean:
-    if job.layout.groups[chunk.group].rule is Rule.FIRST:
+    rule = job.layout.groups[chunk.group].rule
+    if rule is Rule.FIRST:
         return _First(job, chunk, out, scratch, everything=everything)
-    return _summed(job, chunk, out, scratch, count, shares)
-
-
-def _summed(
-    job: SyncJob,
-    chunk: Piece,
-    out: torch.Tensor,
-    scratch: Scratch,
-    count: int,
-    shares: Sequence[float],
-) -> _Mean:
-    if job.layout.groups[chunk.group].rule is Rule.OUTER and job.terms.trim:
+    # Weights say how much was learned, and so do extremes. Buffers were not learned, so their mean has none of that.
+    if rule is Rule.OUTER and job.terms.trim:
         return _TrimmedMean(job, chunk, out, scratch, count)
-    if job.layout.groups[chunk.group].rule is Rule.OUTER and is_sparse(job.terms.codec):
+    if rule is Rule.OUTER and is_sparse(job.terms.codec):
         return _MeanOfSent(job, chunk, out, scratch, shares)
-    # Weights say how much was learned. Buffers were not learned, so their mean has none.
-    if shares and job.layout.groups[chunk.group].rule is Rule.OUTER:
+    if rule is Rule.OUTER and shares:
         return _WeightedMean(job, chunk, out, scratch, shares)
-    return (_Mean if _is_plain(job, chunk, count) else _MeanOfBuffers)(job, chunk, out, scratch)
-
-
-def _is_plain(job: SyncJob, chunk: Piece, count: int) -> bool:
-    return count == 1 or job.must_be_finite(chunk)
+    plain = count == 1 or job.must_be_finite(chunk)
+    return (_Mean if plain else _MeanOfBuffers)(job, chunk, out, scratch)
 
 
 def _bits(values: torch.Tensor) -> torch.Tensor:

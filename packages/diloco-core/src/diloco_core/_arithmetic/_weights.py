@@ -25,10 +25,6 @@ class Amount:
     tokens: int = 0
 
 
-NO_AMOUNT = Amount()
-"""The amount of a contribution that does not say any."""
-
-
 def weight(weighting: Weighting, amount: Amount) -> float:
     """The weight of a contribution among others; 0 if it covers no inner step."""
     match weighting:

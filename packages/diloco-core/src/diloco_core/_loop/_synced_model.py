@@ -5,7 +5,6 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from .._arithmetic._coded import CodedUpdates
-from .._arithmetic._full_states import FullStates
 from .._arithmetic._layout import Rule
 from .._exchange._base import Schema
 from .._model._frozen import FrozenValues
@@ -78,8 +77,7 @@ class SyncedModel:
                 outer,
                 exchange.shards(sum(tensor.wire_bytes for tensor in tensors)),
                 terms,
-                coding
-                and CodedUpdates(coding.codec, FullStates(coding.full_every, number, len(parts))),
+                coding and CodedUpdates(coding.codec, coding.full_every, len(parts)),
                 elastic=support_of(exchange).takes_run,
             )
             for number, (tensors, outer) in enumerate(zip(parts, self._outers, strict=True))

@@ -79,6 +79,14 @@ def make_terms(  # noqa: D417 - the others are those of DiLoCo
     )
 
 
+def _unfit(exchange: object, what: str, why: str) -> ConfigurationError:
+    """The error for an argument that an exchange cannot do."""
+    return ConfigurationError(
+        f"{what} cannot be used with {type(exchange).__name__}, {why}. Leave it out, or use an exchange that connect() or "
+        "in_process() returned"
+    )
+
+
 def _check_time(exchange: object, sync_every: object) -> None:
     """Refuse a time over an exchange whose replicas have to take the same number of inner steps."""
     if isinstance(sync_every, Seconds) and support_of(exchange).check_window is None:
@@ -104,10 +112,8 @@ def _codec(exchange: object, given: object) -> Codec:
     """The codec with which contributions are sent over an exchange."""
     codec = find_codec(given)
     if not codec.plain and not support_of(exchange).codecs:
-        raise ConfigurationError(
-            f"codec={codec.name!r} cannot be used with {type(exchange).__name__}, which sends values as they are in memory. "
-            "Leave codec out, or use an exchange that connect() or in_process() returned"
-        )
+        why = "which sends values as they are in memory"
+        raise _unfit(exchange, f"codec={codec.name!r}", why)
     return codec
 
 
@@ -148,10 +154,8 @@ def _weighting(exchange: object, given: object, sync_every: object) -> Weighting
         given = Weighting.STEPS if by_time else Weighting.EQUAL
     weighting = Weighting(one_of("weight", given, Weighting))
     if weighting is not Weighting.EQUAL and not support_of(exchange).weighs:
-        raise ConfigurationError(
-            f"weight={str(weighting)!r} cannot be used with {type(exchange).__name__}, where all contributions count the same. "
-            "Leave weight out, or use an exchange that connect() or in_process() returned"
-        )
+        why = "where all contributions count the same"
+        raise _unfit(exchange, f"weight={str(weighting)!r}", why)
     return weighting
 
 
@@ -186,12 +190,9 @@ def _trim(
             f"aggregate='trimmed' cannot be used with weight={str(weighting)!r}: who is left out differs by element. "
             "Leave one of them out"
         )
-    if not support_of(exchange).weighs:
-        raise ConfigurationError(
-            f"aggregate='trimmed' cannot be used with {type(exchange).__name__}, which takes plain means. Leave it out, or use "
-            "an exchange that connect() or in_process() returned"
-        )
     support = support_of(exchange)
+    if not support.weighs:
+        raise _unfit(exchange, "aggregate='trimmed'", "which takes plain means")
     world_size = whole("exchange.world_size", getattr(exchange, "world_size", None))
     fewest = world_size if support.fewest is None else support.fewest
     if fewest < 2 * number + 1:
@@ -227,10 +228,7 @@ def _clip(exchange: object, given: object, trim: int) -> bool:
             "extremes, so the trimmed mean would leave out those of other replicas instead. Leave one of them out"
         )
     if not support_of(exchange).weighs:
-        raise ConfigurationError(
-            f"clip='median' cannot be used with {type(exchange).__name__}, which takes plain means. Leave it out, or use an "
-            "exchange that connect() or in_process() returned"
-        )
+        raise _unfit(exchange, "clip='median'", "which takes plain means")
     return True
 
 
@@ -264,11 +262,8 @@ def _coding(exchange: object, given: object, full_every: object) -> StateCoding 
     check_state_codec(codec, gather=support.gather)
     every = whole("full_state_every", _FULL_STATE_EVERY if full_every is None else full_every)
     if not support.state_codecs:
-        raise ConfigurationError(
-            f"state_codec={codec.name!r} cannot be used with {type(exchange).__name__}, which does not publish encoded state: "
-            "only runs over a store and replicas in one process do. Leave it out, or use an exchange that connect() or "
-            "in_process() returned"
-        )
+        why = "which does not publish encoded state: only runs over a store and replicas in one process do"
+        raise _unfit(exchange, f"state_codec={codec.name!r}", why)
     if full_every is not None and not support.keeps_state:
         raise ConfigurationError(
             f"full_state_every={every} cannot be used with {type(exchange).__name__}, which keeps no state. Leave it out, or "
@@ -305,11 +300,8 @@ def _alpha(exchange: object, alpha: object, late: int) -> float:
             f"alpha is {alpha!r}, but it must be a number from 0 (adopt what was synced) to 1 (keep the replica's own values)"
         )
     if (late or alpha) and not support_of(exchange).delays:
-        name = "delay" if late else "alpha"
-        raise ConfigurationError(
-            f"{name}={late or alpha} cannot be used with {type(exchange).__name__}, which cannot sync while its replica trains. "
-            "Leave it out, or use an exchange that connect() or in_process() returned"
-        )
+        what = f"{'delay' if late else 'alpha'}={late or alpha}"
+        raise _unfit(exchange, what, "which cannot sync while its replica trains")
     return float(alpha)
 
 

@@ -77,28 +77,12 @@ class Schedule(Turns):
         fragments: F, the number of fragments; divides H.
         delay: tau, inner steps between sending and adopting; less than P.
         alpha: How much of its own values a replica keeps when it adopts a sync, from 0 (nothing) to 1 (everything).
-
-    Raises:
-        ValueError: The numbers do not fit together.
     """
 
     sync_every: int
     fragments: int
     delay: int = 0
     alpha: float = 0.0
-
-    def __post_init__(self) -> None:
-        if self.fragments < 1 or self.sync_every < 1 or self.sync_every % self.fragments:
-            raise ValueError(
-                f"sync_every ({self.sync_every}) must be a positive multiple of fragments ({self.fragments}), which must be at "
-                "least 1"
-            )
-        if not 0 <= self.delay < self.period:
-            raise ValueError(
-                f"delay is {self.delay}, but must be at least 0 and less than the period of {self.period} inner steps"
-            )
-        if not 0.0 <= self.alpha <= 1.0:
-            raise ValueError(f"alpha is {self.alpha}, but must be from 0 to 1")
 
     @property
     def steps(self) -> int:
@@ -118,10 +102,6 @@ class Schedule(Turns):
     def came_after(self, steps: int, elapsed: float) -> str:  # noqa: ARG002 - what a schedule in seconds goes by
         """How messages name the time since the last sync, given its inner steps and its seconds."""
         return f"{steps}"
-
-    def offset(self, fragment: int) -> int:
-        """The number of inner steps after which a fragment is adopted for the first time."""
-        return (fragment + 1) * self.period
 
     def due(self, since_adoption: int, *, sent: bool = False, half_taken: bool = False) -> Due:
         """What has to be done after an inner step.

@@ -18,14 +18,6 @@ if TYPE_CHECKING:
     from .._exchange._report import SyncReport
 
 
-class Work(Protocol):
-    """What ``allreduce`` returns: something to wait for."""
-
-    def wait(self) -> Any:
-        """Wait until the tensor has been averaged."""
-        ...
-
-
 class Manager(Protocol):
     """The members of ``torchft.Manager`` that its DiLoCo uses."""
 
@@ -39,8 +31,8 @@ class Manager(Protocol):
         """Begin a step."""
         ...
 
-    def allreduce(self, tensor: torch.Tensor, should_quantize: bool = False) -> Work:
-        """Average a tensor over the replicas, in place."""
+    def allreduce(self, tensor: torch.Tensor, should_quantize: bool = False) -> Any:
+        """Average a tensor over the replicas, in place. The result has a ``wait()`` that waits until this is done."""
         ...
 
     def should_commit(self) -> bool:
@@ -80,7 +72,6 @@ class MockManager:
         self.state_dict_fns: dict[str, tuple[Callable[[Any], None], Callable[[], Any]]] = {}
         self._step = 0
         self._superseded: list[int] = []  # numbers of syncs whose results the next sync may delete
-        self._readable = True
 
     def current_step(self) -> int:
         """Committed steps so far."""
@@ -130,12 +121,10 @@ class MockManager:
         return True
 
     def allow_state_dict_read(self) -> None:
-        """From now on, the state may be read."""
-        self._readable = True
+        """Do nothing: with fixed membership no replica recovers."""
 
     def disallow_state_dict_read(self) -> None:
-        """From now on, the state must not be read."""
-        self._readable = False
+        """Do nothing: with fixed membership no replica recovers."""
 
     def register_state_dict_fn(
         self, key: str, load_state_dict: Callable[[Any], None], state_dict: Callable[[], Any]

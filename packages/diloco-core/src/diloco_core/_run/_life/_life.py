@@ -215,7 +215,7 @@ class Life:
     def whole_every(self) -> int:
         """Every so many syncs of a fragment its values are published whole: 1 unless the state is published encoded."""
         coded = self.fragments[0].job.coded
-        return 1 if coded is None else coded.full.every
+        return 1 if coded is None else coded.full_every
 
     def made_of(self, sync: int, fragment: int) -> list[int]:
         """The syncs whose objects make a fragment's state after a sync, in order; see :func:`.._records._rules.made_of`."""

@@ -137,7 +137,7 @@ def published_shard(
 
 def publishes_whole(job: ResumableJob, sync: int) -> bool:
     """Whether the files of a fragment's state after a sync hold all values; see :func:`.._records._rules.is_whole`."""
-    return job.coded is None or is_whole(sync, job.coded.full.fragments, job.coded.full.every)
+    return job.coded is None or is_whole(sync, job.coded.fragments, job.coded.full_every)
 
 
 def published_seed(fingerprint: str, origin: str, sync: int, *section: object) -> int:

@@ -9,7 +9,6 @@ import re
 from itertools import chain
 from typing import TYPE_CHECKING
 
-from ..._arithmetic._full_states import is_full_turn, since_full
 from ..._arithmetic._rate import Rate, chosen
 from ._keys import Delta, Hint, Wish
 
@@ -189,7 +188,7 @@ def is_whole(sync: int, fragments: int, every: int) -> bool:
         fragments: How many fragments are synced in turn.
         every: Every so many syncs of a fragment its values are published whole; 1 unless the state is published encoded.
     """
-    return is_full_turn((sync - 1) // fragments + 1, every)
+    return ((sync - 1) // fragments + 1) % every == 0
 
 
 def made_of(
@@ -206,12 +205,13 @@ def made_of(
         every: As for :func:`is_whole`.
         rollbacks: The rollbacks that are known.
     """
-    counted = (
-        number
-        for number in range(sync, 0, -fragments)
-        if number == sync or in_force(number, index, rollbacks)
-    )
-    return since_full(chain(counted, [0]), lambda number: is_whole(number, fragments, every))
+    needed: list[int] = []
+    for number in chain(range(sync, 0, -fragments), [0]):
+        if number in {sync, 0} or in_force(number, index, rollbacks):
+            needed.append(number)
+            if is_whole(number, fragments, every):
+                break
+    return needed[::-1]
 
 
 def newest_whole(
