@@ -148,40 +148,6 @@ def fill(codec: Codec, out: torch.Tensor, read_into: Callable[[memoryview], None
     return buffer
 
 
-class ValuesDecoder:
-    """Decodes the bytes of a section, and fills tensors with its values. Thread-safe.
-
-    Args:
-        layout: How the tensors of the sync are cut into shards.
-        section: The section.
-
-    Attributes:
-        size: Size of all its encoded values in bytes.
-    """
-
-    def __init__(self, layout: Layout, section: Section) -> None:
-        sizes = [sent_bytes(section.codec, layout, piece) for piece in section.pieces]
-        self.size = sum(sizes)
-        self._ends = [] if section.codec.plain else list(accumulate(sizes))
-        self._codecs = [codec_of(section.codec, layout, piece.group) for piece in section.pieces]
-
-    def fill(
-        self, offset: int, out: torch.Tensor, read_into: Callable[[memoryview], None]
-    ) -> memoryview:
-        """Read the bytes of a chunk, and fill a contiguous CPU tensor with its values.
-
-        Args:
-            offset: The offset of the chunk in the section, in bytes.
-            out: The tensor to fill.
-            read_into: Fills a buffer with the bytes of the chunk.
-
-        Returns:
-            The bytes that were read.
-        """
-        codec = self._codecs[bisect_right(self._ends, offset)] if self._ends else PLAIN
-        return fill(codec, out, read_into)
-
-
 class SectionReader:
     """Reads one section piece by piece and verifies it at the end. Not thread-safe.
 
@@ -205,8 +171,10 @@ class SectionReader:
             )
         self._reader = reader
         self._start = self._offset = start
-        self._values = ValuesDecoder(layout, section)
-        self._end = start + self._values.size
+        sizes = [sent_bytes(section.codec, layout, piece) for piece in section.pieces]
+        self._codecs = [codec_of(section.codec, layout, piece.group) for piece in section.pieces]
+        self._ends = list(accumulate(sizes, initial=start))[1:]  # of the pieces
+        self._end = start + sum(sizes)
         self._stop = start + section_bytes(layout, section)
         self._hash = xxhash.xxh3_64(seed=section.seed)
         self._ending: bytes | None = None
@@ -215,9 +183,8 @@ class SectionReader:
     def read(self, out: torch.Tensor) -> None:
         """Fill a contiguous CPU tensor with the next elements. They must not be trusted before :meth:`verify`."""
         offset = self._offset
-        buffer = self._values.fill(
-            offset - self._start, out, lambda into: self._reader.read_into(offset, into)
-        )
+        codec = self._codecs[bisect_right(self._ends, offset)]
+        buffer = fill(codec, out, lambda into: self._reader.read_into(offset, into))
         self._hash.update(buffer)
         self._offset += len(buffer)
         if self._offset == self._end:
