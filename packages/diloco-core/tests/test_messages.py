@@ -12,7 +12,7 @@ from diloco_core import (
     in_process,
 )
 from diloco_core._exchange._endings import Ending, Progress, conclude, failure
-from diloco_core._loop._state import STATE_VERSION
+from diloco_core._loop._saved import STATE_VERSION
 from diloco_core._run._records._keys import MANIFEST
 from diloco_core._run._states._rollback import named_syncs
 from diloco_core._store._copies import copy_key

@@ -25,7 +25,6 @@ from diloco_core import (
     connect,
     in_process,
 )
-from diloco_core._loop._membership import FixedMembership
 from diloco_core.testing import Fault, Killed
 
 SELDOM = {"beat_interval": 600.0, "lost_after": 1200.0}
@@ -277,4 +276,3 @@ class TestWhatDiffers:
         with pytest.raises(ConfigurationError, match="cannot be used together with resume="):
             outer.load_state_dict({})
         assert type(in_process(1)[0]) is not type(outer.exchange)
-        assert not FixedMembership.resumes

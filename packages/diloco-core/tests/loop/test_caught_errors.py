@@ -89,7 +89,7 @@ class TestASyncThatHasFailed:
         model, inner, outer = parts(lab, connect(tmp_path, rank=0, world_size=1, **options))
         outer.__enter__()
         with monkeypatch.context() as patch:
-            patch.setattr(outer._outer_steps, "_adopted", interrupted_after(outer))
+            patch.setattr(outer._outer_steps, "adopted", interrupted_after(outer))
             with pytest.raises(KeyboardInterrupt):
                 lab.push(model, inner, 0, 0)
         with pytest.raises(SyncError, match="undefined"):

@@ -159,12 +159,9 @@ def test_a_state_with_another_residual_is_refused():
     state, model = state_of(error_feedback=True)
     loop_for(model, error_feedback=True).load_state_dict(state)
     part = state["fragments"][0]
-    changed = {**state, "fragments": [{**part, "residual": [part["residual"][0] + 1.0]}]}
-    with pytest.raises(ConfigurationError, match="have changed since state_dict"):
-        loop_for(model, error_feedback=True).load_state_dict(changed)
-    for wrong in ({"residual": [torch.zeros(3)]}, {"residual": None}):
-        changed = {**state, "fragments": [{**part, **wrong}]}
-        with pytest.raises(ConfigurationError, match="no residual that fits fragment 0"):
+    for wrong in ([part["residual"][0] + 1.0], [torch.zeros(3)], None):
+        changed = {**state, "fragments": [{**part, "residual": wrong}]}
+        with pytest.raises(ConfigurationError, match="have changed since state_dict"):
             loop_for(model, error_feedback=True).load_state_dict(changed)
 
 
@@ -294,7 +291,7 @@ def test_a_residual_outlives_a_kill_after_a_delayed_sync_was_counted(kind, tmp_p
                 push(model, inner, exchange.rank, outer.inner_steps)
             if stops:
                 assert outer.syncing
-                outer._outer_steps._sent.flight.result()
+                outer._outer_steps._sent.result()
                 raise StopError
 
     with pytest.raises(BaseExceptionGroup):

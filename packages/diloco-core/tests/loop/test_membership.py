@@ -12,7 +12,7 @@ import diloco_core
 from diloco_core import DiLoCo, StoreExchange, SyncError, in_process
 from diloco_core._exchange._resumable import Position, ResumableExchange
 from diloco_core._loop._counters import Counters
-from diloco_core._loop._membership import FixedMembership, ResumableMembership, membership_of
+from diloco_core._loop._membership import StoreMembership, membership_of
 from diloco_core._loop._residuals import Residuals
 
 
@@ -63,9 +63,10 @@ class GoesBackWhileCatchingUp:
     """What a replica sees of a run in which others go back to older states after it has restored the newest ones."""
 
     rank = 0
+    resumes = comes_back = False
     position = Position(sync=4, outer_steps=4, inner_steps=8)
 
-    def restore(self, jobs):
+    def restore(self, jobs, *, loaded=False):
         return self.position
 
     @property
@@ -85,15 +86,15 @@ def test_a_run_that_goes_back_while_a_life_begins_counts_fewer_inner_steps():
         assert count.inner_steps == 8
         exchange.position = Position(sync=5, outer_steps=3, inner_steps=6)
 
-    ResumableMembership(exchange, own_state).begin([], count, restored=False, catch_up=catch_up)
+    membership = StoreMembership(exchange, own_state, None)
+    membership.begin([], count, restored=False, catch_up=catch_up)
     assert (count.inner_steps, asked_for) == (6, [6])
 
 
 def test_other_exchanges_have_a_fixed_membership():
-    membership = membership_of(in_process(1)[0], [], {}, 10, {}, None)
-    assert isinstance(membership, FixedMembership)
-    assert not membership.resumable
-    assert ResumableMembership.resumable
+    membership = membership_of(in_process(1)[0], [], {}, 10, {}, None, feedback=False)
+    assert not isinstance(membership, StoreMembership)
+    assert not membership.elastic
 
 
 def test_nothing_else_in_the_package_asks_of_what_kind_an_exchange_is():

@@ -19,7 +19,6 @@ from .._model._partition import Buffers, split
 from .._outer._groups import outer_groups as outer_groups_of
 from .._seconds import Seconds
 from .._terms._making import make_terms
-from .._terms._support import support_of
 from . import _notices as notices
 from ._arguments import check_parties, fragments_of, stateful_of, tokens_counted
 from ._inner_loop import InnerLoop
@@ -28,11 +27,9 @@ from ._outer_lr import OuterLr, check_changeable
 from ._outer_steps import OuterSteps
 from ._own_buffers import OwnBuffers
 from ._place import Place
-from ._process import TrainingProcess
-from ._residuals import Residuals
+from ._process import ToldToEnd, TrainingProcess
 from ._saved import SavedState
 from ._synced_model import SyncedModel
-from ._told_to_end import ToldToEnd
 from ._topology import check_topology
 
 if TYPE_CHECKING:
@@ -238,7 +235,7 @@ class DiLoCo:
             error_feedback=error_feedback, weight=weight, aggregate=aggregate, trim=trim, clip=clip, state_codec=state_codec,
             full_state_every=full_state_every, buffers=policy, init=init, flush=flush,
         )  # fmt: skip
-        support, self._exchange = support_of(exchange), exchange
+        self._exchange = exchange
         names = {
             id(parameter): plain_name(model, name) for name, parameter in model.named_parameters()
         }
@@ -249,14 +246,13 @@ class DiLoCo:
             whole("save_inner_every", save_inner_every, 0),
             names,
             OwnBuffers(model) if policy is Buffers.NONE else None,
-            Residuals() if self._terms.feedback else None,
+            bool(self._terms.feedback),
         )
         self._model = SyncedModel(model, parts, policy, optimizers, exchange, self._terms)
         self._fragments = self._model.fragments
         self._optimizers = optimizers
         self._process = TrainingProcess()
         self._told_to_end = ToldToEnd()
-        self._has_values = False
         self._is_open = False
         self._inner_steps_before = 0
         self._schedule = self._terms.schedule
@@ -271,27 +267,20 @@ class DiLoCo:
             self._schedule,
             self._membership,
             self._lr,
-            exchange.rank,
             before=self._check_before_sync,
             adopted=self._note_sync,
             on_sync=on_sync,
-            clock=support.clock,
         )
         self._count = self._outer_steps.count
-        self._saved = SavedState(
-            self._model, optimizers, exchange, self._model.settings, self._count
-        )
+        self._saved = SavedState(self._model, optimizers, exchange, self._count)
         self._place = Place(self._model.synced, self._model.held, exchange)
         self._inner = InnerLoop(
             optimizers,
             self._outer_steps,
-            self._schedule,
-            self._membership,
             self._unseen,
             self._kept,
             self._loads,
-            exchange.rank,
-            self._process.check,
+            self._process,
             self._told_to_end,
         )
         self._watch_steps(self._place.check)
@@ -364,9 +353,8 @@ class DiLoCo:
             else:
                 for fragment in self._fragments:
                     fragment.take_snapshot()
-            self._has_values = True
             self._exchange.join(self._schema())
-            self._outer_steps.begin(restored=self._saved.loaded)
+            self._outer_steps.begin(restored=bool(self._saved.loaded))
             if self._saved.loaded and not self._inner.stepped:
                 self._membership.save_loaded_state(self.inner_steps)
         except BaseException as error:
@@ -412,7 +400,11 @@ class DiLoCo:
             self._model.check_frozen()
             if self._terms.flush == "partial":
                 self.flush()
-                self._put_back()
+                if any(self._count.since_sync):
+                    # Too few replicas were left to sync them: they would be in this replica's model alone.
+                    lost = (max(self._count.since_sync), self.committed)
+                    notices.log.warning(notices.LEFT_OUT, self._exchange.rank, *lost)
+                    self._outer_steps.drop_open_steps()
             else:
                 self._check_whole()
                 self._inner.end_step()
@@ -420,7 +412,12 @@ class DiLoCo:
                 self._check_loads()  # open steps are saved for a run that is resumed
                 self._adopt_under_way()
                 self._outer_steps.catch_up()
-                self._say_nothing_was_synced()
+                taken = self.inner_steps - self._inner_steps_before
+                if taken and self._count.since_event >= taken:
+                    saved = self._membership.saves_open_steps
+                    became = notices.STEPS_ARE_SAVED if saved else notices.STEPS_ARE_LOST
+                    given = (taken, self._schedule.length, became)
+                    notices.log.warning(notices.LEFT_BEFORE_A_SYNC, self._exchange.rank, *given)
                 # Before the steps are dropped: if a fixed run is resumed, this replica goes on with them.
                 self._membership.save_last(self.inner_steps)
                 self._outer_steps.drop_open_steps()
@@ -431,8 +428,11 @@ class DiLoCo:
             raise
         self._lr.end()
         if self.inner_steps == self._inner_steps_before:
-            run = self.committed if self._membership.resumes else None
-            notices.left_without_a_step(self._exchange.rank, run)
+            rank = self._exchange.rank
+            if self._membership.resumes:
+                notices.log.warning(notices.LEFT_A_RUN_WITHOUT_A_STEP, rank, self.committed)
+            else:
+                notices.log.warning(notices.LEFT_WITHOUT_A_STEP, rank)
         self._membership.save_last(self.inner_steps)
         self._exchange.leave()
 
@@ -538,7 +538,7 @@ class DiLoCo:
                 has failed; or a sync is under way (:attr:`syncing`), so that the state is not complete.
             ModelChangedError: The model no longer holds the tensors that are synced.
         """
-        if not self._has_values:
+        if not (self._inner.entered or self._saved.loaded):
             raise SyncError(
                 "the outer loop has no state yet: call state_dict() after its block has been entered"
             )
@@ -565,7 +565,7 @@ class DiLoCo:
         """
         if self._inner.entered:
             raise SyncError("load_state_dict() must be called before the block is entered")
-        if self._membership.resumable:
+        if self._membership.elastic:
             raise ConfigurationError(
                 "an elastic run is resumed from its store, not by load_state_dict(): connect to its prefix without this call"
             )
@@ -576,7 +576,6 @@ class DiLoCo:
             )
         self._saved.load(state)
         self._inner.load(state["stepped"])
-        self._has_values = True
 
     def _watch_steps(self, check: Callable[[], None]) -> None:
         self._inner.watch()
@@ -606,25 +605,11 @@ class DiLoCo:
                 "keep it. To change a model that is not trained, do so after the block.",
                 changed[0],
             )
-        notices.put_back(self._exchange.rank, changed)
-
-    def _put_back(self) -> None:
-        """Drop steps that the last syncs of an elastic run do not hold: they would be in this replica's model alone."""
-        if any(self._count.since_sync):
-            notices.left_out(self._exchange.rank, max(self._count.since_sync), self.committed)
-            self._outer_steps.drop_open_steps()
+        notices.log.warning(notices.PUT_BACK, self._exchange.rank, notices.some(changed))
 
     def _check_whole(self) -> None:
         self._process.check()
         self._outer_steps.check_whole()
-
-    def _say_nothing_was_synced(self) -> None:
-        taken, saved = (
-            self.inner_steps - self._inner_steps_before,
-            self._membership.saves_open_steps,
-        )
-        if taken and self._count.since_event >= taken:
-            notices.left_before_a_sync(self._exchange.rank, taken, self._schedule.length, saved)
 
     def _check_before_sync(self) -> None:
         self._process.check()
@@ -644,5 +629,5 @@ class DiLoCo:
         self._kept.after_sync()
 
     def _schema(self) -> Schema:
-        checks = self._terms.init == "check" or self._saved.loaded
+        checks = self._terms.init == "check" or bool(self._saved.loaded)
         return self._model.schema(self.committed, values=checks and not self._membership.resumes)

@@ -2,77 +2,60 @@
 
 from __future__ import annotations
 
+from dataclasses import InitVar, dataclass, field
 from typing import TYPE_CHECKING
 
 from .._errors import CoreError, SyncError, UnequalSyncsError
 from .._inner._step_counter import StepCounter
 from .._inner._steps import InnerSteps
 from . import _notices as notices
-from ._told_to_end import EXIT_CODE
+from ._process import EXIT_CODE
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Sequence
 
     import torch
 
     from .._inner._kept_weights import KeptWeights
     from .._inner._unseen_changes import UnseenChanges
     from .._model._loads import Loads
-    from .._terms._schedule import Due, Schedule
-    from .._terms._windows import Windows
-    from ._membership import Membership
+    from .._terms._schedule import Due
     from ._outer_steps import OuterSteps
-    from ._told_to_end import ToldToEnd
+    from ._process import ToldToEnd, TrainingProcess
 
 
+@dataclass(eq=False)
 class InnerLoop:
     """Follows the inner optimizers of one replica. Not thread-safe.
 
     Args:
         optimizers: The inner optimizers.
         outer_steps: Carries out the syncs.
-        schedule: Says when a sync is due.
-        membership: Checks whether the optimizers' state can be saved.
         unseen: Detects parameters that are trained without a step of these optimizers; it is told about every step seen.
         kept: Detects optimizers that write weights of their own back after a sync.
         loads: Detects values that were loaded into the model since the last step.
-        rank: The rank of this replica.
-        check_process: Raises an error if a process other than the one that trains takes a step.
+        process: Refuses steps of another process than the one that trains.
         told_to_end: Knows whether this replica is to end with the step under way.
 
     Attributes:
         entered: Whether the loop's block has been entered: steps are counted from then on.
     """
 
-    def __init__(
-        self,
-        optimizers: Sequence[torch.optim.Optimizer],
-        outer_steps: OuterSteps,
-        schedule: Schedule | Windows,
-        membership: Membership,
-        unseen: UnseenChanges,
-        kept: KeptWeights,
-        loads: Loads,
-        rank: int,
-        check_process: Callable[[], None],
-        told_to_end: ToldToEnd,
-    ) -> None:
-        self.entered = False
-        self._outer_steps = outer_steps
-        self._count = outer_steps.count
-        self._schedule = schedule
-        self._membership = membership
-        self._unseen = unseen
-        self._kept = kept
-        self._loads = loads
-        self._rank = rank
-        self._check_process = check_process
-        self._told_to_end = told_to_end
+    optimizers: InitVar[Sequence[torch.optim.Optimizer]]
+    outer_steps: OuterSteps
+    unseen: UnseenChanges
+    kept: KeptWeights
+    loads: Loads
+    process: TrainingProcess
+    told_to_end: ToldToEnd
+    entered: bool = field(default=False, init=False)
+
+    def __post_init__(self, optimizers: Sequence[torch.optim.Optimizer]) -> None:
+        self._count = self.outer_steps.count
         self._step = StepCounter(len(optimizers))
         self._steps_outside = [0] * len(optimizers)
-        self._all_optimizers = frozenset(range(len(optimizers)))
         # The optimizers that have not stepped since the last sync, by number.
-        self._idle = set(self._all_optimizers)
+        self._idle = set(range(len(optimizers)))
         self._told_of_idle = False
         self._tried_own_state = False
         self._optimizers = InnerSteps(optimizers, self._before, self._after)
@@ -105,83 +88,83 @@ class InnerLoop:
 
     def _before(self, optimizer: int) -> None:
         if self.entered:
-            self._check_process()
-            self._unseen.steps()
-            self._loads.check()
-        self._outer_steps.check_not_parted()
+            self.process.check()
+            self.unseen.steps()
+            self.loads.check()
+        self.outer_steps.check_not_parted()
         steps = self._optimizers
         if self.entered and self._step.before(
             optimizer, steps.has_used_gradient, steps.has_replaced_gradient
         ):
             self._count.count()
-            if self._told_to_end.asked:
+            if self.told_to_end.asked:
                 self._end()
 
     def _after(self, optimizer: int) -> None:
         if not self.entered:
             self._steps_outside[optimizer] += 1
-            if self._steps_outside[optimizer] >= self._schedule.steps:
+            if self._steps_outside[optimizer] >= self.outer_steps.schedule.steps:
                 raise SyncError(
                     f"{self._steps_outside[optimizer]} inner steps were taken since this outer loop was made, but its block was "
                     "never entered, so nothing is synced. Train inside the block (with DiLoCo(...) as outer: ...)."
                 )
             return
-        self._unseen.seen()
-        self._kept.check(optimizer)
+        self.unseen.seen()
+        self.kept.check(optimizer)
         self._idle.discard(optimizer)
         if self._step.after(optimizer, self._optimizers.has_new_gradient):
             self._count.count()
             if not self._tried_own_state:
                 # A second time: optimizers create their state in their first step.
-                self._membership.try_own_state()
+                self.outer_steps.membership.try_own_state()
                 self._tried_own_state = True
         # Do not sync in the middle of an inner step: that would drop the gradients of the optimizers that have not stepped
         # yet. But an optimizer may never step again, so wait for one period only.
         half_taken = bool(self._step.stepped)
-        due = self._outer_steps.due(half_taken=half_taken)
+        due = self.outer_steps.due(half_taken=half_taken)
         # The sync holds what was learned in the step under way, so it has to count it: a later life begins after it.
         if (due.send or due.adopt) and self._step.count_early():
             self._count.count()
-        if self._told_to_end.asked and (due.adopt or not half_taken):
+        if self.told_to_end.asked and (due.adopt or not half_taken):
             self._end()
         if due.send or due.adopt:
-            with self._told_to_end.between_steps():
+            with self.told_to_end.between_steps():
                 self._exchange(due)
-        elif self._outer_steps.under_way:
-            self._outer_steps.check_under_way()
-        elif not half_taken and self._outer_steps.may_look():
-            with self._told_to_end.between_steps():
-                self._outer_steps.look()
-        self._loads.stepped()
+        elif self.outer_steps.under_way:
+            self.outer_steps.check_under_way()
+        elif not half_taken and self.outer_steps.may_look():
+            with self.told_to_end.between_steps():
+                self.outer_steps.look()
+        self.loads.stepped()
 
     def _exchange(self, due: Due) -> None:
         """Send the fragment whose turn it is, or adopt a sync, or both."""
         try:
             if due.adopt:
                 self._tell_of_idle()
-                self._outer_steps.sync()
+                self.outer_steps.sync()
             else:
-                self._outer_steps.send()
+                self.outer_steps.send()
         except UnequalSyncsError as error:
-            self._outer_steps.part(error)
+            self.outer_steps.part(error)
 
     def _end(self) -> None:
         """Save what can be saved, and leave as a process that SIGTERM has ended: the block tells the others."""
-        notices.told_to_end(self._rank, self._count.inner_steps)
+        rank = self.outer_steps.membership.exchange.rank
+        notices.log.warning(notices.TOLD_TO_END, rank, self._count.inner_steps)
         try:
-            if self._outer_steps.give_up(adopt=True):
-                self._membership.save_last(self._count.inner_steps)
+            if self.outer_steps.give_up(adopt=True):
+                self.outer_steps.membership.save_last(self._count.inner_steps)
         except CoreError as error:
-            notices.not_saved_at_the_end(self._rank, error)
+            notices.log.warning(notices.NOT_SAVED_AT_THE_END, rank, error)
         raise SystemExit(EXIT_CODE)
 
     def _tell_of_idle(self) -> None:
         """Log once that a sync came late because it waited for an inner optimizer that has not stepped at all."""
         if self._idle and not self._told_of_idle:
             self._told_of_idle = True
-            idle = [self._optimizers.describe(number) for number in sorted(self._idle)]
-            came_after = self._schedule.came_after(
-                self._count.since_event, self._outer_steps.waited
-            )
-            notices.sync_came_late(self._rank, self._schedule.length, came_after, idle)
-        self._idle = set(self._all_optimizers)
+            idle = " and ".join(map(self._optimizers.describe, sorted(self._idle)))
+            schedule, rank = self.outer_steps.schedule, self.outer_steps.membership.exchange.rank
+            after = schedule.came_after(self._count.since_event, self.outer_steps.waited)
+            notices.log.warning(notices.SYNC_CAME_LATE, rank, schedule.length, after, idle)
+        self._idle = set(range(len(self._steps_outside)))

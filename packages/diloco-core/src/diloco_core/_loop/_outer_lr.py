@@ -92,13 +92,15 @@ class OuterLr:
                 # An earlier wish of this replica was heard. The later one travels with the next contribution.
                 self._number = 0
                 return
-            notices.other_lr(self._rank, self._wish, rate)
+            wish, taken = _text(self._wish), _text(rate.values)
+            notices.log.warning(notices.OTHER_LR, self._rank, wish, taken, rate.rank)
         self._asked, self._number = {}, 0
 
     def end(self) -> None:
         """Say that a rate was asked for, and no sync came that could have taken it."""
         if self._asked:
-            notices.unused_lr(self._rank, self._asked)
+            wish = next(iter(self._asked.values()))
+            notices.log.warning(notices.UNUSED_LR, self._rank, wish)
 
     def _of(self, sync: int) -> tuple[float, ...]:
         # An optimizer without a learning rate has no values.
@@ -106,6 +108,11 @@ class OuterLr:
             value if schedule is None else lr_of_sync(schedule, sync)
             for value, schedule in zip(self._values, self._schedules, strict=False)
         )
+
+
+def _text(values: Sequence[float]) -> str:
+    """Learning rates as text: one number if all outer parameter groups have the same."""
+    return ", ".join(f"{value:g}" for value in (values[:1] if len(set(values)) == 1 else values))
 
 
 def check_changeable(exchange: object) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import torch
@@ -21,12 +22,11 @@ if TYPE_CHECKING:
     from ._open_steps import OpenSteps
     from ._own_buffers import OwnBuffers
 
-_log = logging.getLogger("diloco_core")
-
 # What is often in stateful, and does not know which batches were learned.
 _NO_DATA = (torch.optim.lr_scheduler.LRScheduler, torch.amp.GradScaler)
 
 
+@dataclass(eq=False)
 class OwnState:
     """Saves and restores inner optimizers, random generators, and further objects that the user names. Not thread-safe.
 
@@ -38,9 +38,10 @@ class OwnState:
         names: The names of the model's parameters, by the ``id`` of the parameter.
         buffers: The model's buffers, if they belong to this replica alone.
         open_steps: In fixed runs: what the replica has learned in fragments since their last sync.
-        residuals: With error feedback: what codecs have lost of its contributions.
+        feedback: Whether there is error feedback, so that what codecs have lost of its contributions is saved, too.
 
     Attributes:
+        advice: What to set so that less is lost between two saves, as the end of a message; empty if it is set.
         residuals: The residuals of error feedback; they are of no fragment if there is no error feedback.
         restored: Whether a saved state was restored.
         restored_steps: How many inner steps the rank had taken when it was saved; 0 if none was restored.
@@ -53,47 +54,32 @@ class OwnState:
         ConfigurationError: Something cannot be saved.
     """
 
-    def __init__(
-        self,
-        exchange: ResumableExchange,
-        optimizers: Sequence[torch.optim.Optimizer],
-        stateful: Mapping[str, Stateful],
-        every: int,
-        names: Mapping[int, str],
-        buffers: OwnBuffers | None = None,
-        open_steps: OpenSteps | None = None,
-        residuals: Residuals | None = None,
-    ) -> None:
-        self._exchange = exchange
-        self._open_steps = open_steps
-        self._buffers = buffers
-        self.restored = False
-        self.restored_steps = 0
-        self.behind = 0
-        self.overtaken = False
-        self._knows_data = any(not isinstance(holder, _NO_DATA) for holder in stateful.values())
-        self._untold = 0
-        self.residuals = residuals or Residuals()
-        self.residuals.advice = "" if every == 1 else " save_inner_every=1 avoids this."
-        own = {"buffers": buffers, "open_steps": open_steps, "residuals": residuals}
-        given = {name: holder for name, holder in own.items() if holder is not None}
-        self._optimizers = optimizers
-        self._inner = InnerState(optimizers, stateful, names, given)
-        self._every = every
-        self._may_change_unseen = bool(stateful)
-        self._saved_at = self._saved_steps = self._began_at = 0
-        self._over = False
-        self._has_saved = False
+    exchange: ResumableExchange
+    optimizers: Sequence[torch.optim.Optimizer]
+    stateful: Mapping[str, Stateful]
+    every: int
+    names: Mapping[int, str]
+    buffers: OwnBuffers | None
+    open_steps: OpenSteps | None
+    feedback: bool
 
-    @property
-    def advice(self) -> str:
-        """What to set so that less is lost between two saves, as the end of a message; empty if it is set."""
-        return self.residuals.advice
+    def __post_init__(self) -> None:
+        self.restored = self.overtaken = False
+        self.restored_steps = self.behind = 0
+        self.advice = "" if self.every == 1 else " save_inner_every=1 avoids this."
+        self.residuals = Residuals(self.advice)
+        residuals = self.residuals if self.feedback else None
+        own = {"buffers": self.buffers, "open_steps": self.open_steps, "residuals": residuals}
+        given = {name: holder for name, holder in own.items() if holder is not None}
+        self._inner = InnerState(self.optimizers, self.stateful, self.names, given)
+        self._untold = 0
+        self._saved_at = self._saved_steps = self._began_at = 0
+        self._over = self._has_saved = False
 
     @property
     def saves(self) -> bool:
         """Whether anything is saved from now on."""
-        return bool(self._every) and not self.overtaken
+        return bool(self.every) and not self.overtaken
 
     def batches_to_skip(self) -> int:
         """What a data loader has to skip if its position was restored. Warns once if nothing was restored that could be a loader.
@@ -102,7 +88,9 @@ class OwnState:
         """
         untold, self._untold = self._untold, 0
         if untold:
-            notices.loader_not_restored(self._exchange.rank, self.behind, untold)
+            notices.log.warning(
+                notices.LOADER_NOT_RESTORED, self.exchange.rank, self.behind, untold
+            )
         return self.behind
 
     def try_out(self) -> None:
@@ -111,113 +99,87 @@ class OwnState:
         Raises:
             ConfigurationError: It names what cannot be saved.
         """
-        if self._every:
+        if self.every:
             self._inner.try_out()
-            if self._buffers is not None:
-                self._buffers.try_out()
+            if self.buffers is not None:
+                self.buffers.try_out()
 
     def restore(self, inner_steps: int) -> None:
         """Restore the newest state that an earlier life of the rank has saved and that the run has not given up."""
-        exchange = self._exchange
+        exchange, rank, log = self.exchange, self.exchange.rank, notices.log
         self.behind = inner_steps
         self._saved_at = exchange.position.sync
         self._saved_steps = self._began_at = inner_steps
         passed_over = False
-        for saved in exchange.saved_inner() if self._every else ():
+        for saved in exchange.saved_inner() if self.every else ():
             try:
                 if exchange.given_up(saved):
-                    _log.warning(
-                        "rank %d: the inner state in %s is not restored: it was saved after sync %d, which the run has since "
-                        "given up",
-                        exchange.rank,
-                        saved.origin,
-                        saved.sync,
-                    )
+                    log.warning(notices.INNER_STATE_GIVEN_UP, rank, saved.origin, saved.sync)
                     passed_over = True
                     continue
                 steps = self._inner.restore(saved.data, saved.identity, saved.origin)
             except CorruptedObjectError as error:
-                _log.error("rank %d: %s", exchange.rank, error)
+                notices.log.error("rank %d: %s", rank, error)
                 passed_over = True
                 continue
             self.restored = True
             self.restored_steps = steps
             self.behind = max(0, inner_steps - steps)
             self._has_saved = not self.behind
-            self._untold = 0 if self._knows_data else steps
-            if self._open_steps is not None and saved.sync == exchange.position.sync:
-                self._open_steps.apply(steps)
+            knows_data = any(not isinstance(each, _NO_DATA) for each in self.stateful.values())
+            self._untold = 0 if knows_data else steps
+            if self.open_steps is not None and saved.sync == exchange.position.sync:
+                self.open_steps.apply(steps)
                 self._saved_steps = self._began_at = steps
             if self._inner.overwritten:
-                _log.log(
-                    logging.INFO if self._inner.scheduled else logging.WARNING,
-                    "rank %d: the inner optimizers continue with the settings that were saved, not with those that they were now "
-                    "created with: %s. To change a setting of a run in progress, set it in optimizer.param_groups inside the "
-                    "block.",
-                    exchange.rank,
-                    "; ".join(self._inner.overwritten),
-                )
+                level = logging.INFO if self._inner.scheduled else logging.WARNING
+                log.log(level, notices.SAVED_SETTINGS, rank, "; ".join(self._inner.overwritten))
             if passed_over:
-                _log.warning(
-                    "rank %d: restored the inner state that was saved after sync %d instead. Skip %d batches (batches_to_skip).",
-                    exchange.rank,
-                    saved.sync,
-                    self.behind,
-                )
+                log.warning(notices.OLDER_INNER_STATE, rank, saved.sync, self.behind)
             elif self.behind:
-                _log.log(
-                    logging.INFO if self._open_steps is None else logging.WARNING,
-                    "rank %d: the newest inner state of this rank was saved after sync %d, %d inner steps before the state that "
-                    "the run continues from. %s do not hold these steps; a data loader among them has to skip their batches "
-                    "(batches_to_skip).%s",
-                    exchange.rank,
-                    saved.sync,
-                    self.behind,
-                    self._contents(),
-                    self.advice,
-                )
+                level = logging.INFO if self.open_steps is None else logging.WARNING
+                given = (saved.sync, self.behind, self._contents(), self.advice)
+                log.log(level, notices.INNER_STATE_BEHIND, rank, *given)
             return
         if passed_over or self.behind:
             level = logging.WARNING
             why = "" if passed_over else ", because the store holds no inner state of this rank"
-            if not self._every:
+            if not self.every:
                 why = ", because nothing is saved or restored with save_inner_every=0"
                 # The user has asked for that, but may not know that it concerns a part of the model too.
-                level = logging.WARNING if self._buffers else logging.INFO
+                level = logging.WARNING if self.buffers else logging.INFO
             contents = self._contents()
-            if any(optimizer.state for optimizer in self._optimizers):
+            if any(optimizer.state for optimizer in self.optimizers):
                 contents = contents.replace(
                     "The optimizers, ", "The optimizers keep the state that they were given; "
                 )
-            notices.fresh_inner_state(exchange.rank, why, contents, self.behind, level)
+            log.log(level, notices.FRESH_INNER_STATE, rank, why, contents, self.behind)
 
     def _contents(self) -> str:
         """What is saved, as the beginning of a sentence."""
-        buffers = "the buffers (buffers='none'), " if self._buffers else ""
+        buffers = "the buffers (buffers='none'), " if self.buffers else ""
         return f"The optimizers, {buffers}the random generators and the objects in stateful"
 
-    def save(self, inner_steps: int, overlap: int = 0) -> None:
+    def save(self, inner_steps: int, overlap: int) -> None:
         """Save the state if a save is due, but not while some inner steps are not counted yet: they may never be.
 
         Args:
             inner_steps: How many inner steps this replica has taken.
             overlap: How many of them no sync will ever count; see :meth:`.Membership.save_own_state`.
         """
-        position = self._exchange.position
+        position = self.exchange.position
         counted = position.inner_steps >= inner_steps - overlap
-        due = position.sync - self._saved_at >= self._every or not self._has_saved
+        due = position.sync - self._saved_at >= self.every or not self._has_saved
         if due and counted:
             self._save(inner_steps)
 
     def save_residual(self, fragment: Fragment) -> None:
         """Save what a fragment's residual becomes if the contribution that is sent now counts, if a save is due after it."""
-        due = (
-            self._exchange.position.sync + 1 - self._saved_at >= self._every or not self._has_saved
-        )
-        wanted = due and self.saves
-        parts = self.residuals.parts(fragment) if wanted else None
+        sync = self.exchange.position.sync + 1
+        due = sync - self._saved_at >= self.every or not self._has_saved
+        parts = self.residuals.parts(fragment) if due and self.saves else None
         if parts is not None:
-            self._exchange.save_residual(parts)
+            self.exchange.save_residual(parts)
 
     def save_last(self, inner_steps: int) -> None:
         """Save the state if it may have changed since the last save, and nothing later. Repeatable.
@@ -225,12 +187,12 @@ class OwnState:
         In an elastic run steps that are not counted are lost, and nothing is saved that holds them. In a fixed run they are
         saved with the values that they led to, so that a resumed run goes on with them.
         """
-        position = self._exchange.position
+        position = self.exchange.position
         changed = (position.sync, inner_steps) != (self._saved_at, self._saved_steps)
         # The last save was made inside step(): a scheduler, say, may have been stepped since.
-        changed |= self._may_change_unseen and inner_steps != self._began_at
+        changed |= bool(self.stateful) and inner_steps != self._began_at
         counted = position.inner_steps >= inner_steps
-        if changed and (counted or self._open_steps is not None) and not self._over:
+        if changed and (counted or self.open_steps is not None) and not self._over:
             self._save(inner_steps)
         self._over = True
 
@@ -242,8 +204,8 @@ class OwnState:
     def _save(self, inner_steps: int) -> None:
         if not self.saves:
             return
-        position = self._exchange.position
-        self._exchange.save_inner(
+        position = self.exchange.position
+        self.exchange.save_inner(
             lambda identity: self._inner.parts(inner_steps, identity, position.rollback)
         )
         self._saved_at, self._saved_steps = position.sync, inner_steps

@@ -1,10 +1,21 @@
-"""The process that trains: a process that is forked from it is not a replica."""
+"""The process that trains: a process that is forked from it is not a replica, and SIGTERM tells it to end."""
 
 from __future__ import annotations
 
 import os
+import signal
+import threading
+from contextlib import contextmanager
+from typing import TYPE_CHECKING
 
 from .._errors import SyncError
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from types import FrameType
+
+# What a shell says of a process that SIGTERM has ended. Code 0 would count as done work, and nothing would replace the replica.
+EXIT_CODE = 128 + signal.SIGTERM
 
 
 class TrainingProcess:
@@ -33,3 +44,51 @@ class TrainingProcess:
                 "it must neither step the inner optimizer nor use the outer loop. Start processes that train with the start "
                 "method 'spawn', and give each its own rank."
             )
+
+
+class ToldToEnd:
+    """Puts SIGTERM off to the end of an inner step, so that what was learned can be saved.
+
+    The platform takes the machine away, or somebody cancels the run. Only in the main thread, and only where nobody else
+    handles the signal. Between the steps (in a sync, or while the replicas meet or leave) nothing is to be saved, and others
+    may be waited for: there the signal ends the block at once, and so does a second one anywhere.
+
+    Attributes:
+        asked: Whether the signal has come.
+        training: Whether an inner step may be under way.
+    """
+
+    def __init__(self) -> None:
+        self.asked = False
+        self.training = False
+        self._process = 0
+
+    def watch(self) -> None:
+        """Handle the signal from now on, if it is ours to handle."""
+        main = threading.current_thread() is threading.main_thread()
+        if main and signal.getsignal(signal.SIGTERM) == signal.SIG_DFL:
+            self._process = os.getpid()
+            signal.signal(signal.SIGTERM, self._heard)
+
+    def stop(self) -> None:
+        """Leave the signal to others again."""
+        main = threading.current_thread() is threading.main_thread()
+        if main and signal.getsignal(signal.SIGTERM) == self._heard:
+            signal.signal(signal.SIGTERM, signal.SIG_DFL)
+
+    @contextmanager
+    def between_steps(self) -> Iterator[None]:
+        """While this lasts, no inner step is under way."""
+        self.training = False
+        yield
+        self.training = True
+
+    def _heard(self, number: int, frame: FrameType | None) -> None:  # noqa: ARG002 - what a handler is given
+        if os.getpid() != self._process:
+            # A child that was forked, such as a worker of a data loader, has this handler too, and must end as it always did.
+            signal.signal(signal.SIGTERM, signal.SIG_DFL)
+            os.kill(os.getpid(), signal.SIGTERM)
+            return
+        again, self.asked = self.asked, True
+        if again or not self.training:
+            raise SystemExit(EXIT_CODE)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 from typing import TYPE_CHECKING, Any
 
 from .._errors import CorruptedObjectError, FormatError
@@ -17,10 +16,8 @@ if TYPE_CHECKING:
 
     from .._inner._file import SavedInner
     from .._outer._fragment import Fragment
+    from .._outer._residual import Residual
     from .._store._api import Buffer
-
-
-_log = logging.getLogger("diloco_core")
 
 
 class Residuals:
@@ -29,32 +26,30 @@ class Residuals:
     A restored residual holds only at the position at which it was saved, which :meth:`check` finds out. So nothing is sent
     twice, and what is lost is said.
 
-    Attributes:
+    Args:
         advice: What to set so that less is lost, as the end of a message.
     """
 
-    def __init__(self) -> None:
-        self.advice = ""
-        self._fragments: Sequence[Fragment] = ()
+    def __init__(self, advice: str = "") -> None:
+        self._advice = advice
+        self._pairs: Sequence[tuple[Fragment, Residual]] = ()
 
     def watch(self, fragments: Sequence[Fragment]) -> None:
         """Save and restore the residuals of these fragments from now on."""
-        self._fragments = [fragment for fragment in fragments if fragment.residual is not None]
+        self._pairs = [(each, each.residual) for each in fragments if each.residual is not None]
 
     def state_dict(self) -> dict[str, Any]:
         """For every fragment, by name, its residual and the position at which it holds."""
         return {
-            fragment.name: {"tag": fragment.residual.tag, "values": list(fragment.residual.values)}
-            for fragment in self._fragments
-            if fragment.residual is not None
+            fragment.name: {"tag": residual.tag, "values": list(residual.values)}
+            for fragment, residual in self._pairs
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Continue with saved residuals, as far as they hold."""
-        for fragment in self._fragments:
-            if fragment.residual is not None:
-                saved = state[fragment.name]
-                fragment.residual.load(saved["values"], int(saved["tag"]))
+        for fragment, residual in self._pairs:
+            saved = state[fragment.name]
+            residual.load(saved["values"], int(saved["tag"]))
 
     @staticmethod
     def parts(fragment: Fragment) -> Callable[[str], Iterable[Buffer]] | None:
@@ -92,25 +87,22 @@ class Residuals:
             positions: As in :meth:`check`.
         """
         wanted = {
-            fragment.name: position
-            for fragment, position in zip(self._fragments, positions, strict=bool(self._fragments))
-            if fragment.residual is not None and fragment.residual.tag != position
+            fragment.name: (residual, position)
+            for (fragment, residual), position in self._at(positions)
+            if residual.tag != position
         }
         for each in saved if wanted else ():
             try:
                 tree, tensors = verified(each.data, each.identity, each.origin)
                 values = unpack(tree["residual"], tensors)["values"]
             except (CorruptedObjectError, FormatError, KeyError, TypeError, ValueError) as error:
-                _log.error("rank %d: %s", rank, error)
+                notices.log.error("rank %d: %s", rank, error)
                 continue
-            for fragment in self._fragments:
-                right = (fragment.name, tree["inner_steps"]) == (
-                    tree.get("fragment"),
-                    wanted.get(fragment.name),
-                )
-                if right and fragment.residual is not None and fragment.residual.fits(values):
-                    fragment.residual.load(values, int(tree["inner_steps"]))
-                    del wanted[fragment.name]
+            name = str(tree.get("fragment"))
+            residual, position = wanted.get(name, (None, 0))
+            if residual is not None and tree["inner_steps"] == position and residual.fits(values):
+                residual.load(values, position)
+                del wanted[name]
 
     def check(self, rank: int, positions: Sequence[int], sync: int) -> None:
         """Set residuals to zero that do not hold where this replica begins, and log which ones.
@@ -120,6 +112,10 @@ class Residuals:
             positions: For every fragment, how many inner steps of this rank are counted in it.
             sync: The number of the newest sync.
         """
-        for fragment, position in zip(self._fragments, positions, strict=bool(self._fragments)):
-            if fragment.residual is not None and fragment.residual.move(position):
-                notices.residual_lost(rank, fragment.name, sync, self.advice)
+        for (fragment, residual), position in self._at(positions):
+            if residual.move(position):
+                lost = (fragment.name, sync, self._advice)
+                notices.log.warning(notices.RESIDUAL_LOST, rank, *lost)
+
+    def _at(self, positions: Sequence[int]) -> Iterable[tuple[tuple[Fragment, Residual], int]]:
+        return zip(self._pairs, positions, strict=bool(self._pairs))

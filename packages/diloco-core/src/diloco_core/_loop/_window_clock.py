@@ -7,8 +7,6 @@ from typing import TYPE_CHECKING
 from . import _notices as notices
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
     from .._terms._schedule import Due
     from .._terms._windows import Windows
     from ._membership import Membership
@@ -20,17 +18,12 @@ class WindowClock:
     Args:
         windows: They say when a fragment is sent and adopted.
         membership: Says when the window began, and whether the others wait for this replica's contribution.
-        rank: The number of this replica.
-        clock: A clock in seconds.
     """
 
-    def __init__(
-        self, windows: Windows, membership: Membership, rank: int, clock: Callable[[], float]
-    ) -> None:
+    def __init__(self, windows: Windows, membership: Membership) -> None:
         self._windows = windows
         self._membership = membership
-        self._rank = rank
-        self._clock = clock
+        self._clock = membership.support.clock
         self._began = self._looked = 0.0
         self._is_expected = True
         self._slow_windows = 0
@@ -59,7 +52,9 @@ class WindowClock:
             self._slow_windows += 1
             # Not the first time: the first step of a program may take long, because something is compiled.
             if self._slow_windows == 2:
-                notices.slow_for_its_window(self._rank, self.elapsed, self._windows.length)
+                took = (self.elapsed, self._windows.length)
+                rank = self._membership.exchange.rank
+                notices.log.warning(notices.SLOW_FOR_ITS_WINDOW, rank, *took)
         return due
 
     def may_look(self) -> bool:
