@@ -10,7 +10,7 @@ from diloco_core._exchange._base import Schema
 from diloco_core._model._partition import NamedTensor
 from diloco_core._outer._fragment import Fragment
 from diloco_core._outer._optimizer import OuterOptimizer, outer_factory
-from diloco_core._terms._terms import Terms
+from diloco_core._terms._terms import OuterGroup, Terms
 
 START = torch.arange(12.0)
 LEARNED = [torch.full((12,), 3.0), torch.arange(12.0) / 4]
@@ -47,7 +47,7 @@ class Replica:
         self.exchange = exchange
         self.parameter = torch.nn.Parameter(START.clone())
         tensors = [NamedTensor("weight", self.parameter, Rule.OUTER)]
-        outer = OuterOptimizer(outer_factory(None, 0.5, 0.0, False))
+        outer = OuterOptimizer([OuterGroup(outer_factory(None, 0.5, 0.0, False))])
         self.job = Fragment("0", tensors, outer, exchange.shards(48), Terms(codec=codec))
         self.job.take_snapshot()
         tables = [self.job.table()]

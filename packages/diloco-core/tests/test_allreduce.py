@@ -18,6 +18,7 @@ from diloco_core._allreduce import Mean
 from diloco_core._arithmetic._layout import Rule
 from diloco_core._exchange._base import Schema
 from diloco_core._model._partition import NamedTensor
+from diloco_core._outer._optimizer import OuterOptimizer
 from diloco_core._store._open import open_store
 from diloco_core.testing import run_replicas
 
@@ -106,7 +107,7 @@ def test_integers_come_from_rank_0(world, numel, rule):
             NamedTensor("counter", counter, Rule.FIRST),
             NamedTensor("x", torch.ones(3) * exchange.rank, rule),
         ]
-        super(Mean, job).__init__("mixed", named, None, exchange.world_size)
+        super(Mean, job).__init__("mixed", named, OuterOptimizer(()), exchange.world_size)
         job.begin()
         exchange.sync(job)
         job.finish()

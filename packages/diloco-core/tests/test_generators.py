@@ -6,6 +6,7 @@ from diloco_core._generators import undisturbed
 from diloco_core._inner._random import random_state, set_random_state
 from diloco_core._outer._optimizer import OuterOptimizer, outer_factory
 from diloco_core._outer._trial import try_out
+from diloco_core._terms._terms import OuterGroup
 
 
 def test_what_is_drawn_inside_changes_nothing():
@@ -37,7 +38,7 @@ def test_whoever_reads_or_sets_the_state_takes_turns(monkeypatch):
     for use in (
         random_state,
         lambda: set_random_state(state),
-        lambda: OuterOptimizer(factory).tensors_kept(),
+        lambda: OuterOptimizer([OuterGroup(factory)]).tensors_kept(),
         lambda: try_out(factory),
     ):
         turns = Counted()

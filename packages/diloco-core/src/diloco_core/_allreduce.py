@@ -14,6 +14,7 @@ from ._errors import ConfigurationError
 from ._exchange._base import Schema
 from ._model._partition import NamedTensor
 from ._outer._fragment import Fragment
+from ._outer._optimizer import OuterOptimizer
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -47,7 +48,7 @@ class Mean(Fragment):
         named = [
             NamedTensor(str(number), tensor, Rule.MEAN) for number, tensor in enumerate(tensors)
         ]
-        super().__init__("mean", named, None, shards)
+        super().__init__("mean", named, OuterOptimizer(()), shards)
         self.kind = "mean"
         self.contribution = Contribution(supersedes=tuple(supersedes))
         for number, segments in enumerate(self._segments.placed):

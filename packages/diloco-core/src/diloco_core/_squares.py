@@ -1,4 +1,6 @@
-"""The sum of squares of a chunk: it bounds every value, and shows NaN and infinity."""
+"""Looking for NaN and infinity: in the sum of squares of a chunk, which also bounds every value, or in its sum."""
+
+import math
 
 import torch
 
@@ -11,3 +13,12 @@ def sum_of_squares(values: torch.Tensor) -> float:
     """
     norm: float = torch.linalg.vector_norm(values).item()
     return norm * norm
+
+
+def not_finite(values: torch.Tensor) -> int | None:
+    """The index of an element that is NaN or infinite; None if there is none."""
+    # Such an element always shows in the sum. A sum of finite values can overflow, though.
+    if math.isfinite(values.sum().item()):
+        return None
+    wrong = values.isfinite().logical_not()
+    return int(wrong.nonzero()[0].item()) if bool(wrong.any()) else None

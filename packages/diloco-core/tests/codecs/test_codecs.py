@@ -20,7 +20,7 @@ from diloco_core._exchange._base import Schema
 from diloco_core._model._partition import NamedTensor
 from diloco_core._outer._fragment import Fragment
 from diloco_core._outer._optimizer import OuterOptimizer, outer_factory
-from diloco_core._terms._terms import Terms
+from diloco_core._terms._terms import OuterGroup, Terms
 
 CODECS = [*NAMED.values(), Halved()]
 OTHERS = [codec for codec in CODECS if codec is not PLAIN]
@@ -53,7 +53,7 @@ class Replica:
             NamedTensor("weight", self.parameter, Rule.OUTER),
             NamedTensor("running", self.buffer, Rule.MEAN),
         ]
-        outer = OuterOptimizer(outer_factory(None, 0.5, 0.0, False))
+        outer = OuterOptimizer([OuterGroup(outer_factory(None, 0.5, 0.0, False))])
         shards = exchange.shards(4 * (SIZE + BUFFER))
         self.job = Fragment("0", tensors, outer, shards, Terms(codec=codec))
         self.job.take_snapshot()

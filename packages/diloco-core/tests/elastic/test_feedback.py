@@ -84,7 +84,7 @@ def updated_on_a_dropped_contribution(monkeypatch):
 
     def mutant(self, fate, position):
         if fate == "dropped" and self._offered:
-            self._values, self._offered = self._offered, []
+            self.values, self._offered = self._offered, []
         return settle(self, fate, position)
 
     monkeypatch.setattr(Residual, "settle", mutant)
@@ -95,7 +95,7 @@ def updated_on_a_carried_contribution(monkeypatch):
 
     def mutant(self, fate, position):
         if fate == "carried" and self._offered:
-            self._values, self._offered = self._offered, []
+            self.values, self._offered = self._offered, []
         return settle(self, fate, position)
 
     monkeypatch.setattr(Residual, "settle", mutant)
@@ -117,9 +117,9 @@ def what_is_kept_is_never_sent(monkeypatch):
     offer = Residual.offer
 
     def mutant(self, learned, stop):
-        kept, self._values = self._values, []
+        kept, self.values = self.values, []
         offer(self, learned, stop)
-        self._values = kept
+        self.values = kept
 
     monkeypatch.setattr(Residual, "offer", mutant)
 

@@ -16,6 +16,7 @@ from diloco_core import (
 from diloco_core._arithmetic._sharded import may_carry
 from diloco_core._model._partition import Buffers, split
 from diloco_core._outer._fragment import Fragment
+from diloco_core._outer._optimizer import OuterOptimizer
 from diloco_core._wire._delta import DeltaFormat
 from diloco_core.testing import Fault, Schedule, simulate
 
@@ -257,7 +258,12 @@ class TestUnchanged:
                 assert copies[3] == copies[4]
 
     def test_what_takes_an_outer_step_is_always_there(self):
-        fragment = Fragment("0", split(nn.BatchNorm1d(3), 1, Buffers.MEAN)[0], None, 1)
+        fragment = Fragment(
+            "0",
+            split(nn.BatchNorm1d(3), 1, Buffers.MEAN)[0],
+            OuterOptimizer(()),
+            1,
+        )
         assert [str(group.rule) for group in fragment.layout.groups] == ["first", "mean", "outer"]
         assert [groups for groups in range(20) if may_carry(fragment.layout, groups)] == [
             4,

@@ -187,7 +187,7 @@ def momentum_reset_each_round(monkeypatch):
     step = OuterOptimizer.step
 
     def forgetful(self, piece, values, gradient):
-        self._optimizer.state.clear()
+        self._parts[0].optimizer.state.clear()
         step(self, piece, values, gradient)
 
     monkeypatch.setattr(OuterOptimizer, "step", forgetful)

@@ -34,7 +34,7 @@ class TestOneLoopForEveryTensor:
                     again()
             with pytest.raises(ConfigurationError, match=self.MESSAGE.format("weight")):
                 self.loop(model.head)
-            lab.push(model, outer._optimizers[0], 0, 0)
+            lab.push(model, outer._inner.steps.optimizers[0], 0, 0)
         assert outer.committed == 1
         with early:
             pass

@@ -123,8 +123,8 @@ def test_the_rate_of_one_group_is_not_changed_beside_a_function():
             outer.set_outer_lr(0.5, group=1)
         outer.set_outer_lr(0.5, group=0)
         outer.set_outer_lr(0.5)
-        push(model, outer._optimizers[0], 0, 0)
-        push(model, outer._optimizers[0], 0, 1)
+        push(model, outer._inner.steps.optimizers[0], 0, 0)
+        push(model, outer._inner.steps.optimizers[0], 0, 1)
 
 
 DIFFERENT = [
@@ -187,7 +187,7 @@ def _once(case, exchange):
 def test_settings_that_change_while_the_run_goes_on_are_refused():
     model = torch.nn.Linear(2, 3)
     outer = lone(model, outer_groups=[{"params": model.weight}, {"params": model.bias}])
-    outer._model.outer._parts[1]._optimizer.param_groups[0]["momentum"] = 0.1
+    outer._model.outer._parts[1].optimizer.param_groups[0]["momentum"] = 0.1
     message = r"outer_groups\[1\].momentum is 0.1 for fragment 0"
     with pytest.raises(ConfigurationError, match=message):
         outer.__enter__()

@@ -7,6 +7,7 @@ from torch import nn
 from diloco_core import DiLoCo, StoreExchange, in_process
 from diloco_core._model._partition import Buffers, split
 from diloco_core._outer._fragment import Fragment
+from diloco_core._outer._optimizer import OuterOptimizer
 from diloco_core._store._open import open_store
 
 AVERAGING = {"outer_lr": 1.0, "outer_momentum": 0.0}
@@ -282,6 +283,6 @@ class TestFragments:
 
 def test_beginning_comes_first():
     (part,) = split(nn.Linear(2, 2), 1, Buffers.MEAN)
-    fragment = Fragment("0", part, None, 1)
+    fragment = Fragment("0", part, OuterOptimizer(()), 1)
     with pytest.raises(RuntimeError, match="begin"):
         fragment.adopt(next(fragment.layout.chunks(0, 8)), torch.ones(2))

@@ -9,12 +9,12 @@ from diloco_core._model._partition import Buffers, split
 from diloco_core._outer._delayed import DelayedFragment
 from diloco_core._outer._optimizer import OuterOptimizer, outer_factory
 from diloco_core._terms._schedule import Schedule
-from diloco_core._terms._terms import Terms
+from diloco_core._terms._terms import OuterGroup, Terms
 
 
 def fragment_of(model, alpha=0.5):
     (tensors,) = split(model, 1, Buffers.MEAN)
-    outer = OuterOptimizer(outer_factory(None, None, None, None))
+    outer = OuterOptimizer([OuterGroup(outer_factory(None, None, None, None))])
     terms = Terms(schedule=Schedule(1, 1, alpha=alpha))
     fragment = DelayedFragment("0", tensors, outer, 1, terms)
     fragment.take_snapshot()

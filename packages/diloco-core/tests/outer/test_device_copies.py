@@ -13,7 +13,7 @@ from diloco_core._outer._delayed import DelayedFragment
 from diloco_core._outer._device_copies import VALUES, DeviceCopies
 from diloco_core._outer._optimizer import OuterOptimizer, outer_factory
 from diloco_core._terms._schedule import Schedule
-from diloco_core._terms._terms import Terms
+from diloco_core._terms._terms import OuterGroup, Terms
 
 
 def model_of(dtype):
@@ -30,7 +30,7 @@ def model_of(dtype):
 
 def fragment_of(model, alpha, accelerator=None):
     (tensors,) = split(model, 1, Buffers.MEAN)
-    outer = OuterOptimizer(outer_factory(None, None, None, None))
+    outer = OuterOptimizer([OuterGroup(outer_factory(None, None, None, None))])
     terms = Terms(schedule=Schedule(1, 1, alpha=alpha))
     fragment = DelayedFragment("0", tensors, outer, 1, terms)
     if accelerator is not None:

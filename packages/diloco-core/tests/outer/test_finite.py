@@ -24,6 +24,7 @@ from diloco_core import (
 from diloco_core._arithmetic._layout import Piece, Rule
 from diloco_core._model._partition import NamedTensor
 from diloco_core._outer._fragment import Fragment
+from diloco_core._outer._optimizer import OuterOptimizer
 from diloco_core._store._open import open_store
 from diloco_core.testing import run_replicas
 
@@ -137,7 +138,7 @@ def test_the_edge_is_where_rounding_puts_it(dtype, sign, others):
     fragment = Fragment(
         "0",
         [NamedTensor("first", nn.Parameter(torch.ones(3, dtype=dtype)), Rule.OUTER), named],
-        None,
+        OuterOptimizer(()),
         1,
     )
     piece = Piece(0, 0, 12)

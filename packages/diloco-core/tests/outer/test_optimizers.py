@@ -8,6 +8,7 @@ from torch import nn
 
 from diloco_core import DiLoCo, in_process
 from diloco_core._outer._optimizer import OuterOptimizer
+from diloco_core._terms._terms import OuterGroup
 
 OPTIMIZERS = {
     "plain SGD": (torch.optim.SGD, {"lr": 0.7}),
@@ -172,7 +173,9 @@ def test_to_ask_how_many_tensors_it_keeps_draws_no_random_numbers():
             torch.rand(3)
             return super().step(closure)
 
-    outer = OuterOptimizer(lambda parameters: Drawing(parameters, lr=0.7, momentum=0.9))
+    outer = OuterOptimizer(
+        [OuterGroup(lambda parameters: Drawing(parameters, lr=0.7, momentum=0.9))]
+    )
     before = torch.get_rng_state()
     assert outer.tensors_kept() == 1
     assert torch.equal(torch.get_rng_state(), before)

@@ -13,6 +13,7 @@ from diloco_core._arithmetic._layout import Piece, Rule
 from diloco_core._arithmetic._sharded import Scratch, check_contribution
 from diloco_core._model._partition import NamedTensor
 from diloco_core._outer._fragment import Fragment
+from diloco_core._outer._optimizer import OuterOptimizer
 
 _LARGEST = {dtype: torch.finfo(dtype).max for dtype in (torch.float32, torch.float64)}
 _INTERESTING = [
@@ -26,7 +27,12 @@ _INTERESTING = [
 
 def _fragment(local, base, rule=Rule.OUTER):
     parameter = nn.Parameter(local)
-    fragment = Fragment("0", [NamedTensor("weight", parameter, rule)], None, 1)
+    fragment = Fragment(
+        "0",
+        [NamedTensor("weight", parameter, rule)],
+        OuterOptimizer(()),
+        1,
+    )
     fragment.begin()
     fragment.copy[0].copy_(base)
     return fragment

@@ -10,6 +10,7 @@ from diloco_core import ConfigurationError, DiLoCo, Elastic, StoreExchange, in_p
 from diloco_core._outer._optimizer import OuterOptimizer
 from diloco_core._outer._trial import try_out
 from diloco_core._store._open import open_store
+from diloco_core._terms._terms import OuterGroup
 
 
 class Changed(torch.optim.SGD):
@@ -272,6 +273,6 @@ def test_functions_in_the_settings_are_compared_by_name():
         made.param_groups[0]["hook"] = len
         return made
 
-    settings = OuterOptimizer(optimizer).settings
+    settings = OuterOptimizer([OuterGroup(optimizer)]).settings
     assert settings["outer_hook"] == "len"
     assert not re.search("0x[0-9a-f]{6}", str(settings))

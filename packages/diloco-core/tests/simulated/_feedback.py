@@ -136,7 +136,7 @@ class _Listener(logging.Handler):
         thread, rank, life = self._key
         if _LOST in str(record.msg) and threading.get_ident() == thread:
             assert isinstance(record.args, tuple)
-            told, fragment, _ = record.args
+            told, fragment, *_ = record.args
             if told == rank:
                 self._said.add((rank, life, int(str(fragment))))
 

@@ -17,6 +17,7 @@ from diloco_core._arithmetic._sharded import Scratch
 from diloco_core._codecs._named import CODECS
 from diloco_core._model._partition import NamedTensor
 from diloco_core._outer._fragment import Fragment
+from diloco_core._outer._optimizer import OuterOptimizer
 from diloco_core._terms._terms import Terms
 from diloco_core._wire._delta import ChangedError, DeltaFormat
 from diloco_core._wire._safetensors import header_size
@@ -42,7 +43,13 @@ def fragment(clip=True, codec="plain", shards=RANKS):
         NamedTensor("mean", torch.arange(50.0) / 4, Rule.MEAN),
         NamedTensor("weight", torch.nn.Parameter(torch.arange(110.0) / 2), Rule.OUTER),
     ]
-    made = Fragment("0", tensors, None, shards, Terms(clip=clip, codec=CODECS[codec]))
+    made = Fragment(
+        "0",
+        tensors,
+        OuterOptimizer(()),
+        shards,
+        Terms(clip=clip, codec=CODECS[codec]),
+    )
     made.take_snapshot()
     with torch.no_grad():
         for each in tensors:

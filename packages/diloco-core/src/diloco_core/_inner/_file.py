@@ -14,6 +14,7 @@ from safetensors.torch import load as load_tensors
 from .._errors import ConfigurationError, CorruptedObjectError, FormatError
 from .._wire._safetensors import LENGTH_BYTES, MOST_HEADER_BYTES, entry, header_bytes, parse_header
 from .._wire._sealed import FORMAT
+from .._wire._sections import view
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
@@ -76,7 +77,7 @@ def file_parts(
     checksum = xxhash.xxh3_64(beginning, seed=_seed(identity))
     yield beginning
     for tensor in tensors:
-        data = _bytes(tensor)
+        data = view(tensor.contiguous().cpu())
         checksum.update(data)
         yield data
     yield checksum.intdigest().to_bytes(_CHECKSUM_BYTES, "little")
@@ -160,8 +161,3 @@ def _description(data: bytes, identity: str, origin: str) -> dict[str, Any]:
             f"{origin} is not the inner state of a replica: {error}"
         ) from error
     return tree
-
-
-def _bytes(tensor: torch.Tensor) -> bytes:
-    flat = tensor.contiguous().cpu().reshape(-1)
-    return flat.view(torch.uint8).numpy().tobytes() if flat.numel() else b""

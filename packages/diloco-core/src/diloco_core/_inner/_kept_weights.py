@@ -19,6 +19,7 @@ _MOST_VALUES = 64
 _BROUGHT_BACK = 0.5
 
 
+@dataclass(eq=False)
 class KeptWeights:
     """Compares a few values of a few parameters at every sync, and after the next step. Not thread-safe.
 
@@ -35,18 +36,17 @@ class KeptWeights:
         names: The name of each parameter, by its ``id()``.
     """
 
-    def __init__(
-        self, optimizers: Sequence[torch.optim.Optimizer], names: Mapping[int, str]
-    ) -> None:
-        self._optimizers = optimizers
-        self._names = names
+    optimizers: Sequence[torch.optim.Optimizer]
+    names: Mapping[int, str]
+
+    def __post_init__(self) -> None:
         self._copies: list[_Copy] = []
 
     def before_sync(self) -> None:
         """Note which tensors of the optimizers' states are equal to the parameters now."""
         self._copies = [
             copy
-            for number, optimizer in enumerate(self._optimizers)
+            for number, optimizer in enumerate(self.optimizers)
             for parameter in _largest(optimizer)
             for copy in _copies(number, optimizer, parameter)
         ]
@@ -71,8 +71,8 @@ class KeptWeights:
         self._copies = [copy for copy in self._copies if copy.number != number]
         for copy in copies:
             if copy.was_written_back():
-                optimizer = type(self._optimizers[number]).__name__
-                name = self._names.get(id(copy.parameter), "?")
+                optimizer = type(self.optimizers[number]).__name__
+                name = self.names.get(id(copy.parameter), "?")
                 raise ModelChangedError(
                     f"inner optimizer {number} ({optimizer}) has undone the last sync: it keeps a copy of the weights "
                     f"({copy.name!r} in its state of parameter {name!r}) and has written that back over the values that all "

@@ -153,12 +153,11 @@ def _overwrites(optimizer: torch.optim.Optimizer, parameters: Sequence[torch.nn.
     """Whether a step leaves nothing of the values that parameters had before it."""
 
     def stepped(shift: float) -> torch.Tensor:
-        small = _Twins(parameters, sum(len(group["params"]) for group in optimizer.param_groups))
-        twin = small.of(optimizer)
+        small = _Twins(optimizer, parameters)
         for parameter in small.parameters:
             parameter.data.add_(shift)
             parameter.grad = torch.zeros_like(parameter)
-        twin.step()
+        small.optimizer.step()
         return torch.cat([parameter.detach().flatten() for parameter in small.parameters])
 
     with torch.enable_grad():
@@ -205,8 +204,8 @@ def _moved(
     gradient: float = 0.0,
 ) -> tuple[torch.Tensor, bool]:
     """Where a twin's parameters are after some steps, if they and what it keeps begin elsewhere; and whether that changes."""
-    small = _Twins(parameters, sum(len(group["params"]) for group in optimizer.param_groups))
-    twin = small.of(optimizer)
+    small = _Twins(optimizer, parameters)
+    twin = small.optimizer
     with torch.no_grad():
         for parameter in small.parameters:
             parameter.add_(shift)
@@ -229,12 +228,15 @@ class _Twins:
     Of a list with as many entries as the original has parameters, only the first are copied.
     """
 
-    def __init__(self, parameters: Sequence[torch.Tensor], of_all: int) -> None:
-        self._of_all = of_all
+    def __init__(
+        self, optimizer: torch.optim.Optimizer, parameters: Sequence[torch.Tensor]
+    ) -> None:
+        self._of_all = sum(len(group["params"]) for group in optimizer.param_groups)
         self._made: dict[int, Any] = {id(p): torch.nn.Parameter(_few(p)) for p in parameters}
         self.parameters = list(self._made.values())
+        self.optimizer = self._of(optimizer)
 
-    def of(self, value: Any) -> Any:
+    def _of(self, value: Any) -> Any:
         if id(value) in self._made:
             return self._made[id(value)]
         if value is None or isinstance(value, (bool, int, float, str)):
@@ -251,11 +253,11 @@ class _Twins:
         if isinstance(value, (list, tuple, deque)):
             most = len(self.parameters) if len(value) == self._of_all else len(value)
             some = [each for each in value if not self._is_left_out(each)][:most]
-            parts = [self.of(each) for each in some]
+            parts = [self._of(each) for each in some]
             return parts if isinstance(value, list) else type(value)(parts)
         if isinstance(value, dict):
             pairs = {
-                self.of(key): self.of(each)
+                self._of(key): self._of(each)
                 for key, each in value.items()
                 if not self._is_left_out(key)
             }
@@ -272,7 +274,7 @@ class _Twins:
             if isinstance(value, OrderedDict) and name.startswith("_optimizer_"):
                 vars(twin)[name] = OrderedDict()  # hooks
             elif name != "step":  # a schedule's, around that of the original
-                vars(twin)[name] = self.of(value)
+                vars(twin)[name] = self._of(value)
         for group in twin.param_groups:
             group.update({"weight_decay": 0.0} if "weight_decay" in group else {})
         return twin

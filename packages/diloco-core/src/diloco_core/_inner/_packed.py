@@ -8,6 +8,7 @@ import torch
 
 from .._checks import kind_of
 from .._errors import ConfigurationError
+from .._model._values import is_plain
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -44,11 +45,7 @@ def pack(value: Any, tensors: list[torch.Tensor], where: str) -> Any:
                 f"{where} is a tensor of {value.dtype}, which cannot be saved. These dtypes can: {known}."
                 + _WAY_OUT
             )
-        if (
-            type(value.detach()) is not torch.Tensor
-            or value.layout is not torch.strided
-            or value.is_meta
-        ):
+        if not is_plain(value):
             raise ConfigurationError(
                 f"{where} is {kind_of(value.detach())} ({value.layout}, on {value.device}), which cannot be saved: only plain, "
                 "dense tensors can." + _WAY_OUT

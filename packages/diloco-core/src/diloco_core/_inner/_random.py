@@ -15,17 +15,16 @@ def random_state() -> dict[str, Any]:
     """The states of all generators."""
     python = random.getstate()
     kind, keys, position, has_gauss, gauss = np.random.get_state()
-    state = {
-        "torch": _torch_state(),
-        "python": [python[0], list(python[1]), python[2]],
-        "numpy": [
-            str(kind),
-            [int(key) for key in keys],
-            int(position),
-            int(has_gauss),
-            float(gauss),
-        ],
-    }
+    with TURNS:
+        state: dict[str, Any] = {"torch": torch.get_rng_state()}
+    state["python"] = [python[0], list(python[1]), python[2]]
+    state["numpy"] = [
+        str(kind),
+        [int(key) for key in keys],
+        int(position),
+        int(has_gauss),
+        float(gauss),
+    ]
     if torch.cuda.is_available():
         state["cuda"] = torch.cuda.get_rng_state_all()
     return state
@@ -41,8 +40,3 @@ def set_random_state(state: dict[str, Any]) -> None:
     np.random.set_state((kind, np.array(keys, dtype=np.uint32), position, has_gauss, cached))
     if torch.cuda.is_available() and len(state.get("cuda", ())) == torch.cuda.device_count():
         torch.cuda.set_rng_state_all(state["cuda"])
-
-
-def _torch_state() -> torch.Tensor:
-    with TURNS:
-        return torch.get_rng_state()

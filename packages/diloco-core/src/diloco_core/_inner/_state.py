@@ -47,7 +47,7 @@ class InnerState:
         optimizers: The inner optimizers.
         stateful: Further objects whose state is saved, by name.
         names: Names of the model's parameters, by ``id``. Optimizers know their parameters only by number; the names make
-            sure that a state is restored to the same parameters. None if this is not to be checked.
+            sure that a state is restored to the same parameters.
         own: Objects of the outer loop itself whose state is saved with theirs, by name.
 
     Attributes:
@@ -63,14 +63,13 @@ class InnerState:
         own: Mapping[str, Stateful] | None = None,
     ) -> None:
         for name, holder in stateful.items():
-            if not callable(getattr(holder, "state_dict", None)) or not callable(
-                getattr(holder, "load_state_dict", None)
-            ):
+            members = (getattr(holder, name, None) for name in ("state_dict", "load_state_dict"))
+            if not all(map(callable, members)):
                 raise ConfigurationError(
                     f"stateful[{name!r}] is {kind_of(holder)}, which cannot be saved: pass an object with state_dict() and "
                     "load_state_dict()"
                 )
-        self._names = names
+        self._names = names or {}
         self._own_names = frozenset(own or {})  # no concern of the user's
         self.overwritten: list[str] = []
         self.scheduled = False
@@ -89,8 +88,6 @@ class InnerState:
 
     def _parameters(self) -> dict[str, list[list[str]]]:
         """Names of the parameters of every optimizer, group by group."""
-        if self._names is None:
-            return {}
         return {
             name: [
                 [self._names.get(id(p), "") for p in group["params"]]

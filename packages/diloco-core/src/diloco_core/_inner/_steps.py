@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 import threading
 import weakref
+from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -60,6 +61,7 @@ def optimizers_of(given: object) -> list[torch.optim.Optimizer]:
     return optimizers
 
 
+@dataclass(eq=False)
 class InnerSteps:
     """Calls one function before each step of some optimizers, and another one after it. Not thread-safe.
 
@@ -74,19 +76,15 @@ class InnerSteps:
         in_use: Whether the outer loop has been entered, so that another one must not take over its optimizers.
     """
 
-    def __init__(
-        self,
-        optimizers: Sequence[torch.optim.Optimizer],
-        before: Callable[[int], None],
-        after: Callable[[int], None],
-    ) -> None:
+    optimizers: Sequence[torch.optim.Optimizer]
+    before: Callable[[int], None]
+    after: Callable[[int], None]
+
+    def __post_init__(self) -> None:
         self.in_use = False
-        self._optimizers = tuple(optimizers)
-        self._before = before
-        self._after = after
         self._handles: list[RemovableHandle] = []
         self._under_way: dict[int, FrameType] = {}
-        self._inside = [0] * len(self._optimizers)  # calls of step() inside of a step under way
+        self._inside = [0] * len(self.optimizers)  # calls of step() inside of a step under way
         self._used: dict[int, tuple[torch.Tensor, weakref.ref[torch.Tensor], int]] = {}
         self._new: dict[int, weakref.ref[torch.Tensor]] = {}
 
@@ -97,7 +95,7 @@ class InnerSteps:
             ConfigurationError: Another outer loop that was entered uses one of the optimizers.
         """
         with _lock:
-            watching = [_watched[o]() for o in self._optimizers if o in _watched]
+            watching = [_watched[o]() for o in self.optimizers if o in _watched]
             others = {id(o): o for o in watching if o is not None and o is not self}
             if any(other.in_use for other in others.values()):
                 raise ConfigurationError(
@@ -105,7 +103,7 @@ class InnerSteps:
                 )
             for other in others.values():
                 other.stop()
-            for number, optimizer in enumerate(self._optimizers if not self._handles else ()):
+            for number, optimizer in enumerate(self.optimizers if not self._handles else ()):
                 _watched[optimizer] = weakref.ref(self)
                 self._handles += [
                     optimizer.register_step_pre_hook(untraced(partial(self._begins, number))),
@@ -137,7 +135,7 @@ class InnerSteps:
             self._inside[number] += 1
             return
         self._under_way[number], self._inside[number] = caller, 0
-        self._before(number)
+        self.before(number)
 
     def _ends(self, number: int, *_: Any) -> None:
         frame, caller = self._under_way.get(number), _caller()
@@ -145,13 +143,13 @@ class InnerSteps:
             self._inside[number] = max(0, self._inside[number] - 1)
             return
         del self._under_way[number]
-        if len(self._optimizers) > 1:
+        if len(self.optimizers) > 1:
             self._remember_gradient(number)
-        self._after(number)
+        self.after(number)
 
     def describe(self, number: int) -> str:
         """How messages name an optimizer."""
-        return f"inner optimizer {number} ({type(self._optimizers[number]).__name__})"
+        return f"inner optimizer {number} ({type(self.optimizers[number]).__name__})"
 
     def has_used_gradient(self, number: int) -> bool:
         """Whether an optimizer still has the gradients that it has used in its last step."""
@@ -179,7 +177,7 @@ class InnerSteps:
 
     def _remember_gradient(self, number: int) -> None:
         self._used.pop(number, None)
-        for group in self._optimizers[number].param_groups:
+        for group in self.optimizers[number].param_groups:
             for parameter in group["params"]:
                 if parameter.grad is not None:
                     self._used[number] = (

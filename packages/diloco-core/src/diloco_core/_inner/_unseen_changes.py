@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import weakref
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import torch
@@ -72,11 +73,7 @@ class UnseenChanges:
             UnseenStepsError: A parameter has changed in more than ``max(sync_every, 10)`` backward passes.
         """
         for watched in self._watched:
-            if (
-                watched.values is not None
-                and watched.passes > self._every
-                and watched.has_changed()
-            ):
+            if watched.passes > self._every and watched.has_changed():
                 self._refuse(watched)
 
     def count(self, watched: _Watched) -> None:
@@ -95,7 +92,7 @@ class UnseenChanges:
             # A single change may have another reason, such as loading values.
             if watched.changes >= 2:
                 self._refuse(watched)
-        watched.remember()
+        watched.values = watched.sample()
 
     @staticmethod
     def _refuse(watched: _Watched) -> None:
@@ -107,23 +104,20 @@ class UnseenChanges:
         )
 
 
+@dataclass(eq=False)
 class _Watched:
     """A parameter, and what has happened to it since the last step of an inner optimizer."""
 
-    def __init__(self, named: NamedTensor) -> None:
-        self.named = named
-        self.passes = 0
-        self.changes = 0
-        self.values: torch.Tensor | None = None
-
-    def remember(self) -> None:
-        self.values = self._sample()
+    named: NamedTensor
+    passes: int = 0
+    changes: int = 0
+    values: torch.Tensor | None = None
 
     def has_changed(self) -> bool:
         # torch's version counter would not show it, since fused optimizers do not increase it.
-        return self.values is not None and not torch.equal(self.values, self._sample())
+        return self.values is not None and not torch.equal(self.values, self.sample())
 
-    def _sample(self) -> torch.Tensor:
+    def sample(self) -> torch.Tensor:
         flat = self.named.tensor.detach().reshape(-1)
         values = flat[:: max(1, flat.numel() // _MOST_VALUES)].clone()
         return values.view(torch.uint8)  # compared as bytes, in which NaN equals NaN

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING
 
@@ -10,15 +11,26 @@ import torch
 from .._checks import kind_of, one_of, whole
 from .._errors import ConfigurationError
 from .._model._layers import PATTERNS, Pattern
+from .._terms._support import support_of
 from .._terms._weighting import Weighting
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from .._arithmetic._weights import Amount
+    from .._exchange._base import Exchange
     from .._inner._state import Stateful
 
 _MOST_TOKENS = 10**18 - 1  # keys have 18 digits for them
+# Module and class of each wrapper, and what it has once it talks to other processes. The classes are looked up and not imported:
+# what nobody has imported, no model has.
+_WRAPPERS = (
+    ("torch.nn.parallel.distributed", "DistributedDataParallel", "process_group"),
+    ("torch.distributed.fsdp", "FullyShardedDataParallel", "process_group"),
+    ("torch.distributed.fsdp", "FSDPModule", "reshard"),
+)
+_WHY = "one process is one replica, and what several processes hold together is not supported yet"
+_GROUP = "To train with the process group of all replicas instead of a store, pass ProcessGroupExchange()"
 _EXCHANGE_METHODS = ("join", "begin", "shards", "leave", "abort")
 
 
@@ -61,6 +73,42 @@ def check_parties(model: object, exchange: object, on_sync: object) -> None:
         raise ConfigurationError(
             f"on_sync must be a function that takes a report, not {kind_of(on_sync)}"
         )
+
+
+def check_topology(model: torch.nn.Module, exchange: Exchange) -> None:
+    """Refuse a model that several processes hold together, and a process that is one of several.
+
+    Over a process group or a manager, each process of a replica may have an exchange of its own.
+
+    Raises:
+        ConfigurationError: The message says what was found, and what to do.
+    """
+    for name, parameter in model.named_parameters():
+        if _is(parameter, "torch.distributed.tensor", "DTensor"):
+            raise ConfigurationError(
+                f"parameter {name!r} is a DTensor, of which this process holds a part: {_WHY}. Give every replica a whole model "
+                "in one process"
+            )
+    support = support_of(exchange)
+    if support.lanes:
+        return
+    for name, module in model.named_modules():
+        for place, wrapper, sign in _WRAPPERS:
+            if _is(module, place, wrapper) and hasattr(module, sign):
+                where = f"module {name!r} is" if name else "the model is"
+                raise ConfigurationError(
+                    f"{where} wrapped for several processes ({wrapper}): {_WHY}. Pass the plain model, as it was before it was "
+                    f"wrapped, in one process for each replica. {_GROUP}"
+                )
+    group = torch.distributed
+    if support.keeps_state and group.is_available() and group.is_initialized():
+        size = group.get_world_size()
+        if size > 1:
+            raise ConfigurationError(
+                f"this process is in a torch.distributed group of {size} processes, and the exchange meets over a store: "
+                f"{_WHY}. If only one process of the group synced, the others would train on with other weights. Start each "
+                f"replica as a process of its own, without init_process_group(). {_GROUP}"
+            )
 
 
 def check_counted(weighting: Weighting, amount: Amount, rank: int) -> None:
@@ -136,3 +184,8 @@ def stateful_of(given: object) -> dict[str, Stateful]:
             else f"the names in stateful must be text, not {next(n for n in given if not isinstance(n, str))!r}"
         )
     return dict(given)
+
+
+def _is(value: object, module: str, name: str) -> bool:
+    kind = getattr(sys.modules.get(module), name, None)
+    return isinstance(kind, type) and isinstance(value, kind)

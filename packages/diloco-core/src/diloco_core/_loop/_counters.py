@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from copy import copy
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -11,6 +12,9 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from .._exchange._resumable import Position
+
+
+_SAVED = ("committed", "inner_steps", "since_event", "since_sync", "tokens")
 
 
 @dataclass(slots=True)
@@ -75,20 +79,11 @@ class Counters:
 
     def state_dict(self) -> dict[str, Any]:
         """The counters by name."""
-        return {
-            "committed": self.committed,
-            "inner_steps": self.inner_steps,
-            "since_event": self.since_event,
-            "since_sync": list(self.since_sync),
-            "outer_lr": self.rate.text,
-            "tokens": list(self.tokens),
-        }
+        counters = {name: copy(getattr(self, name)) for name in _SAVED}
+        return {**counters, "outer_lr": self.rate.text}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Continue from saved counters; other entries of ``state`` are ignored."""
-        self.committed = int(state["committed"])
-        self.inner_steps = int(state["inner_steps"])
-        self.since_event = int(state["since_event"])
-        self.since_sync = [int(steps) for steps in state["since_sync"]]
+        for name in _SAVED:
+            setattr(self, name, copy(state[name]))
         self.rate = Rate.parse(state["outer_lr"]) or NO_RATE
-        self.tokens = [int(tokens) for tokens in state["tokens"]]

@@ -20,21 +20,19 @@ from .._outer._groups import outer_groups as outer_groups_of
 from .._seconds import Seconds
 from .._terms._making import make_terms
 from . import _notices as notices
-from ._arguments import check_parties, fragments_of, stateful_of, tokens_counted
+from ._arguments import check_parties, check_topology, fragments_of, stateful_of, tokens_counted
 from ._inner_loop import InnerLoop
 from ._membership import SAVE_INNER_EVERY, membership_of
 from ._outer_lr import OuterLr, check_changeable
 from ._outer_steps import OuterSteps
 from ._own_buffers import OwnBuffers
 from ._place import Place
-from ._process import ToldToEnd, TrainingProcess
+from ._process import TrainingProcess
 from ._saved import SavedState
 from ._synced_model import SyncedModel
-from ._topology import check_topology
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
-    from types import TracebackType
 
     from .._codecs._codec import Codec
     from .._exchange._base import Exchange, Schema
@@ -250,9 +248,7 @@ class DiLoCo:
         )
         self._model = SyncedModel(model, parts, policy, optimizers, exchange, self._terms)
         self._fragments = self._model.fragments
-        self._optimizers = optimizers
         self._process = TrainingProcess()
-        self._told_to_end = ToldToEnd()
         self._is_open = False
         self._inner_steps_before = 0
         self._schedule = self._terms.schedule
@@ -274,15 +270,8 @@ class DiLoCo:
         self._count = self._outer_steps.count
         self._saved = SavedState(self._model, optimizers, exchange, self._count)
         self._place = Place(self._model.synced, self._model.held, exchange)
-        self._inner = InnerLoop(
-            optimizers,
-            self._outer_steps,
-            self._unseen,
-            self._kept,
-            self._loads,
-            self._process,
-            self._told_to_end,
-        )
+        guards = (self._unseen, self._kept, self._loads)
+        self._inner = InnerLoop(optimizers, self._outer_steps, *guards, self._process)
         self._watch_steps(self._place.check)
 
     @property
@@ -345,7 +334,7 @@ class DiLoCo:
         # exchange, which must not be aborted.
         self._watch_steps(self._place.take)
         try:
-            self._told_to_end.watch()
+            self._process.watch()
             self._model.check()
             self._membership.try_own_state()
             if self._saved.loaded:
@@ -355,11 +344,11 @@ class DiLoCo:
                     fragment.take_snapshot()
             self._exchange.join(self._schema())
             self._outer_steps.begin(restored=bool(self._saved.loaded))
-            if self._saved.loaded and not self._inner.stepped:
+            if self._saved.loaded and not self._inner.step.stepped:
                 self._membership.save_loaded_state(self.inner_steps)
         except BaseException as error:
             self._stop()
-            self._told_to_end.stop()
+            self._process.stop()
             self._exchange.abort(error)
             raise
         self._inner_steps_before = self.inner_steps
@@ -367,16 +356,11 @@ class DiLoCo:
         self._inner.enter()
         self._unseen.watch()
         self._loads.watch()
-        self._told_to_end.training = True
+        self._process.training = True
         self._is_open = True
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
         if self._process.is_fork():
             # The parent continues the run: the child must not tell the other replicas anything, and its errors are its own.
             if error is None:
@@ -387,7 +371,7 @@ class DiLoCo:
         finally:
             self._is_open = False
             self._loads.stop()
-            self._told_to_end.stop()
+            self._process.stop()
 
     def _leave(self, error: BaseException | None) -> None:
         self._stop()
@@ -410,7 +394,8 @@ class DiLoCo:
                 self._inner.end_step()
                 self._model.check()
                 self._check_loads()  # open steps are saved for a run that is resumed
-                self._adopt_under_way()
+                if self._outer_steps.under_way:
+                    self._sync_last()
                 self._outer_steps.catch_up()
                 taken = self.inner_steps - self._inner_steps_before
                 if taken and self._count.since_event >= taken:
@@ -497,25 +482,18 @@ class DiLoCo:
         self._check_whole()
         self._inner.end_step()
         self._model.check()
-        reports = self._adopt_under_way()
+        reports = self._sync_last() if self._outer_steps.under_way else []
         # In turn, including a fragment without unsynced steps (its last sync was refused): the others come after it.
         for _ in self._fragments:
             if not any(self._count.since_sync):
                 break
-            try:
-                report = self._outer_steps.sync(last=True)
-            except UnequalSyncsError as error:
-                self._outer_steps.part(error)
-                break
-            reports.append(report)
-            if not report.committed:
+            reports += (latest := self._sync_last())
+            if not latest or not latest[0].committed:
                 break
         return reports
 
-    def _adopt_under_way(self) -> list[SyncReport]:
-        """Adopt the sync under way, if there is one. Returns its report."""
-        if not self._outer_steps.under_way:
-            return []
+    def _sync_last(self) -> list[SyncReport]:
+        """Sync as a replica that leaves. Returns the report; none if another replica has left before."""
         try:
             return [self._outer_steps.sync(last=True)]
         except UnequalSyncsError as error:
@@ -549,7 +527,7 @@ class DiLoCo:
                 "state_dict() in on_sync, or after a step at which `outer.syncing` is False."
             )
         self._model.check()
-        return self._saved.of(self._inner.stepped)
+        return self._saved.of(self._inner.step.stepped)
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Continue from a saved state. Call it before entering the block, after loading the model and the inner optimizer.
@@ -575,19 +553,19 @@ class DiLoCo:
                 "this call out, or begin a new run with the loaded state: on another prefix, without resume=."
             )
         self._saved.load(state)
-        self._inner.load(state["stepped"])
+        self._inner.step.load(state["stepped"])
 
     def _watch_steps(self, check: Callable[[], None]) -> None:
-        self._inner.watch()
+        self._inner.steps.watch()
         try:
             check()
         except ConfigurationError:
-            self._inner.stop()
+            self._inner.steps.stop()
             raise
 
     def _stop(self) -> None:
-        self._told_to_end.training = False
-        self._inner.stop()
+        self._process.training = False
+        self._inner.steps.stop()
         self._unseen.stop()
         self._place.leave()
 

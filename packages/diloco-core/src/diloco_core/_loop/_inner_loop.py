@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from .._model._loads import Loads
     from .._terms._schedule import Due
     from ._outer_steps import OuterSteps
-    from ._process import ToldToEnd, TrainingProcess
+    from ._process import TrainingProcess
 
 
 @dataclass(eq=False)
@@ -34,11 +34,12 @@ class InnerLoop:
         unseen: Detects parameters that are trained without a step of these optimizers; it is told about every step seen.
         kept: Detects optimizers that write weights of their own back after a sync.
         loads: Detects values that were loaded into the model since the last step.
-        process: Refuses steps of another process than the one that trains.
-        told_to_end: Knows whether this replica is to end with the step under way.
+        process: Refuses steps of another process than the one that trains; knows whether it is to end with the step under way.
 
     Attributes:
         entered: Whether the loop's block has been entered: steps are counted from then on.
+        steps: Notices the steps.
+        step: Knows which optimizers have stepped in the inner step under way.
     """
 
     optimizers: InitVar[Sequence[torch.optim.Optimizer]]
@@ -47,44 +48,26 @@ class InnerLoop:
     kept: KeptWeights
     loads: Loads
     process: TrainingProcess
-    told_to_end: ToldToEnd
     entered: bool = field(default=False, init=False)
 
     def __post_init__(self, optimizers: Sequence[torch.optim.Optimizer]) -> None:
         self._count = self.outer_steps.count
-        self._step = StepCounter(len(optimizers))
+        self.step = StepCounter(len(optimizers))
         self._steps_outside = [0] * len(optimizers)
         # The optimizers that have not stepped since the last sync, by number.
         self._idle = set(range(len(optimizers)))
         self._told_of_idle = False
         self._tried_own_state = False
-        self._optimizers = InnerSteps(optimizers, self._before, self._after)
-
-    def watch(self) -> None:
-        """Notice every step from now on, but do not count it yet."""
-        self._optimizers.watch()
+        self.steps = InnerSteps(optimizers, self._before, self._after)
 
     def enter(self) -> None:
         """Count every step from now on."""
-        self.entered = self._optimizers.in_use = True
-
-    def stop(self) -> None:
-        """Notice no more steps."""
-        self._optimizers.stop()
+        self.entered = self.steps.in_use = True
 
     def end_step(self) -> None:
         """Count an inner step that only some of the optimizers have taken, if any: the others will no longer take it."""
-        if self._step.end():
+        if self.step.end():
             self._count.count()
-
-    @property
-    def stepped(self) -> list[int]:
-        """Which of the inner optimizers have stepped in the inner step under way."""
-        return self._step.stepped
-
-    def load(self, stepped: Sequence[int]) -> None:
-        """Continue in the middle of an inner step in which these optimizers have already stepped."""
-        self._step.load(stepped)
 
     def _before(self, optimizer: int) -> None:
         if self.entered:
@@ -92,12 +75,10 @@ class InnerLoop:
             self.unseen.steps()
             self.loads.check()
         self.outer_steps.check_not_parted()
-        steps = self._optimizers
-        if self.entered and self._step.before(
-            optimizer, steps.has_used_gradient, steps.has_replaced_gradient
-        ):
+        asked = (self.steps.has_used_gradient, self.steps.has_replaced_gradient)
+        if self.entered and self.step.before(optimizer, *asked):
             self._count.count()
-            if self.told_to_end.asked:
+            if self.process.told_to_end:
                 self._end()
 
     def _after(self, optimizer: int) -> None:
@@ -112,7 +93,7 @@ class InnerLoop:
         self.unseen.seen()
         self.kept.check(optimizer)
         self._idle.discard(optimizer)
-        if self._step.after(optimizer, self._optimizers.has_new_gradient):
+        if self.step.after(optimizer, self.steps.has_new_gradient):
             self._count.count()
             if not self._tried_own_state:
                 # A second time: optimizers create their state in their first step.
@@ -120,20 +101,20 @@ class InnerLoop:
                 self._tried_own_state = True
         # Do not sync in the middle of an inner step: that would drop the gradients of the optimizers that have not stepped
         # yet. But an optimizer may never step again, so wait for one period only.
-        half_taken = bool(self._step.stepped)
+        half_taken = bool(self.step.stepped)
         due = self.outer_steps.due(half_taken=half_taken)
         # The sync holds what was learned in the step under way, so it has to count it: a later life begins after it.
-        if (due.send or due.adopt) and self._step.count_early():
+        if (due.send or due.adopt) and self.step.count_early():
             self._count.count()
-        if self.told_to_end.asked and (due.adopt or not half_taken):
+        if self.process.told_to_end and (due.adopt or not half_taken):
             self._end()
         if due.send or due.adopt:
-            with self.told_to_end.between_steps():
+            with self.process.between_steps():
                 self._exchange(due)
         elif self.outer_steps.under_way:
             self.outer_steps.check_under_way()
         elif not half_taken and self.outer_steps.may_look():
-            with self.told_to_end.between_steps():
+            with self.process.between_steps():
                 self.outer_steps.look()
         self.loads.stepped()
 
@@ -163,7 +144,7 @@ class InnerLoop:
         """Log once that a sync came late because it waited for an inner optimizer that has not stepped at all."""
         if self._idle and not self._told_of_idle:
             self._told_of_idle = True
-            idle = " and ".join(map(self._optimizers.describe, sorted(self._idle)))
+            idle = " and ".join(map(self.steps.describe, sorted(self._idle)))
             schedule, rank = self.outer_steps.schedule, self.outer_steps.membership.exchange.rank
             after = schedule.came_after(self._count.since_event, self.outer_steps.waited)
             notices.log.warning(notices.SYNC_CAME_LATE, rank, schedule.length, after, idle)

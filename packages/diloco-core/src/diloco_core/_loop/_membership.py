@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeAlias
 
 import torch
 
@@ -24,6 +24,8 @@ if TYPE_CHECKING:
     from .._outer._fragment import Fragment
     from ._counters import Counters
     from ._own_buffers import OwnBuffers
+
+    CatchUp: TypeAlias = Callable[[], None]
 
 SAVE_INNER_EVERY = 10
 
@@ -135,7 +137,7 @@ class Membership:
         count: Counters,
         *,
         restored: bool,
-        catch_up: Callable[[], None],  # noqa: ARG002 - no replica joins late
+        catch_up: CatchUp,  # noqa: ARG002
     ) -> None:
         """Take the same values as the other replicas, after having joined them.
 
@@ -165,6 +167,9 @@ class Membership:
                 last one, since another replica may have left before it.
         """
         return self.exchange.begin(fragment, last=True)
+
+    def hurry(self, hurried: bool) -> None:
+        """Say that a sync that another thread carries out need not be decided; see :meth:`._base.Exchange.hurry`."""
 
     def overtaken(self) -> None:
         """Save nothing from now on: the data loader's position does not match the steps that the run has counted."""
@@ -238,12 +243,7 @@ class StoreMembership(Membership):
         self._own.try_out()
 
     def begin(
-        self,
-        fragments: Sequence[Fragment],
-        count: Counters,
-        *,
-        restored: bool,
-        catch_up: Callable[[], None],
+        self, fragments: Sequence[Fragment], count: Counters, *, restored: bool, catch_up: CatchUp
     ) -> None:
         """Take the run's newest state, and what an earlier life of this rank has saved of its own."""
         exchange, own = self.exchange, self._own
@@ -301,6 +301,10 @@ class StoreMembership(Membership):
         """Begin the sync of a fragment."""
         self._own.save_residual(fragment)
         return self.exchange.begin(fragment, last=last or not self.elastic)
+
+    def hurry(self, hurried: bool) -> None:
+        """Say that a sync that another thread carries out need not be decided."""
+        self.exchange.hurry(hurried)
 
     def overtaken(self) -> None:
         """Save nothing from now on, because the data loader's position does not match the steps that the run has counted."""

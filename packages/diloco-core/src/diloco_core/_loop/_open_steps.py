@@ -12,12 +12,12 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from .._model._values import as_bytes
+from ._counters import Counters
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from .._outer._fragment import Fragment
-    from ._counters import Counters
 
 
 class OpenSteps:
@@ -30,7 +30,7 @@ class OpenSteps:
     def __init__(self) -> None:
         self.applied = False
         self._fragments: Sequence[Fragment] = ()
-        self._count: Counters | None = None
+        self._count = Counters([])
         self._loaded: dict[str, Any] = {}
 
     def watch(self, fragments: Sequence[Fragment], count: Counters) -> None:
@@ -39,17 +39,15 @@ class OpenSteps:
 
     def state_dict(self) -> dict[str, Any]:
         """For every fragment, its inner steps since its last sync; and as bytes the values of those that are not as synced."""
-        steps = [] if self._count is None else list(self._count.since_sync)
+        count, steps = self._count, list(self._count.since_sync)
         values = {
             named.name: as_bytes(named.tensor)
             for fragment, since_sync in zip(self._fragments, steps, strict=True)
             if since_sync or fragment.alpha
             for named in fragment.followed()
         }
-        since_event = 0 if self._count is None else self._count.since_event
-        tokens = [] if self._count is None else list(self._count.tokens)
-        saved = {"since_sync": steps, "since_event": since_event, "values": values}
-        return {**saved, "tokens": tokens} if any(tokens) else saved
+        saved = {"since_sync": steps, "since_event": count.since_event, "values": values}
+        return {**saved, "tokens": list(count.tokens)} if any(count.tokens) else saved
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Remember a saved state, for :meth:`apply`."""
@@ -62,8 +60,6 @@ class OpenSteps:
             inner_steps: How many inner steps the replica had taken when it saved them.
         """
         steps, values = self._loaded["since_sync"], self._loaded["values"]
-        if self._count is None:
-            return
         with torch.no_grad():
             for fragment, since_sync in zip(self._fragments, steps, strict=True):
                 if since_sync or fragment.alpha:

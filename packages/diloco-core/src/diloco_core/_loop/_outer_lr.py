@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from .._arithmetic._rate import Proposal, Rate
@@ -17,6 +18,7 @@ if TYPE_CHECKING:
     from .._outer._learning_rate import LearningRate
 
 
+@dataclass(eq=False)
 class OuterLr:
     """What this replica proposes as the learning rates of each outer step. Not thread-safe.
 
@@ -26,12 +28,11 @@ class OuterLr:
         rank: The number of this replica.
     """
 
-    def __init__(
-        self, values: tuple[float, ...], schedules: Sequence[LearningRate | None], rank: int
-    ) -> None:
-        self._values = values
-        self._schedules = schedules
-        self._rank = rank
+    values: tuple[float, ...]
+    schedules: Sequence[LearningRate | None]
+    rank: int
+
+    def __post_init__(self) -> None:
         self._asked: dict[int, float] = {}  # by group
         self._wish: tuple[float, ...] = ()  # of all groups, as it was proposed last
         self._number = 0  # under which the wish was sent; 0 if it has not been sent yet
@@ -44,7 +45,7 @@ class OuterLr:
                 which could not go on as one.
         """
         rate = checked_lr("the outer learning rate", value)
-        groups = range(len(self._values))
+        groups = range(len(self.values))
         if group is not None:
             number = whole("group", group, 0)
             if number not in groups:
@@ -53,7 +54,7 @@ class OuterLr:
                 raise ConfigurationError(
                     f"group is {number}, but {one if len(groups) == 1 else several}"
                 )
-            if any(self._schedules[other] for other in groups if other != number):
+            if any(self.schedules[other] for other in groups if other != number):
                 raise ConfigurationError(
                     f"set_outer_lr(..., group={number}) cannot change the rate of one group, because that of another one is a "
                     "function of the sync, and a change fixes the rates of all. Let the functions of all groups return what you "
@@ -74,7 +75,7 @@ class OuterLr:
             ConfigurationError: The caller's function does not return a positive number.
         """
         standing = last if last.number else Rate(self._of(sync))
-        of_sync = not last.number and any(self._schedules)
+        of_sync = not last.number and any(self.schedules)
         if not self._asked:
             return Proposal(standing, of_sync=of_sync)
         self._number = standing.number + 1
@@ -88,25 +89,25 @@ class OuterLr:
         if not self._asked or not self._number or rate.number < self._number:
             return
         if rate.values != self._wish:
-            if (rate.number, rate.rank) == (self._number, self._rank):
+            if (rate.number, rate.rank) == (self._number, self.rank):
                 # An earlier wish of this replica was heard. The later one travels with the next contribution.
                 self._number = 0
                 return
             wish, taken = _text(self._wish), _text(rate.values)
-            notices.log.warning(notices.OTHER_LR, self._rank, wish, taken, rate.rank)
+            notices.log.warning(notices.OTHER_LR, self.rank, wish, taken, rate.rank)
         self._asked, self._number = {}, 0
 
     def end(self) -> None:
         """Say that a rate was asked for, and no sync came that could have taken it."""
         if self._asked:
             wish = next(iter(self._asked.values()))
-            notices.log.warning(notices.UNUSED_LR, self._rank, wish)
+            notices.log.warning(notices.UNUSED_LR, self.rank, wish)
 
     def _of(self, sync: int) -> tuple[float, ...]:
         # An optimizer without a learning rate has no values.
         return tuple(
             value if schedule is None else lr_of_sync(schedule, sync)
-            for value, schedule in zip(self._values, self._schedules, strict=False)
+            for value, schedule in zip(self.values, self.schedules, strict=False)
         )
 
 

@@ -251,13 +251,12 @@ class OuterSteps:
                 for other in self._delayed:
                     other.detach()
                 fragment.depart()
-                sent = Flight(fragment, self.membership, *counts, last=last, behind=behind)
+                self._sent = Flight(fragment, self.membership, *counts, last=last, behind=behind)
                 if behind:
-                    sent.start()
+                    self._sent.start()
         except BaseException as error:
             self._fail(error)
             raise
-        self._sent = sent
         self._stood = self._clock() - start
 
     def _adopt(self, last: bool) -> SyncReport:
@@ -306,12 +305,12 @@ class OuterSteps:
             raise copied(sent.parted)
         try:
             if hurried:
-                self.membership.exchange.hurry(True)
+                self.membership.hurry(True)
             with _ordinary_mode():
                 return sent.result()
         finally:
             if hurried:
-                self.membership.exchange.hurry(False)
+                self.membership.hurry(False)
 
     def _arrive(self, fragment: Fragment, report: SyncReport) -> None:
         """Give the model the result of a sync."""

@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 from itertools import chain
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import torch
 
 from .._checks import kind_of
 from .._errors import ConfigurationError
+from .._model._memory import first_overlap
 from .._model._names import plain_name
-from .._model._values import as_bytes
+from .._model._values import as_bytes, buffer_slots, is_plain
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
+
+    _Slot: TypeAlias = tuple[torch.nn.Module, str]  # a module, and the name of one of its buffers
 
 
 class OwnBuffers:
@@ -74,62 +77,33 @@ class OwnBuffers:
         held = {name: module._buffers.get(attribute) for name, (module, attribute) in slots.items()}  # noqa: SLF001
         for number, sharing in names.items():
             if number is None:
-                self._assign(slots, sharing, None)
+                self._assign([slots[name] for name in sharing], None)
                 continue
             values, present = _unpacked(state["tensors"][number]), held[sharing[0]]
             users = [name for name, buffer in held.items() if buffer is present]
-            if present is not None and users == sharing and _fits(present, values):
+            if present is not None and users == sharing and _takes(present, values):
                 with torch.no_grad():
                     present.copy_(values)
             else:
-                self._assign(slots, sharing, values)
+                self._assign([slots[name] for name in sharing], values)
 
-    def _assign(
-        self,
-        slots: Mapping[str, tuple[torch.nn.Module, str]],
-        names: Sequence[str],
-        values: torch.Tensor | None,
-    ) -> None:
-        """Make a tensor the buffer of these names, on the device of the first one that is there."""
-        module, attribute = slots[names[0]]
+    def _assign(self, slots: Sequence[_Slot], values: torch.Tensor | None) -> None:
+        """Make a tensor the buffer in these places, on the device of the first one that is there."""
+        module, attribute = slots[0]
         if values is not None:
             present = module._buffers.get(attribute)  # noqa: SLF001
             near = chain(module.parameters(), module.buffers(), self._model.parameters())
             values = values.to((next(near) if present is None else present).device, copy=True)
-        for module, attribute in (slots[name] for name in names):
+        for module, attribute in slots:
             module.register_buffer(attribute, values)
 
-    def try_out(self) -> None:
-        """Check that the buffers can be saved, and made again from what was saved.
-
-        Raises:
-            ConfigurationError: It names the buffer that cannot.
-        """
-        saved = self.state_dict()
-        for name, number in saved["names"].items():
-            if number is None:
-                continue
-            packed = saved["tensors"][number]
-            try:
-                same = torch.equal(as_bytes(_unpacked(packed)), packed["values"])
-            except Exception as error:
-                raise _refusal(name, f"{type(error).__name__}: {error}") from error
-            if not same:
-                raise _refusal(name, "its values would be different after they are loaded")
-
-    def _slots(self) -> dict[str, tuple[torch.nn.Module, str]]:
-        """Where the model holds its persistent buffers, also those that are None: the module and the attribute, by name."""
-        return {
-            plain_name(self._model, f"{prefix}.{name}" if prefix else name): (module, name)
-            for prefix, module in self._model.named_modules(remove_duplicate=False)
-            for name in module._buffers  # noqa: SLF001
-            if name not in module._non_persistent_buffers_set  # noqa: SLF001 - torch has no public way
-        }
+    def _slots(self) -> dict[str, _Slot]:
+        slots = buffer_slots(self._model, persistent=True)
+        return {plain_name(self._model, name): slot for name, slot in slots.items()}
 
 
 def _packed(name: str, buffer: torch.Tensor) -> dict[str, Any]:
-    plain = type(buffer.detach()) is torch.Tensor and buffer.layout is torch.strided
-    if not plain or buffer.is_quantized or buffer.is_meta:
+    if not is_plain(buffer):
         kind = f"{kind_of(buffer.detach())}, {buffer.dtype}, {buffer.layout}, on {buffer.device}"
         raise _refusal(name, f"it is not a plain, dense tensor ({kind})")
     try:
@@ -153,14 +127,7 @@ def _refusal(name: str, why: str) -> ConfigurationError:
     )
 
 
-def _fits(buffer: torch.Tensor, values: torch.Tensor) -> bool:
+def _takes(buffer: torch.Tensor, values: torch.Tensor) -> bool:
     """Whether values can be written into a tensor: it has their shape and dtype, and each of its elements has its own memory."""
-    if (buffer.dtype, buffer.shape) != (values.dtype, values.shape) or buffer.is_inference():
-        return False
-    reach = 0  # of the dimensions with smaller strides
-    for stride, size in sorted(zip(buffer.stride(), buffer.shape, strict=True)):
-        if size > 1:
-            if stride <= reach:
-                return False
-            reach += (size - 1) * stride
-    return True
+    fits = (buffer.dtype, buffer.shape) == (values.dtype, values.shape)
+    return fits and not buffer.is_inference() and first_overlap([buffer]) is None

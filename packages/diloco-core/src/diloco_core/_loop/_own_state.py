@@ -101,8 +101,6 @@ class OwnState:
         """
         if self.every:
             self._inner.try_out()
-            if self.buffers is not None:
-                self.buffers.try_out()
 
     def restore(self, inner_steps: int) -> None:
         """Restore the newest state that an earlier life of the rank has saved and that the run has not given up."""

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import threading
 import weakref
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from .._errors import ConfigurationError
@@ -24,6 +25,7 @@ _lock = threading.Lock()
 _under_way: weakref.WeakSet[Place] = weakref.WeakSet()
 
 
+@dataclass(eq=False)
 class Place:
     """The place of one outer loop among those in use. Thread-safe.
 
@@ -33,15 +35,9 @@ class Place:
         exchange: The exchange over which it syncs.
     """
 
-    def __init__(
-        self,
-        synced: Callable[[], Mapping[str, torch.Tensor]],
-        held: Callable[[], Mapping[str, torch.Tensor]],
-        exchange: Exchange,
-    ) -> None:
-        self._exchange = exchange
-        self._synced = synced
-        self._held = held
+    synced: Callable[[], Mapping[str, torch.Tensor]]
+    held: Callable[[], Mapping[str, torch.Tensor]]
+    exchange: Exchange
 
     def check(self) -> None:
         """Check whether the loop may be entered.
@@ -66,14 +62,14 @@ class Place:
 
     def _check(self) -> None:
         for other in _under_way:
-            if other is not self and other._exchange is self._exchange:  # noqa: SLF001 - of the same class
+            if other is not self and other.exchange is self.exchange:
                 # Syncs are only numbered: two models of the same shape would be taken for one another.
                 raise ConfigurationError(
                     "this exchange is in use by another outer loop, and an exchange serves only one at a time: connect to "
                     "another prefix for this loop. (For the same URI and rank, connect() returns the same exchange.)"
                 )
-            _compare(self._synced(), other._held())  # noqa: SLF001
-            _compare(self._held(), other._synced())  # noqa: SLF001
+            _compare(self.synced(), other.held())
+            _compare(self.held(), other.synced())
 
 
 def _compare(ours: Mapping[str, torch.Tensor], theirs: Mapping[str, torch.Tensor]) -> None:

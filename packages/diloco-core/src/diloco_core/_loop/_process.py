@@ -6,7 +6,7 @@ import os
 import signal
 import threading
 from contextlib import contextmanager
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from .._errors import SyncError
 
@@ -19,10 +19,21 @@ EXIT_CODE = 128 + signal.SIGTERM
 
 
 class TrainingProcess:
-    """Remembers which process has made or entered an outer loop."""
+    """Remembers which process has made or entered an outer loop, and handles SIGTERM in it.
+
+    The platform takes the machine away, or somebody cancels the run: the signal is put off to the end of an inner step, so that
+    what was learned can be saved. Only in the main thread, and only where nobody else handles the signal. Between the steps (in
+    a sync, or while the replicas meet or leave) nothing is to be saved, and others may be waited for: there the signal ends the
+    block at once, and so does a second one anywhere.
+
+    Attributes:
+        told_to_end: Whether the signal has come.
+        training: Whether an inner step may be under way.
+    """
 
     def __init__(self) -> None:
-        self.remember()
+        self.told_to_end = self.training = False
+        self._number = os.getpid()
 
     def remember(self) -> None:
         """Remember that this process trains."""
@@ -45,36 +56,19 @@ class TrainingProcess:
                 "method 'spawn', and give each its own rank."
             )
 
-
-class ToldToEnd:
-    """Puts SIGTERM off to the end of an inner step, so that what was learned can be saved.
-
-    The platform takes the machine away, or somebody cancels the run. Only in the main thread, and only where nobody else
-    handles the signal. Between the steps (in a sync, or while the replicas meet or leave) nothing is to be saved, and others
-    may be waited for: there the signal ends the block at once, and so does a second one anywhere.
-
-    Attributes:
-        asked: Whether the signal has come.
-        training: Whether an inner step may be under way.
-    """
-
-    def __init__(self) -> None:
-        self.asked = False
-        self.training = False
-        self._process = 0
-
     def watch(self) -> None:
         """Handle the signal from now on, if it is ours to handle."""
-        main = threading.current_thread() is threading.main_thread()
-        if main and signal.getsignal(signal.SIGTERM) == signal.SIG_DFL:
-            self._process = os.getpid()
-            signal.signal(signal.SIGTERM, self._heard)
+        self._replace_handler(signal.SIG_DFL, self._heard)
 
     def stop(self) -> None:
         """Leave the signal to others again."""
+        self._replace_handler(self._heard, signal.SIG_DFL)
+
+    @staticmethod
+    def _replace_handler(present: object, new: Any) -> None:
         main = threading.current_thread() is threading.main_thread()
-        if main and signal.getsignal(signal.SIGTERM) == self._heard:
-            signal.signal(signal.SIGTERM, signal.SIG_DFL)
+        if main and signal.getsignal(signal.SIGTERM) == present:
+            signal.signal(signal.SIGTERM, new)
 
     @contextmanager
     def between_steps(self) -> Iterator[None]:
@@ -84,11 +78,11 @@ class ToldToEnd:
         self.training = True
 
     def _heard(self, number: int, frame: FrameType | None) -> None:  # noqa: ARG002 - what a handler is given
-        if os.getpid() != self._process:
+        if self.is_fork():
             # A child that was forked, such as a worker of a data loader, has this handler too, and must end as it always did.
             signal.signal(signal.SIGTERM, signal.SIG_DFL)
             os.kill(os.getpid(), signal.SIGTERM)
             return
-        again, self.asked = self.asked, True
+        again, self.told_to_end = self.told_to_end, True
         if again or not self.training:
             raise SystemExit(EXIT_CODE)

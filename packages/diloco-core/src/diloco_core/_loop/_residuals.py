@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from .._errors import CorruptedObjectError, FormatError
@@ -61,22 +62,17 @@ class Residuals:
         if offered is None:
             return None
         values, tag = offered
-        tree: dict[str, Any] = {
+        tensors: list[torch.Tensor] = []
+        tree = {
             "kinds": {},
             "parameters": {},
             "random": None,
             "rollback": 0,
             "inner_steps": tag,
+            "fragment": fragment.name,
+            "residual": pack({"values": values}, tensors, "error feedback"),
         }
-
-        def make(identity: str) -> Iterable[Buffer]:
-            tensors: list[torch.Tensor] = []
-            packed = pack({"values": values}, tensors, "error feedback")
-            return file_parts(
-                {**tree, "fragment": fragment.name, "residual": packed}, tensors, identity
-            )
-
-        return make
+        return partial(file_parts, tree, tensors)
 
     def take(self, saved: Iterable[SavedInner], rank: int, positions: Sequence[int]) -> None:
         """Continue with residuals that were saved before their contributions were sent, where these have been counted.

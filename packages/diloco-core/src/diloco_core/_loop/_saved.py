@@ -59,10 +59,10 @@ class SavedState:
             "fragments": [
                 {
                     "copy": list(fragment.copy),
-                    "outer": outer.state_dict(),
+                    "outer": fragment.outer.state_dict(),
                     **({"residual": fragment.residual.values} if fragment.residual else {}),
                 }
-                for fragment, outer in self.model.pairs()
+                for fragment in self.model.fragments
             ],
         }
         return {**state, "digest": digest_of(state)}
@@ -75,11 +75,11 @@ class SavedState:
                 as it was saved. The message names the first difference.
         """
         self._check(state)
-        saved = zip(state["fragments"], state["since_sync"], strict=True)
-        for (fragment, outer), (part, since_sync) in zip(self.model.pairs(), saved, strict=True):
+        saved = zip(state["fragments"], state["since_sync"], self.model.fragments, strict=True)
+        for part, since_sync, fragment in saved:
             for copy, values in zip(fragment.copy, part["copy"], strict=True):
                 copy.copy_(values)
-            outer.load_state_dict(part["outer"])
+            fragment.outer.load_state_dict(part["outer"])
             if fragment.residual is not None:
                 fragment.residual.load(part["residual"], state["inner_steps"] - since_sync)
         self.count.load_state_dict(state)

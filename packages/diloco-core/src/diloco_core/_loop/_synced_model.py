@@ -14,8 +14,7 @@ from .._model._values import compared_tensors
 from .._model._watch import ModelWatch
 from .._outer._delayed import DelayedFragment
 from .._outer._fragment import Fragment
-from .._outer._groups import OuterGroups, check_settings
-from .._outer._optimizer import OuterOptimizer
+from .._outer._optimizer import OuterOptimizer, check_settings
 from .._outer._residual import Residual
 from .._terms._support import support_of
 
@@ -26,7 +25,7 @@ if TYPE_CHECKING:
 
     from .._exchange._base import Exchange
     from .._model._partition import NamedTensor
-    from .._terms._terms import OuterGroup, Terms
+    from .._terms._terms import Terms
 
 
 class SyncedModel:
@@ -61,15 +60,15 @@ class SyncedModel:
     ) -> None:
         self._model = model
         self._terms = terms
-        self._outers = [_outer_of(terms.groups) for _ in parts]
-        self._outer_settings = self._outers[0].settings
-        check_settings(self._outers, self._outer_settings)
+        outers = [OuterOptimizer(terms.groups) for _ in parts]
+        self._outer_settings = outers[0].settings
+        check_settings(outers, self._outer_settings)
         self.settings = {**terms.settings, **self._outer_settings}
         schedule, coding = terms.schedule, terms.coding
         # With error feedback the contribution is computed once: what is sent and what remains must belong together.
         kind = DelayedFragment if schedule.delay or schedule.alpha or terms.feedback else Fragment
         if coding is not None:
-            self._outers[0].check_state_codec(coding.codec.name)
+            outers[0].check_state_codec(coding.codec.name)
         self.fragments = [
             kind(
                 str(number),
@@ -80,7 +79,7 @@ class SyncedModel:
                 coding and CodedUpdates(coding.codec, coding.full_every, len(parts)),
                 elastic=support_of(exchange).takes_run,
             )
-            for number, (tensors, outer) in enumerate(zip(parts, self._outers, strict=True))
+            for number, (tensors, outer) in enumerate(zip(parts, outers, strict=True))
         ]
         for fragment in self.fragments if terms.feedback else ():
             fragment.residual = Residual(
@@ -101,7 +100,7 @@ class SyncedModel:
         Raises:
             ModelChangedError: The model has changed, or the values of a frozen parameter have.
         """
-        check_settings(self._outers, self._outer_settings)
+        check_settings([each.outer for each in self.fragments], self._outer_settings)
         buffers = self._watch.check()
         self._frozen.check()
         for fragment in self.fragments:
@@ -116,9 +115,9 @@ class SyncedModel:
         self._frozen.check(everything=True)
 
     @property
-    def outer(self) -> OuterOptimizer | OuterGroups:
+    def outer(self) -> OuterOptimizer:
         """One of the outer optimizers: all have the same settings."""
-        return self._outers[0]
+        return self.fragments[0].outer
 
     def synced(self) -> dict[str, torch.Tensor]:
         """The tensors that are synced, by name."""
@@ -128,10 +127,6 @@ class SyncedModel:
         """All tensors of the model by name, including the synced ones."""
         buffers = dict(self._model.named_buffers(remove_duplicate=False))
         return {**self.synced(), **self._watch.parameters, **buffers}
-
-    def pairs(self) -> list[tuple[Fragment, OuterOptimizer | OuterGroups]]:
-        """The fragments, each with its outer optimizer."""
-        return list(zip(self.fragments, self._outers, strict=True))
 
     def tensors(self) -> dict[str, str]:
         """Descriptions of the synced tensors, by name."""
@@ -146,8 +141,7 @@ class SyncedModel:
             committed: The outer steps that the model has taken.
             values: Whether the values of the global copies must be equal too.
         """
-        sums: dict[int, str | None] = {}
-        tensors = dict(compared_tensors(self._model, self._watch.frozen, sums))
+        tensors, sums = compared_tensors(self._model, self._watch.frozen)
         self._frozen.remember(sums)
         tensors.update(self.tensors())
         if values:
@@ -159,21 +153,9 @@ class SyncedModel:
             {**self.settings, "committed": str(committed)},
             [fragment.table() for fragment in self.fragments],
             Unsynced(self._model, self._followed()),
-            self._outer_state,
+            self.outer.tensors_kept,
             self._terms,
         )
 
     def _followed(self) -> list[NamedTensor]:
         return [named for fragment in self.fragments for named in fragment.followed()]
-
-    def _outer_state(self) -> float:
-        """How many tensors the outer optimizers keep for every one that they update."""
-        return max((outer.tensors_kept() for outer in self._outers), default=0)
-
-
-def _outer_of(groups: Sequence[OuterGroup]) -> OuterOptimizer | OuterGroups:
-    """The outer optimizer of a fragment."""
-    outers = [
-        OuterOptimizer(group.factory, scheduled=group.schedule is not None) for group in groups
-    ]
-    return outers[0] if len(outers) == 1 else OuterGroups(outers)

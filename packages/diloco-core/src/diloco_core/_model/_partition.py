@@ -16,7 +16,7 @@ from .._errors import ConfigurationError
 from .._wire._safetensors import SAFETENSORS_DTYPES
 from ._layers import Pattern, deal_out
 from ._names import plain_name
-from ._values import named_buffers
+from ._values import describe, is_plain, named_buffers
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -63,9 +63,8 @@ class NamedTensor:
 
     def describe(self) -> str:
         """Dtype, shape, rule and outer parameter group, as they are compared between replicas."""
-        dtype, shape = str(self.tensor.dtype).removeprefix("torch."), list(self.tensor.shape)
         group = "" if self.outer_group is None else f" in outer group {self.outer_group}"
-        return f"{dtype}{shape} {self.rule}{group}"
+        return f"{describe(self.tensor)} {self.rule}{group}"
 
 
 def split(
@@ -93,13 +92,9 @@ def split(
             module is not part of the model, or is given twice; its layers do not fit a pattern; or a tensor cannot be synced.
     """
     _check_shapes(model)
+    group_of = outer_groups or {}
     trainable = [
-        NamedTensor(
-            plain_name(model, name),
-            p,
-            Rule.OUTER,
-            None if outer_groups is None else outer_groups[id(p)],
-        )
+        NamedTensor(plain_name(model, name), p, Rule.OUTER, group_of.get(id(p)))
         for name, p in model.named_parameters()
         if p.requires_grad
     ]
@@ -123,20 +118,17 @@ def split(
 
 
 def _check_shapes(model: torch.nn.Module) -> None:
-    for kind, tensors in (
-        ("parameter", model.named_parameters()),
-        ("buffer", model.named_buffers()),
-    ):
-        for key, tensor in tensors:
-            name = plain_name(model, key)
-            if name == "__metadata__":
-                raise ConfigurationError(
-                    f"{kind} {name!r} has a name that safetensors reserves for itself: give it another one"
-                )
-            if is_lazy(tensor):
-                raise ConfigurationError(
-                    f"{kind} {name!r} does not have a shape yet: run a batch through the model first"
-                )
+    for key, tensor in itertools.chain(model.named_parameters(), model.named_buffers()):
+        name = plain_name(model, key)
+        kind = "parameter" if isinstance(tensor, torch.nn.Parameter) else "buffer"
+        if name == "__metadata__":
+            raise ConfigurationError(
+                f"{kind} {name!r} has a name that safetensors reserves for itself: give it another one"
+            )
+        if is_lazy(tensor):
+            raise ConfigurationError(
+                f"{kind} {name!r} does not have a shape yet: run a batch through the model first"
+            )
 
 
 def _check(named: NamedTensor) -> None:
@@ -165,11 +157,7 @@ def _check_buffer(name: str, buffer: torch.Tensor) -> None:
     obstacle = ""
     if buffer.is_complex():
         obstacle = "complex"
-    elif (
-        buffer.layout is not torch.strided
-        or buffer.is_meta
-        or type(buffer.detach()) is not torch.Tensor
-    ):
+    elif not is_plain(buffer):
         obstacle = (
             f"{kind_of(buffer.detach())} with layout {buffer.layout} on device {buffer.device}"
         )

@@ -1,11 +1,14 @@
 """The tensors of a model's ``state_dict()`` that are not synced: frozen parameters, and buffers under ``buffers="none"``.
 
-They are stored once, when the run begins, so that the store holds the whole model.
+They are stored once, when the run begins, so that the store holds the whole model. The run's manifest has their checksums, so
+when an object is lost or damaged, a replica can find out whether its own tensors hold the same values, and then write it again.
 """
 
 from __future__ import annotations
 
+import logging
 import secrets
+from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -13,8 +16,9 @@ import torch
 import xxhash
 
 from .._arithmetic._layout import CHUNK_BYTES, Layout, Rule
-from .._errors import ConfigurationError
-from .._wire._published import END, Sums, ending
+from .._errors import ConfigurationError, CorruptedObjectError
+from .._store._reread import read_again
+from .._wire._published import END, Sums, ValuesReader, ending
 from .._wire._safetensors import SAFETENSORS_DTYPES
 from .._wire._sections import (
     CHECKSUM_BYTES,
@@ -28,19 +32,23 @@ from .._wire._sections import (
 from ._names import plain_name
 from ._partition import NamedTensor
 from ._segments import arrange, tensor_table
+from ._values import is_plain
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping
 
     from .._arithmetic._layout import Piece
-    from .._store._api import Buffer
+    from .._store._api import Buffer, ObjectReader
+    from .._store._patient import Patient
+    from .._timing import Timing
+
+_log = logging.getLogger("diloco_core")
 
 OBJECT_BYTES = 256 * 2**20
 """The most bytes of values in one object."""
 
-_EXTRA_STATE = (
-    "_extra_state"  # the name that torch gives to the result of a module's get_extra_state()
-)
+# The name that torch gives to the result of a module's get_extra_state().
+_EXTRA_STATE = "_extra_state"
 
 
 class Unsynced:
@@ -72,7 +80,7 @@ class Unsynced:
                     self.aliases[name] = names[id(tensor)]
             elif id(tensor) not in model_tensors or name.rpartition(".")[2] == _EXTRA_STATE:
                 self.omitted.append(name)
-            elif not _can_be_stored(tensor):
+            elif not is_plain(tensor) or tensor.dtype not in SAFETENSORS_DTYPES:
                 self.special[name] = f"{type(tensor.detach()).__name__}, {tensor.dtype}"
             else:
                 names[id(tensor)] = name
@@ -94,9 +102,8 @@ class Unsynced:
         sums: list[str] = []
         table = {
             "folder": folder,
-            "shards": self.layout.shards if self.tensors else 0,
             "sums": sums,
-            **tensor_table(self.layout, self._segments),
+            **self._place(),
             "aliases": self.aliases,
             "omitted": self.omitted,
             **({"special": self.special} if self.special else {}),
@@ -109,11 +116,11 @@ class Unsynced:
 
     def has_the_layout_of(self, table: Mapping[str, Any]) -> bool:
         """Whether the objects that a run's manifest describes have the same layout as those of this model."""
-        own_table = {
-            "shards": self.layout.shards if self.tensors else 0,
-            **tensor_table(self.layout, self._segments),
-        }
-        return all(table.get(name) == value for name, value in own_table.items())
+        return all(table.get(name) == value for name, value in self._place().items())
+
+    def _place(self) -> dict[str, Any]:
+        shards = self.layout.shards if self.tensors else 0
+        return {"shards": shards, **tensor_table(self.layout, self._segments)}
 
     def section(self, folder: str, number: int) -> Section:
         """The section with the values of an object."""
@@ -130,37 +137,29 @@ class Unsynced:
 
     def object_bytes(self, number: int) -> int:
         """Size of an object in bytes."""
-        return (
-            len(self.header(number))
-            + section_bytes(self.layout, self.section("", number))
-            + CHECKSUM_BYTES * len(END)
-        )
+        values = section_bytes(self.layout, self.section("", number))
+        return len(self.header(number)) + values + CHECKSUM_BYTES * len(END)
 
     def checksum(self, folder: str, number: int) -> int:
         """The checksum of the values that an object would have if it were written now."""
-        *_, last_part = section_parts(
-            self.section(folder, number), map(self._chunk, self._chunks(number))
-        )
-        self._copied = None
-        return int.from_bytes(last_part[-CHECKSUM_BYTES:], "little")
+        sums: list[int] = []
+        for _ in self.parts(folder, number, sums.append):
+            pass  # only the checksum is wanted
+        return sums[0]
 
     def read_over(self, number: int, read: Callable[[torch.Tensor], None]) -> None:
         """Call ``read`` to fill a buffer with each chunk of an object's values, which are then discarded."""
         for piece in self._chunks(number):
-            read(
-                torch.empty(piece.numel, dtype=self.layout.groups[piece.group].dtype, device="cpu")
-            )
+            read(self._empty(piece))
 
     def parts(
         self, folder: str, number: int, written: Callable[[int], object] = bool
     ) -> Iterator[Buffer]:
         """The bytes of an object. ``written`` is called with the checksum of its values after the last of them was yielded."""
-        beginning = self.header(number)
-        yield beginning
+        yield self.header(number)
         last_part: Buffer = b""
-        for last_part in section_parts(
-            self.section(folder, number), map(self._chunk, self._chunks(number))
-        ):
+        chunks = map(self._chunk, self._chunks(number))
+        for last_part in section_parts(self.section(folder, number), chunks):
             yield last_part
         self._copied = None
         sums = Sums(
@@ -172,8 +171,11 @@ class Unsynced:
     def _chunks(self, number: int) -> Iterator[Piece]:
         return self.layout.chunks(number, CHUNK_BYTES)
 
+    def _empty(self, piece: Piece) -> torch.Tensor:
+        return torch.empty(piece.numel, dtype=self.layout.groups[piece.group].dtype, device="cpu")
+
     def _chunk(self, piece: Piece) -> torch.Tensor:
-        out = torch.empty(piece.numel, dtype=self.layout.groups[piece.group].dtype, device="cpu")
+        out = self._empty(piece)
         for segment in self._segments[piece.group]:
             start, stop = max(piece.start, segment.start), min(piece.stop, segment.stop)
             if start < stop:
@@ -214,10 +216,110 @@ def unsynced_seed(folder: str, number: int) -> int:
     return seed(fingerprint("unsynced"), folder, number)
 
 
-def _can_be_stored(tensor: torch.Tensor) -> bool:
-    plain = (
-        type(tensor.detach()) is torch.Tensor
-        and tensor.layout is torch.strided
-        and not tensor.is_meta
-    )
-    return plain and tensor.dtype in SAFETENSORS_DTYPES
+@dataclass(eq=False)
+class UnsyncedWatch:
+    """Checks that the objects with the tensors that are not synced are there and whole. Not thread-safe.
+
+    Args:
+        store: The run's prefix.
+        timing: Its ``sleep`` is used before an object is read again.
+        rank: The rank of this replica, for the log.
+        table: The table in the run's manifest that describes the objects; empty if there are none.
+        own_tensors: The same tensors of this replica's model.
+    """
+
+    store: Patient
+    timing: Timing
+    rank: int
+    table: Mapping[str, Any]
+    own_tensors: Unsynced | None
+
+    def __post_init__(self) -> None:
+        self._folder = str(self.table.get("folder", ""))
+        self._sums = [int(checksum, 16) for checksum in self.table.get("sums", ())]
+        if self.own_tensors is not None and not self.own_tensors.has_the_layout_of(self.table):
+            self.own_tensors = None
+        self._reported: set[int] = set()
+
+    def look(self, part: int = 0, parts: int = 1, *, whole: bool = False) -> None:
+        """Check objects, and write those again that are gone or have a wrong size; with ``whole``, also damaged ones.
+
+        Takes one listing if there is anything to check.
+
+        Args:
+            part: The objects ``part``, ``part + parts``, … are checked.
+            parts: 1 for all of them.
+            whole: Read the objects, which also shows damage inside them.
+        """
+        numbers = range(part, len(self._sums), parts)
+        if not numbers:
+            return
+        listing = self.store.list(f"{self._folder}/")
+        for number in numbers:
+            damage = self._damage_in_listing(number, listing)
+            if damage is None and whole:
+                damage = self._damage_inside(number)
+            if damage is not None:
+                self._write_again(number, damage)
+
+    def _damage_in_listing(self, number: int, listing: Mapping[str, int]) -> str | None:
+        """The damage to an object that its listing shows; None if it shows none."""
+        key = unsynced_key(self._folder, number)
+        if key not in listing:
+            return f"{self._origin(key)} is gone"
+        size = self.own_tensors and self.own_tensors.object_bytes(number)
+        if size is not None and listing[key] != size:
+            return f"{self._origin(key)} has {listing[key]} bytes, not {size}"
+        return None
+
+    def _damage_inside(self, number: int) -> str | None:
+        """The damage to an object that reading it shows; None if it is whole, or cannot be compared."""
+        if self.own_tensors is None:
+            return None
+        key, own_tensors = unsynced_key(self._folder, number), self.own_tensors
+        expected = Sums(self._sums[number], own_tensors.header_checksum(number))
+
+        def use(reader: ObjectReader) -> bool:
+            header = bytearray(len(own_tensors.header(number)))
+            if reader.size < len(header):
+                raise CorruptedObjectError(f"{self._origin(key)} is truncated")
+            reader.read_into(0, memoryview(header))
+            section = own_tensors.section(self._folder, number)
+            values = ValuesReader(reader, own_tensors.layout, section, self._origin(key))
+            own_tensors.read_over(number, values.read)
+            if bytes(header) != own_tensors.header(number) or values.verify() != expected:
+                raise CorruptedObjectError(f"{self._origin(key)} is damaged")
+            return True
+
+        try:
+            # Only two further readings, since the other replicas may be waiting. If the object is not damaged after all, the
+            # same bytes are just written once more.
+            if read_again(self.timing, partial(self.store.read, key, use), most=2):
+                return None
+        except CorruptedObjectError as error:
+            return str(error).rstrip(".")
+        return f"{self._origin(key)} is gone"
+
+    def _write_again(self, number: int, damage: str) -> None:
+        key = unsynced_key(self._folder, number)
+        own = self.own_tensors
+        if own is not None and own.checksum(self._folder, number) == self._sums[number]:
+            _log.error(
+                "rank %d: %s. It is written again with the same content. Something outside the run deletes or "
+                "changes its objects.",
+                self.rank,
+                damage,
+            )
+            self.store.put(key, partial(own.parts, self._folder, number))
+        elif number not in self._reported:
+            self._reported.add(number)
+            _log.error(
+                "rank %d: %s. It holds tensors that are not synced (frozen parameters, buffers under buffers='none'). This "
+                "replica cannot write it again, because its model holds other values than at the start of the run. Unless "
+                "another replica can write it, export() can only write the synced tensors (synced_only=True).",
+                self.rank,
+                damage,
+            )
+
+    def _origin(self, key: str) -> str:
+        return f"{self.store.uri}/{key}"

@@ -13,7 +13,7 @@ from .._wire._sections import view
 from ._names import plain_name
 
 if TYPE_CHECKING:
-    from collections.abc import Collection
+    from collections.abc import Mapping
 
 _log = logging.getLogger("diloco_core")
 
@@ -21,21 +21,34 @@ _log = logging.getLogger("diloco_core")
 _HASHED_AT_ONCE = 2**22
 
 
-def describe(dtype: torch.dtype, shape: torch.Size) -> str:
-    """A dtype and a shape as text, such as ``float32[2, 3]``."""
-    return f"{str(dtype).removeprefix('torch.')}{list(shape)}"
+def describe(tensor: torch.Tensor) -> str:
+    """The dtype and the shape of a tensor as text, such as ``float32[2, 3]``."""
+    return f"{str(tensor.dtype).removeprefix('torch.')}{list(tensor.shape)}"
 
 
 def named_buffers(model: torch.nn.Module, *, persistent: bool) -> dict[str, torch.Tensor]:
     """The buffers that are saved with a model, or those that are not, under all of their names."""
-    buffers: dict[str, torch.Tensor] = {}
-    for prefix, module in model.named_modules(remove_duplicate=False):
-        # torch has no public way to ask which are persistent.
-        not_persistent = module._non_persistent_buffers_set  # noqa: SLF001
-        for name, buffer in module._buffers.items():  # noqa: SLF001
-            if buffer is not None and (name not in not_persistent) == persistent:
-                buffers[f"{prefix}.{name}" if prefix else name] = buffer
-    return buffers
+    slots = buffer_slots(model, persistent=persistent)
+    buffers = {path: module._buffers[name] for path, (module, name) in slots.items()}  # noqa: SLF001
+    return {path: buffer for path, buffer in buffers.items() if buffer is not None}
+
+
+def buffer_slots(
+    model: torch.nn.Module, *, persistent: bool
+) -> dict[str, tuple[torch.nn.Module, str]]:
+    """Where a model holds these buffers, also those that are None: the module and the attribute, by name."""
+    return {
+        f"{prefix}.{name}" if prefix else name: (module, name)
+        for prefix, module in model.named_modules(remove_duplicate=False)
+        for name in module._buffers  # noqa: SLF001 - torch has no public way to ask which are persistent
+        if (name not in module._non_persistent_buffers_set) == persistent  # noqa: SLF001
+    }
+
+
+def is_plain(tensor: torch.Tensor) -> bool:
+    """Whether a tensor is dense and holds its own values: no DTensor, nothing quantised, sparse or on the meta device."""
+    dense = type(tensor.detach()) is torch.Tensor and tensor.layout is torch.strided
+    return dense and not tensor.is_quantized and not tensor.is_meta
 
 
 def as_bytes(tensor: torch.Tensor) -> torch.Tensor:
@@ -44,28 +57,25 @@ def as_bytes(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def compared_tensors(
-    model: torch.nn.Module, frozen: Collection[str], sums: dict[int, str | None] | None = None
-) -> dict[str, str]:
+    model: torch.nn.Module, frozen: Mapping[str, torch.Tensor]
+) -> tuple[dict[str, str], dict[int, str | None]]:
     """Describe the tensors that are never synced but must be equal at all replicas.
 
     These are frozen parameters, and buffers that are not saved. Their values are read once; only small pieces are copied.
 
     Args:
         model: The model.
-        frozen: Names of the parameters that are not synced.
-        sums: Is filled with the checksums, by the ``id`` of the tensor; checksums that it holds already are used.
+        frozen: The parameters that are not synced, by name.
 
     Returns:
-        The description of each tensor, with a checksum of its values, by its name.
+        The description of each tensor, with a checksum of its values, by its name; and the checksums by the ``id`` of the tensor,
+        None if its values cannot be read.
     """
-    parameters = dict(model.named_parameters(remove_duplicate=False))
     synced = {id(tensor) for tensor in named_buffers(model, persistent=True).values()}
-    sums = {} if sums is None else sums
-    lines = {}
-    for kind, tensors in (
-        ("frozen", {name: parameters[name] for name in frozen}),
-        ("not persistent", named_buffers(model, persistent=False)),
-    ):
+    lines: dict[str, str] = {}
+    sums: dict[int, str | None] = {}
+    buffers = named_buffers(model, persistent=False)
+    for kind, tensors in (("frozen", frozen), ("not persistent", buffers)):
         for name, tensor in tensors.items():
             if id(tensor) in synced:
                 continue
@@ -78,10 +88,9 @@ def compared_tensors(
                     name,
                     kind_of(tensor),
                 )
-            lines[plain_name(model, name)] = f"{describe(tensor.dtype, tensor.shape)} {kind}" + (
-                f" with values {values}" if values else ""
-            )
-    return lines
+            held = f" with values {values}" if values else ""
+            lines[plain_name(model, name)] = f"{describe(tensor)} {kind}{held}"
+    return lines, sums
 
 
 def checksum(tensor: torch.Tensor) -> str | None:

@@ -29,20 +29,8 @@ class _Original:
     """A tensor, and how it was when the outer loop was made."""
 
     tensor: torch.Tensor
-    dtype: torch.dtype
-    shape: torch.Size
+    description: str
     frozen: bool
-
-    @classmethod
-    def of(cls, tensor: torch.Tensor, *, frozen: bool = False) -> _Original:
-        return cls(tensor, tensor.dtype, tensor.shape, frozen)
-
-    def looks_like(self, tensor: torch.Tensor) -> bool:
-        return tensor.dtype is self.dtype and tensor.shape == self.shape
-
-    @property
-    def description(self) -> str:
-        return describe(self.dtype, self.shape)
 
 
 class ModelWatch:
@@ -67,13 +55,15 @@ class ModelWatch:
         self._model = model
         self._optimizers = tuple(optimizers)
         self._parameters = {
-            name: _Original.of(parameter, frozen=not parameter.requires_grad)
+            name: _Original(parameter, describe(parameter), not parameter.requires_grad)
             for name, parameter in model.named_parameters(remove_duplicate=False)
         }
         persistent = {} if buffers is None else named_buffers(model, persistent=True)
         # All names of a buffer stand for one tensor, which is synced under one of them, without the names of wrappers.
         synced_as = {id(named.tensor): named.name for named in buffers or ()}
-        self._buffers = {name: _Original.of(buffer) for name, buffer in persistent.items()}
+        self._buffers = {
+            n: _Original(each, describe(each), False) for n, each in persistent.items()
+        }
         self._synced_as = {name: synced_as[id(buffer)] for name, buffer in persistent.items()}
         self._buffers_are_synced = buffers is not None
         self._addresses: list[tuple[int, tuple[int, ...]]] = []
@@ -117,15 +107,15 @@ class ModelWatch:
             if parameter is not original.tensor:
                 _refuse_change(
                     name,
-                    f"parameter {name!r} is another tensor ({_described(parameter)}) than {_WHEN} ({original.description}), so "
+                    f"parameter {name!r} is another tensor ({describe(parameter)}) than {_WHEN} ({original.description}), so "
                     "the tensor that is trained is not the one that is synced. Copy values into the existing tensor "
                     "(load_state_dict without assign=True, model.to without replacing parameters), or make the outer loop "
                     "afterwards.",
                 )
-            if not original.looks_like(parameter):
+            if original.description != describe(parameter):
                 _refuse_change(
                     name,
-                    f"parameter {name!r} was {original.description} {_WHEN} and is now {_described(parameter)}. Convert the "
+                    f"parameter {name!r} was {original.description} {_WHEN} and is now {describe(parameter)}. Convert the "
                     "model before the outer loop is made.",
                 )
             if original.frozen and parameter.requires_grad:
@@ -144,10 +134,10 @@ class ModelWatch:
         buffers: dict[str, torch.Tensor] = {}
         for name, buffer in now.items():
             original = self._buffers[name]
-            if not original.looks_like(buffer):
+            if original.description != describe(buffer):
                 _refuse_change(
                     name,
-                    f"buffer {name!r} was {original.description} {_WHEN} and is now {_described(buffer)}, but a synced buffer "
+                    f"buffer {name!r} was {original.description} {_WHEN} and is now {describe(buffer)}, but a synced buffer "
                     "may only change its values. Keep its shape and dtype, register it with persistent=False, or pass "
                     "buffers='none'.",
                 )
@@ -182,7 +172,7 @@ class ModelWatch:
             if name not in original:
                 _refuse_change(
                     name,
-                    f"{kind} {name!r} ({_described(tensor)}) was not in the model {_WHEN}: it would never be synced. Change the "
+                    f"{kind} {name!r} ({describe(tensor)}) was not in the model {_WHEN}: it would never be synced. Change the "
                     "model before the outer loop is made.",
                 )
 
@@ -197,7 +187,7 @@ class ModelWatch:
                         refuse(
                             "",
                             f"{optimizer_name} holds a tensor that is not a parameter of the model: number {position} of its "
-                            f"group {index}, {_described(tensor)}. It would be trained and never synced. Make the optimizer "
+                            f"group {index}, {describe(tensor)}. It would be trained and never synced. Make the optimizer "
                             "from the parameters of this model, after every operation that replaces them.",
                         )
                     held.add(id(tensor))
@@ -210,16 +200,13 @@ class ModelWatch:
                 )
 
     def _check_memory(self, refuse: Callable[[str, str], None]) -> None:
-        names: dict[int, str] = {}
-        tensors: list[torch.Tensor] = []
-        for name, original in self._parameters.items():
-            if names.setdefault(id(original.tensor), name) == name:
-                tensors.append(original.tensor)
-        for name, buffer in (
-            named_buffers(self._model, persistent=True) if self._buffers_are_synced else {}
-        ).items():
-            if names.setdefault(id(buffer), name) == name:
-                tensors.append(buffer)
+        synced = named_buffers(self._model, persistent=True) if self._buffers_are_synced else {}
+        names = {
+            id(each): name for name, each in reversed([*self.parameters.items(), *synced.items()])
+        }
+        tensors = [
+            *{id(each): each for each in (*self.parameters.values(), *synced.values())}.values()
+        ]
         addresses = [
             (address(tensor), tensor.stride()) if address(tensor) else (0, ()) for tensor in tensors
         ]
@@ -231,7 +218,7 @@ class ModelWatch:
             if first == second:
                 refuse(
                     first,
-                    f"elements of {first!r} ({_described(overlap[0])}) share memory with each other (is it an expanded "
+                    f"elements of {first!r} ({describe(overlap[0])}) share memory with each other (is it an expanded "
                     "tensor?), so they cannot have values of their own. Give every element its own memory: clone() the tensor.",
                 )
             refuse(
@@ -248,7 +235,3 @@ def _refuse_argument(name: str, message: str) -> None:  # noqa: ARG001 - the sig
 
 def _refuse_change(name: str, message: str) -> None:
     raise ModelChangedError(message, name)
-
-
-def _described(tensor: torch.Tensor) -> str:
-    return describe(tensor.dtype, tensor.shape)

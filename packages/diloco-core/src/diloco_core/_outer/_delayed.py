@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from .._arithmetic._layout import Piece, Rule
 from .._model._segments import ready
 from ._device_copies import ACCELERATOR, VALUES, DeviceCopies
 from ._fragment import Fragment
@@ -16,6 +15,7 @@ from ._fragment import Fragment
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterator, Mapping, Sequence
 
+    from .._arithmetic._layout import Piece
     from ._device_copies import Accelerator, Taken
 
     # What was brought to a device, by the pinned buffer, the group, and where it starts in the group.
@@ -58,7 +58,6 @@ class DelayedFragment(Fragment):
     gets to the CPU, and the result to the device, by :class:`.DeviceCopies`.
     """
 
-    _detached = False
     _snapshot: _Snapshot | None = None
     _before: list[torch.Tensor] | None = None
     _copies: DeviceCopies | None = None
@@ -107,13 +106,13 @@ class DelayedFragment(Fragment):
     def _compute(self, snapshot: _Snapshot, held: Sequence[torch.Tensor]) -> None:
         """Compute the contribution of a replica whose tensors hold these values: flat, one per segment."""
         values, sent, unchanged = iter(held), [], []
-        for index, group in enumerate(self.layout.groups):
+        for index, whole in enumerate(self._wholes):
             parts = [(next(values), each.start, each.stop) for each in self._segments.placed[index]]
             parts = [part for part in parts if part[0].numel()]
-            if group.rule is not Rule.OUTER and self._is_unchanged(index, parts):
+            if not self._is_outer(whole) and self._is_unchanged(index, parts):
                 unchanged.append(index)
-            out = torch.empty(group.numel, dtype=group.dtype, device="cpu")
-            contribution = self._contribution(Piece(index, 0, group.numel), parts, out)
+            out = torch.empty_like(self.copy[index])
+            contribution = self._contribution(whole, parts, out)
             if contribution is not out:  # a view of the model
                 out.copy_(contribution)
             sent.append(out)
@@ -139,15 +138,15 @@ class DelayedFragment(Fragment):
         """What the model needs of the new global copy and of the old one, one tensor per segment; None where it needs nothing."""
         before = self._before if fate == "carried" else None
         alpha = self._kept(fate)
-        new: list[torch.Tensor | None] = []
-        old: list[torch.Tensor | None] = []
-        for index, group in enumerate(self.layout.groups):
-            mixed = group.rule is Rule.OUTER and bool(alpha or before)
+        needed: dict[str, list[torch.Tensor | None]] = {VALUES: [], _OLD: []}
+        for index, whole in enumerate(self._wholes):
+            mixed = self._is_outer(whole) and bool(alpha or before)
             for each in self._segments.placed[index]:
                 place = slice(each.start, each.stop)
-                new.append(None if mixed and alpha == 1 else self.copy[index][place])
-                old.append(before[index][place] if mixed and before and alpha < 1 else None)
-        needed = {VALUES: new, _OLD: old}
+                new = None if mixed and alpha == 1 else self.copy[index][place]
+                old = before[index][place] if mixed and before and alpha < 1 else None
+                needed[VALUES].append(new)
+                needed[_OLD].append(old)
         return {w: v for w, v in needed.items() if any(each is not None for each in v)}
 
     def _kept(self, fate: str) -> float:
@@ -171,9 +170,8 @@ class DelayedFragment(Fragment):
         with self._brought(fate) as near, torch.no_grad():
             self.attach()
             self.begin()
-            for index, group in enumerate(self.layout.groups):
-                whole = Piece(index, 0, group.numel)
-                if group.rule is not Rule.OUTER or not (alpha or before):
+            for index, whole in enumerate(self._wholes):
+                if not self._is_outer(whole) or not (alpha or before):
                     self._take_over(whole, near)
                 elif alpha < 1:
                     self._mix(whole, alpha, before[index] if before else None, near)
@@ -186,11 +184,8 @@ class DelayedFragment(Fragment):
         if self._snapshot is None or self._copies is None:
             yield {}
             return
-        places = [
-            (index, each.start)
-            for index, segments in enumerate(self._segments.placed)
-            for each in segments
-        ]
+        placed = enumerate(self._segments.placed)
+        places = [(index, each.start) for index, segments in placed for each in segments]
         with self._copies.unpacked(*self._to_be_brought(fate)) as parts:
             yield {
                 (which, *places[number]): values
@@ -219,21 +214,12 @@ class DelayedFragment(Fragment):
             progress = local.to(wide).sub_(old.to(wide)).to(local.dtype)
             local.copy_(torch.lerp(new, old, alpha).add_(progress))
 
-    def begin(self) -> None:
-        """Make flat views of the model's tensors, unless the fragment is detached."""
-        if not self._detached:
-            super().begin()
-
-    def finish(self) -> None:
-        """Write copied tensors back, unless the fragment is detached."""
-        if not self._detached:
-            super().finish()
-
     def contributed(self, piece: Piece, out: torch.Tensor) -> torch.Tensor:
         """What was computed from the snapshot; without one, what the model holds now."""
         if self._snapshot is None:
             return super().contributed(piece, out)
-        return _collected(self._snapshot).sent[piece.group][piece.start : piece.stop]
+        assert self._snapshot.taken is None, "collect() comes first"
+        return self._snapshot.sent[piece.group][piece.start : piece.stop]
 
     def is_surely_finite(self, piece: Piece) -> bool:
         """Unknown for a snapshot: only the model's values would tell it more quickly than the contribution itself."""
@@ -243,12 +229,8 @@ class DelayedFragment(Fragment):
         """The groups of buffers that were as in the global copy when the snapshot was taken."""
         if self._snapshot is None:
             return super().unchanged()
-        return _collected(self._snapshot).unchanged
-
-    def adopt(self, piece: Piece, values: torch.Tensor) -> None:
-        """Set the model to ``values``, unless the fragment is detached: :meth:`arrive` does it then."""
-        if not self._detached:
-            super().adopt(piece, values)
+        assert self._snapshot.taken is None, "collect() comes first"
+        return self._snapshot.unchanged
 
     def progress(self) -> list[torch.Tensor]:
         """What the replica has learned since the last sync.
@@ -259,19 +241,6 @@ class DelayedFragment(Fragment):
             return super().progress()
         self._before = [values.clone() for values in self.copy]
         return []
-
-    def reapply(self, progress: Sequence[torch.Tensor]) -> None:
-        """Add progress to the model again, unless the fragment is detached: :meth:`arrive` does it then."""
-        if not self._detached:
-            super().reapply(progress)
-
-
-def _collected(snapshot: _Snapshot) -> _Snapshot:
-    if snapshot.taken is not None:
-        raise RuntimeError(
-            "the contribution of a fragment was used before its collect() was called"
-        )
-    return snapshot
 
 
 def _at(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from contextlib import contextmanager
-from itertools import pairwise
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -72,22 +72,19 @@ class Accelerator:
 ACCELERATOR = Accelerator()
 
 
+@dataclass(eq=False)
 class Taken:
     """Values on their way from their devices to the CPU."""
 
-    def __init__(
-        self, values: list[torch.Tensor], waits: list[tuple[_Lane, Any, torch.Tensor]]
-    ) -> None:
-        self._values = values
-        # The copies on the devices are kept until they have been read.
-        self._waits = waits
+    values: list[torch.Tensor]
+    waits: list[tuple[_Lane, Any, torch.Tensor]]
 
     def wait(self) -> list[torch.Tensor]:
         """Wait until the values are there. Returns them: flat, on the CPU, and right until the next use of the buffers."""
-        for lane, event, _ in self._waits:
+        for lane, event, _ in self.waits:
             lane.accelerator.wait(event)
-        self._waits = []
-        return self._values
+        self.waits = []
+        return self.values
 
 
 class DeviceCopies:
@@ -104,12 +101,7 @@ class DeviceCopies:
     def __init__(self, values: Sequence[torch.Tensor], accelerator: Accelerator) -> None:
         self._kinds = [_kind(each) for each in values]
         self._lanes = [
-            _Lane(
-                device,
-                [i for i, each in enumerate(values) if each.device == device],
-                values,
-                accelerator,
-            )
+            _Lane(device, values, accelerator)
             for device in dict.fromkeys(each.device for each in values)
             if accelerator.has_streams(device)
         ]
@@ -159,24 +151,18 @@ class _Lane:
     """The part of the values that is on one device. There they lie one after the other in one piece of memory, as here."""
 
     def __init__(
-        self,
-        device: torch.device,
-        numbers: list[int],
-        values: Sequence[torch.Tensor],
-        accelerator: Accelerator,
+        self, device: torch.device, values: Sequence[torch.Tensor], accelerator: Accelerator
     ) -> None:
         self.accelerator = accelerator
         self._device = device
         self._side = accelerator.side_stream(device)
-        ends = [0]
-        for number in numbers:
-            size = values[number].numel() * values[number].itemsize
-            ends.append(ends[-1] + -(-size // _ALIGNMENT) * _ALIGNMENT)
-        self._size = ends[-1]
-        self._places = [
-            (number, start, values[number].numel() * values[number].itemsize, values[number].dtype)
-            for number, (start, _) in zip(numbers, pairwise(ends), strict=True)
-        ]
+        self._size = 0
+        self._places: list[tuple[int, int, int, torch.dtype]] = []
+        for number, each in enumerate(values):
+            if each.device == device:
+                size = each.numel() * each.itemsize
+                self._places.append((number, self._size, size, each.dtype))
+                self._size += -(-size // _ALIGNMENT) * _ALIGNMENT
         self._pinned: dict[str, torch.Tensor] = {}
         self._last: dict[str, Any] = {}  # for each buffer, the event after its last copy
 

@@ -18,15 +18,14 @@ from .._model._segments import Segments, arrange, ready, tensor_table
 from .._squares import sum_of_squares
 from .._terms._terms import DEFAULT
 from .._wire._sections import fingerprint, view
-from ._finite import not_finite, square_bound
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Iterable, Mapping, Sequence
+    from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 
     from .._arithmetic._coded import CodedUpdates
     from .._model._partition import NamedTensor
+    from .._model._segments import Segment
     from .._terms._terms import Terms
-    from ._groups import OuterGroups
     from ._optimizer import OuterOptimizer
     from ._residual import Residual
 
@@ -42,7 +41,7 @@ class Fragment:
     Args:
         name: Its name in reports and in the store.
         tensors: The tensors that it consists of.
-        outer: Its outer optimizer, or one for each outer parameter group; None if none of its tensors takes an outer step.
+        outer: Its outer optimizer; one without groups if none of its tensors takes an outer step.
         shards: The number of shards into which it is cut.
         terms: What the replicas agree on.
         coded: How its state is published, if that is encoded.
@@ -56,12 +55,13 @@ class Fragment:
     """
 
     residual: Residual | None = None
+    _detached = False  # whether the exchange must not touch the model: see DelayedFragment
 
     def __init__(
         self,
         name: str,
         tensors: Sequence[NamedTensor],
-        outer: OuterOptimizer | OuterGroups | None,
+        outer: OuterOptimizer,
         shards: int,
         terms: Terms = DEFAULT,
         coded: CodedUpdates | None = None,
@@ -80,15 +80,12 @@ class Fragment:
         self._adopted = False
         groups, placed = arrange(tensors)
         self._segments = Segments(placed)
-        if outer is not None:
-            outer.arranged([segments[0].named.outer_group or 0 for segments in placed])
+        outer.arranged([segments[0].named.outer_group or 0 for segments in placed])
         block = terms.codec.block
         if coded is not None:
             block = math.lcm(block, coded.codec.block)
         self.layout = Layout(groups, shards, block)
-        self._square_bounds = [
-            square_bound(g.dtype, segments) for g, segments in zip(groups, placed, strict=True)
-        ]
+        self._wholes = [Piece(index, 0, group.numel) for index, group in enumerate(groups)]
         self.copy = [torch.empty(group.numel, dtype=group.dtype, device="cpu") for group in groups]
         # The norms are a part of the file of a contribution, so a file without them must not be taken for one with them.
         clipped = ["clip"] if terms.clip else []
@@ -110,43 +107,43 @@ class Fragment:
 
     def digests(self) -> dict[str, str]:
         """The checksum of each tensor's global copy by its name."""
-        checksums = {}
+        return {
+            segment.named.name: xxhash.xxh3_64_hexdigest(view(base))
+            for segment, base in self._bases()
+        }
+
+    def _bases(self) -> Iterator[tuple[Segment, torch.Tensor]]:
+        """Every tensor, with its part of the global copy."""
         for copy, segments in zip(self.copy, self._segments.placed, strict=True):
             for segment in segments:
-                values = copy[segment.start : segment.stop]
-                checksums[segment.named.name] = xxhash.xxh3_64_hexdigest(view(values))
-        return checksums
+                yield segment, copy[segment.start : segment.stop]
 
     def take_snapshot(self) -> None:
         """Set the global copy to what the model holds."""
         self.begin()
-        for copy, segments in zip(self.copy, self._segments.placed, strict=True):
-            for segment in segments:
-                copy[segment.start : segment.stop].copy_(ready(segment))
+        for segment, base in self._bases():
+            base.copy_(ready(segment))
         self.finish()
 
     def start_over(self) -> None:
         """Set the model to the global copy, and so forget what was learned since the last sync."""
         self.begin()
-        for index, group in enumerate(self.layout.groups):
-            whole = Piece(index, 0, group.numel)
-            self.adopt(whole, self.destination(whole))
+        for whole, values in zip(self._wholes, self.copy, strict=True):
+            self.adopt(whole, values)
         self.finish()
 
     def settle(self) -> list[str]:
         """Set tensors that have changed since the last sync back to the global copy. Returns the names of the parameters."""
         changed = []
         self.begin()
-        for copy, segments in zip(self.copy, self._segments.placed, strict=True):
-            for segment in segments:
-                local, base = ready(segment), copy[segment.start : segment.stop]
-                # Compared as bytes, since buffers may hold NaN.
-                if not torch.equal(
-                    local.cpu().view(torch.uint8), base.to(local.dtype).view(torch.uint8)
-                ):
-                    local.copy_(base)
-                    if segment.named.rule is Rule.OUTER:
-                        changed.append(segment.named.name)
+        for segment, base in self._bases():
+            local = ready(segment)
+            # Compared as bytes, since buffers may hold NaN.
+            held, synced = (each.view(torch.uint8) for each in (local.cpu(), base.to(local.dtype)))
+            if not torch.equal(held, synced):
+                local.copy_(base)
+                if segment.named.rule is Rule.OUTER:
+                    changed.append(segment.named.name)
         self.finish()
         return changed
 
@@ -163,8 +160,9 @@ class Fragment:
 
     def begin(self) -> None:
         """Make flat views of the model's tensors; a tensor that is not contiguous is copied until :meth:`finish`."""
-        self._adopted = False
-        self._segments.begin()
+        if not self._detached:
+            self._adopted = False
+            self._segments.begin()
 
     def depart(self) -> None:
         """Prepare for a sync, which uses the model's values until :meth:`arrive` is called."""
@@ -176,7 +174,8 @@ class Fragment:
 
     def finish(self) -> None:
         """Write copied tensors back. If new values were adopted, delete the gradients, which belong to the old values."""
-        self._segments.finish(adopted=self._adopted)
+        if not self._detached:
+            self._segments.finish(adopted=self._adopted)
 
     def contributed(self, piece: Piece, out: torch.Tensor) -> torch.Tensor:
         """The pseudo-gradient of a piece; for buffers, their values."""
@@ -186,7 +185,7 @@ class Fragment:
         self, piece: Piece, held: Iterable[tuple[torch.Tensor, int, int]], out: torch.Tensor
     ) -> torch.Tensor:
         """The contribution of a replica that holds these values, each with where in the group it starts and stops."""
-        is_outer = self.layout.groups[piece.group].rule is Rule.OUTER
+        is_outer = self._is_outer(piece)
         for local, start, stop in held:
             base = self.copy[piece.group][start:stop]
             whole = stop - start == piece.stop - piece.start
@@ -223,10 +222,10 @@ class Fragment:
     def unchanged(self) -> Collection[int]:
         """The groups of buffers that are still as in the global copy."""
         return [
-            index
-            for index, group in enumerate(self.layout.groups)
-            if group.rule is not Rule.OUTER
-            and self._is_unchanged(index, self._segments.overlaps(Piece(index, 0, group.numel)))
+            whole.group
+            for whole in self._wholes
+            if not self._is_outer(whole)
+            and self._is_unchanged(whole.group, self._segments.overlaps(whole))
         ]
 
     def _is_unchanged(self, group: int, held: Iterable[tuple[torch.Tensor, int, int]]) -> bool:
@@ -247,26 +246,20 @@ class Fragment:
     def update(self, piece: Piece, reduced: torch.Tensor) -> torch.Tensor:
         """Take the outer step on the global copy. Buffers just take the reduced values."""
         values = self.destination(piece)
-        if self.outer is not None and self.layout.groups[piece.group].rule is Rule.OUTER:
+        if self._is_outer(piece):
             self.outer.use(self.rate.values)
             old = None if self.coded is None else values.clone()
             self.outer.step(piece, values, reduced)
             if self.coded is not None and old is not None:
-                self._encode_update(self.outer, self.coded, piece, old)
+                self._encode_update(self.coded, piece, old)
         else:
             values.copy_(reduced)
         return values
 
-    def _encode_update(
-        self,
-        outer: OuterOptimizer | OuterGroups,
-        coded: CodedUpdates,
-        piece: Piece,
-        old: torch.Tensor,
-    ) -> None:
+    def _encode_update(self, coded: CodedUpdates, piece: Piece, old: torch.Tensor) -> None:
         """Encode what an outer step did to a chunk, and hold from now on what all replicas will read."""
-        codec, state = coded.codec, outer.tensors(piece)
-        residual_name = outer.name_of(piece, RESIDUAL)
+        codec, state = coded.codec, self.outer.tensors(piece)
+        residual_name = self.outer.name_of(piece, RESIDUAL)
         residual = state.pop(residual_name, None)
         update = encode_update(codec, old, self.destination(piece), residual)
         if update is None:
@@ -274,11 +267,14 @@ class Fragment:
         encoded = {name: codec.encode(values) for name, values in state.items()}
         for name, data in encoded.items():
             codec.decode(data, state[name])
-        outer.keep(piece, RESIDUAL, update.residual)
+        self.outer.keep(piece, RESIDUAL, update.residual)
         coded.keep(piece, update.data, {**encoded, residual_name: update.left})
 
     def must_be_finite(self, piece: Piece) -> bool:
         """Whether the piece takes an outer step."""
+        return self._is_outer(piece)
+
+    def _is_outer(self, piece: Piece) -> bool:
         return self.layout.groups[piece.group].rule is Rule.OUTER
 
     def check_update(self, piece: Piece, values: torch.Tensor, sync: int) -> None:
@@ -289,13 +285,11 @@ class Fragment:
         """
         if not self.must_be_finite(piece):
             return
-        wrong = not_finite(self._segments, piece, values, self._square_bounds[piece.group])
-        if wrong is None and self.outer is not None:
-            index = self.outer.not_finite(piece)
-            wrong = None if index is None else (self.locate(piece, index), values.dtype)
+        wrong = self._segments.not_finite(piece, values)
+        if wrong is None and (index := self.outer.not_finite(piece)) is not None:
+            wrong = self.locate(piece, index), values.dtype
         if wrong is not None:
-            lr = None if self.outer is None else self.outer.part(piece).lr
-            raise NonFiniteUpdateError(*wrong, sync, lr, elastic=self._elastic)
+            raise NonFiniteUpdateError(*wrong, sync, self.outer.lr(piece), elastic=self._elastic)
 
     def destination(self, piece: Piece) -> torch.Tensor:
         """The global copy of a piece."""
@@ -303,6 +297,8 @@ class Fragment:
 
     def adopt(self, piece: Piece, values: torch.Tensor) -> None:
         """Set the model to ``values``, rounded to the model's dtype."""
+        if self._detached:
+            return  # arrive() does it
         self._adopted = True
         for local, start, stop in self._segments.overlaps(piece):
             whole = stop - start == piece.stop - piece.start
@@ -316,66 +312,58 @@ class Fragment:
 
     def outer_scalars(self, piece: Piece) -> Mapping[str, float]:
         """Scalars of the outer optimizer for a chunk of one of this replica's shards."""
-        return {} if self.outer is None else self.outer.scalars(piece)
+        return self.outer.scalars(piece)
 
     def outer_state(self, piece: Piece) -> Mapping[str, torch.Tensor]:
         """Tensors of the outer optimizer for a chunk of one of this replica's shards."""
-        return {} if self.outer is None else self.outer.tensors(piece)
+        return self.outer.tensors(piece)
 
     def keeps_outer(self, piece: Piece, name: str) -> bool:
         """Whether a tensor of the outer optimizer with this name can belong to a piece."""
-        return self.outer is None or self.outer.keeps(piece, name)
+        return self.outer.keeps(piece, name)
 
     def prepare_outer(self, piece: Piece) -> None:
         """Give a chunk its part of an outer state that was loaded, before its first outer step."""
-        if self.outer is not None and self.must_be_finite(piece):
+        if self.must_be_finite(piece):
             self.outer.prepare(piece, self.destination(piece))
 
     def install_outer(
         self, chunks: Mapping[Piece, Mapping[str, torch.Tensor]], scalars: Mapping[str, float]
     ) -> None:
         """Replace the outer optimizer's state of some chunks with the published one."""
-        if self.outer is not None:
-            for piece, tensors in chunks.items():
-                self.outer.install(piece, self.destination(piece), tensors, scalars)
+        for piece, tensors in chunks.items():
+            self.outer.install(piece, self.destination(piece), tensors, scalars)
 
     def forget_outer(self, chunks: Iterable[Piece]) -> None:
         """Drop the outer optimizer's state of some chunks."""
         dropped = list(chunks)
-        if self.outer is not None:
-            self.outer.forget(dropped)
+        self.outer.forget(dropped)
         if self.coded is not None:
             self.coded.forget(dropped)
 
     def table(self) -> dict[str, Any]:
         """The table for the manifest that says where each tensor is in the files of the fragment."""
-        identity = {
+        return {
             "name": self.name,
             "shards": self.layout.shards,
             "fingerprint": self.fingerprint,
+            **tensor_table(self.layout, self._segments.placed),
         }
-        return {**identity, **tensor_table(self.layout, self._segments.placed)}
 
     def progress(self) -> list[torch.Tensor]:
         """What the replica has learned since the last sync: model minus global copy, one flat tensor per group.
 
         Groups of buffers have an empty tensor.
         """
-        differences = []
-        for index, group in enumerate(self.layout.groups):
-            whole = Piece(index, 0, group.numel)
-            if group.rule is Rule.OUTER:
-                differences.append(
-                    self.contributed(
-                        whole, torch.empty(group.numel, dtype=group.dtype, device="cpu")
-                    ).neg_()
-                )
-            else:
-                differences.append(torch.empty(0, device="cpu"))
-        return differences
+        return [
+            self.contributed(whole, torch.empty_like(copy)).neg_()
+            if self._is_outer(whole)
+            else torch.empty(0, device="cpu")
+            for whole, copy in zip(self._wholes, self.copy, strict=True)
+        ]
 
     def reapply(self, progress: Sequence[torch.Tensor]) -> None:
         """Add what :meth:`progress` returned to the model again, on top of the values that were adopted since."""
-        for index, values in enumerate(progress):
+        for index, values in enumerate(() if self._detached else progress):
             for local, start, stop in self._segments.overlaps(Piece(index, 0, values.numel())):
                 local.add_(values[start:stop].to(local.device, local.dtype))

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import math
 from contextlib import nullcontext
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -14,6 +13,8 @@ from .._arithmetic._layout import Piece
 from .._checks import kind_of, number, yes_or_no
 from .._errors import ConfigurationError
 from .._generators import undisturbed
+from .._squares import not_finite
+from .._terms._terms import OuterGroup
 from ._learning_rate import OF_THE_SYNC, LearningRate, checked_lr, lr_of_sync
 
 if TYPE_CHECKING:
@@ -71,79 +72,110 @@ def outer_factory(
     )
 
 
-class OuterOptimizer:
-    """One torch optimizer whose parameters are chunks of flat shards, stepped one chunk at a time.
+class _Part:
+    """The torch optimizer of one outer parameter group."""
 
-    Torch keeps an optimizer's state per parameter, so the results are the same if it is given one chunk at a time, while that
-    chunk is still in the processor's cache. Not thread-safe.
-
-    Args:
-        factory: Makes the optimizer from a list of parameters.
-        scheduled: Whether its learning rate is a function of the sync.
-
-    Raises:
-        ConfigurationError: The factory does not make an optimizer of these parameters, its settings are impossible, or it has
-            no learning rate that could change.
-    """
-
-    def __init__(self, factory: OuterOptimizerFactory, *, scheduled: bool = False) -> None:
+    def __init__(self, group: OuterGroup) -> None:
         probe = [torch.nn.Parameter(torch.zeros(1, device="cpu"))]
-        self._factory = factory
-        self._optimizer = make(factory, probe)
-        self._optimizer.param_groups[0]["params"] = []
-        self._chunks: dict[Piece, torch.nn.Parameter] = {}
-        self._loaded: dict[str, Any] = {}
-        if scheduled:
+        self.factory = group.factory
+        self.optimizer = make(group.factory, probe)
+        self.group["params"] = []
+        self.name = type(self.optimizer).__name__
+        self._scheduled = group.schedule is not None
+        if self._scheduled:
             self.check_changeable("outer_lr is a function")
-        self._scheduled = scheduled
-        self._lr_at_first = self._lr_used = self._group.get("lr")
+        self._lr_at_first = self._lr_used = self.group.get("lr")
 
     @property
-    def _group(self) -> dict[str, Any]:
-        return self._optimizer.param_groups[0]
+    def group(self) -> dict[str, Any]:
+        return self.optimizer.param_groups[0]
 
-    @property
-    def name(self) -> str:
-        """The name of the optimizer's class."""
-        return type(self._optimizer).__name__
-
-    @property
     def settings(self) -> dict[str, str]:
-        """The class and the hyperparameters as text, in which all replicas must agree."""
-        group = self._optimizer.param_groups[0]
-        values = {key: _as_text(value) for key, value in group.items() if key != "params"}
+        values = {key: _as_text(value) for key, value in self.group.items() if key != "params"}
         # What use() has set is no other setting. Anything else was set by the caller, and is refused.
         if "lr" in values and values["lr"] == _as_text(self._lr_used):
             values["lr"] = OF_THE_SYNC if self._scheduled else _as_text(self._lr_at_first)
-        return {
-            "outer_optimizer": self.name,
-            **{f"outer_{key}": value for key, value in sorted(values.items())},
-        }
+        return {"optimizer": self.name, **dict(sorted(values.items()))}
 
     @property
     def lr(self) -> float:
-        """The learning rate of the next step."""
-        return float(self._group.get("lr", 1.0))
+        return float(self.group.get("lr", 1.0))
+
+    def check_changeable(self, what: str) -> None:
+        if "lr" not in self.group:
+            raise ConfigurationError(
+                f"{what}, but the outer optimizer {self.name} has no learning rate: its parameter group has no 'lr'"
+            )
+
+    def use(self, rate: float) -> None:
+        if rate == self.lr:
+            return
+        lr = self.group["lr"]
+        # Some optimizers keep it as a tensor, whose dtype may round it. So does every other replica's.
+        self._lr_used = torch.full_like(lr, rate) if isinstance(lr, torch.Tensor) else rate
+        self.group["lr"] = self._lr_used
+
+
+class OuterOptimizer:
+    """Torch optimizers whose parameters are chunks of flat shards, stepped one chunk at a time: one for each outer group.
+
+    Torch keeps an optimizer's state per parameter, so the results are the same if it is given one chunk at a time, while that
+    chunk is still in the processor's cache. With several groups, tensors and scalars are published under names that begin with
+    the group's number, since two groups need not keep the same ones. Not thread-safe.
+
+    Args:
+        groups: How each outer parameter group is stepped. There are none for means, which take no outer step.
+
+    Raises:
+        ConfigurationError: A factory does not make an optimizer of these parameters, its settings are impossible, or it has
+            no learning rate that could change.
+    """
+
+    def __init__(self, groups: Sequence[OuterGroup]) -> None:
+        self._parts = [_Part(group) for group in groups]
+        self._several = len(self._parts) > 1
+        self._of: Sequence[int] = ()
+        self._chunks: dict[Piece, torch.nn.Parameter] = {}
+        self._loaded: dict[str, Any] = {}
+
+    def arranged(self, groups: Sequence[int]) -> None:
+        """Take note of the outer group of each flat vector of the fragment's layout."""
+        self._of = groups
+
+    def _part(self, piece: Piece) -> _Part:
+        """The optimizer that updates a piece."""
+        return self._parts[self._of[piece.group] if self._several else 0]
+
+    def name_of(self, piece: Piece, name: str) -> str:
+        """The name under which a tensor that belongs to a piece is published."""
+        return f"{self._of[piece.group]}/{name}" if self._several else name
+
+    def keeps(self, piece: Piece, name: str) -> bool:
+        """Whether a tensor with this name can belong to a piece."""
+        return name.startswith(self.name_of(piece, ""))
+
+    @property
+    def name(self) -> str:
+        """The name of the optimizers' class."""
+        return self._parts[0].name
+
+    @property
+    def settings(self) -> dict[str, str]:
+        """The class and the hyperparameters of every group as text, in which all replicas must agree."""
+        return {
+            f"outer_groups[{number}].{key}" if self._several else f"outer_{key}": value
+            for number, part in enumerate(self._parts)
+            for key, value in part.settings().items()
+        }
+
+    def lr(self, piece: Piece) -> float | None:
+        """The learning rate of the next step of a piece; None if there are no groups."""
+        return self._part(piece).lr if self._parts else None
 
     @property
     def rates(self) -> tuple[float, ...]:
-        """The learning rate of every parameter group; empty if the optimizer has none."""
-        return (self.lr,) if "lr" in self._group else ()
-
-    def arranged(self, groups: Sequence[int]) -> None:
-        """Nothing to note: it updates all flat vectors of a fragment."""
-
-    def part(self, piece: Piece) -> OuterOptimizer:  # noqa: ARG002 - for several groups, it depends on the piece
-        """The optimizer that updates a piece: this one."""
-        return self
-
-    def name_of(self, piece: Piece, name: str) -> str:  # noqa: ARG002 - for several groups, it depends on the piece
-        """The name under which a tensor that belongs to a piece is published."""
-        return name
-
-    def keeps(self, piece: Piece, name: str) -> bool:  # noqa: ARG002 - for several groups, it depends on both
-        """Whether a tensor with this name can belong to a piece."""
-        return True
+        """The learning rate of every group; empty if the optimizers have none."""
+        return tuple(part.lr for part in self._parts if "lr" in part.group)
 
     def check_changeable(self, what: str) -> None:
         """Refuse an optimizer that has no learning rate; ``what`` says why it needs one.
@@ -151,50 +183,43 @@ class OuterOptimizer:
         Raises:
             ConfigurationError: It has none.
         """
-        if "lr" not in self._group:
-            raise ConfigurationError(
-                f"{what}, but the outer optimizer {self.name} has no learning rate: its parameter group has no 'lr'"
-            )
+        for part in self._parts:
+            part.check_changeable(what)
 
     def use(self, rates: Sequence[float]) -> None:
-        """Take the next steps with these learning rates, one for every parameter group; as before if there are none."""
-        if not rates or rates[0] == self.lr:
-            return
-        lr = self._group["lr"]
-        # Some optimizers keep it as a tensor, whose dtype may round it. So does every other replica's.
-        self._lr_used = torch.full_like(lr, rates[0]) if isinstance(lr, torch.Tensor) else rates[0]
-        self._group["lr"] = self._lr_used
+        """Take the next steps with these learning rates, one for every group; as before if there are none."""
+        for part, rate in zip(self._parts, rates, strict=bool(rates)):
+            part.use(rate)
 
     def tensors_kept(self) -> int:
         """How many tensors of the size of the values it keeps: 1 for SGD with momentum, 2 for Adam. Takes one step to see."""
-        piece, outer = Piece(0, 0, 1), OuterOptimizer(self._factory)
+        piece, kept = Piece(0, 0, 1), []
         # Some optimizers draw random numbers, which must not change those of the training.
         with undisturbed(), torch.device("cpu"):
-            outer.step(piece, torch.zeros(1), torch.zeros(1))
-        return len(outer.tensors(piece))
+            for part in self._parts:
+                outer = OuterOptimizer([OuterGroup(part.factory)])
+                outer.step(piece, torch.zeros(1), torch.zeros(1))
+                kept.append(len(outer.tensors(piece)))
+        return max(kept)
 
     def not_finite(self, piece: Piece) -> int | None:
         """The index of an element of a chunk whose state is NaN or infinite; None if there is none.
 
         Plain SGD is not checked, since an overflow of its momentum also shows in the values.
         """
-        if isinstance(self._optimizer, torch.optim.SGD):
+        if not self._parts or isinstance(self._part(piece).optimizer, torch.optim.SGD):
             return None
-        for values in self.tensors(piece).values():
-            if not math.isfinite(values.sum().item()) and not bool(
-                (finite := values.isfinite()).all()
-            ):
-                return int(finite.logical_not().nonzero()[0].item())
-        return None
+        found = map(not_finite, self.tensors(piece).values())
+        return next((index for index in found if index is not None), None)
 
     def step(self, piece: Piece, values: torch.Tensor, gradient: torch.Tensor) -> None:
         """Update ``values`` (a flat view that stays the same from step to step) in place."""
-        parameter = self._parameter(piece, values)
+        part, parameter = self._part(piece), self._parameter(piece, values)
         parameter.grad = gradient
-        self._optimizer.param_groups[0]["params"] = [parameter]
+        part.group["params"] = [parameter]
         with _on_cpu():
-            self._optimizer.step()
-        self._optimizer.param_groups[0]["params"] = []
+            part.optimizer.step()
+        part.group["params"] = []
         parameter.grad = None
 
     def prepare(self, piece: Piece, values: torch.Tensor) -> None:
@@ -206,19 +231,27 @@ class OuterOptimizer:
         parameter = self._chunks.get(piece)
         if parameter is None:
             parameter = self._chunks[piece] = torch.nn.Parameter(values)
-            self._restore(piece, parameter)
+            if self._loaded.get("ranges"):
+                self._part(piece).optimizer.state[parameter] = self._loaded_state(piece, values)
         return parameter
+
+    def state(self, piece: Piece) -> Mapping[str, Any]:
+        """The state that the optimizer keeps for a chunk. Empty before its first step."""
+        if piece not in self._chunks:
+            return {}
+        state: dict[str, Any] = self._part(piece).optimizer.state[self._chunks[piece]]
+        return state
 
     def tensors(self, piece: Piece) -> dict[str, torch.Tensor]:
         """The state of a chunk with one number per element: flat tensors of its size. Empty before its first step."""
-        return {name: value for name, value in self.state(piece).items() if _is_elementwise(value)}
+        state = self.state(piece).items()
+        return {self.name_of(piece, name): each for name, each in state if _is_elementwise(each)}
 
     def scalars(self, piece: Piece) -> dict[str, float]:
         """The state of a chunk that consists of single numbers, such as a step count. Empty before its first step."""
-        state = self.state(piece)
         return {
-            name: float(value)
-            for name, value in state.items()
+            self.name_of(piece, name): float(value)
+            for name, value in self.state(piece).items()
             if value is not None and not _is_elementwise(value)
         }
 
@@ -229,22 +262,30 @@ class OuterOptimizer:
         tensors: Mapping[str, torch.Tensor],
         scalars: Mapping[str, float],
     ) -> None:
-        """Replace the state of a chunk. ``values`` is the flat view that steps will update; ``tensors`` are kept, not copied."""
+        """Replace the state of a chunk. ``values`` is the flat view that steps will update; ``tensors`` are kept, not copied.
+
+        The scalars may be those of all groups.
+        """
         self.forget([piece])
         parameter = self._chunks[piece] = torch.nn.Parameter(values)
-        if tensors or scalars:
-            self._optimizer.state[parameter] = {**_as_tensors(scalars), **tensors}
+        start = self.name_of(piece, "")
+        state = {**_as_tensors(_own(scalars, start)), **_own(tensors, start)}
+        if state:
+            self._part(piece).optimizer.state[parameter] = state
 
     def forget(self, pieces: Iterable[Piece]) -> None:
         """Drop the state of some chunks."""
         for piece in pieces:
             parameter = self._chunks.pop(piece, None)
             if parameter is not None:
-                self._optimizer.state.pop(parameter, None)
+                self._part(piece).optimizer.state.pop(parameter, None)
 
     def keep(self, piece: Piece, name: str, values: torch.Tensor) -> None:
-        """Keep a tensor with the state of a chunk that has taken a step; it is saved and loaded with that state."""
-        self._optimizer.state[self._chunks[piece]][name] = values
+        """Keep a tensor with the state of a chunk that has taken a step; it is saved and loaded with that state.
+
+        ``name`` is without the group's number.
+        """
+        self._part(piece).optimizer.state[self._chunks[piece]][name] = values
 
     def check_state_codec(self, name: str) -> None:
         """Refuse a codec for the state of an optimizer that could not bear it.
@@ -252,22 +293,24 @@ class OuterOptimizer:
         Raises:
             ConfigurationError: The optimizer keeps other tensors than a momentum.
         """
-        if not isinstance(self._optimizer, torch.optim.SGD):
-            raise ConfigurationError(
-                f"state_codec={name!r} cannot be used with the outer optimizer {self.name}: its state is published encoded, and "
-                "small numbers of a block, such as Adam's second moments, may become zero, which makes its steps arbitrarily "
-                "large. Use torch.optim.SGD as the outer optimizer, or leave state_codec out."
-            )
+        for part in self._parts:
+            if not isinstance(part.optimizer, torch.optim.SGD):
+                raise ConfigurationError(
+                    f"state_codec={name!r} cannot be used with the outer optimizer {part.name}: its state is published encoded, "
+                    "and small numbers of a block, such as Adam's second moments, may become zero, which makes its steps "
+                    "arbitrarily large. Use torch.optim.SGD as the outer optimizer, or leave state_codec out."
+                )
 
     def state_dict(self) -> dict[str, Any]:
         """The whole state: the ranges that it covers (group, start, stop), their tensors, and the scalars."""
-        ranges = [
-            {"range": [piece.group, piece.start, piece.stop], "tensors": self.tensors(piece)}
-            for piece in self._chunks
-        ]
+        ranges, scalars = [], {}
+        for piece in self._chunks:
+            tensors = _own(self.tensors(piece), self.name_of(piece, ""))
+            ranges.append({"range": [piece.group, piece.start, piece.stop], "tensors": tensors})
+            scalars.update(self.scalars(piece))
         return {
             "ranges": ranges or self._loaded.get("ranges", []),
-            "scalars": next(map(self.scalars, self._chunks), {}) or self._loaded.get("scalars", {}),
+            "scalars": scalars or self._loaded.get("scalars", {}),
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
@@ -275,35 +318,54 @@ class OuterOptimizer:
         # A copy, since it is not used before the next steps, and the caller may change it until then.
         self._loaded = copy.deepcopy(dict(state))
         self._chunks.clear()
-        self._optimizer.state.clear()
+        for part in self._parts:
+            part.optimizer.state.clear()
 
-    def _restore(self, piece: Piece, parameter: torch.nn.Parameter) -> None:
-        if not self._loaded.get("ranges"):
-            return
-        state: dict[str, Any] = _as_tensors(self._loaded["scalars"])
+    def _loaded_state(self, piece: Piece, values: torch.Tensor) -> dict[str, Any]:
+        state: dict[str, Any] = _as_tensors(_own(self._loaded["scalars"], self.name_of(piece, "")))
         restored = 0  # number of elements of the chunk whose state was loaded
         for entry in self._loaded["ranges"]:
             group, range_start, range_stop = entry["range"]
             start, stop = max(range_start, piece.start), min(range_stop, piece.stop)
             if group == piece.group and start < stop:
                 restored += stop - start
-                for name, values in entry["tensors"].items():
-                    target = state.setdefault(
-                        name, torch.empty_like(parameter, requires_grad=False)
-                    )
-                    target[start - piece.start : stop - piece.start] = values[
-                        start - range_start : stop - range_start
-                    ]
+                here = slice(start - piece.start, stop - piece.start)
+                for name, loaded in entry["tensors"].items():
+                    target = state.setdefault(name, torch.empty_like(values))
+                    target[here] = loaded[start - range_start : stop - range_start]
         if restored != piece.numel:
             raise ConfigurationError(
                 "the loaded state holds the outer optimizer's state for the shards of another replica: load the state that was "
                 "saved by the same rank of a run with the same world size"
             )
-        self._optimizer.state[parameter] = state
+        return state
 
-    def state(self, piece: Piece) -> Mapping[str, Any]:
-        """The state that the optimizer keeps for a chunk. Empty before its first step."""
-        return self._optimizer.state[self._chunks[piece]] if piece in self._chunks else {}
+
+def check_settings(outers: Sequence[OuterOptimizer], settings: Mapping[str, str]) -> None:
+    """Refuse outer optimizers with other settings than the run's.
+
+    Args:
+        outers: One for each fragment.
+        settings: The settings that all replicas have compared when they met.
+
+    Raises:
+        ConfigurationError: An optimizer has another setting. The error names the setting, both values and the fragment.
+    """
+    for index, outer in enumerate(outers):
+        for name, value in outer.settings.items():
+            if value != settings.get(name):
+                raise ConfigurationError(
+                    f"{name} is {value} for fragment {index}, but {settings.get(name)} in the run: all outer optimizers must "
+                    "have the same settings from the start to the end of a run. Pass an outer_optimizer function that uses the "
+                    "same settings at every call, and do not change them afterwards."
+                )
+
+
+def _own(values: Mapping[str, Any], start: str) -> dict[str, Any]:
+    """Those whose names begin with ``start``, without it."""
+    return {
+        name.removeprefix(start): value for name, value in values.items() if name.startswith(start)
+    }
 
 
 def _as_text(value: object) -> str:

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-import math
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import torch
 
 from .._arithmetic._layout import CHUNK_BYTES, Piece, Rule
 from .._errors import NonFiniteDeltaError
+from .._squares import not_finite
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -17,6 +18,7 @@ if TYPE_CHECKING:
     from .._codecs._codec import Codec
 
 
+@dataclass(eq=False)
 class Residual:
     """The residual e of one fragment. A replica that has learned D contributes ``c = D + decay * e``, sent as ``E(c)``.
 
@@ -35,35 +37,24 @@ class Residual:
         locate: The name of the tensor that holds an element of a piece, for errors.
 
     Attributes:
+        values: The residual, one flat tensor per group (empty for buffers); no tensors if it is zero.
         tag: The position of this rank in the fragment (the number of its inner steps that are counted in it) at which the
             residual is right. Every position belongs to one counted contribution, so it is wrong at any other position.
     """
 
-    def __init__(
-        self,
-        layout: Layout,
-        codec: Codec,
-        decay: float,
-        rank: int,
-        locate: Callable[[Piece, int], str],
-    ) -> None:
+    layout: Layout
+    codec: Codec
+    decay: float
+    rank: int
+    locate: Callable[[Piece, int], str]
+
+    def __post_init__(self) -> None:
         self.tag = 0
-        self._layout = layout
-        self._codec = codec
-        self._decay = decay
-        self._rank = rank
-        self._locate = locate
-        self._values: list[torch.Tensor] = []  # one per group; empty for zeros
-        self._offered: list[
-            torch.Tensor
-        ] = []  # what the residual becomes if the contribution counts
+        self.values: list[torch.Tensor] = []
+        # What the residual becomes if the contribution counts.
+        self._offered: list[torch.Tensor] = []
         self._offered_tag = 0
         self._open = False
-
-    @property
-    def values(self) -> list[torch.Tensor]:
-        """The residual, one flat tensor per group (empty for buffers); no tensors if it is zero."""
-        return self._values
 
     def offer(self, learned: Sequence[torch.Tensor], stop: int) -> None:
         """Add the residual to what was learned, in place, and keep what will be lost if that is sent and counted.
@@ -75,31 +66,31 @@ class Residual:
         Raises:
             NonFiniteDeltaError: The contribution, or what it decodes to, holds NaN or infinity. The residual stays.
         """
-        if self._values:
+        if self.values:
             for index, values in self._outer(learned):
-                values.add_(self._values[index], alpha=self._decay)
+                values.add_(self.values[index], alpha=self.decay)
         if self._open:
             return  # an earlier contribution to the same sync was sent, and this one is not
         self._offered = []
         lost = [torch.empty(0, device="cpu") for _ in learned]
         for index, values in self._outer(learned):
             lost[index] = torch.empty_like(values)
-        for shard in range(self._layout.shards):
-            for chunk in self._layout.chunks(shard, CHUNK_BYTES):
-                if self._layout.groups[chunk.group].rule is Rule.OUTER:
+        for shard in range(self.layout.shards):
+            for chunk in self.layout.chunks(shard, CHUNK_BYTES):
+                if self.layout.groups[chunk.group].rule is Rule.OUTER:
                     values = learned[chunk.group][chunk.start : chunk.stop]
                     self._lose(chunk, values, lost[chunk.group][chunk.start : chunk.stop])
         self._offered, self._offered_tag = lost, stop
 
     def _lose(self, chunk: Piece, values: torch.Tensor, out: torch.Tensor) -> None:
-        self._codec.decode(self._codec.encode(values), out)
+        self.codec.decode(self.codec.encode(values), out)
         torch.sub(values, out, out=out)
-        # NaN or infinity always shows in the sum. A sum of finite values can overflow, though.
-        if not math.isfinite(out.sum().item()) and not bool(out.isfinite().all()):
+        lost = not_finite(out)
+        if lost is not None:
             # One such value makes its whole block so. Name the tensor that holds it, unless decoding has made it.
-            wrong = ~values.isfinite() if not bool(values.isfinite().all()) else ~out.isfinite()
+            given = not_finite(values)
             raise NonFiniteDeltaError(
-                self._locate(chunk, int(wrong.nonzero()[0].item())), self._rank
+                self.locate(chunk, lost if given is None else given), self.rank
             )
 
     def settle(self, fate: str, position: int | None) -> bool:
@@ -118,7 +109,7 @@ class Residual:
             return False
         offered, self._offered, self._open = self._offered, [], False
         if fate == "counted" and offered and position in {None, self._offered_tag}:
-            self._values, self.tag = offered, self._offered_tag
+            self.values, self.tag = offered, self._offered_tag
             return False
         return position is not None and self.move(position)
 
@@ -126,7 +117,7 @@ class Residual:
         """Keep the residual if it is right at this position; otherwise set it to zero. Returns whether it was set to zero."""
         if position == self.tag:
             return False
-        self._values, self.tag = [], position
+        self.values, self.tag = [], position
         return True
 
     @property
@@ -140,7 +131,7 @@ class Residual:
             return False
         shapes = [
             (group.numel if group.rule is Rule.OUTER else 0, group.dtype)
-            for group in self._layout.groups
+            for group in self.layout.groups
         ]
         return not values or (
             all(isinstance(each, torch.Tensor) for each in values)
@@ -154,9 +145,9 @@ class Residual:
 
     def load(self, values: Sequence[torch.Tensor], tag: int) -> None:
         """Continue with a saved residual, which is copied."""
-        self._values = [saved.clone() for saved in values]
+        self.values = [saved.clone() for saved in values]
         self._offered, self._open, self.tag = [], False, tag
 
     def _outer(self, values: Sequence[torch.Tensor]) -> list[tuple[int, torch.Tensor]]:
-        groups = self._layout.groups
+        groups = self.layout.groups
         return [(i, each) for i, each in enumerate(values) if groups[i].rule is Rule.OUTER]

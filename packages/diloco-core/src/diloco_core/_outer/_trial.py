@@ -18,6 +18,7 @@ from .._arithmetic._layout import Piece
 from .._checks import kind_of
 from .._errors import ConfigurationError
 from .._generators import undisturbed
+from .._terms._terms import OuterGroup
 from ._optimizer import OuterOptimizer, make
 
 if TYPE_CHECKING:
@@ -56,12 +57,11 @@ def try_out(factory: OuterOptimizerFactory) -> None:
         ]
         expected = _steps_of_whole(factory, start, gradients)
         values = start.clone()
-        outer = OuterOptimizer(factory)
+        outer, moved, loaded = (OuterOptimizer([OuterGroup(factory)]) for _ in range(3))
         _compare_steps(outer, _CUTS, values, gradients[:_SAVED_AFTER], expected[:_SAVED_AFTER])
         pieces = _pieces(_CUTS)
         _check_state(outer, pieces)
         # `moved`: another replica takes over the pieces. `loaded`: a checkpoint is loaded, with chunks of another size.
-        moved, loaded = OuterOptimizer(factory), OuterOptimizer(factory)
         moved_values, loaded_values = values.clone(), values.clone()
         for piece in pieces:
             state = {name: tensor.clone() for name, tensor in outer.tensors(piece).items()}

@@ -14,7 +14,7 @@ from ._sync._fork import look_back
 from ._watch import watch_manifest
 
 if TYPE_CHECKING:
-    from .._model._unsynced_watch import UnsyncedWatch
+    from .._model._unsynced import UnsyncedWatch
     from ._life._life import Life
 
 
