@@ -20,6 +20,7 @@ from diloco_core import (
 from diloco_core._errors import StoreUnavailableError
 from diloco_core._run._beginning import beginning, wait_for_manifest
 from diloco_core._run._records._keys import BEGINNING, MANIFEST
+from diloco_core._run._settings import Joiner
 from diloco_core._store._open import open_store
 from diloco_core._store._patient import Patient
 from diloco_core._timing import repeat_in_thread
@@ -205,13 +206,19 @@ class Hand:
 
     def wait(self, read=lambda: None, rank=1, grace=8.0, **options):
         """When a replica begins by itself."""
-        assert (
-            wait_for_manifest(
-                read, self.store, self.timing(**options), rank=rank, world_size=4, grace=grace
-            )
-            is None
-        )
+        store = Patient(self.store.store, self.timing(**options))
+        assert wait_for_manifest(store, joiner(rank, grace), read) is None
         return self.now
+
+    def begins(self, rank=0, run_id="", grace=8.0, **options):
+        """The context in which a replica begins the run."""
+        store = Patient(self.store.store, self.timing(**options))
+        store.put = lambda *arguments: self.store.put(*arguments)
+        return beginning(store, joiner(rank, grace, run_id))
+
+
+def joiner(rank, grace, run_id=""):
+    return Joiner(rank, 4, run_id, Elastic(1, grace=grace), 1024)
 
 
 def says(hand, data):
@@ -291,7 +298,7 @@ class TestSaying:
             return lambda: stopped.append(1)
 
         seen = []
-        with beginning(hand.store, hand.timing(repeat=repeat), rank=2, run_id="r", grace=8.0):
+        with hand.begins(2, "r", repeat=repeat):
             seen.append(hand.store.get(BEGINNING))
             ((seconds, act),) = repeated
             for _ in range(3):
@@ -306,30 +313,35 @@ class TestSaying:
 
     def test_not_more_often_than_beats(self, tmp_path):
         hand, periods = Hand(tmp_path), []
-        timing = hand.timing(
-            repeat=lambda seconds, act: periods.append(seconds) or (lambda: None), beat_interval=7.0
-        )
-        with beginning(hand.store, timing, rank=0, run_id="", grace=600.0):
+
+        def repeat(seconds, act):
+            periods.append(seconds)
+            return lambda: None
+
+        with hand.begins(grace=600.0, repeat=repeat, beat_interval=7.0):
             assert periods == [7.0]
 
     def test_it_ends_with_a_failure(self, tmp_path):
         hand, stopped = Hand(tmp_path), []
-        timing = hand.timing(repeat=lambda seconds, act: lambda: stopped.append(1))
-        with (
-            pytest.raises(MismatchError),
-            beginning(hand.store, timing, rank=0, run_id="", grace=8.0),
-        ):
+
+        def repeat(seconds, act):
+            return lambda: stopped.append(1)
+
+        with pytest.raises(MismatchError), hand.begins(repeat=repeat):
             raise MismatchError("x")
         assert stopped == [1]
 
     def test_a_sign_that_does_not_get_through_is_no_end(self, tmp_path, caplog, monkeypatch):
         hand, acts = Hand(tmp_path), []
-        timing = hand.timing(repeat=lambda seconds, act: acts.append(act) or (lambda: None))
+
+        def repeat(seconds, act):
+            acts.append(act)
+            return lambda: None
 
         def fails(key, parts):
             raise StoreUnavailableError("away", lasting=True)
 
-        with beginning(hand.store, timing, rank=0, run_id="", grace=8.0):
+        with hand.begins(repeat=repeat):
             with monkeypatch.context() as patch:
                 patch.setattr(hand.store, "put", fails)
                 acts[0]()

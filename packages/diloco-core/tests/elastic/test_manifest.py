@@ -165,6 +165,7 @@ def test_a_copy_that_is_seen_before_its_manifest_is_no_damage(caplog):
 
     class Beginning:
         uri = "simulated://run"
+        timing = Timing()
         objects = dict(first.store.objects)
         looked = False
 
@@ -177,7 +178,7 @@ def test_a_copy_that_is_seen_before_its_manifest_is_no_damage(caplog):
         def list(self, prefix):
             return {key: len(data) for key, data in self.objects.items() if key.startswith(prefix)}
 
-    found = _read_or_restore(Beginning(), Timing())
+    found = _read_or_restore(Beginning())
     assert found == Manifest.from_json(first.store.objects[MANIFEST], "")
     assert not caplog.records
 

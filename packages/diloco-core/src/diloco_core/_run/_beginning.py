@@ -9,20 +9,20 @@ from __future__ import annotations
 import itertools
 import json
 import logging
+import math
 import secrets
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 from .._errors import RendezvousTimeoutError, StoreError
-from .._timing import Wait
 from ._records._keys import BEGINNING
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
     from .._store._patient import Patient
-    from .._timing import Timing
     from ._records._manifest import Manifest
+    from ._settings import Joiner
 
 # Signs in a grace. A few of them may be late or not be seen before the other replicas consider the sender dead.
 _SIGNS = 4
@@ -35,14 +35,12 @@ _log = logging.getLogger("diloco_core")
 
 
 @contextmanager
-def beginning(
-    store: Patient, timing: Timing, *, rank: int, run_id: str, grace: float
-) -> Iterator[None]:
+def beginning(store: Patient, joiner: Joiner) -> Iterator[None]:
     """Show the other replicas, as long as this context lasts, that this one uploads the initial state, so that they wait."""
     nonce, count = secrets.token_hex(8), itertools.count()
 
     def give_sign() -> None:
-        sign = {"rank": rank, "run_id": run_id, "nonce": nonce, "sign": next(count)}
+        sign = {"rank": joiner.rank, "run_id": joiner.run_id, "nonce": nonce, "sign": next(count)}
         store.put(BEGINNING, lambda: [json.dumps(sign).encode()])
 
     def give_another_sign() -> None:
@@ -53,12 +51,13 @@ def beginning(
             _log.warning(
                 "rank %d: could not show the other replicas that this one is uploading the initial state of the run: %s. If they "
                 "see no sign for a grace, one of them begins the run with its own values.",
-                rank,
+                joiner.rank,
                 str(error).rstrip("."),
             )
 
     give_sign()
-    stop = timing.repeat(min(timing.beat_interval, grace / _SIGNS), give_another_sign)
+    seconds = min(store.timing.beat_interval, joiner.settings.grace / _SIGNS)
+    stop = store.timing.repeat(seconds, give_another_sign)
     try:
         yield
     finally:
@@ -67,32 +66,27 @@ def beginning(
 
 
 def wait_for_manifest(
-    read: Callable[[], Manifest | None],
     store: Patient,
-    timing: Timing,
-    *,
-    rank: int,
-    world_size: int,
-    grace: float,
+    joiner: Joiner,
+    read: Callable[[], Manifest | None],
     look_around: Callable[[], None] = lambda: None,
 ) -> Manifest | None:
     """Wait for the manifest. Returns it, or None if this replica should begin the run.
 
     It should if, for a grace, it has seen no sign that another replica begins the run. The ranks stop waiting one after
-    another, so that only one of them begins the run if rank 0 does not come.
+    another, so that only one of them begins the run if rank 0 does not come. In a fixed run nobody begins in the place of rank 0.
 
     Args:
-        read: Reads the manifest; returns None if there is none.
         store: Where it will be.
-        timing: Clock, sleep and limits.
-        rank: The rank of this replica; not 0, which does not wait.
-        world_size: How many ranks there may be.
-        grace: In seconds.
+        joiner: This replica; not rank 0, which does not wait.
+        read: Reads the manifest; returns None if there is none.
         look_around: Called from time to time; raises an error if waiting any longer is of no use.
 
     Raises:
         RendezvousTimeoutError: There is no manifest after ``join_timeout``, and no sign was seen for that time either.
     """
+    rank, timing = joiner.rank, store.timing
+    grace = math.inf if joiner.settings.fixed else joiner.settings.grace
     last_sign: bytes | None = None
     last_sign_at: float | None = None  # seconds since the wait began
 
@@ -112,16 +106,8 @@ def wait_for_manifest(
             )
         return f"rank {rank} has waited {seconds:.0f} s for the run at {store.uri} to begin: {progress}"
 
-    wait = Wait(
-        timing,
-        store.near,
-        timing.join_timeout,
-        look_around,
-        timed_out,
-        downtime=lambda: store.downtime,
-        notice=notice,
-    )
-    patience = grace + (rank - 1) * min(_STAGGER, grace / max(10, world_size))
+    wait = store.wait(timing.join_timeout, timed_out, look_around, notice=notice)
+    patience = grace + (rank - 1) * min(_STAGGER, grace / max(10, joiner.world_size))
     turn, look_at = patience, 0.0
     while (manifest := read()) is None:
         now = wait.elapsed()

@@ -10,7 +10,7 @@ import logging
 import os
 import secrets
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from .._errors import CorruptedObjectError, FencedError, FormatError, RunExistsError
 from .._host import host_name
@@ -24,6 +24,8 @@ if TYPE_CHECKING:
 
     from .._store._patient import Patient
     from ._life._life import Life
+
+T = TypeVar("T")
 
 _MOST = 1000
 
@@ -134,17 +136,19 @@ def watch_claim(life: Life) -> None:
         raise fenced(life, "another life")
 
 
-def claimed_settings(store: Patient, rank: int, epoch: int) -> dict[str, str] | None:
-    """The settings that a life of a fixed run has claimed its epoch with; None if its claim cannot be read."""
+def read_claim(store: Patient, rank: int, epoch: int, parse: Callable[[Fields], T]) -> T | None:
+    """What ``parse`` makes of the claim with which a life has claimed its epoch; None if the claim cannot be read."""
     key = claim_key(rank, epoch)
-    data = store.peek(key)
+    data, origin = store.peek(key), f"{store.uri}/{key}"
     try:
-        if not data:
-            return None
-        fields = Fields(unseal("claim", key, data, f"{store.uri}/{key}"), f"{store.uri}/{key}")
-        return dict(fields.texts_by_name("settings"))
+        return parse(Fields(unseal("claim", key, data, origin), origin)) if data else None
     except (CorruptedObjectError, FormatError):
         return None
+
+
+def claimed_settings(store: Patient, rank: int, epoch: int) -> Mapping[str, str] | None:
+    """The settings that a life of a fixed run has claimed its epoch with; None if its claim cannot be read."""
+    return read_claim(store, rank, epoch, lambda fields: fields.texts_by_name("settings"))
 
 
 def _record(epoch: int, identity: dict[str, Any]) -> bytes:

@@ -15,22 +15,14 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from ._records._manifest import Manifest
-    from ._settings import Settings
+    from ._settings import Joiner
 
 # Only what is synced: a replica that comes back takes the values of the run. What is not synced must hold the same ones.
 _VALUES = re.compile(r"( in fragment .*) with values [0-9a-f]+")
 
 
 def check_same_run(
-    manifest: Manifest,
-    schema: Schema,
-    *,
-    rank: int,
-    world_size: int,
-    run_id: str,
-    settings: Settings,
-    uri: str,
-    first: bool,
+    manifest: Manifest, schema: Schema, joiner: Joiner, *, uri: str, first: bool
 ) -> None:
     """Refuse to join a run with other settings, or with another model, than it was begun with.
 
@@ -42,13 +34,13 @@ def check_same_run(
         MismatchError: The message names the first difference, what the run has, what was given, and what to do.
         ConfigurationError: A setting has no effect in the run's topology.
     """
-    if manifest.run_id != run_id and not settings.resume:
+    rank, settings = joiner.rank, joiner.settings
+    if manifest.run_id != joiner.run_id and not settings.resume:
         raise RunExistsError(
-            f"{uri} belongs to run {manifest.run_id!r}, but this replica belongs to run {run_id!r}. Give every run a prefix of "
-            "its own, or pass resume=True to continue the run that is there."
+            f"{uri} belongs to run {manifest.run_id!r}, but this replica belongs to run {joiner.run_id!r}. Give every run a "
+            "prefix of its own, or pass resume=True to continue the run that is there."
         )
-    if settings.topology == "auto":
-        settings.check_published(manifest.topology)
+    settings.check_chosen(manifest.topology)
     membership = "fixed" if settings.fixed else "elastic"
     if manifest.membership != membership:
         advice = "pass min_replicas=" if settings.fixed else "leave min_replicas out"
@@ -58,8 +50,9 @@ def check_same_run(
         )
     begun = Schema(manifest.tensors, manifest.settings)
     if settings.fixed:
-        if manifest.world_size != world_size:
-            raise other_setting(uri, rank, "world_size", str(manifest.world_size), str(world_size))
+        if manifest.world_size != joiner.world_size:
+            sizes = str(manifest.world_size), str(joiner.world_size)
+            raise other_setting(uri, rank, "world_size", *sizes)
         if first and not settings.resume:
             compare_schemas(f"rank {rank}", schema, f"rank {manifest.writer}", begun)
             return
@@ -74,7 +67,7 @@ def check_same_run(
         check_schema(uri, rank, schema, begun, f"the run (begun by rank {manifest.writer})")
         return
     own_settings = {
-        "world_size": world_size,
+        "world_size": joiner.world_size,
         "min_replicas": settings.min_replicas,
         "topology": manifest.topology if settings.topology == "auto" else settings.topology,
         "publish_every": settings.published_every,

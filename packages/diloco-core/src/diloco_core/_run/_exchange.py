@@ -37,7 +37,8 @@ from .._terms._support import EVERYTHING_SENT
 from .._timing import WATCH_EVERY, Timing
 from ._claims import check_claim, watch_claim
 from ._ending import leave_run, tell_failure
-from ._generations._entering import Entrance, holds_generations
+from ._generations._entering import Entrance
+from ._generations._names import FOLDER
 from ._inner import save_inner, save_residual, saved_inner, saved_residuals
 from ._joining import new_life
 from ._life._progress import layout_bytes
@@ -48,7 +49,7 @@ from ._policy._together import name_of
 from ._records._keys import Hint
 from ._repair import read_commit
 from ._round._reload import Reload
-from ._settings import Elastic, Fixed, Settings
+from ._settings import Elastic, Fixed, Joiner, Settings
 from ._start import committed_in, open_run
 from ._states._history import given_up_since
 from ._states._rollback import obey_rollback, saying_what_to_do
@@ -217,18 +218,9 @@ class StoreExchange(ResumableExchange):
         try:
             self._enter(self._schema, jobs)
             store = Patient(self._generation or self.store, self._timing)
-            manifest = open_run(
-                store,
-                jobs,
-                self._schema,
-                rank=self.rank,
-                world_size=self.world_size,
-                run_id=self.run_id,
-                settings=self.settings,
-                timing=self._timing,
-                chunk_bytes=self._chunk_bytes,
-                loaded=name_of(self._schema, self.run_id) if loaded else "",
-            )
+            joiner = self._joiner
+            loaded_name = name_of(self._schema, self.run_id) if loaded else ""
+            manifest = open_run(store, jobs, self._schema, joiner, loaded_name)
             warn_of_long_syncs(
                 max(layout_bytes(job.layout) for job in jobs),
                 rank=self.rank,
@@ -252,10 +244,7 @@ class StoreExchange(ResumableExchange):
                 store,
                 jobs,
                 manifest,
-                rank=self.rank,
-                settings=self.settings,
-                timing=self._timing,
-                chunk_bytes=self._chunk_bytes,
+                joiner,
                 passed_over={end.sync for end in ends},
                 changeable=changeable(self._schema.settings) if self.fixed else None,
             )
@@ -301,20 +290,16 @@ class StoreExchange(ResumableExchange):
     def _enter(self, schema: Schema, jobs: Sequence[ResumableJob]) -> None:
         """Find where the run's objects are. Where the store cannot decide, meet the others (:mod:`._generations`)."""
         store, settings = Patient(self.store, self._timing), self.settings
-        if not isinstance(settings, Fixed) or (self._decides and not holds_generations(store)):
+        if not isinstance(settings, Fixed) or (self._decides and not store.list(FOLDER)):
             return
         self.settings = replace(settings, decides=False, return_within=0.0)
-        self._entrance = Entrance(
-            store,
-            schema,
-            rank=self.rank,
-            world_size=self.world_size,
-            run_id=self.run_id,
-            settings=self.settings,
-            timing=self._timing,
-        )
+        self._entrance = Entrance(store, schema, self._joiner)
         self._generation = self._entrance.meet()
-        self._entrance.carry(jobs, self._chunk_bytes)
+        self._entrance.carry(jobs)
+
+    @property
+    def _joiner(self) -> Joiner:
+        return Joiner(self.rank, self.world_size, self.run_id, self.settings, self._chunk_bytes)
 
     def behind(self) -> bool:
         """Whether there is a sync that this replica can adopt without contributing.
@@ -423,7 +408,7 @@ class StoreExchange(ResumableExchange):
             life.standing.has_loaded()
             return sync.after_reloading()
         if report.committed:
-            life.handover.is_completed()
+            life.handover.differed = False
             if life.sync % WATCH_EVERY == 0:
                 watch_manifest(life)
                 watch_claim(life)

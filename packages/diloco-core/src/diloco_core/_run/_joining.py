@@ -21,20 +21,16 @@ if TYPE_CHECKING:
 
     from .._exchange._resumable import ResumableJob
     from .._store._patient import Patient
-    from .._timing import Timing
     from ._records._manifest import Manifest
-    from ._settings import Settings
+    from ._settings import Joiner
 
 
 def new_life(
     store: Patient,
     jobs: Sequence[ResumableJob],
     manifest: Manifest,
+    joiner: Joiner,
     *,
-    rank: int,
-    settings: Settings,
-    timing: Timing,
-    chunk_bytes: int,
     passed_over: Collection[int] = (),
     changeable: Mapping[str, str] | None = None,
 ) -> Life:
@@ -44,13 +40,11 @@ def new_life(
         store: The run's prefix.
         jobs: All fragments, in the order in which they are synced.
         manifest: The run's manifest, which was just read.
-        rank: The rank.
-        settings: How membership behaves.
-        timing: Limits and clock.
-        chunk_bytes: Size of the buffers.
+        joiner: This replica.
         passed_over: In fixed runs: the ends that were seen before.
         changeable: In fixed runs: the settings that may change when the run is resumed, in which all ranks must agree.
     """
+    rank, settings, timing = joiner.rank, joiner.settings, store.timing
     seen, run = Seen(timing.clock()), manifest.run()
     earlier = highest_epochs(store.list("claims/")) if settings.fixed else {}
 
@@ -58,7 +52,7 @@ def new_life(
         """Leave the lives of another run alone, which has taken the prefix since the manifest was read."""
         if not settings.fixed or store.peek(MANIFEST) in {manifest.to_json(), None, b""}:
             return
-        current = read_manifest(store, timing)  # a bit may have flipped on its way
+        current = read_manifest(store)  # a bit may have flipped on its way
         if current is not None and current.run() != run:
             raise RunExistsError(
                 f"the manifest at {store.uri} has changed while this replica (rank {rank}) was joining the run: another run may "
@@ -71,29 +65,14 @@ def new_life(
         beats = Beats(store.store, rank, f"{epoch}", run, timing)
         beats.start()
         others = Others(beats, changeable or {}, earlier if settings.resume or epoch > 1 else {})
-    life = reader_of(
-        store,
-        jobs,
-        manifest,
-        rank=rank,
-        settings=settings,
-        timing=timing,
-        chunk_bytes=chunk_bytes,
-    )
+    life = reader_of(store, jobs, manifest, joiner)
     return replace(
         life, epoch=epoch, claim=record, seen=seen, others=others, passed_over=passed_over
     )
 
 
 def reader_of(
-    store: Patient,
-    jobs: Sequence[ResumableJob],
-    manifest: Manifest,
-    *,
-    rank: int,
-    settings: Settings,
-    timing: Timing,
-    chunk_bytes: int,
+    store: Patient, jobs: Sequence[ResumableJob], manifest: Manifest, joiner: Joiner
 ) -> Life:
     """Make what reads a run without a claim, and so must not write there. The arguments are those of :func:`new_life`."""
     run = manifest.run()
@@ -102,21 +81,21 @@ def reader_of(
         run=run,
         world_size=manifest.world_size,
         uri=store.uri,
-        clock=timing.clock,
+        clock=store.timing.clock,
         first=manifest.first,
         rate=manifest.rate,
     )
     return Life(
         store=store,
-        timing=timing,
-        settings=settings,
+        timing=store.timing,
+        settings=joiner.settings,
         manifest=manifest,
         run=run,
-        rank=rank,
+        rank=joiner.rank,
         epoch=0,
         claim=b"",
-        chunk_bytes=chunk_bytes,
-        scratch=Scratch(chunk_bytes),
+        chunk_bytes=joiner.chunk_bytes,
+        scratch=Scratch(joiner.chunk_bytes),
         standing=standing,
-        seen=Seen(timing.clock()),
+        seen=Seen(store.timing.clock()),
     )

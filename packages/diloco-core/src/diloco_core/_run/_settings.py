@@ -65,7 +65,7 @@ class Elastic:
         check_resume(self.resume)
         check_whole("publish_every", self.published_every)
         check_whole("retention", self.retention)
-        self.check_published(self.topology)
+        self._check_published(self.topology)
 
     @property
     def published_every(self) -> int:
@@ -90,12 +90,17 @@ class Elastic:
                 "replica. Pass a smaller grace, or a larger sync_timeout"
             )
 
-    def check_published(self, topology: str) -> None:
-        """Refuse ``publish_every`` where the topology publishes the state in every sync.
+    def check_chosen(self, topology: str) -> None:
+        """Refuse a setting that has no effect in the topology that ``auto`` has chosen.
 
         Raises:
             ConfigurationError: The message says what was given and what to do.
         """
+        if self.topology == "auto":
+            self._check_published(topology)
+
+    def _check_published(self, topology: str) -> None:
+        """Refuse ``publish_every`` where the topology publishes the state in every sync."""
         if self.publish_every is not None and topology == "sharded":
             chosen = ", which topology='auto' has chosen," if self.topology == "auto" else ""
             raise ConfigurationError(
@@ -128,14 +133,30 @@ class Fixed:
     return_within: float = 300.0
     decides: bool = True
 
-    def check(self, world_size: int, sync_timeout: float) -> None:
-        """Accept everything: whatever there is to check was checked before."""
-
-    def check_published(self, topology: str) -> None:
+    def check_chosen(self, topology: str) -> None:
         """Accept everything: there is one topology."""
 
 
 Settings: TypeAlias = Elastic | Fixed
+
+
+@dataclass(frozen=True, slots=True)
+class Joiner:
+    """A replica that joins a run: who it is, and what it was given.
+
+    Attributes:
+        rank: Its rank.
+        world_size: How many ranks there may be.
+        run_id: The launch to which it belongs.
+        settings: How membership behaves.
+        chunk_bytes: Size of its buffers.
+    """
+
+    rank: int
+    world_size: int
+    run_id: str
+    settings: Settings
+    chunk_bytes: int
 
 
 def choose_topology(

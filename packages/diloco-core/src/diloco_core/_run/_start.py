@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import math
 import re
 import secrets
 from functools import partial
@@ -30,8 +29,7 @@ if TYPE_CHECKING:
     from .._exchange._base import Schema
     from .._exchange._resumable import ResumableJob
     from .._store._patient import Patient
-    from .._timing import Timing
-    from ._settings import Settings
+    from ._settings import Joiner
 
 _EARLIER_CLAIM = re.compile(r"claims/[0-9]{5}\.json")
 
@@ -39,22 +37,19 @@ _log = logging.getLogger("diloco_core")
 
 
 def open_run(
-    store: Patient,
-    jobs: Sequence[ResumableJob],
-    schema: Schema,
-    *,
-    rank: int,
-    world_size: int,
-    run_id: str,
-    settings: Settings,
-    timing: Timing,
-    chunk_bytes: int,
-    loaded: str = "",
+    store: Patient, jobs: Sequence[ResumableJob], schema: Schema, joiner: Joiner, loaded: str = ""
 ) -> Manifest:
     """The run's manifest. If no other replica creates it, this one does, after uploading its initial state.
 
     Rank 0 uploads its initial state at once. The others wait; if for a grace no replica has shown that it is uploading, one of
     them uploads its own. The replica that creates the manifest decides: all replicas take the state that the manifest names.
+
+    Args:
+        store: The run's prefix.
+        jobs: All fragments, in the order in which they are synced.
+        schema: What all replicas must have in common.
+        joiner: This replica.
+        loaded: The name of the state that was loaded, if one was. The others have to upload their parts of it, too.
 
     Raises:
         RendezvousError: There is no run to resume.
@@ -62,7 +57,8 @@ def open_run(
         MismatchError: This replica has another model or other settings.
         ConfigurationError: A setting has no effect in the topology that ``auto`` chooses.
     """
-    manifest = _read_or_restore(store, timing)
+    rank, settings = joiner.rank, joiner.settings
+    manifest = _read_or_restore(store)
     if manifest is None and settings.resume:
         _check_unused(store)
         raise RendezvousError(
@@ -70,60 +66,24 @@ def open_run(
         )
     if manifest is None:
         # Before anybody waits: replicas with the same settings are refused at the same time.
-        topology = _topology(store, jobs, schema, world_size, settings)
+        topology = _topology(store, jobs, schema, joiner)
     if manifest is None and rank != 0:
         if loaded:
-            upload_own(store, jobs, loaded, rank, world_size, chunk_bytes)
-        manifest = wait_for_manifest(
-            partial(read_manifest, store, timing),
-            store,
-            timing,
-            rank=rank,
-            world_size=world_size,
-            # In a fixed run nobody begins in the place of rank 0.
-            grace=math.inf if settings.fixed else settings.grace,
-            look_around=partial(_look_around, store, rank, committed_in(schema) + 1)
-            if settings.fixed
-            else lambda: None,
-        )
+            upload_own(store, jobs, loaded, joiner)
+
+        def look_around() -> None:
+            """Look whether waiting for rank 0 of a fixed run is of no use: what refuses it without a word refuses this rank."""
+            if settings.fixed:
+                check_failures(store, rank, committed_in(schema) + 1)
+                _check_unused(store)
+
+        manifest = wait_for_manifest(store, joiner, partial(read_manifest, store), look_around)
     if manifest is None:
-        _check_unused(store)
-        _remove_leftover(store)
-        with beginning(store, timing, rank=rank, run_id=run_id, grace=settings.grace):
-            own_manifest = _initial(
-                store,
-                jobs,
-                schema,
-                rank,
-                world_size,
-                run_id,
-                settings,
-                timing,
-                topology,
-                chunk_bytes,
-                loaded,
-            )
-            store.create(MANIFEST, own_manifest.to_json)
-        manifest = read_manifest(store, timing)
-        if manifest is None:
-            raise CorruptedObjectError(
-                f"{store.uri}/{MANIFEST} was created, but is not there any more: something else has deleted it. Find out what "
-                "does, and start again."
-            )
-        if manifest.initial == own_manifest.initial:
-            store.put(copy_key(MANIFEST), lambda: [own_manifest.to_json()])
-        else:
-            # Another replica was faster: the state that this one uploaded is not used.
-            store.delete(store.list(f"initial/{own_manifest.initial}/"))
-            if own_manifest.unsynced:
-                store.delete(store.list(f"{own_manifest.unsynced['folder']}/"))
+        manifest = _begin(store, jobs, schema, joiner, topology, loaded)
     check_same_run(
         manifest,
         schema,
-        rank=rank,
-        world_size=world_size,
-        run_id=run_id,
-        settings=settings,
+        joiner,
         uri=store.uri,
         first=settings.fixed and not any(epochs(store.list(f"claims/{rank:05}/"), rank)),
     )
@@ -138,10 +98,34 @@ def open_run(
     return manifest
 
 
-def _look_around(store: Patient, rank: int, first: int) -> None:
-    """Look whether waiting for rank 0 of a fixed run is of no use: what refuses rank 0 without a word refuses this rank too."""
-    check_failures(store, rank, first)
+def _begin(
+    store: Patient,
+    jobs: Sequence[ResumableJob],
+    schema: Schema,
+    joiner: Joiner,
+    topology: str,
+    loaded: str,
+) -> Manifest:
+    """Begin the run with this replica's initial state. Returns its manifest: another replica may be faster."""
     _check_unused(store)
+    _remove_leftover(store)
+    with beginning(store, joiner):
+        own_manifest = _initial(store, jobs, schema, joiner, topology, loaded)
+        store.create(MANIFEST, own_manifest.to_json)
+    manifest = read_manifest(store)
+    if manifest is None:
+        raise CorruptedObjectError(
+            f"{store.uri}/{MANIFEST} was created, but is not there any more: something else has deleted it. Find out what "
+            "does, and start again."
+        )
+    if manifest.initial == own_manifest.initial:
+        store.put(copy_key(MANIFEST), lambda: [own_manifest.to_json()])
+    else:
+        # The state that this replica uploaded is not used.
+        store.delete(store.list(f"initial/{own_manifest.initial}/"))
+        if own_manifest.unsynced:
+            store.delete(store.list(f"{own_manifest.unsynced['folder']}/"))
+    return manifest
 
 
 def committed_in(schema: Schema) -> int:
@@ -149,7 +133,7 @@ def committed_in(schema: Schema) -> int:
     return int(schema.settings.get("committed", "0"))
 
 
-def read_manifest(store: Patient, timing: Timing) -> Manifest | None:
+def read_manifest(store: Patient) -> Manifest | None:
     """The manifest; None if there is none.
 
     Raises:
@@ -158,33 +142,33 @@ def read_manifest(store: Patient, timing: Timing) -> Manifest | None:
         RunExistsError: It is the manifest of a kind of run that only earlier versions know.
     """
     try:
-        return read_again(timing, lambda: stored_manifest(store))
+        return read_again(store.timing, lambda: stored_manifest(store))
     except CorruptedObjectError as error:
         raise _unreadable(error) from error
 
 
-def _read_or_restore(store: Patient, timing: Timing) -> Manifest | None:
+def _read_or_restore(store: Patient) -> Manifest | None:
     """The manifest; None if there is none. If it is damaged or gone, it is written again from its copy.
 
     Raises as :func:`read_manifest` does.
     """
     damage: CorruptedObjectError | None = None
     try:
-        manifest = read_again(timing, lambda: stored_manifest(store))
+        manifest = read_again(store.timing, lambda: stored_manifest(store))
     except CorruptedObjectError as error:
         manifest, damage = None, error
     if manifest is not None:
         return manifest
     key = copy_key(MANIFEST)
     try:
-        copy = read_again(timing, lambda: stored_manifest(store, key))
+        copy = read_again(store.timing, lambda: stored_manifest(store, key))
     except CorruptedObjectError:
         copy = None
     if copy is None and damage is not None:
         raise _unreadable(damage) from damage
     if damage is None and copy is not None:
         # The replica that begins the run may have written both since: the manifest first, and then the copy.
-        manifest = read_manifest(store, timing)
+        manifest = read_manifest(store)
         if manifest is not None:
             return manifest
     # Without anything else of the run, the copy is only a leftover, and a new run may begin.
@@ -200,7 +184,7 @@ def _read_or_restore(store: Patient, timing: Timing) -> Manifest | None:
         store.create(MANIFEST, copy.to_json)
     else:
         store.put(MANIFEST, lambda: [copy.to_json()])
-    return read_manifest(store, timing)
+    return read_manifest(store)
 
 
 def _unreadable(damage: CorruptedObjectError) -> CorruptedObjectError:
@@ -249,18 +233,13 @@ def _remove_leftover(store: Patient) -> None:
         store.delete([key])
 
 
-def _topology(
-    store: Patient,
-    jobs: Sequence[ResumableJob],
-    schema: Schema,
-    world_size: int,
-    settings: Settings,
-) -> str:
+def _topology(store: Patient, jobs: Sequence[ResumableJob], schema: Schema, joiner: Joiner) -> str:
     """The topology of a run that this replica begins; refuses settings that have no effect in it."""
+    settings = joiner.settings
     topology = choose_topology(
         settings.topology,
         state_bytes=max(layout_bytes(job.layout) for job in jobs),
-        world_size=world_size,
+        world_size=joiner.world_size,
         publish_every=settings.published_every,
         near=store.near,
         transfer=store.store.transfer if isinstance(store.store, InBackground) else None,
@@ -268,8 +247,7 @@ def _topology(
         codec=schema.terms.codec,
         coded=schema.terms.coding is not None,
     )
-    if settings.topology == "auto":
-        settings.check_published(topology)
+    settings.check_chosen(topology)
     return topology
 
 
@@ -277,33 +255,29 @@ def _initial(
     store: Patient,
     jobs: Sequence[ResumableJob],
     schema: Schema,
-    rank: int,
-    world_size: int,
-    run_id: str,
-    settings: Settings,
-    timing: Timing,
+    joiner: Joiner,
     topology: str,
-    chunk_bytes: int,
     loaded: str,
 ) -> Manifest:
     """Upload this replica's initial state. Returns the manifest that names it, which is not written yet.
 
     If it was loaded (``loaded`` is the name of the state), the others have uploaded their parts of it.
     """
+    settings = joiner.settings
     stateful = [] if schema.settings.get("operation") else jobs  # plain means have no state
     shards = [range(job.layout.shards) for job in stateful]
     numbers = [(index, number) for index, each in enumerate(shards) for number in each]
-    nonce, written = loaded, {}
-    if loaded:
-        written = sums_of_all(store, timing, stateful, rank, world_size, nonce, chunk_bytes)
-    else:
-        nonce = secrets.token_hex(8)
-        written = upload(store, stateful, nonce, numbers, chunk_bytes)
+    nonce = loaded or secrets.token_hex(8)
+    written = (
+        sums_of_all(store, stateful, nonce, joiner)
+        if loaded
+        else upload(store, stateful, nonce, numbers, joiner.chunk_bytes)
+    )
     sums = [[written[index, number] for number in each] for index, each in enumerate(shards)]
     return Manifest(
-        run_id=run_id,
-        writer=rank,
-        world_size=world_size,
+        run_id=joiner.run_id,
+        writer=joiner.rank,
+        world_size=joiner.world_size,
         min_replicas=settings.min_replicas,
         topology=topology,
         publish_every=settings.published_every,

@@ -35,11 +35,9 @@ class ObjectReader(Protocol):
         Raises:
             CorruptedObjectError: The object ends before the buffer is full.
         """
-        ...
 
     def close(self) -> None:
         """Release the object; repeatable."""
-        ...
 
     def __enter__(self) -> Self: ...
 
@@ -60,7 +58,6 @@ class ReadsAhead(ObjectReader, Protocol):
         This includes what was announced for other objects of the store. Bytes that are announced and not read yet may be
         announced again. Closing the reader withdraws what it has announced.
         """
-        ...
 
 
 def reads_ahead(reader: ObjectReader) -> TypeGuard[ReadsAhead]:
@@ -99,7 +96,6 @@ class Store(Protocol):
         Requests that wait at the same time count once. A clock from which this is subtracted stands still in the meantime:
         no replica may be taken for dead just because the store was away. Always 0.0 for stores that do not retry.
         """
-        ...
 
     def put(self, key: str, parts: Iterable[Buffer]) -> int:
         """Write an object in one step: no reader ever sees a part of it. Returns its size in bytes.
@@ -107,7 +103,6 @@ class Store(Protocol):
         The caller may reuse a part as soon as the next one is asked for. Only parts in a list or a tuple must not change until
         this returns, since they are not copied. If ``parts`` raises an error, nothing is written.
         """
-        ...
 
     def create(self, key: str, data: bytes | Iterable[Buffer]) -> bool:
         """Write an object unless the key exists; returns whether this call wrote it.
@@ -116,7 +111,6 @@ class Store(Protocol):
         Over a network, where answers get lost, calls with the very same bytes cannot be distinguished: all of them may "win".
         A call that wrote a large object may still return False. So after False, always read what is there.
         """
-        ...
 
     def get(self, key: str, largest: int = RECORD_BYTES) -> bytes:
         """Read a whole small object.
@@ -127,7 +121,6 @@ class Store(Protocol):
             ObjectNotFoundError: The key does not exist.
             CorruptedObjectError: The object has more than ``largest`` bytes.
         """
-        ...
 
     def open(self, key: str, size: int | None = None) -> ObjectReader:
         """Open an object for ranged reads.
@@ -137,11 +130,9 @@ class Store(Protocol):
         Raises:
             ObjectNotFoundError: The key does not exist. If ``size`` was passed, the first read may raise this instead.
         """
-        ...
 
     def list(self, prefix: str) -> dict[str, int]:
         """Keys below the folder ``prefix`` (which ends in ``/``) and their sizes in bytes; complete and fresh."""
-        ...
 
     def delete(self, keys: Iterable[str], *, unread: bool = False) -> None:
         """Delete objects; keys that do not exist are ignored.
@@ -149,11 +140,9 @@ class Store(Protocol):
         With ``unread``, the caller promises that nobody reads the objects any more, so that a driver may write over their
         space.
         """
-        ...
 
     def close(self) -> None:
         """Release what the driver holds; repeatable, and the store may still be used."""
-        ...
 
 
 @runtime_checkable
@@ -168,11 +157,9 @@ class InBackground(Store, Protocol):
     @property
     def creates_at_once(self) -> int:
         """How many objects may be created at the same time while others are read."""
-        ...
 
     def submit(self, act: Callable[[], T]) -> Future[T]:
         """Call ``act`` in one of the store's threads."""
-        ...
 
 
 def block_bytes_of(store: Store) -> int:

@@ -6,7 +6,8 @@ import logging
 from typing import TYPE_CHECKING, TypeVar
 
 from .._errors import CorruptedObjectError, ObjectNotFoundError, StoreUnavailableError
-from .._retry import Downtime, Notices, Retries
+from .._retry import NOTICE_SECONDS, Downtime, Notices, Retries
+from .._timing import Wait
 from ._api import RECORD_BYTES, creates_once
 
 if TYPE_CHECKING:
@@ -36,11 +37,13 @@ class Patient:
         timing: Its clock and ``sleep`` are used.
 
     Attributes:
+        timing: As given: the limits of everything that waits for what others put into the store.
         before_writing: Called before anything is written or deleted; if it raises an error, nothing is.
     """
 
     def __init__(self, store: Store, timing: Timing) -> None:
         self.store = store
+        self.timing = timing
         self.uri = store.uri
         self.near = store.near
         self.before_writing: Callable[[], object] = bool
@@ -127,6 +130,29 @@ class Patient:
         keys = list(keys)
         self.before_writing()
         self.attempt(lambda: self.store.delete(keys, unread=unread))
+
+    def wait(
+        self,
+        timeout: float,
+        expired: Callable[[], Exception],
+        look_around: Callable[[], None] = lambda: None,
+        *,
+        alarms: Iterable[float] = (),
+        notice: Callable[[float], str] = lambda _: "",
+        notice_after: float = NOTICE_SECONDS,
+    ) -> Wait:
+        """A wait for others, see :class:`.Wait`. Time in which the store cannot be reached does not count towards any limit."""
+        return Wait(
+            self.timing,
+            self.near,
+            timeout,
+            look_around,
+            expired,
+            alarms,
+            downtime=lambda: self.downtime,
+            notice=notice,
+            notice_after=notice_after,
+        )
 
     def attempt(self, act: Callable[[], T]) -> T:
         """Call ``act``, and call it again while the store is unavailable, or has to be sent an object anew."""

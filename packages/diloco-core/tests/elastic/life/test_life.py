@@ -147,18 +147,9 @@ class TestStanding:
 def test_a_contribution_that_was_left_open_is_taken_up_by_its_own_sync_only():
     own, handover = Delta(4, 0, 1, 0, 2, "0" * 16, "f" * 16), Handover()
     for sync, taken in ((5, None), (4, own)):
-        handover.leave_open(own)
+        handover.open = own
         assert handover.take_open(sync) == taken
         assert handover.open is None
-
-
-def test_who_was_absent_is_forgotten_when_the_next_result_is_adopted():
-    handover = Handover()
-    handover.are_absent({1})
-    handover.are_absent({2})
-    assert set(handover.absent) == {1, 2}
-    handover.nobody_is_absent()
-    assert set(handover.absent) == set()
 
 
 def test_everybody_who_asks_is_answered_once():

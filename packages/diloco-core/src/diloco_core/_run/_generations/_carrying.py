@@ -24,7 +24,6 @@ if TYPE_CHECKING:
 
     from ..._store._api import ObjectReader
     from ..._store._patient import Patient
-    from ..._timing import Timing
     from .._life._life import Life
 
 _CHOICE = "carried.json"
@@ -103,7 +102,7 @@ def write_choice(store: Patient, choice: Choice) -> None:
     store.put(_CHOICE, lambda: [record])
 
 
-def read_choice(store: Patient, timing: Timing) -> Choice | None:
+def read_choice(store: Patient) -> Choice | None:
     """What rank 0 has chosen; None if it has not chosen yet.
 
     Raises:
@@ -120,7 +119,7 @@ def read_choice(store: Patient, timing: Timing) -> Choice | None:
             fields.text("source", f"{FOLDER}[0-9]{{6}}-[0-9a-f]{{16}}/"), fields.whole("sync")
         )
 
-    return read_again(timing, read)
+    return read_again(store.timing, read)
 
 
 def carry(life: Life, store: Patient, sync: int, rank: int) -> None:

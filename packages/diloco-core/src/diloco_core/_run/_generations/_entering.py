@@ -10,7 +10,6 @@ from ..._errors import (
     ConfigurationError,
     CorruptedObjectError,
     RendezvousError,
-    RendezvousTimeoutError,
     RunExistsError,
 )
 from ..._exchange._endings import named_ranks
@@ -18,10 +17,9 @@ from ..._store._below import below
 from ..._store._copies import copy_key, read_or_copy
 from ..._store._patient import Patient
 from ..._store._reread import read_again
-from ..._timing import Wait
 from .._compare import check_same_run
 from .._joining import reader_of
-from .._policy._meeting import check_failures
+from .._policy._meeting import await_ranks, check_failures
 from .._records._keys import MANIFEST
 from .._start import committed_in, stored_manifest
 from ._carrying import (
@@ -43,18 +41,11 @@ if TYPE_CHECKING:
     from ..._exchange._base import Schema
     from ..._exchange._resumable import ResumableJob
     from ..._store._api import Store
-    from ..._timing import Timing
     from .._life._life import Life
     from .._records._manifest import Manifest
-    from .._settings import Fixed
-
+    from .._settings import Joiner
 
 _log = logging.getLogger("diloco_core")
-
-
-def holds_generations(store: Patient) -> bool:
-    """Whether a run lies here that cannot be decided by creating objects."""
-    return bool(store.list(FOLDER))
 
 
 class Entrance:
@@ -63,11 +54,7 @@ class Entrance:
     Args:
         store: The prefix.
         schema: What all replicas must have in common.
-        rank: The rank of this process.
-        world_size: Number of ranks.
-        run_id: The launch to which it belongs.
-        settings: How membership behaves.
-        timing: Limits and clock.
+        joiner: This process, with fixed membership.
 
     Raises:
         RunExistsError: There is a run and this process does not resume it, or a process of it is alive.
@@ -75,22 +62,11 @@ class Entrance:
         MismatchError: This process does not fit the run.
     """
 
-    def __init__(
-        self,
-        store: Patient,
-        schema: Schema,
-        *,
-        rank: int,
-        world_size: int,
-        run_id: str,
-        settings: Fixed,
-        timing: Timing,
-    ) -> None:
+    def __init__(self, store: Patient, schema: Schema, joiner: Joiner) -> None:
         self._store = store
-        self._rank = rank
-        self._size = world_size
-        self._settings = settings
-        self._timing = timing
+        self._joiner = joiner
+        self._rank = joiner.rank
+        self._may_go_back = joiner.settings.resume == "newest-whole"
         self._schema = schema
         self._check_undecided()
         keys = store.list(FOLDER)
@@ -99,36 +75,27 @@ class Entrance:
         self._manifest: Manifest | None = None
         self._gathering: Gathering | None = None
         self._check_manifests(keys)
-        if self._begun and not settings.resume:
+        if self._begun and not joiner.settings.resume:
             raise RunExistsError(
                 f"{store.uri} holds an earlier run, and this store cannot decide between two processes of a rank, so no rank can "
                 "come back by itself. To continue that run, start all of its ranks again with resume=True. To begin another run, "
                 "use another prefix, or delete everything under this one."
             )
-        if settings.resume and not self._begun:
+        if joiner.settings.resume and not self._begun:
             raise RendezvousError(
                 f"{store.uri} holds no run to resume. Check the URI, or leave resume out to begin a new run."
             )
         if self._begun:
             self._manifest = self._readable_manifest()
-            check_same_run(
-                self._manifest,
-                schema,
-                rank=rank,
-                world_size=world_size,
-                run_id=run_id,
-                settings=settings,
-                uri=store.uri,
-                first=False,
-            )
-            check_stopped(self._generation(self._begun[0]), timing, rank)
+            check_same_run(self._manifest, schema, joiner, uri=store.uri, first=False)
+            check_stopped(self._generation(self._begun[0]), joiner.rank)
 
     def meet(self) -> Store:
         """Wait until all processes are there. Returns the folder of the generation that they begin.
 
         Raises as :meth:`._gathering.Gathering.meet`.
         """
-        self._gathering = gathering = Gathering(self._store, self._rank, self._size, self._timing)
+        self._gathering = gathering = Gathering(self._store, self._rank, self._joiner.world_size)
         # Whoever met while this process watched the earlier ones, or waited for its turn, has gone on with the run by now.
         keys = self._store.list(FOLDER)
         if begun(keys) != self._begun:
@@ -140,7 +107,7 @@ class Entrance:
         self._new = self._generation(folder(number, nonces))
         return self._new.store
 
-    def carry(self, jobs: Sequence[ResumableJob], chunk_bytes: int) -> None:
+    def carry(self, jobs: Sequence[ResumableJob]) -> None:
         """Carry the run's newest whole state into that folder, together with the others. Nothing is done for a new run.
 
         Raises:
@@ -153,15 +120,7 @@ class Entrance:
             return
 
         def life(source: str) -> Life:
-            return reader_of(
-                self._generation(source),
-                jobs,
-                manifest,
-                rank=self._rank,
-                settings=self._settings,
-                timing=self._timing,
-                chunk_bytes=chunk_bytes,
-            )
+            return reader_of(self._generation(source), jobs, manifest, self._joiner)
 
         new, choice = self._new, None
         if self._rank == 0:
@@ -172,11 +131,12 @@ class Entrance:
                 lambda: [] if new.read("carried.json", lambda _: True) else [0],
                 "has not chosen the state to continue from",
             )
-            choice = read_choice(new, self._timing)
+            choice = read_choice(new)
         carry(life(choice.source), new, choice.sync, self._rank)
         if self._rank == 0:
             self._wait(
-                lambda: not_carried(new, self._size), "did not carry their part of the state"
+                lambda: not_carried(new, self._joiner.world_size),
+                "did not carry their part of the state",
             )
             if self._gathering is not None:
                 self._gathering.check()
@@ -196,9 +156,8 @@ class Entrance:
             self._gathering.stop()
 
     def _choose(self, life: Callable[[str], Life]) -> Choice:
-        may_go_back = self._settings.resume == "newest-whole"
         for source in self._begun:
-            sync = newest_state(life(source), may_go_back=may_go_back)
+            sync = newest_state(life(source), may_go_back=self._may_go_back)
             if sync is not None:
                 return Choice(source, sync)
         raise CorruptedObjectError(
@@ -207,31 +166,21 @@ class Entrance:
         )
 
     def _wait(self, missing: Callable[[], list[int]], what: str) -> None:
-        timing, new = self._timing, self._new
-
-        def expired() -> Exception:
-            ranks = missing() or [0]
-            return RendezvousTimeoutError(
-                f"{named_ranks(ranks)} {what} at {new.uri} within {timing.join_timeout:g} s. Look at their logs.",
-                ranks,
-            )
-
-        wait = Wait(
-            timing,
-            new.near,
-            timing.join_timeout,
+        new = self._new
+        await_ranks(
+            new,
+            missing,
+            lambda ranks: (
+                f"{named_ranks(ranks)} {what} at {new.uri} within {new.timing.join_timeout:g} s. Look at their logs."
+            ),
             partial(check_failures, new, self._rank, committed_in(self._schema) + 1),
-            expired,
-            downtime=lambda: new.downtime,
         )
-        while missing():
-            wait.pause()
 
     def _check_manifests(self, keys: Iterable[str]) -> None:
         """Refuse to pass over a generation in silence that has gone on with the run, and whose manifest is gone."""
         for lost in headless(keys):
             message = f"{without_manifest(self._store.store, lost)} {GO_BACK}"
-            if self._settings.resume != "newest-whole" or not self._begun:
+            if not self._may_go_back or not self._begun:
                 raise CorruptedObjectError(message)
             _log.error("rank %d: %s", self._rank, message)
 
@@ -251,10 +200,12 @@ class Entrance:
         )
 
     def _stored(self, source: str, key: str) -> Manifest | None:
-        return read_again(self._timing, partial(stored_manifest, self._generation(source), key))
+        return read_again(
+            self._store.timing, partial(stored_manifest, self._generation(source), key)
+        )
 
     def _generation(self, source: str) -> Patient:
-        return Patient(below(self._store.store, source), self._timing)
+        return Patient(below(self._store.store, source), self._store.timing)
 
     def _check_undecided(self) -> None:
         """Refuse to go on if another replica has found that the store can decide."""

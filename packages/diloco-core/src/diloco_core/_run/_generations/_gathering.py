@@ -23,19 +23,17 @@ from ..._errors import (
     RunExistsError,
     StoreError,
 )
-from ..._exchange._endings import named_ranks
 from ..._host import host_name, is_gone
 from ..._store._parallel import in_parallel
 from ..._store._patient import Patient
-from ..._timing import Wait
 from ..._wire._fields import Fields
 from ..._wire._sealed import seal, unseal
-from .._policy._meeting import ABSENT
+from .._policy._meeting import await_all
+from ._stopped import watch
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from ..._timing import Timing
 
 _READS_AT_ONCE = 16
 _LARGEST = 16 * 2**20
@@ -78,17 +76,16 @@ class Gathering:
         store: The prefix at which they meet.
         rank: The rank of this process.
         world_size: Number of ranks.
-        timing: Limits and clock.
 
     Raises:
         RunExistsError: Another process of the rank is there.
     """
 
-    def __init__(self, store: Patient, rank: int, world_size: int, timing: Timing) -> None:
+    def __init__(self, store: Patient, rank: int, world_size: int) -> None:
         self._store = store
         self._rank = rank
         self._size = world_size
-        self._timing = timing
+        self._timing = store.timing
         self._nonce = secrets.token_hex(8)
         self._said = [""] * world_size
         self._number = 0
@@ -112,41 +109,14 @@ class Gathering:
             MismatchError: A process that is there was given another world size.
             RunExistsError: Another process of this rank has come.
         """
-        timing, store = self._timing, self._store
         self._number = number
         self._say()
-        self._stop = timing.repeat(timing.beat_interval, self._say_again)
-        missing: list[int] = []
-
-        def expired() -> Exception:
+        self._stop = self._timing.repeat(self._timing.beat_interval, self._say_again)
+        try:
+            await_all(self._store, self._rank, self._size, self._look, look_around)
+        except RendezvousTimeoutError:
             self._stays = True  # the others are to name those who have never come
-            return RendezvousTimeoutError(
-                f"only {self._size - len(missing)} of {self._size} replicas met at {store.uri} within {timing.join_timeout:g} s; "
-                f"missing: {named_ranks(missing)}. {ABSENT}, and check that it was given the same URI and world size. If the "
-                "ranks only need longer to start, raise join_timeout.",
-                missing,
-            )
-
-        def notice(seconds: float) -> str:
-            return (
-                f"rank {self._rank}: {self._size - len(missing)} of {self._size} replicas have met at {store.uri} after "
-                f"{seconds:.0f} s; waiting for {named_ranks(missing)}, for up to {timing.join_timeout:g} s. {ABSENT}."
-            )
-
-        wait = Wait(
-            timing,
-            store.near,
-            timing.join_timeout,
-            look_around,
-            expired,
-            downtime=lambda: store.downtime,
-            notice=notice,
-        )
-        while True:
-            missing[:] = self._look()
-            if not missing:
-                break
-            wait.pause()
+            raise
         self.check()
         return self._number, self._said
 
@@ -177,7 +147,7 @@ class Gathering:
         word = self._read(self._rank)
         if word is None or is_gone(word.pid, word.host):
             return
-        timing, store = self._timing, self._store
+        timing = self._timing
         patience = max(timing.lost_after, min(2 * word.interval, timing.join_timeout))
         _log.warning(
             "rank %d: another process of this rank (process %d on %s) was about to meet the others at %s. Watching for %g s "
@@ -185,20 +155,20 @@ class Gathering:
             self._rank,
             word.pid,
             word.host,
-            store.uri,
+            self._store.uri,
             patience,
         )
-        start = timing.clock() - store.downtime
-        while timing.clock() - store.downtime - start <= patience:
-            timing.sleep(min(timing.beat_interval, patience / 10))
+
+        def is_silent() -> bool:
             now = self._read(self._rank)
-            if now is None:
-                return
-            if now.data != word.data:
+            if now is not None and now.data != word.data:
                 raise RunExistsError(
-                    f"another process of rank {self._rank} is joining the run at {store.uri} at this moment: process {now.pid} "
-                    f"on {now.host}. Start every rank only once."
+                    f"another process of rank {self._rank} is joining the run at {self._store.uri} at this moment: process "
+                    f"{now.pid} on {now.host}. Start every rank only once."
                 )
+            return now is not None
+
+        watch(self._store, patience, is_silent)
 
     def _look(self) -> list[int]:
         """See who is there, and say it. Returns the ranks that do not say the same yet."""

@@ -10,32 +10,30 @@ import logging
 from functools import partial
 from typing import TYPE_CHECKING
 
-from ..._errors import CorruptedObjectError, FormatError, RunExistsError
+from ..._errors import RunExistsError
 from ..._exchange._endings import named_ranks
 from ..._host import is_gone
 from ..._store._parallel import in_parallel
-from ..._wire._fields import Fields
-from ..._wire._sealed import unseal
-from .._records._keys import Hint, beat_key, claim_key, highest_epochs
+from .._claims import read_claim
+from .._policy._beats import interval_of, read_beats
+from .._records._keys import Hint, highest_epochs
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable
 
     from ..._store._patient import Patient
-    from ..._timing import Timing
+    from ..._wire._fields import Fields
 
 _READS_AT_ONCE = 16
-_LARGEST_BEAT = 128
 
 _log = logging.getLogger("diloco_core")
 
 
-def check_stopped(store: Patient, timing: Timing, rank: int) -> None:
+def check_stopped(store: Patient, rank: int) -> None:
     """Wait until it is certain that the processes of a generation have ended.
 
     Args:
         store: The folder of the generation.
-        timing: ``lost_after`` and ``beat_interval``, and the clock.
         rank: The rank of this process, for messages.
 
     Raises:
@@ -50,9 +48,8 @@ def check_stopped(store: Patient, timing: Timing, rank: int) -> None:
     ranks = [other for (other, _), is_known in zip(lives, gone, strict=True) if not is_known]
     if not ranks:
         return
-    beats = _beats(store, ranks)
-    named = [float(beat.split(b" ")[1]) for beat in beats if _names_interval(beat)]
-    seconds = max(timing.lost_after, min(2 * max(named, default=0.0), timing.sync_timeout))
+    timing, beats = store.timing, read_beats(store, ranks)
+    seconds = max(timing.lost_after, min(2 * max(map(interval_of, beats)), timing.sync_timeout))
     _log.warning(
         "rank %d: the run at %s is resumed. These ranks have not said how they ended, so their signs of life are watched for "
         "%g s: %s",
@@ -61,11 +58,9 @@ def check_stopped(store: Patient, timing: Timing, rank: int) -> None:
         seconds,
         named_ranks(ranks),
     )
-    downtime = store.downtime
-    start = timing.clock() - downtime
-    while timing.clock() - store.downtime - start <= seconds:
-        timing.sleep(min(timing.beat_interval, timing.lost_after / 10))
-        for other, first, now in zip(ranks, beats, _beats(store, ranks), strict=True):
+
+    def are_silent() -> bool:
+        for other, first, now in zip(ranks, beats, read_beats(store, ranks), strict=True):
             if now != first:
                 raise RunExistsError(
                     f"rank {other} of the run at {store.uri} is alive: it has given a sign of life just now. Only a run that has "
@@ -73,30 +68,31 @@ def check_stopped(store: Patient, timing: Timing, rank: int) -> None:
                     "itself (when one rank is lost, the others end with an error), and then start all ranks again with "
                     "resume=True."
                 )
+        return True
+
+    watch(store, seconds, are_silent)
+
+
+def watch(store: Patient, seconds: float, is_silent: Callable[[], bool]) -> None:
+    """Watch for so many seconds by the clock of this process whether others are silent; end sooner where this returns False.
+
+    Where the store was away for so long that signs were missed, all of them get the whole time again.
+    """
+    timing, downtime = store.timing, store.downtime
+    start = timing.clock() - downtime
+    while timing.clock() - store.downtime - start <= seconds:
+        timing.sleep(min(timing.beat_interval, seconds / 10))
+        if not is_silent():
+            return
         if store.downtime - downtime > timing.beat_interval:
-            # The store was away for so long that signs were missed: all of them get the whole time again.
             downtime = store.downtime
             start = timing.clock() - downtime
 
 
-def _beats(store: Patient, ranks: Sequence[int]) -> list[bytes]:
-    reads = (partial(store.peek, beat_key(rank), _LARGEST_BEAT) for rank in ranks)
-    return [beat or b"" for beat in in_parallel(store.store, reads, _READS_AT_ONCE)]
-
-
-def _names_interval(beat: bytes) -> bool:
-    parts = beat.split(b" ")
-    return len(parts) > 1 and parts[1].replace(b".", b"", 1).isdigit()
-
-
 def _gone(store: Patient, rank: int, epoch: int) -> bool:
     """Whether it is certain that the process which has claimed an epoch is gone from this machine."""
-    key = claim_key(rank, epoch)
-    data = store.peek(key)
-    try:
-        if not data:
-            return False
-        fields = Fields(unseal("claim", key, data, f"{store.uri}/{key}"), f"{store.uri}/{key}")
+
+    def parse(fields: Fields) -> bool:
         return is_gone(fields.whole("pid"), fields.text("host"))
-    except (CorruptedObjectError, FormatError):
-        return False
+
+    return read_claim(store, rank, epoch, parse) or False

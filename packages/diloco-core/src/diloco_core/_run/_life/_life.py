@@ -9,7 +9,6 @@ from ..._errors import CorruptedObjectError
 from ..._exchange._traffic import Traffic
 from ..._retry import NOTICE_SECONDS
 from ..._store._reread import read_again
-from ..._timing import Wait
 from ..._wire._delta import DeltaFormat
 from .._records._attendance import Attendance
 from .._records._keys import commit_key, done_key, shard_key
@@ -26,7 +25,7 @@ if TYPE_CHECKING:
     from ..._exchange._resumable import ResumableJob
     from ..._store._api import Buffer
     from ..._store._patient import Patient
-    from ..._timing import Timing
+    from ..._timing import Timing, Wait
     from ..._wire._published import Shard
     from .._records._keys import Delta, Hint
     from .._records._manifest import Manifest
@@ -44,19 +43,15 @@ class Others(Protocol):
         self, life: Life, missing: Collection[int], sync: int, listing: Iterable[str]
     ) -> bool:
         """Look for reasons why some ranks may never do their part. Returns whether the sync's number is taken by now."""
-        ...
 
     def compare(self, life: Life, contributions: Iterable[Delta]) -> None:
         """Refuse to go on with ranks that were started with other settings."""
-        ...
 
     def is_past(self, hint: Hint) -> bool:
         """Whether the life that has left this hint has ended before this one began to continue the run."""
-        ...
 
     def stop(self) -> None:
         """Give no more signs of life; repeatable."""
-        ...
 
 
 @dataclass(slots=True)
@@ -271,14 +266,11 @@ class Life:
 
         Nothing is logged about the first ``early`` seconds, in which nobody else is expected.
         """
-        return Wait(
-            self.timing,
-            self.store.near,
+        return self.store.wait(
             timeout,
-            look_around,
             expired,
-            alarms,
-            downtime=lambda: self.store.downtime,
+            look_around,
+            alarms=alarms,
             notice=notice,
             notice_after=early + (NOTICE_SECONDS if self.fixed else self.settings.grace),
         )

@@ -29,6 +29,26 @@ _READS_AT_ONCE = 16
 _log = logging.getLogger("diloco_core")
 
 
+def read_beats(store: Patient, ranks: Iterable[int]) -> list[bytes]:
+    """The last beats of some ranks; empty where there is none, or something that is too large for one."""
+
+    def read(rank: int) -> bytes:
+        try:
+            return store.get(beat_key(rank), _LARGEST) or b""
+        except CorruptedObjectError:
+            return b""
+
+    return list(in_parallel(store.store, (partial(read, rank) for rank in ranks), _READS_AT_ONCE))
+
+
+def interval_of(beat: bytes) -> float:
+    """The seconds to the next beat that a beat names; 0 if it names none."""
+    try:
+        return float(beat.split(b" ")[1])
+    except (IndexError, ValueError):
+        return 0.0
+
+
 class Beats:
     """Writes the beat of one incarnation, and reads those of others.
 
@@ -68,15 +88,12 @@ class Beats:
         """Those of some ranks whose beat has not changed for ``lost_after``, with the seconds since it has."""
         now, found = self._now(), {}
         read = self._to_read(ranks)
-        beats = in_parallel(
-            self._store.store, (partial(self._read, rank) for rank in read), _READS_AT_ONCE
-        )
-        for rank, beat in zip(read, beats, strict=True):
+        for rank, beat in zip(read, read_beats(self._store, read), strict=True):
             last, since = self._seen.get(rank, (None, now))
-            name, _, interval = beat.decode("ascii", "replace").partition(" ")
-            if last is None or (beat != last and name == self._run):
+            interval = min(interval_of(beat), self._timing.sync_timeout)
+            if last is None or (beat != last and beat.startswith(f"{self._run} ".encode())):
                 self._seen[rank] = beat, now
-            elif now - since > max(self._timing.lost_after, 2 * self._seconds(interval)):
+            elif now - since > max(self._timing.lost_after, 2 * interval):
                 found[rank] = now - since
         return found
 
@@ -87,12 +104,6 @@ class Beats:
         chosen = (later + ordered)[: min(_MOST_BEATS, len(ordered))]
         self._last_read = chosen[-1] if chosen else -1
         return chosen
-
-    def _read(self, rank: int) -> bytes:
-        try:
-            return self._store.get(beat_key(rank), _LARGEST) or b""
-        except CorruptedObjectError:  # too large for a beat
-            return b""
 
     def _now(self) -> float:
         """The time by the clock of this replica, which stands still while it cannot reach the store."""
@@ -114,10 +125,3 @@ class Beats:
         except (StoreError, OSError) as error:
             # Not fatal by itself: the next beat may succeed before the others count this replica as lost.
             _log.warning("rank %d could not write its beat: %s", self._rank, error)
-
-    def _seconds(self, text: str) -> float:
-        """The interval that a beat names, within reason; 0 if it names none."""
-        try:
-            return min(float(text.partition(" ")[0]), self._timing.sync_timeout)
-        except ValueError:
-            return 0.0

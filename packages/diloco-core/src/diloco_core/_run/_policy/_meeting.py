@@ -6,7 +6,6 @@ from typing import TYPE_CHECKING
 
 from ..._errors import MismatchError, RendezvousTimeoutError, ReplicaLostError
 from ..._exchange._endings import named_ranks
-from ..._timing import Wait
 from .._claims import claim, claimed_settings
 from .._records._farewell import concluded, farewell, read_farewell
 from .._records._keys import Hint, deltas, epochs, highest_epochs
@@ -19,7 +18,7 @@ if TYPE_CHECKING:
     from .._life._life import Life
 
 #: What to look at while ranks are missing: before a rank has claimed its place, nothing in the store tells of it.
-ABSENT = (
+_ABSENT = (
     "A rank that is missing is still starting, or it failed before it could leave word in the store, for instance because "
     "DiLoCo(...) refused an argument: look at its log"
 )
@@ -36,56 +35,86 @@ def meet(life: Life) -> None:
         ReplicaLostError: A rank has failed.
         MismatchError: A rank was refused because of its model or settings.
     """
-    store, timing, size = life.store, life.timing, life.manifest.world_size
-    missing: list[int] = []
+    store, first = life.store, life.manifest.first + 1
     here: dict[int, int] = {}
     # Those that have failed together with an earlier process of this rank may be back in a moment, as it is.
-    former = former_farewells(store.list(deltas(life.manifest.first + 1)), life.rank, life.epoch)
+    former = former_farewells(store.list(deltas(first)), life.rank, life.epoch)
 
     def has_followed(hint: Hint) -> bool:
         past = life.others is not None and life.others.is_past(hint)
         return past or hint.key in former or hint.epoch < here.get(hint.rank, 0)
 
-    def look() -> None:
-        here.update(highest_epochs(store.list("claims/")))
-        missing[:] = [rank for rank in range(size) if rank not in here]
-
-    def look_around() -> None:
-        check_failures(store, life.rank, life.manifest.first + 1, has_followed)
-
-    def expired() -> Exception:
-        return RendezvousTimeoutError(
-            f"only {size - len(missing)} of {size} replicas met at {store.uri} within {timing.join_timeout:g} s; missing: "
-            f"{named_ranks(missing)}. {ABSENT}, and check that it was given the same URI and world size. If the ranks only need "
-            "longer to start, raise join_timeout.",
-            missing,
-        )
-
-    def notice(seconds: float) -> str:
-        return (
-            f"rank {life.rank}: {size - len(missing)} of {size} replicas have met at {store.uri} after {seconds:.0f} s; waiting "
-            f"for {named_ranks(missing)}, for up to {timing.join_timeout:g} s. {ABSENT}."
-        )
-
-    wait = Wait(
-        timing,
-        store.near,
-        timing.join_timeout,
-        look_around,
-        expired,
-        downtime=lambda: store.downtime,
-        notice=notice,
-    )
-
     def has_met(hint: Hint) -> bool:
         """Whether this is of a life that had joined: it has met all others, and may have trained before it failed."""
         return claimed_settings(store, hint.rank, hint.epoch) is not None
 
-    look()
-    while missing:
+    def missing() -> list[int]:
+        here.update(highest_epochs(store.list("claims/")))
+        return [rank for rank in range(life.manifest.world_size) if rank not in here]
+
+    await_all(
+        store,
+        life.rank,
+        life.manifest.world_size,
+        missing,
+        lambda: check_failures(store, life.rank, first, has_followed),
+    )
+    check_failures(store, life.rank, first, has_followed, has_met)
+
+
+def await_ranks(
+    store: Patient,
+    missing: Callable[[], list[int]],
+    late: Callable[[list[int]], str],
+    look_around: Callable[[], None] = lambda: None,
+    notice: Callable[[list[int], float], str] = lambda *_: "",
+) -> None:
+    """Wait until no rank is missing.
+
+    Args:
+        store: Where the ranks are waited for.
+        missing: Looks which ranks are missing.
+        late: What the error says, given the ranks that are missing after ``join_timeout``.
+        look_around: Called from time to time; raises an error if waiting any longer is of no use.
+        notice: What the log says meanwhile, given the ranks that are missing, and the seconds so far.
+
+    Raises:
+        RendezvousTimeoutError: Some ranks did not come in time; the error names them.
+    """
+    ranks: list[int] = []
+    wait = store.wait(
+        store.timing.join_timeout,
+        lambda: RendezvousTimeoutError(late(ranks), ranks),
+        look_around,
+        notice=lambda seconds: notice(ranks, seconds),
+    )
+    while ranks := missing():
         wait.pause()
-        look()
-    check_failures(store, life.rank, life.manifest.first + 1, has_followed, has_met)
+
+
+def await_all(
+    store: Patient,
+    rank: int,
+    size: int,
+    missing: Callable[[], list[int]],
+    look_around: Callable[[], None],
+) -> None:
+    """Wait until all ranks of a run are there, as :func:`await_ranks` does. ``rank`` is that of this replica."""
+    limit = store.timing.join_timeout
+    await_ranks(
+        store,
+        missing,
+        lambda ranks: (
+            f"only {size - len(ranks)} of {size} replicas met at {store.uri} within {limit:g} s; missing: {named_ranks(ranks)}. "
+            f"{_ABSENT}, and check that it was given the same URI and world size. If the ranks only need longer to start, raise "
+            "join_timeout."
+        ),
+        look_around,
+        lambda ranks, seconds: (
+            f"rank {rank}: {size - len(ranks)} of {size} replicas have met at {store.uri} after {seconds:.0f} s; waiting for "
+            f"{named_ranks(ranks)}, for up to {limit:g} s. {_ABSENT}."
+        ),
+    )
 
 
 def check_failures(

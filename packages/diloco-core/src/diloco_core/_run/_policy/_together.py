@@ -9,16 +9,16 @@ from __future__ import annotations
 from functools import partial
 from typing import TYPE_CHECKING
 
-from ..._errors import CorruptedObjectError, RendezvousTimeoutError
+from ..._errors import CorruptedObjectError
 from ..._exchange._endings import named_ranks
 from ..._store._api import InBackground
 from ..._store._parallel import in_parallel
 from ..._store._reread import read_again
-from ..._timing import Wait
 from ..._wire._published import shard_metadata
 from ..._wire._sections import fingerprint
 from .._life._progress import published_shard
 from .._records._keys import shard_key
+from ._meeting import await_ranks
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -27,8 +27,8 @@ if TYPE_CHECKING:
     from ..._exchange._resumable import ResumableJob
     from ..._store._api import ObjectReader
     from ..._store._patient import Patient
-    from ..._timing import Timing
     from ..._wire._published import Shard, Sums
+    from .._settings import Joiner
 
 _DIGITS = 16
 
@@ -62,33 +62,22 @@ def upload(
 
 
 def upload_own(
-    store: Patient,
-    jobs: Sequence[ResumableJob],
-    nonce: str,
-    rank: int,
-    world_size: int,
-    chunk_bytes: int,
+    store: Patient, jobs: Sequence[ResumableJob], nonce: str, joiner: Joiner
 ) -> dict[tuple[int, int], Sums]:
     """Upload the shards of a loaded state that this rank updates."""
     own = [
         (index, number)
         for index, job in enumerate(jobs)
-        for number in range(rank, job.layout.shards, world_size)
+        for number in range(joiner.rank, job.layout.shards, joiner.world_size)
     ]
     for index, number in own:
-        for piece in jobs[index].layout.chunks(number, chunk_bytes):
+        for piece in jobs[index].layout.chunks(number, joiner.chunk_bytes):
             jobs[index].prepare_outer(piece)
-    return upload(store, jobs, nonce, own, chunk_bytes)
+    return upload(store, jobs, nonce, own, joiner.chunk_bytes)
 
 
 def sums_of_all(
-    store: Patient,
-    timing: Timing,
-    jobs: Sequence[ResumableJob],
-    rank: int,
-    world_size: int,
-    nonce: str,
-    chunk_bytes: int,
+    store: Patient, jobs: Sequence[ResumableJob], nonce: str, joiner: Joiner
 ) -> dict[tuple[int, int], Sums]:
     """Upload this rank's shards of a loaded state, and wait for those of the others. Returns the checksums of all.
 
@@ -96,43 +85,33 @@ def sums_of_all(
         RendezvousTimeoutError: Some ranks did not upload theirs in time.
         CorruptedObjectError: A shard is damaged.
     """
-    found = upload_own(store, jobs, nonce, rank, world_size, chunk_bytes)
+    found = upload_own(store, jobs, nonce, joiner)
     keys = {
         (index, number): shard_key(0, index, number, nonce)
         for index, job in enumerate(jobs)
         for number in range(job.layout.shards)
         if (index, number) not in found
     }
-    missing: list[int] = []
 
-    def look() -> None:
+    def missing() -> list[int]:
         listing = store.list(f"initial/{nonce}/")
-        gone = {number % world_size for (_, number), key in keys.items() if key not in listing}
-        missing[:] = sorted(gone)
+        gone = {
+            number % joiner.world_size for (_, number), key in keys.items() if key not in listing
+        }
+        return sorted(gone)
 
-    def expired() -> Exception:
-        return RendezvousTimeoutError(
-            f"{named_ranks(missing)} did not upload their part of the loaded state to {store.uri} within "
-            f"{timing.join_timeout:g} s. Look at their logs. All ranks have to load the state that was saved at the same moment, "
-            "each its own.",
-            missing,
-        )
-
-    wait = Wait(
-        timing,
-        store.near,
-        timing.join_timeout,
-        lambda: None,
-        expired,
-        downtime=lambda: store.downtime,
+    await_ranks(
+        store,
+        missing,
+        lambda ranks: (
+            f"{named_ranks(ranks)} did not upload their part of the loaded state to {store.uri} within "
+            f"{store.timing.join_timeout:g} s. Look at their logs. All ranks have to load the state that was saved "
+            "at the same moment, each its own."
+        ),
     )
-    look()
-    while missing:
-        wait.pause()
-        look()
     for (index, number), key in keys.items():
-        shard = published_shard(jobs[index], 0, number, nonce, chunk_bytes)
-        found[index, number] = read_again(timing, partial(_end, store, key, shard))
+        shard = published_shard(jobs[index], 0, number, nonce, joiner.chunk_bytes)
+        found[index, number] = read_again(store.timing, partial(_end, store, key, shard))
     return found
 
 

@@ -55,7 +55,7 @@ def load(life: Life) -> Reload | None:
             history = History(life)
         close_gaps(life, history)
         life.standing.heed(history.rollbacks)
-        life.damage.start_over()
+        life.damage.mending.clear()
         try:
             loaded = _load_all(life, history)
             if isinstance(loaded, Reload):

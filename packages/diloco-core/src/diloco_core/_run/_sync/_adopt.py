@@ -115,11 +115,11 @@ class Adoption:
                 f"{seconds:.0f} s, and gives up after {life.timing.sync_timeout:g} s"
             )
 
-        life.handover.nobody_is_absent()
+        life.handover.absent = set()
         while missing:
             self._missing = missing
             elapsed = wait.elapsed() if wait else 0.0
-            life.handover.are_absent(shares.late_owners(missing, elapsed))
+            life.handover.absent |= shares.late_owners(missing, elapsed)
             published = listed(self._result, missing)
             pending = Pending(tuple(missing), tuple(published), readable=self._unreadable is None)
             # One pass: first the published shards, then the late ones. If any arrived, more may have, so look again at once.

@@ -64,7 +64,7 @@ def start_again(life: Life, reload: Reload) -> None:
     if reload.why in {Why.DIFFERS, Why.CHANGED}:
         if life.handover.differed:
             raise _unhealed(reload.why, life.rank)
-        life.handover.has_differed()
+        life.handover.differed = True
     elif reload.damage is not None:
         _log.warning(
             "rank %d: %s. Reloading the published state.",

@@ -391,7 +391,7 @@ def make_again(life: Life, index: int, number: int, damage: CorruptedObjectError
     progress.values_at[number] = None
     progress.forget_outer(number, life.chunk_bytes)
     key = life.key(progress.sync, index, number)
-    life.damage.because(index, str(damage or f"{life.origin(key)} is gone"))
+    life.damage.reasons[index] = str(damage or f"{life.origin(key)} is gone")
     problem: CorruptedObjectError | Reload | None
     try:
         before = state_before(life, index)

@@ -162,7 +162,7 @@ class StoreSync:
         if isinstance(entry, Reload):
             return entry
         if entry is None:
-            life.handover.leave_open(self._own_delta)
+            life.handover.open = self._own_delta
             return left(life, self._job)
         commit, record_digest = entry
         if life.fixed:
@@ -410,7 +410,7 @@ class StoreSync:
             run=life.run,
         )
         if life.store.create(commit_key(self._sync), commit.to_json):
-            life.damage.has_decided(commit)
+            life.damage.decided = commit
         return None
 
     def _help(self, listing: Iterable[str]) -> Reload | None:
@@ -467,7 +467,7 @@ def stands_in(life: Life) -> bool:
     """Whether an earlier life of this rank has already contributed to the next sync. That contribution counts for the rank."""
     at = _round(life, may_leave=False)
     listing = life.store.list(deltas(at.sync))
-    life.handover.note_former(former_farewells(listing, life.rank, life.epoch))
+    life.handover.former = former_farewells(listing, life.rank, life.epoch)
     delta = at.valid(listing).get(life.rank)
     return delta is not None and delta.epoch < life.epoch
 

@@ -61,7 +61,6 @@ class Driver(Protocol):
 
     def put(self, key: str, data: Buffer, *, exclusive: bool) -> None:
         """Write a small object; if ``exclusive``, only if the key does not exist."""
-        ...
 
     def upload(
         self,
@@ -78,7 +77,6 @@ class Driver(Protocol):
         ``blocks`` can be iterated over only once. ``attempt(act)`` calls ``act`` until it succeeds, for steps that can be
         repeated. Steps that only the driver can repeat are repeated for ``patience`` seconds.
         """
-        ...
 
     def get(self, key: str, largest: int) -> Buffer:
         """Read a whole object.
@@ -86,35 +84,27 @@ class Driver(Protocol):
         Raises:
             TooLargeError: It has more than ``largest`` bytes; at most a small part of it was read.
         """
-        ...
 
     def head(self, key: str) -> tuple[int, Buffer]:
         """An object's size in bytes, and its first bytes if they come with the same request."""
-        ...
 
     def range(self, key: str, start: int, stop: int) -> Buffer:
         """Bytes ``start`` to ``stop`` of an object."""
-        ...
 
     def list(self, prefix: str) -> dict[str, int]:
         """Keys below a folder and their sizes in bytes."""
-        ...
 
     def delete(self, keys: Sequence[str]) -> None:
         """Delete objects; those that do not exist are ignored."""
-        ...
 
     def judge(self, error: Exception) -> tuple[Verdict, str]:
         """What an error means, and its text without details that only a developer of the driver wants to read."""
-        ...
 
     def renew(self) -> None:
         """Ask the source of the credentials for new ones; called when the service says that they have ended."""
-        ...
 
     def close(self) -> None:
         """Close connections; repeatable, and the driver may still be used."""
-        ...
 
 
 class TooLargeError(Exception):
