@@ -108,31 +108,14 @@ def watch_claim(life: Life) -> None:
     Raises:
         FencedError: Another life has taken it.
     """
-    key, own_claim = claim_key(life.rank, life.epoch), life.claim
+    key = claim_key(life.rank, life.epoch)
 
-    def read() -> bytes | None:
-        data = life.store.get(key)
-        if data is not None and data != own_claim:
-            # Raises if the claim is damaged, so that damage is not mistaken for the claim of another life.
-            unseal("claim", key, data, life.origin(key))
+    def parse(data: bytes) -> bytes:
+        # Raises if the claim is damaged, so that damage is not mistaken for the claim of another life.
+        unseal("claim", key, data, life.origin(key))
         return data
 
-    message = (
-        "rank %d: %s. Writing this claim again with the same content. Something outside this run deletes or changes its objects: "
-        "find out what does, and stop it."
-    )
-    try:
-        stored = life.again(read)
-    except CorruptedObjectError as error:
-        _log.error(message, life.rank, str(error).rstrip("."))
-        life.store.put(key, lambda: [own_claim])
-        return
-    if stored is None:
-        _log.error(message, life.rank, f"{life.origin(key)} is gone")
-        if life.store.create(key, partial(bytes, own_claim)):
-            return
-        stored = life.again(read)
-    if stored is not None and stored != own_claim:
+    if life.watch(key, life.claim, parse) is not None:
         raise fenced(life, "another life")
 
 

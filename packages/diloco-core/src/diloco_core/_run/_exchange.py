@@ -40,9 +40,9 @@ from ._ending import leave_run, tell_failure
 from ._generations._entering import Entrance
 from ._generations._names import FOLDER
 from ._inner import save_inner, save_residual, saved_inner, saved_residuals
-from ._joining import new_life
+from ._joining import new_life, reader_of
 from ._life._progress import layout_bytes
-from ._policy._ends import ends_in_log, refuse_again, refuse_ended, refuse_left, refuse_reload
+from ._policy._ends import refuse_again, refuse_ended, refuse_left, refuse_reload
 from ._policy._meeting import meet, tell_refusal
 from ._policy._others import changeable
 from ._policy._together import name_of
@@ -51,7 +51,7 @@ from ._repair import read_commit
 from ._round._reload import Reload
 from ._settings import Elastic, Fixed, Joiner, Settings
 from ._start import committed_in, open_run
-from ._states._history import given_up_since
+from ._states._history import ends_in_log, given_up_since
 from ._states._rollback import obey_rollback, saying_what_to_do
 from ._sync._catchup import catch_up, start_again
 from ._sync._sync import StoreSync, stands_in
@@ -121,10 +121,10 @@ class StoreExchange(ResumableExchange):
         if elastic is not None:
             elastic.check(world_size, self._timing.sync_timeout)
         settings = elastic or Fixed(world_size, given.lost_after, resume, given.return_within)
-        self._decides = Patient(store, self._timing).creates_once()
-        if (
-            settings.fixed
-        ):  # it has answered: the others must not end because of an outage while they meet
+        self._store = Patient(store, self._timing)  # where the run's objects are
+        self._decides = self._store.creates_once()
+        if settings.fixed:
+            # It has answered: the others must not end because of an outage while they meet.
             store.patience = self._timing.sync_timeout
         if not self._decides and elastic is not None:
             raise ConfigurationError(
@@ -136,7 +136,6 @@ class StoreExchange(ResumableExchange):
         self.world_size = world_size
         self.run_id = run_id
         self.store = store
-        self._generation: Store | None = None  # where the run's objects are, if not at the top
         self.settings: Settings = settings
         self._entrance: Entrance | None = None
         self.fixed = settings.fixed
@@ -217,8 +216,7 @@ class StoreExchange(ResumableExchange):
         self._run = ""
         try:
             self._enter(self._schema, jobs)
-            store = Patient(self._generation or self.store, self._timing)
-            joiner = self._joiner
+            store, joiner = self._store, self._joiner
             loaded_name = name_of(self._schema, self.run_id) if loaded else ""
             manifest = open_run(store, jobs, self._schema, joiner, loaded_name)
             warn_of_long_syncs(
@@ -236,18 +234,16 @@ class StoreExchange(ResumableExchange):
             if manifest.topology == "gather" and isinstance(self.store, InBackground):
                 self.store.budget = self.store.transfer.gather_budget()
             self._run = manifest.run()
-            ends = ends_in_log(store, self._run) if self.fixed else []
-            if self.fixed and not self.settings.resume:
-                refuse_ended(ends, store.uri, means=bool(self._schema.settings.get("operation")))
-                refuse_left(store, self.rank)
-            life = new_life(
-                store,
-                jobs,
-                manifest,
-                joiner,
-                passed_over={end.sync for end in ends},
-                changeable=changeable(self._schema.settings) if self.fixed else None,
-            )
+            reader = reader_of(store, jobs, manifest, joiner)
+            if self.fixed:
+                ends = ends_in_log(reader)
+                if not self.settings.resume:
+                    refuse_ended(ends, store.uri, means=reader.takes_means)
+                    refuse_left(store, self.rank)
+                passed_over = {end.sync for end in ends}
+                life = new_life(reader, passed_over, changeable(self._schema.settings))
+            else:
+                life = new_life(reader)
             self._life = life
             self.comes_back = life.epoch > 1 or self.resumes
             store.before_writing = partial(check_run, life)
@@ -289,12 +285,12 @@ class StoreExchange(ResumableExchange):
 
     def _enter(self, schema: Schema, jobs: Sequence[ResumableJob]) -> None:
         """Find where the run's objects are. Where the store cannot decide, meet the others (:mod:`._generations`)."""
-        store, settings = Patient(self.store, self._timing), self.settings
-        if not isinstance(settings, Fixed) or (self._decides and not store.list(FOLDER)):
+        settings = self.settings
+        if not isinstance(settings, Fixed) or (self._decides and not self._store.list(FOLDER)):
             return
         self.settings = replace(settings, decides=False, return_within=0.0)
-        self._entrance = Entrance(store, schema, self._joiner)
-        self._generation = self._entrance.meet()
+        self._entrance = Entrance(self._store, schema, self._joiner)
+        self._store = self._entrance.meet()
         self._entrance.carry(jobs)
 
     @property
@@ -519,9 +515,8 @@ class StoreExchange(ResumableExchange):
                 if self._life is not None:
                     tell_failure(self._life, error)
                 elif self._is_awaited(error):
-                    store = Patient(self._generation or self.store, self._timing)
                     committed = 0 if self._schema is None else committed_in(self._schema)
-                    tell_refusal(store, self.rank, self._run, committed + 1, error)
+                    tell_refusal(self._store, self.rank, self._run, committed + 1, error)
             finally:
                 self.store.close()
         except Exception as second:  # noqa: BLE001 - the first error matters more
@@ -533,7 +528,7 @@ class StoreExchange(ResumableExchange):
             return False
         if self.settings.decides:
             return not self.resumes
-        return self._generation is not None  # they have met
+        return self._store.store is not self.store  # they have met
 
     def _stop_beats(self) -> None:
         if self._life is not None and self._life.others is not None:

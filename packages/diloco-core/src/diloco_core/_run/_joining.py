@@ -26,26 +26,20 @@ if TYPE_CHECKING:
 
 
 def new_life(
-    store: Patient,
-    jobs: Sequence[ResumableJob],
-    manifest: Manifest,
-    joiner: Joiner,
-    *,
+    reader: Life,
     passed_over: Collection[int] = (),
     changeable: Mapping[str, str] | None = None,
 ) -> Life:
     """Make the next life of a rank. The rank's earlier lives will stop. The new life has loaded nothing yet.
 
     Args:
-        store: The run's prefix.
-        jobs: All fragments, in the order in which they are synced.
-        manifest: The run's manifest, which was just read.
-        joiner: This replica.
+        reader: What :func:`reader_of` has made, with the manifest that was just read.
         passed_over: In fixed runs: the ends that were seen before.
         changeable: In fixed runs: the settings that may change when the run is resumed, in which all ranks must agree.
     """
-    rank, settings, timing = joiner.rank, joiner.settings, store.timing
-    seen, run = Seen(timing.clock()), manifest.run()
+    store, timing, settings, rank = reader.store, reader.timing, reader.settings, reader.rank
+    manifest = reader.manifest
+    seen, run = Seen(timing.clock()), reader.run
     earlier = highest_epochs(store.list("claims/")) if settings.fixed else {}
 
     def check() -> None:
@@ -65,16 +59,22 @@ def new_life(
         beats = Beats(store.store, rank, f"{epoch}", run, timing)
         beats.start()
         others = Others(beats, changeable or {}, earlier if settings.resume or epoch > 1 else {})
-    life = reader_of(store, jobs, manifest, joiner)
     return replace(
-        life, epoch=epoch, claim=record, seen=seen, others=others, passed_over=passed_over
+        reader, epoch=epoch, claim=record, seen=seen, others=others, passed_over=passed_over
     )
 
 
 def reader_of(
     store: Patient, jobs: Sequence[ResumableJob], manifest: Manifest, joiner: Joiner
 ) -> Life:
-    """Make what reads a run without a claim, and so must not write there. The arguments are those of :func:`new_life`."""
+    """Make what reads a run without a claim, and so must not write there.
+
+    Args:
+        store: The run's prefix.
+        jobs: All fragments, in the order in which they are synced.
+        manifest: The run's manifest.
+        joiner: This replica.
+    """
     run = manifest.run()
     standing = Standing(
         [Progress.empty(job) for job in jobs],

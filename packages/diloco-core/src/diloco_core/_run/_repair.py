@@ -121,17 +121,23 @@ def commit_again(
 
 
 def rewrite_shard(
-    life: Life, progress: Progress, sync: int, number: int, damage: object, done: Done | None = None
+    life: Life,
+    progress: Progress,
+    sync: int,
+    number: int,
+    damage: object,
+    done: Done | None = None,
+    index: int | None = None,
 ) -> Sums:
     """Write a shard of a state again from memory, which must hold its values and its outer state. Returns its checksums.
 
     ``damage`` says what is wrong with the shard in the store; None means that it is gone. ``done`` is the record of the state,
-    if the caller knows it already.
+    if the caller knows it already; ``index`` is that of the fragment, which the initial state (sync 0) does not tell.
 
     Raises:
         CorruptedObjectError: Memory holds other values than those that were published.
     """
-    index = life.index(sync)
+    index = life.index(sync) if index is None else index
     shard, key = life.shard(sync, index, number), life.key(sync, index, number)
     metadata = (
         progress.metadata(number) if sync == progress.sync else shard_metadata(progress.job, sync)
@@ -165,13 +171,22 @@ def mend_published(life: Life, index: int) -> None:
     for number in range(progress.job.layout.shards):
         in_memory = progress.values_at[number] == progress.outer_at[number] == progress.sync
         if in_memory and life.shard(progress.sync, index, number).writable:
-            damage: CorruptedObjectError | None = None
-            try:
-                if check_shard(life, progress.sync, index, number, done) is not None:
-                    continue
-            except CorruptedObjectError as error:
-                damage = error
-            rewrite_shard(life, progress, progress.sync, number, damage)
+            mend_shard(life, progress, index, number, done)
+
+
+def mend_shard(life: Life, progress: Progress, index: int, number: int, done: Done | None) -> None:
+    """Check the file of a shard whose values and outer state memory holds; if it is damaged or gone, write it again.
+
+    Raises:
+        CorruptedObjectError: Memory holds other values than those that were published.
+    """
+    damage: CorruptedObjectError | None = None
+    try:
+        if check_shard(life, progress.sync, index, number, done) is not None:
+            return
+    except CorruptedObjectError as error:
+        damage = error
+    rewrite_shard(life, progress, progress.sync, number, damage, done, index)
 
 
 def commit_mended(life: Life, sync: int) -> tuple[Commit, str] | Reload | None:

@@ -5,18 +5,15 @@ from __future__ import annotations
 import logging
 from typing import TYPE_CHECKING
 
-from .._errors import CorruptedObjectError, RunExistsError, StoreError
+from .._errors import RunExistsError, StoreError
 from .._store._copies import copy_key
+from ._life._life import LOST
 from ._records._keys import MANIFEST
 from ._records._manifest import Manifest
 
 if TYPE_CHECKING:
     from ._life._life import Life
 
-_AGAIN = (
-    "rank %d: %s. Writing it again with the same content. Something outside this run deletes or changes its objects: find out "
-    "what does, and stop it."
-)
 _log = logging.getLogger("diloco_core")
 
 
@@ -37,35 +34,16 @@ def watch_manifest(life: Life) -> None:
 
 
 def _look(life: Life) -> None:
-    own_manifest, store = life.manifest.to_json(), life.store
-
-    def read() -> Manifest | None:
-        data = store.get(MANIFEST)
-        if data is None:
-            return None
-        # There is no need to parse it if it has the bytes that this life has read before.
-        if data == own_manifest:
-            return life.manifest
-        return Manifest.from_json(data, life.origin(MANIFEST))
-
-    try:
-        stored = life.again(read)
-    except CorruptedObjectError as error:
-        _log.error(_AGAIN, life.rank, str(error).rstrip("."))
-        store.put(MANIFEST, lambda: [own_manifest])
-        stored = life.manifest
-    if stored is None:
-        _log.error(_AGAIN, life.rank, f"{life.origin(MANIFEST)} is gone")
-        created = store.create(MANIFEST, lambda: own_manifest)
-        stored = life.manifest if created else life.again(read)
-    if stored is not None and stored != life.manifest:
+    store, own_manifest = life.store, life.manifest.to_json()
+    origin = life.origin(MANIFEST)
+    other = life.watch(MANIFEST, own_manifest, lambda data: Manifest.from_json(data, origin))
+    if other is not None and other != life.manifest:
         raise RunExistsError(
-            f"the manifest at {store.uri} now belongs to another run (begun by run {stored.run_id!r}, rank {stored.writer}): two "
+            f"the manifest at {store.uri} now belongs to another run (begun by run {other.run_id!r}, rank {other.writer}): two "
             f"runs share this prefix. This replica (rank {life.rank} of run {life.manifest.run_id!r}) stops before the runs mix. "
             "Give every run a prefix of its own. To continue this run, put its manifest back."
         )
-    if stored is not None:
-        _look_at_copy(life, own_manifest)
+    _look_at_copy(life, own_manifest)
 
 
 def _look_at_copy(life: Life, own_manifest: bytes) -> None:
@@ -76,7 +54,7 @@ def _look_at_copy(life: Life, own_manifest: bytes) -> None:
         data = life.store.peek(key)
         if data == own_manifest:
             return
-        _log.error(_AGAIN, life.rank, f"{origin} is {'gone' if data is None else 'damaged'}")
+        _log.error(LOST, life.rank, f"{origin} is {'gone' if data is None else 'damaged'}")
         life.store.put(key, lambda: [own_manifest])
     except (StoreError, OSError) as error:
         _log.error(

@@ -40,7 +40,6 @@ if TYPE_CHECKING:
 
     from ..._exchange._base import Schema
     from ..._exchange._resumable import ResumableJob
-    from ..._store._api import Store
     from .._life._life import Life
     from .._records._manifest import Manifest
     from .._settings import Joiner
@@ -90,7 +89,7 @@ class Entrance:
             check_same_run(self._manifest, schema, joiner, uri=store.uri, first=False)
             check_stopped(self._generation(self._begun[0]), joiner.rank)
 
-    def meet(self) -> Store:
+    def meet(self) -> Patient:
         """Wait until all processes are there. Returns the folder of the generation that they begin.
 
         Raises as :meth:`._gathering.Gathering.meet`.
@@ -105,7 +104,7 @@ class Entrance:
             )
         number, nonces = gathering.meet(next_number(keys), self._check_undecided)
         self._new = self._generation(folder(number, nonces))
-        return self._new.store
+        return self._new
 
     def carry(self, jobs: Sequence[ResumableJob]) -> None:
         """Carry the run's newest whole state into that folder, together with the others. Nothing is done for a new run.

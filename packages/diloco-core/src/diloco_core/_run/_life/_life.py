@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Protocol, TypeVar
 
@@ -34,6 +35,13 @@ if TYPE_CHECKING:
     from ._standing import Standing
 
 T = TypeVar("T")
+
+LOST = (
+    "rank %d: %s. Writing it again with the same content. Something outside this run deletes or changes its objects: find out "
+    "what does, and stop it."
+)
+"""What the log says of an object that is damaged or gone."""
+_log = logging.getLogger("diloco_core")
 
 
 class Others(Protocol):
@@ -291,6 +299,35 @@ class Life:
     def again(self, read: Callable[[], T]) -> T:
         """What ``read`` returns; it is called again if what it reads is not as it was written."""
         return read_again(self.timing, read)
+
+    def watch(self, key: str, own: bytes, parse: Callable[[bytes], T]) -> T | None:
+        """Make sure that an object is there which this life has read or written. If it is damaged or gone, it is written again.
+
+        Args:
+            key: Its key.
+            own: Its content, as this life knows it.
+            parse: Reads any other content.
+
+        Returns:
+            What ``parse`` returns for other content that is undamaged; otherwise None.
+        """
+
+        def read() -> tuple[T | None] | None:
+            data = self.store.get(key)
+            return None if data is None else (None if data == own else parse(data),)
+
+        try:
+            stored = self.again(read)
+        except CorruptedObjectError as error:
+            _log.error(LOST, self.rank, str(error).rstrip("."))
+            self.store.put(key, lambda: [own])
+            return None
+        if stored is None:
+            _log.error(LOST, self.rank, f"{self.origin(key)} is gone")
+            if self.store.create(key, lambda: own):
+                return None
+            stored = self.again(read)
+        return stored[0] if stored is not None else None
 
     def log(self, sync: int) -> tuple[Commit | Rollback, str] | None:
         """The record with this number in the log, and its digest; None if there is none.

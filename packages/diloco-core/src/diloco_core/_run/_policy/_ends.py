@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING
 from ..._errors import (
     CorruptedObjectError,
     DivergedError,
-    FormatError,
     ReplicaLostError,
     RunExistsError,
 )
@@ -22,12 +21,11 @@ from .._records._keys import (
     Delta,
     Hint,
     commit_key,
-    commit_sync,
     deltas,
     epochs,
     highest_epochs,
 )
-from .._records._records import GivenUp, Rollback, of_run, read_record
+from .._records._records import GivenUp, Rollback
 from .._round._reload import Why
 
 if TYPE_CHECKING:
@@ -36,37 +34,6 @@ if TYPE_CHECKING:
     from .._round._reload import Reload
 
 _log = logging.getLogger("diloco_core")
-
-
-def ends_in_log(store: Patient, run: str) -> list[Rollback]:
-    """The ends that the log holds, the newest first. Each record names the newest rollback or end before it.
-
-    Args:
-        store: The run's prefix.
-        run: Name of the run. Records of other runs do not count.
-    """
-    recorded = sorted(filter(None, map(commit_sync, store.list("commits/"))), reverse=True)
-    newest = recorded[0] if recorded else 0
-    while store.peek(commit_key(newest + 1)) is not None:  # a listing may be out of date
-        newest += 1
-        recorded.insert(0, newest)
-    ends, limit = [], newest + 1
-    while (number := next((each for each in recorded if each < limit), 0)) > 0:
-        limit = number
-        data = store.peek(commit_key(number))
-        try:
-            if not data:
-                continue
-            origin = f"{store.uri}/{commit_key(number)}"
-            record = of_run(read_record(data, number, origin), run, origin)
-        except (CorruptedObjectError, FormatError, RunExistsError):
-            continue  # whoever needs the record says what is wrong with it
-        if isinstance(record, Rollback) and record.end is not None:
-            ends.append(record)
-        limit = record.rollback + 1
-        if not record.rollback:
-            break
-    return ends
 
 
 def refuse_ended(ends: list[Rollback], uri: str, *, means: bool = False) -> None:

@@ -90,6 +90,12 @@ def given_up_since(life: Life, sync: int, rollback: int) -> bool:
     return number != rollback
 
 
+def ends_in_log(life: Life) -> list[Rollback]:
+    """The ends of a fixed run that the log holds, the newest first."""
+    rollbacks = [rollback for rollback, _ in History(life).rollbacks]
+    return [rollback for rollback in reversed(rollbacks) if rollback.end is not None]
+
+
 def close_gaps(life: Life, history: History) -> None:
     """Write a record for every number before the newest rollback whose record is lost, so that no life decides it once more.
 

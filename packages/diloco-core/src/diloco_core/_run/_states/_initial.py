@@ -7,16 +7,13 @@ others ask for it. Later they hold other values.
 
 from __future__ import annotations
 
-import logging
 from typing import TYPE_CHECKING
 
 from ..._arithmetic._sharded import adopt_shard
-from ..._errors import CorruptedObjectError
-from ..._wire._published import as_recorded, shard_metadata
 from .._life._progress import Progress
 from .._records._keys import Delta, commit_key, commit_sync, deltas
 from .._records._rules import newest_whole
-from .._repair import computed_otherwise
+from .._repair import mend_shard
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
@@ -24,11 +21,8 @@ if TYPE_CHECKING:
     import torch
 
     from ..._arithmetic._layout import Piece
-    from ..._store._api import ObjectReader
     from .._life._life import Life
     from .._records._records import Done
-
-_log = logging.getLogger("diloco_core")
 
 
 def shards_in_memory(life: Life, index: int, done: Done) -> set[int]:
@@ -61,7 +55,7 @@ def mend_initial(life: Life) -> None:
         in_memory = shards_in_memory(life, index, done)
         if in_memory and not _is_collected(life, index):
             for number in in_memory:
-                _check_or_write(life, index, number, Progress.recorded(progress.job, done))
+                mend_shard(life, Progress.recorded(progress.job, done), index, number, done)
 
 
 def take_from_memory(
@@ -89,7 +83,7 @@ def take_from_memory(
 
     adopt_shard(job, number, read, life.chunk_bytes, life.scratch)
     if look or key not in listing:
-        _check_or_write(life, index, number, fresh)
+        mend_shard(life, fresh, index, number, life.manifest.done(index))
     return True
 
 
@@ -103,30 +97,3 @@ def _is_collected(life: Life, index: int) -> bool:
     return life.store.peek(commit_key(first_sync)) is not None and not any(
         map(Delta.parse, life.store.list(deltas(first_sync)))
     )
-
-
-def _check_or_write(life: Life, index: int, number: int, fresh: Progress) -> None:
-    """Check the file of a shard; if it is damaged or gone, write it again from memory."""
-    shard, key = life.shard(0, index, number), life.key(0, index, number)
-    expected = fresh.expected(number)
-
-    def check(reader: ObjectReader) -> bool:
-        sums = shard.check(reader, life.origin(key), life.scratch, whole=True)
-        as_recorded(sums, expected, life.origin(key))
-        return True
-
-    damage: object = f"{life.origin(key)} is gone"
-    try:
-        if life.again(lambda: life.store.read(key, check)):
-            return
-    except CorruptedObjectError as error:
-        damage = error
-    metadata = shard_metadata(fresh.job, 0)
-    if shard.sums(metadata) != expected:
-        raise computed_otherwise(life, key)
-    _log.error(
-        "rank %d: %s. Writing it again from the memory of this replica, which has the same values.",
-        life.rank,
-        str(damage).rstrip("."),
-    )
-    life.store.put(key, lambda: shard.parts(metadata))
