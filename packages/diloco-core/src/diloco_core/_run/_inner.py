@@ -6,7 +6,6 @@ from typing import TYPE_CHECKING
 
 from .._errors import CorruptedObjectError
 from .._inner._file import SavedInner, check_inner
-from .._store._reread import read_again
 from .._wire._safetensors import check_extent
 from ._claims import check_claim
 from ._records._keys import inner_key, parse_inner, parse_residual, residual_key
@@ -17,6 +16,8 @@ if TYPE_CHECKING:
 
     from .._store._api import Buffer
     from ._life._life import Life
+
+    _Parse = Callable[[str], tuple[int, int] | None]
 
 
 def save_inner(life: Life, parts: Callable[[str], Iterable[Buffer]]) -> None:
@@ -35,9 +36,7 @@ def save_inner(life: Life, parts: Callable[[str], Iterable[Buffer]]) -> None:
     key = inner_key(life.rank, *epoch_and_sync)
     # This skips the check of the run that other writes make, so that nothing comes between check_claim() and the write.
     life.store.attempt(lambda: life.store.store.put(key, parts(life.bound(key))))
-    older = sorted(
-        ((written, old) for written, old in _keys(life) if written < epoch_and_sync), reverse=True
-    )
+    older = [each for each in reversed(_keys(life, parse_inner)) if each[0] < epoch_and_sync]
     if life.fixed:
         # The run may go back to the state before its newest one, and this rank with it.
         older = [each for each in older if each[0][1] < life.sync][1:] + [
@@ -58,34 +57,30 @@ def save_residual(life: Life, parts: Callable[[str], Iterable[Buffer]]) -> None:
     key = residual_key(life.rank, life.epoch, life.sync + 1)
     life.store.attempt(lambda: life.store.store.put(key, parts(life.bound(key))))
     # The one before stays: whether this contribution is counted is not known yet.
-    saved = sorted(filter(None, map(parse_residual, life.store.list(f"inner/{life.rank:05}/"))))
-    life.store.delete([residual_key(life.rank, *each) for each in saved[:-2]])
+    life.store.delete([old for _, old in _keys(life, parse_residual)[:-2]])
 
 
 def saved_residuals(life: Life) -> Iterator[SavedInner]:
     """What earlier lives of this rank have saved before they contributed, the newest first."""
-    saved = filter(None, map(parse_residual, life.store.list(f"inner/{life.rank:05}/")))
-    for epoch, sync in sorted(saved, reverse=True):
-        key = residual_key(life.rank, epoch, sync)
-        data = _read(life, key)
-        if data is not None:
-            yield SavedInner(sync, life.bound(key), life.origin(key), data)
+    return _saved(life, parse_residual)
 
 
 def saved_inner(life: Life) -> Iterator[SavedInner]:
     """What earlier lives of this rank have saved, the newest first."""
-    for (_, sync), key in sorted(_keys(life), reverse=True):
+    return _saved(life, parse_inner)
+
+
+def _saved(life: Life, parse: _Parse) -> Iterator[SavedInner]:
+    for (_, sync), key in reversed(_keys(life, parse)):
         data = _read(life, key)
         if data is not None:
             yield SavedInner(sync, life.bound(key), life.origin(key), data)
 
 
-def _keys(life: Life) -> Iterator[tuple[tuple[int, int], str]]:
-    """Epoch and sync of every inner state that lives of this rank have saved, with its key."""
-    for key in life.store.list(f"inner/{life.rank:05}/"):
-        written = parse_inner(key)
-        if written is not None:
-            yield written, key
+def _keys(life: Life, parse: _Parse) -> list[tuple[tuple[int, int], str]]:
+    """Epoch and sync of everything of one kind that lives of this rank have saved, with its key; the newest last."""
+    listed = ((parse(key), key) for key in life.store.list(f"inner/{life.rank:05}/"))
+    return sorted((written, key) for written, key in listed if written is not None)
 
 
 def _read(life: Life, key: str) -> bytes | None:
@@ -102,6 +97,6 @@ def _read(life: Life, key: str) -> bytes | None:
         return data
 
     try:
-        return read_again(life.timing, read)
+        return life.again(read)
     except CorruptedObjectError:
         return data or b""

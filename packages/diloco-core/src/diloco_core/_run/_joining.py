@@ -75,27 +75,18 @@ def reader_of(
         manifest: The run's manifest.
         joiner: This replica.
     """
-    run = manifest.run()
-    standing = Standing(
-        [Progress.empty(job) for job in jobs],
-        run=run,
-        world_size=manifest.world_size,
-        uri=store.uri,
-        clock=store.timing.clock,
-        first=manifest.first,
-        rate=manifest.rate,
-    )
+    clock, fragments = store.timing.clock, [Progress.empty(job) for job in jobs]
     return Life(
         store=store,
         timing=store.timing,
         settings=joiner.settings,
         manifest=manifest,
-        run=run,
+        run=manifest.run(),
         rank=joiner.rank,
         epoch=0,
         claim=b"",
         chunk_bytes=joiner.chunk_bytes,
         scratch=Scratch(joiner.chunk_bytes),
-        standing=standing,
-        seen=Seen(store.timing.clock()),
+        standing=Standing(fragments, manifest, store.uri, clock),
+        seen=Seen(clock()),
     )

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import math
 import secrets
-from typing import TYPE_CHECKING, Protocol, Self, TypeAlias, TypeGuard, TypeVar, runtime_checkable
+from contextlib import AbstractContextManager
+from typing import TYPE_CHECKING, Protocol, TypeAlias, TypeGuard, TypeVar, runtime_checkable
 
 from .._errors import ConfigurationError, CorruptedObjectError
 from ._transfer import BLOCK_BYTES, Transfer
@@ -12,7 +13,6 @@ from ._transfer import BLOCK_BYTES, Transfer
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
     from concurrent.futures import Future
-    from types import TracebackType
 
 T = TypeVar("T")
 
@@ -24,7 +24,7 @@ RECORD_BYTES = 64 * 2**20
 Buffer: TypeAlias = "bytes | bytearray | memoryview"
 
 
-class ObjectReader(Protocol):
+class ObjectReader(AbstractContextManager["ObjectReader"], Protocol):
     """One object, open for ranged reads. Not thread-safe."""
 
     size: int
@@ -38,15 +38,6 @@ class ObjectReader(Protocol):
 
     def close(self) -> None:
         """Release the object; repeatable."""
-
-    def __enter__(self) -> Self: ...
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None: ...
 
 
 class ReadsAhead(ObjectReader, Protocol):

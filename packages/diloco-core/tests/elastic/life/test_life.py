@@ -35,9 +35,8 @@ def _commit(sync, previous, *, rank=0, positions=None, rollback=0):
 
 def _standing(clock=lambda: 0.0):
     job = SimpleNamespace(layout=SimpleNamespace(shards=1, groups=()))
-    standing = Standing(
-        [Progress.empty(job), Progress.empty(job)], run=_RUN, world_size=3, uri="u", clock=clock
-    )
+    manifest = SimpleNamespace(world_size=3, first=0, run=lambda: _RUN)
+    standing = Standing([Progress.empty(job), Progress.empty(job)], manifest, "u", clock)
     standing.begin()
     return standing
 

@@ -16,7 +16,7 @@ from ..._host import is_gone
 from ..._store._parallel import in_parallel
 from .._claims import read_claim
 from .._policy._beats import interval_of, read_beats
-from .._records._keys import Hint, highest_epochs
+from .._records._keys import farewells, highest_epochs
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -39,8 +39,7 @@ def check_stopped(store: Patient, rank: int) -> None:
     Raises:
         RunExistsError: A process is alive; the error names its rank.
     """
-    hints = filter(None, map(Hint.parse, store.list("deltas/")))
-    left = {(hint.rank, hint.epoch) for hint in hints if hint.event == "leave"}
+    left = {(hint.rank, hint.epoch) for hint in farewells(store.list("deltas/"))}
     lives = [life for life in highest_epochs(store.list("claims/")).items() if life not in left]
     gone = in_parallel(
         store.store, (partial(_gone, store, *life) for life in lives), _READS_AT_ONCE

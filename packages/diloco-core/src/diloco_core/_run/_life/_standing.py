@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from ..._arithmetic._rate import NO_RATE, Rate
 from ..._errors import CorruptedObjectError
 from .._records._keys import commit_key
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
+    from ..._arithmetic._rate import Rate
+    from .._records._manifest import Manifest
     from .._records._records import Commit, Rollback
     from ._progress import Progress
 
@@ -23,29 +24,21 @@ class Standing:
 
     Args:
         fragments: What the life holds of each fragment.
-        run: Name of the run.
-        world_size: How many ranks there may be.
+        manifest: The run's manifest.
         uri: The run's prefix, for errors.
         clock: The life's clock.
-        first: The number before the run's first sync.
-        rate: The learning rate before that sync.
     """
 
     def __init__(
         self,
         fragments: Sequence[Progress],
-        *,
-        run: str,
-        world_size: int,
+        manifest: Manifest,
         uri: str,
         clock: Callable[[], float],
-        first: int = 0,
-        rate: Rate = NO_RATE,
     ) -> None:
         self._fragments = list(fragments)
-        self._first, self._first_rate = first, rate
-        self._run = run
-        self._everybody = dict.fromkeys(range(world_size), 0)
+        self._manifest = manifest
+        self._everybody = dict.fromkeys(range(manifest.world_size), 0)
         self._uri = uri
         self._clock = clock
         self._sync = 0
@@ -80,7 +73,7 @@ class Standing:
     def rate(self) -> Rate:
         """The learning rate of the newest outer step that the states in memory hold."""
         commits = [progress.commit for progress in self._fragments if progress.commit is not None]
-        return max(commits, key=lambda commit: commit.sync).rate if commits else self._first_rate
+        return max(commits, key=lambda commit: commit.sync).rate if commits else self._manifest.rate
 
     @property
     def rollback(self) -> int:
@@ -129,8 +122,8 @@ class Standing:
 
     def begin(self) -> None:
         """Move to the beginning of the log, before the first sync."""
-        self._sync, self._rollback = self._first, 0
-        self._previous = self._run
+        self._sync, self._rollback = self._manifest.first, 0
+        self._previous = self._manifest.run()
         self._members = dict(self._everybody)
 
     def holds(self, rollback: Rollback) -> bool:

@@ -19,10 +19,10 @@ from .._claims import check_claim
 from .._records._farewell import read_farewell
 from .._records._keys import (
     Delta,
-    Hint,
     commit_key,
     deltas,
     epochs,
+    farewells,
     highest_epochs,
 )
 from .._records._records import GivenUp, Rollback
@@ -73,12 +73,10 @@ def refuse_left(store: Patient, rank: int) -> None:
         RunExistsError: The newest life of the rank has said that it has left.
     """
     epoch = max(epochs(store.list(f"claims/{rank:05}/"), rank), default=0)
-    hints = filter(None, map(Hint.parse, store.list("deltas/")))
-    for hint in hints:
+    for hint in farewells(store.list("deltas/")):
         # Of a life whose claim is lost the hint alone may tell.
-        if (hint.rank, hint.event) != (rank, "leave") or hint.epoch < epoch:
-            continue
-        if read_farewell(hint.key, store.peek).event == "left":
+        is_newest = hint.rank == rank and hint.epoch >= epoch
+        if is_newest and read_farewell(hint.key, store.peek).event == "left":
             raise RunExistsError(
                 f"rank {rank} has left the run at {store.uri} after its last sync. To continue that run, start all of its ranks "
                 "again with resume=True. To begin another run, use another prefix, or delete everything under this one."

@@ -8,7 +8,7 @@ from ..._errors import MismatchError, RendezvousTimeoutError, ReplicaLostError
 from ..._exchange._endings import named_ranks
 from .._claims import claim, claimed_settings
 from .._records._farewell import concluded, farewell, read_farewell
-from .._records._keys import Hint, deltas, epochs, highest_epochs
+from .._records._keys import Hint, deltas, epochs, farewells, highest_epochs
 from .._records._rules import former_farewells
 
 if TYPE_CHECKING:
@@ -137,9 +137,8 @@ def check_failures(
         ReplicaLostError: A rank has failed.
         MismatchError: A rank was refused because of its model or settings.
     """
-    hints = [hint for hint in map(Hint.parse, store.list(deltas(sync))) if hint is not None]
-    for hint in hints:
-        if hint.event != "leave" or hint.rank == rank or has_followed(hint):
+    for hint in farewells(store.list(deltas(sync))):
+        if hint.rank == rank or has_followed(hint):
             continue
         said = read_farewell(hint.key, store.peek)
         if said.event != "failed":

@@ -11,7 +11,7 @@ from ..._exchange._schemas import MAY_CHANGE, compare_schemas
 from ..._retry import NOTICE_SECONDS
 from .._claims import claimed_settings
 from .._records._farewell import Farewell, concluded, read_farewell
-from .._records._keys import Delta, Hint, epochs, schema
+from .._records._keys import Delta, Hint, epochs, farewells, schema
 from ._ends import give_up
 
 if TYPE_CHECKING:
@@ -142,17 +142,8 @@ class Others:
         self, life: Life, missing: Collection[int], sync: int, listing: Iterable[str]
     ) -> dict[int, _Gone]:
         """The missing ranks that have said that they have failed."""
-        hints = {
-            hint.rank: hint
-            for hint in sorted(
-                (
-                    hint
-                    for hint in map(Hint.parse, listing)
-                    if hint is not None and hint.event == "leave"
-                ),
-                key=lambda hint: hint.epoch,
-            )
-        }
+        newest_last = sorted(farewells(listing), key=lambda hint: hint.epoch)
+        hints = {hint.rank: hint for hint in newest_last}
         found: dict[int, _Gone] = {}
         for rank, hint in hints.items():
             if rank not in missing or (life.settings.resume and self.is_past(hint)):

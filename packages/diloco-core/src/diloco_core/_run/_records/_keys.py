@@ -147,6 +147,12 @@ class Hint:
         return cls(int(sync), int(rank), int(epoch), event)
 
 
+def farewells(keys: Iterable[str]) -> list[Hint]:
+    """The hints among these keys by which lives have said that they end."""
+    hints = map(Hint.parse, keys)
+    return [hint for hint in hints if hint is not None and hint.event == "leave"]
+
+
 @dataclass(frozen=True, slots=True)
 class Wish:
     """What the key of a wish says: a life asks for another outer learning rate, from a sync on.

@@ -10,7 +10,7 @@ from itertools import chain
 from typing import TYPE_CHECKING
 
 from ..._arithmetic._rate import Rate, chosen
-from ._keys import Delta, Hint, Wish
+from ._keys import Delta, Hint, Wish, farewells
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
@@ -91,16 +91,9 @@ def former_farewells(listing: Iterable[str], rank: int, epoch: int) -> set[str]:
     These lives left in the same sync as an earlier life of the new life's own rank. Like it, they may be back in a moment. So
     the new life waits for them, which costs at most a grace and decides nothing.
     """
-    hints = {
-        key: hint
-        for key in listing
-        if (hint := Hint.parse(key)) is not None and hint.event == "leave"
-    }
-    return (
-        set(hints)
-        if any(hint.rank == rank and hint.epoch < epoch for hint in hints.values())
-        else set()
-    )
+    found = farewells(listing)
+    own_rank_left = any(hint.rank == rank and hint.epoch < epoch for hint in found)
+    return {hint.key for hint in found} if own_rank_left else set()
 
 
 def rate_of(standing: Rate, listing: Iterable[str], schema: str) -> Rate:

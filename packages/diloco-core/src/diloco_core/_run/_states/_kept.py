@@ -11,13 +11,13 @@ import logging
 from typing import TYPE_CHECKING
 
 from ..._errors import CorruptedObjectError, RunExistsError
+from ..._store._closing import Closing
 from .._records._keys import done_key
 from .._records._records import Done, of_run
 from .._records._rules import is_state
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
-    from typing import Self
 
     from ..._store._api import Buffer, ObjectReader
     from .._life._life import Life
@@ -131,7 +131,7 @@ def verified(life: Life, key: str, original: str) -> bytes | None:
         return None
 
 
-class InMemory:
+class InMemory(Closing):
     """Bytes as an open object; see :class:`._api.ObjectReader`."""
 
     def __init__(self, data: Buffer, name: str) -> None:
@@ -149,9 +149,3 @@ class InMemory:
 
     def close(self) -> None:
         """Do nothing: there is nothing to close."""
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        pass

@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING
 from ..._errors import CorruptedObjectError
 from ..._store._ahead import open_ahead
 from ..._store._api import reads_ahead
-from ..._store._reread import read_again
 from .._life._progress import Progress
 from .._records._keys import commit_key, commit_sync, done_key
 from .._records._rules import newest_done
@@ -267,4 +266,4 @@ def _load_shard(
         reader, already_open = already_open, None
         return life.store.read(key, use, reader) or False
 
-    return None if read_again(life.timing, read) else key
+    return None if life.again(read) else key

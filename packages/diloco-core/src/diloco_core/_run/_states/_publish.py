@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING
 
 from ..._errors import CorruptedObjectError, ObjectNotFoundError
 from ..._store._parallel import in_parallel
-from ..._store._reread import read_again
 from ..._store._transfer import CONNECTIONS
 from ..._wire._published import shard_metadata
 from .._life._progress import publishes_whole
@@ -142,33 +141,24 @@ def _publish_whole(life: Life, progress: Progress, done: Done, missing: Sequence
 
 def _publish(life: Life, progress: Progress, shards: Iterable[int]) -> dict[int, Sums]:
     """Publish shards of the state in memory. Returns the checksums of those that this call wrote."""
+    sync, index = progress.sync, life.index(progress.sync)
+    metadata = shard_metadata(progress.job, sync)
     written: dict[int, Sums] = {}
+
+    def upload(number: int) -> None:
+        attempts: list[Sums] = []
+        parts = partial(life.shard(sync, index, number).parts, metadata, attempts.append)
+        if life.create(life.key(sync, index, number), parts):
+            written[number] = attempts[-1]
+
     publications = Publications(life.store.store)
     try:
         for number in shards:
-            sums: list[Sums] = []
-            upload = partial(_create_shard, life, progress, number, sums)
-            publications.add(upload, partial(_note, written, number, sums))
+            publications.add(partial(upload, number), lambda: None)
         publications.finish()
     finally:
         publications.abandon()
     return written
-
-
-def _create_shard(life: Life, progress: Progress, number: int, sums: list[Sums]) -> None:
-    """Create a shard of the state in memory. If this call wrote it, its checksums are appended to ``sums``."""
-    sync, index = progress.sync, life.index(progress.sync)
-    attempts: list[Sums] = []
-    parts = partial(
-        life.shard(sync, index, number).parts, shard_metadata(progress.job, sync), attempts.append
-    )
-    if life.create(life.key(sync, index, number), parts):
-        sums.append(attempts[-1])
-
-
-def _note(written: dict[int, Sums], number: int, sums: list[Sums]) -> None:
-    if sums:
-        written[number] = sums[0]
 
 
 def _own_done(
@@ -252,7 +242,7 @@ def _stored_end(life: Life, shard: Shard, key: str, size: int) -> Sums | None:
         return life.store.read(key, lambda reader: shard.end(reader, life.origin(key)), opened)
 
     try:
-        return read_again(life.timing, read)
+        return life.again(read)
     except CorruptedObjectError as error:
         _log.error(
             "rank %d: %s. No replica will begin from this state; a later one takes its place.",

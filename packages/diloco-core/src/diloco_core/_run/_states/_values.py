@@ -5,7 +5,6 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from ..._errors import CorruptedObjectError, DivergedError
-from ..._store._reread import read_again
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -58,7 +57,7 @@ def read_values(
                 return key
         return None
 
-    missing = read_again(life.timing, read)
+    missing = life.again(read)
     if missing is None:
         progress.values_at[number] = progress.sync
     return missing

@@ -7,6 +7,7 @@ import errno
 import itertools
 import os
 import threading
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 from urllib.parse import unquote, urlparse
@@ -44,6 +45,9 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
 
     from .._api import Buffer
+
+
+_ADVICE = "Check that this user may read and write the run's folder, and that the file system is mounted and has room."
 
 
 class FolderStore:
@@ -89,55 +93,48 @@ class FolderStore:
         self._made: list[Path] = []
         if reading:
             return  # nothing is created: a folder that does not exist is like an empty store
-        made: list[Path] = []
-        try:
+        failure = f"the folder {str(self.root)!r} cannot be written"
+        with self._named(failure, "Use a folder that this user may create and write to."):
             made = make_folders(self.root)
-            with opened_folder(self.root) as root:
-                probe = self._temporary()
-                os.close(create_file(root, probe))
-                os.unlink(probe, dir_fd=root)
-            remove_leftovers(self.root)
+            try:
+                with opened_folder(self.root) as root:
+                    probe = self._temporary()
+                    os.close(create_file(root, probe))
+                    os.unlink(probe, dir_fd=root)
+                remove_leftovers(self.root)
+            except OSError:
+                remove_folders(made)
+                raise
             self._made = made
-        except OSError as error:
-            remove_folders(made)
-            raise unavailable(
-                f"the folder {str(self.root)!r} cannot be written: {error.strerror or error}. "
-                "Use a folder that this user may create and write to.",
-                error,
-            ) from error
 
     def put(self, key: str, parts: Iterable[Buffer]) -> int:
         """Write an object in one step; see :meth:`._api.Store.put`."""
-        with self._written(key, parts) as (root, temporary, size):
-            try:
-                self._publish(root, key, size, temporary, rename)
-            except OSError as error:
-                raise unavailable(
-                    f"{self._path(key)!r} cannot be written: {error.strerror or error}. "
-                    "Check that this user may write to the run's folder.",
-                    error,
-                ) from error
+        with (
+            self._written(key, parts) as (root, temporary, size),
+            self._named(
+                f"{self._path(key)!r} cannot be written",
+                "Check that this user may write to the run's folder.",
+            ),
+        ):
+            self._publish(root, key, size, temporary, rename)
         return size
 
     def create(self, key: str, data: bytes | Iterable[Buffer]) -> bool:
         """Write an object unless the key exists; see :meth:`._api.Store.create`."""
         small = isinstance(data, bytes)
-        with self._written(key, [data] if isinstance(data, bytes) else data, small=small) as (
-            root,
-            temporary,
-            size,
+        parts = [data] if isinstance(data, bytes) else data
+        with (
+            self._written(key, parts, small=small) as (root, temporary, size),
+            self._named(
+                f"{self._path(key)!r} cannot be created",
+                "Objects are created by hard link: use a folder that this user may write to, on a file system that has hard "
+                "links (FAT and some network shares do not).",
+            ),
         ):
             try:
                 self._publish(root, key, size, temporary, link)
             except FileExistsError:
                 return False
-            except OSError as error:
-                raise unavailable(
-                    f"{self._path(key)!r} cannot be created: {error.strerror or error}. Objects are created by hard "
-                    "link: use a folder that this user may write to, on a file system that has hard links (FAT and some "
-                    "network shares do not).",
-                    error,
-                ) from error
         return True
 
     def get(self, key: str, largest: int = RECORD_BYTES) -> bytes:
@@ -173,7 +170,7 @@ class FolderStore:
             subfolders: list[str] = []
             # A file or folder that vanishes while it is listed counts as not there.
             with (
-                _named(f"{str(self.root.joinpath(*names))!r} cannot be listed"),
+                self._named(f"{str(self.root.joinpath(*names))!r} cannot be listed"),
                 contextlib.suppress(FileNotFoundError),
                 self._opened() as root,
                 opened_below(root, names) as folder,
@@ -191,7 +188,7 @@ class FolderStore:
         for key in keys:
             *folders, name = split(key)
             with (
-                _named(f"{self._path(key)!r} cannot be deleted"),
+                self._named(f"{self._path(key)!r} cannot be deleted"),
                 contextlib.suppress(FileNotFoundError),
                 self._opened() as root,
             ):
@@ -266,19 +263,22 @@ class FolderStore:
         it is removed at the end.
         """
         split(key)
+        writing = partial(
+            self._named,
+            f"{self._path(key)!r} cannot be written",
+            "Readers do not see any part of it.",
+        )
         with contextlib.ExitStack() as stack:
-            with self._writing(key):
+            with writing():
                 root = stack.enter_context(self._opened())
                 temporary, descriptor = self._begin(root, key, small)
             stack.callback(unlink, root, temporary)
             try:
                 size = 0
                 for part in parts:  # an error that the parts raise is not an error of writing
-                    try:
+                    with writing():
                         size += _write_all(descriptor, part)
-                    except OSError as error:
-                        raise self._not_written(key, error) from error
-                with self._writing(key):
+                with writing():
                     # A file that is written over may have been longer.
                     os.ftruncate(descriptor, size)
                     if size < LARGE_BYTES:
@@ -333,32 +333,14 @@ class FolderStore:
         )
 
     @contextlib.contextmanager
-    def _writing(self, key: str) -> Iterator[None]:
+    def _named(self, failure: str, advice: str = _ADVICE) -> Iterator[None]:
+        """Turn errors of the system into errors of the store; ``failure`` says what could not be done."""
         try:
             yield
         except OSError as error:
-            raise self._not_written(key, error) from error
-
-    def _not_written(self, key: str, error: OSError) -> StoreUnavailableError:
-        if error.errno in FULL:
-            self.close()  # the files kept for reuse take room that is needed now
-        return unavailable(
-            f"{self._path(key)!r} cannot be written: {error.strerror or error}. Readers do not see any part of it.",
-            error,
-        )
-
-
-@contextlib.contextmanager
-def _named(failure: str) -> Iterator[None]:
-    """Turn errors of the system into errors of the store; ``failure`` says what could not be done."""
-    try:
-        yield
-    except OSError as error:
-        raise unavailable(
-            f"{failure}: {error.strerror or error}. Check that this user may read and write the run's folder, and that the file "
-            "system is mounted and has room.",
-            error,
-        ) from error
+            if error.errno in FULL:
+                self.close()  # the files kept for reuse take room that is needed now
+            raise unavailable(f"{failure}: {error.strerror or error}. {advice}", error) from error
 
 
 def whole_path(path: str) -> Path:
