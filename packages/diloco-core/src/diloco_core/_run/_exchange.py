@@ -6,7 +6,6 @@ holds enough to continue the run: the newest published state, and everything tha
 
 from __future__ import annotations
 
-import logging
 from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
@@ -66,8 +65,6 @@ if TYPE_CHECKING:
     from .._inner._file import SavedInner
     from .._store._api import Buffer, Store
     from ._life._life import Life
-
-_log = logging.getLogger("diloco_core")
 
 
 class StoreExchange(ResumableExchange):
@@ -274,9 +271,8 @@ class StoreExchange(ResumableExchange):
         finally:
             if self._entrance is not None:
                 self._entrance.stop()
-        _log.info(
-            "rank %d: life %d begins at sync %d, inner step %d",
-            self.rank,
+        life.say.info(
+            "life %d begins at sync %d, inner step %d",
             life.epoch,
             life.sync,
             self.counted,

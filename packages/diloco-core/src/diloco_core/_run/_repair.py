@@ -9,7 +9,6 @@ A record of another run does not count as damage: reading it is an error that no
 
 from __future__ import annotations
 
-import logging
 from typing import TYPE_CHECKING
 
 from .._errors import CorruptedObjectError
@@ -26,8 +25,6 @@ if TYPE_CHECKING:
     from ._life._progress import Progress
 
 _ASKING = 4  # how often a record is read again while other replicas are asked to repair it
-
-_log = logging.getLogger("diloco_core")
 
 
 def read_done(life: Life, sync: int, index: int) -> Done | Reload | None:
@@ -203,9 +200,8 @@ def commit_mended(life: Life, sync: int) -> tuple[Commit, str] | Reload | None:
     except CorruptedObjectError as error:
         last_error = error
     grace = life.settings.grace
-    _log.error(
-        "rank %d: %s. Asking the other replicas to write it again, and waiting for them for %g s.",
-        life.rank,
+    life.say.error(
+        "%s. Asking the other replicas to write it again, and waiting for them for %g s.",
         str(last_error).rstrip("."),
         grace,
     )
@@ -264,7 +260,7 @@ def _mend_done(life: Life, index: int) -> Reload | None:
     try:
         done = read_done(life, sync, index)
     except CorruptedObjectError as error:
-        _log.error("rank %d: %s", life.rank, error)
+        life.say.error("%s", error)
         return None
     return done if isinstance(done, Reload) else None
 
@@ -313,4 +309,4 @@ def check_shard(
 def _say(life: Life, key: str, damage: object) -> None:
     """Log that an object is written again, and why: ``damage`` says what is wrong with it; None means that it is gone."""
     why = "it is gone" if damage is None else f"it is damaged: {damage}"
-    _log.error("rank %d: writing %s again with the same content, because %s", life.rank, key, why)
+    life.say.error("writing %s again with the same content, because %s", key, why)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 from typing import TYPE_CHECKING
 
 from .._errors import RunExistsError, StoreError
@@ -13,8 +12,6 @@ from ._records._manifest import Manifest
 
 if TYPE_CHECKING:
     from ._life._life import Life
-
-_log = logging.getLogger("diloco_core")
 
 
 def watch_manifest(life: Life) -> None:
@@ -54,12 +51,11 @@ def _look_at_copy(life: Life, own_manifest: bytes) -> None:
         data = life.store.peek(key)
         if data == own_manifest:
             return
-        _log.error(LOST, life.rank, f"{origin} is {'gone' if data is None else 'damaged'}")
+        life.say.error(LOST, f"{origin} is {'gone' if data is None else 'damaged'}")
         life.store.put(key, lambda: [own_manifest])
     except (StoreError, OSError) as error:
-        _log.error(
-            "rank %d: %s cannot be checked or written again: %s. The run goes on without this copy of its manifest.",
-            life.rank,
+        life.say.error(
+            "%s cannot be checked or written again: %s. The run goes on without this copy of its manifest.",
             origin,
             str(error).rstrip("."),
         )

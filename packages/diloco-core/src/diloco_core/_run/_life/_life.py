@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 from ..._errors import CorruptedObjectError
 from ..._exchange._traffic import Traffic
@@ -20,7 +20,15 @@ from ._handover import Handover
 from ._progress import Progress, published_shard, publishes_whole
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+    from collections.abc import (
+        Callable,
+        Collection,
+        Iterable,
+        Iterator,
+        Mapping,
+        MutableMapping,
+        Sequence,
+    )
 
     from ..._arithmetic._sharded import Scratch
     from ..._exchange._resumable import ResumableJob
@@ -37,7 +45,7 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 LOST = (
-    "rank %d: %s. Writing it again with the same content. Something outside this run deletes or changes its objects: find out "
+    "%s. Writing it again with the same content. Something outside this run deletes or changes its objects: find out "
     "what does, and stop it."
 )
 """What the log says of an object that is damaged or gone."""
@@ -60,6 +68,14 @@ class Others(Protocol):
 
     def stop(self) -> None:
         """Give no more signs of life; repeatable."""
+
+
+class _OfRank(logging.LoggerAdapter[logging.Logger]):
+    """The package's log, in which every message begins with the rank."""
+
+    def process(self, msg: str, kwargs: MutableMapping[str, Any]) -> tuple[str, Any]:
+        """The message with the rank."""
+        return f"rank {(self.extra or {})['rank']}: {msg}", kwargs
 
 
 @dataclass(slots=True)
@@ -118,6 +134,11 @@ class Life:
     formats: dict[int, DeltaFormat] = field(default_factory=dict)
     others: Others | None = None
     passed_over: Collection[int] = ()
+
+    @property
+    def say(self) -> logging.LoggerAdapter[logging.Logger]:
+        """Where to log something about this life: every message begins with its rank."""
+        return _OfRank(_log, {"rank": self.rank})
 
     @property
     def fixed(self) -> bool:
@@ -319,11 +340,11 @@ class Life:
         try:
             stored = self.again(read)
         except CorruptedObjectError as error:
-            _log.error(LOST, self.rank, str(error).rstrip("."))
+            self.say.error(LOST, str(error).rstrip("."))
             self.store.put(key, lambda: [own])
             return None
         if stored is None:
-            _log.error(LOST, self.rank, f"{self.origin(key)} is gone")
+            self.say.error(LOST, f"{self.origin(key)} is gone")
             if self.store.create(key, lambda: own):
                 return None
             stored = self.again(read)

@@ -6,7 +6,6 @@ an end stops. Only ``resume=True`` goes past one, and only past ends that a life
 
 from __future__ import annotations
 
-import logging
 from typing import TYPE_CHECKING
 
 from ..._errors import (
@@ -32,8 +31,6 @@ if TYPE_CHECKING:
     from ..._store._patient import Patient
     from .._life._life import Life
     from .._round._reload import Reload
-
-_log = logging.getLogger("diloco_core")
 
 
 def refuse_ended(ends: list[Rollback], uri: str, *, means: bool = False) -> None:

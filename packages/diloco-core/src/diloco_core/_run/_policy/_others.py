@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 from typing import TYPE_CHECKING, NamedTuple
 
 from ..._errors import MismatchError
@@ -19,8 +18,6 @@ if TYPE_CHECKING:
 
     from .._life._life import Life
     from ._beats import Beats
-
-_log = logging.getLogger("diloco_core")
 
 
 class _Gone(NamedTuple):
@@ -132,7 +129,7 @@ class Others:
                 0, rank, f"rank {rank} has shown no sign of life for {seconds:.0f} s"
             )
         for rank in [rank for rank in self._gone if rank not in found]:
-            _log.info("rank %d: rank %d is back", life.rank, rank)
+            life.say.info("rank %d is back", rank)
             del self._gone[rank]
         # Those first that nobody else has made fail.
         ordered = sorted(found.items(), key=lambda item: (item[1].lost != item[0], item[0]))
@@ -170,9 +167,8 @@ class Others:
         if left > 0:
             if now - self._said.get(rank, -NOTICE_SECONDS) >= NOTICE_SECONDS:
                 self._said[rank] = now
-                _log.warning(
-                    "rank %d: %s. Waiting up to %.0f s for it to be started again (return_within).",
-                    life.rank,
+                life.say.warning(
+                    "%s. Waiting up to %.0f s for it to be started again (return_within).",
                     why,
                     left,
                 )

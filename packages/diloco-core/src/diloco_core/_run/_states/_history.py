@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 from typing import TYPE_CHECKING
 
 from ..._errors import CorruptedObjectError
@@ -14,8 +13,6 @@ from .._repair import commit_again, readable_done
 if TYPE_CHECKING:
     from .._life._life import Life
     from .._records._records import Commit
-
-_log = logging.getLogger("diloco_core")
 
 
 class History:
@@ -32,7 +29,7 @@ class History:
     def __init__(self, life: Life) -> None:
         self._life = life
         self._done = done_states(life.store.list("state/"), len(life.fragments))
-        self.recorded = set(filter(None, map(commit_sync, life.store.list("commits/"))))
+        self.recorded = _recorded(life)
         self.rollbacks = _rollbacks(life, self.recorded)
 
     @property
@@ -80,7 +77,7 @@ def given_up_since(life: Life, sync: int, rollback: int) -> bool:
         try:
             entry = life.log(number)
         except CorruptedObjectError as error:
-            _log.error("rank %d: %s", life.rank, error)
+            life.say.error("%s", error)
             return True
         if entry is None or not isinstance(entry[0], Rollback):
             return True
@@ -92,8 +89,8 @@ def given_up_since(life: Life, sync: int, rollback: int) -> bool:
 
 def ends_in_log(life: Life) -> list[Rollback]:
     """The ends of a fixed run that the log holds, the newest first."""
-    rollbacks = [rollback for rollback, _ in History(life).rollbacks]
-    return [rollback for rollback in reversed(rollbacks) if rollback.end is not None]
+    rollbacks = _rollbacks(life, _recorded(life))
+    return [rollback for rollback, _ in reversed(rollbacks) if rollback.end is not None]
 
 
 def close_gaps(life: Life, history: History) -> None:
@@ -121,10 +118,9 @@ def close_gaps(life: Life, history: History) -> None:
         )
         previous = max((rollback.sync for rollback in rollbacks if rollback.sync < lost), default=0)
         closing = Rollback(lost, states, (), giving_up.fence, previous, run=life.run)
-        _log.error(
-            "rank %d: the record of sync %d is lost, and the run has given that sync up. Writing a rollback in its place, so "
+        life.say.error(
+            "the record of sync %d is lost, and the run has given that sync up. Writing a rollback in its place, so "
             "that its number is not used again.",
-            life.rank,
             lost,
         )
         life.store.create(commit_key(lost), closing.to_json)
@@ -133,6 +129,10 @@ def close_gaps(life: Life, history: History) -> None:
 def _last_before(sync: int, index: int, count: int) -> int:
     """The last sync of a fragment before another sync; 0 if there is none."""
     return max(0, sync - 1 - (sync - 2 - index) % count)
+
+
+def _recorded(life: Life) -> set[int]:
+    return set(filter(None, map(commit_sync, life.store.list("commits/"))))
 
 
 def _rollbacks(life: Life, recorded: set[int]) -> list[tuple[Rollback, str]]:
@@ -163,7 +163,7 @@ def _record(life: Life, sync: int) -> tuple[Commit | Rollback, str] | None:
     try:
         entry = life.log(sync)
     except CorruptedObjectError as error:
-        _log.error("rank %d: %s", life.rank, error)
+        life.say.error("%s", error)
         entry = None
     if entry is None:
         done = readable_done(life, sync, life.index(sync))

@@ -7,7 +7,6 @@ again if it is gone.
 
 from __future__ import annotations
 
-import logging
 from typing import TYPE_CHECKING
 
 from ..._errors import CorruptedObjectError, RunExistsError
@@ -23,8 +22,6 @@ if TYPE_CHECKING:
     from .._life._life import Life
 
 _FOLDER = "kept/"
-
-_log = logging.getLogger("diloco_core")
 
 
 def keep(life: Life, index: int, sync: int) -> bool:
@@ -93,7 +90,7 @@ def _write_again(life: Life, key: str, why: str) -> bool:
     data = verified(life, _FOLDER + key, key)
     if data is None:
         return False
-    _log.error("rank %d: writing %s again from its copy: %s", life.rank, life.origin(key), why)
+    life.say.error("writing %s again from its copy: %s", life.origin(key), why)
     life.store.put(key, lambda: [data])
     return True
 
@@ -127,7 +124,7 @@ def verified(life: Life, key: str, original: str) -> bytes | None:
     try:
         return life.again(lambda: life.store.read(key, use))
     except (CorruptedObjectError, RunExistsError) as error:
-        _log.error("rank %d: %s", life.rank, error)
+        life.say.error("%s", error)
         return None
 
 

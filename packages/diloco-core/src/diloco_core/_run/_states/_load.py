@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 from typing import TYPE_CHECKING
 
 from ..._errors import CorruptedObjectError
@@ -29,9 +28,6 @@ _TRIES = 8
 
 class NothingWholeError(CorruptedObjectError):
     """No state of a fragment is whole, not even the initial one; never leaves the exchange."""
-
-
-_log = logging.getLogger("diloco_core")
 
 
 def load(life: Life) -> Reload | None:
@@ -138,9 +134,8 @@ def _load_newest(life: Life, index: int, history: History) -> bool | Reload:
                 first_error = error
                 life.damage.make_again(index, sync, str(error))
             if sync:
-                _log.error(
-                    "rank %d: %s. Trying to make it again from the state before.",
-                    life.rank,
+                life.say.error(
+                    "%s. Trying to make it again from the state before.",
                     str(error).rstrip("."),
                 )
     if first_error is None:

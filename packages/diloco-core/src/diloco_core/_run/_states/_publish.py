@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 from functools import partial
 from typing import TYPE_CHECKING
 
@@ -28,8 +27,6 @@ if TYPE_CHECKING:
 
 LOOK_AGAIN = 64
 """The number of syncs between two searches for objects that are usually deleted early in a run; each costs a listing or two."""
-
-_log = logging.getLogger("diloco_core")
 
 
 def write_done(life: Life, commit: Commit) -> None:
@@ -89,9 +86,8 @@ def publish_when_asked(life: Life) -> None:
             continue
         done = _own_done(life, progress, progress.commit)
         if _publish_whole(life, progress, done, range(progress.job.layout.shards)):
-            _log.error(
-                "rank %d: published the state after sync %d before its time, because another replica has asked for it",
-                life.rank,
+            life.say.error(
+                "published the state after sync %d before its time, because another replica has asked for it",
                 progress.sync,
             )
             _create_done(life, done)
@@ -192,10 +188,9 @@ def _compare_done(life: Life, own_done: Done) -> None:
     """Log an error if another life has recorded a complete state that is not what this life has computed."""
     done = readable_done(life, own_done.sync, own_done.fragment)
     if done is not None and done != own_done:
-        _log.error(
-            "rank %d: the published state that %s describes is not what this replica has computed: the values or the outer "
+        life.say.error(
+            "the published state that %s describes is not what this replica has computed: the values or the outer "
             "optimizer's tensors differ. Check the memory of the machines before this run is continued.",
-            life.rank,
             life.origin(done_key(own_done.sync, own_done.fragment)),
         )
 
@@ -220,10 +215,9 @@ def _is_own(life: Life, done: Done, shard: int, stored: Sums | None) -> bool:
     if stored is None or stored == (done.sums[shard], done.rests[shard]):
         return stored is not None
     differing_part = "values" if stored.values != done.sums[shard] else "outer optimizer's tensors"
-    _log.error(
-        "rank %d: the %s in %s differ from what this replica has computed. No replica will begin from this state; a later one "
+    life.say.error(
+        "the %s in %s differ from what this replica has computed. No replica will begin from this state; a later one "
         "takes its place. If this happens again, check the memory of the machines.",
-        life.rank,
         differing_part,
         life.origin(life.key(done.sync, done.fragment, shard)),
     )
@@ -244,9 +238,8 @@ def _stored_end(life: Life, shard: Shard, key: str, size: int) -> Sums | None:
     try:
         return life.again(read)
     except CorruptedObjectError as error:
-        _log.error(
-            "rank %d: %s. No replica will begin from this state; a later one takes its place.",
-            life.rank,
+        life.say.error(
+            "%s. No replica will begin from this state; a later one takes its place.",
             str(error).rstrip("."),
         )
         return None

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
@@ -25,8 +24,6 @@ if TYPE_CHECKING:
 
 # More cannot be meant: the record would list each of them, and a number in a name may be anything.
 _MOST_GIVEN_UP = 100_000
-
-_log = logging.getLogger("diloco_core")
 
 
 def roll_back(life: Life, reason: CorruptedObjectError | NonFiniteUpdateError) -> None:
@@ -76,10 +73,9 @@ def roll_back(life: Life, reason: CorruptedObjectError | NonFiniteUpdateError) -
     fence = highest_epochs(life.store.list("claims/"))
     previous = max(history.newest_rollback, _rollback_before(life, min(going_back)))
     record = Rollback(last + 1, tuple(going_back), tuple(given_up), fence, previous, run=life.run)
-    _log.error(
-        "rank %d: %s. Because of resume='newest-whole', the run continues from the states after %s. Given up: %s. Replicas that "
+    life.say.error(
+        "%s. Because of resume='newest-whole', the run continues from the states after %s. Given up: %s. Replicas that "
         "were started earlier will stop, unless they have agreed to this too.",
-        life.rank,
         str(reason).rstrip("."),
         named_syncs(going_back),
         named_syncs(given_up),
@@ -190,9 +186,8 @@ def _is_whole(life: Life, index: int, sync: int, recorded: set[int]) -> bool | R
                 ):
                     return False
     except CorruptedObjectError as error:
-        _log.error(
-            "rank %d: the state of fragment %d after sync %d is damaged: %s",
-            life.rank,
+        life.say.error(
+            "the state of fragment %d after sync %d is damaged: %s",
             index,
             sync,
             error,
