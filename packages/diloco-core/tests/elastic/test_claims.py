@@ -190,7 +190,7 @@ def test_a_claim_that_was_lost_is_written_again(how, caplog):
     outcome, store = _sleeper(meddle)
     assert outcome.errors() == {}
     assert [store.objects[KEY]] == whole
-    assert "Writing this claim again with the same content" in caplog.text
+    assert "Writing it again with the same content" in caplog.text
 
 
 def test_a_claim_is_written_again_at_the_latest_with_the_eighth_sync():

@@ -35,11 +35,10 @@ from .._store._patient import Patient
 from .._terms._support import EVERYTHING_SENT
 from .._timing import WATCH_EVERY, Timing
 from ._claims import check_claim, watch_claim
-from ._ending import leave_run, tell_failure
 from ._generations._entering import Entrance
 from ._generations._names import FOLDER
 from ._inner import save_inner, save_residual, saved_inner, saved_residuals
-from ._joining import new_life, reader_of
+from ._joining import leave_run, new_life, reader_of, tell_failure
 from ._life._progress import layout_bytes
 from ._policy._ends import refuse_again, refuse_ended, refuse_left, refuse_reload
 from ._policy._meeting import meet, tell_refusal

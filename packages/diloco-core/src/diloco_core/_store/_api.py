@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import math
 import secrets
+from abc import ABC, abstractmethod
 from contextlib import AbstractContextManager
-from typing import TYPE_CHECKING, Protocol, TypeAlias, TypeGuard, TypeVar, runtime_checkable
+from typing import TYPE_CHECKING, Protocol, Self, TypeAlias, TypeGuard, TypeVar, runtime_checkable
 
 from .._errors import ConfigurationError, CorruptedObjectError
 from ._transfer import BLOCK_BYTES, Transfer
@@ -38,6 +39,20 @@ class ObjectReader(AbstractContextManager["ObjectReader"], Protocol):
 
     def close(self) -> None:
         """Release the object; repeatable."""
+
+
+class Closing(ABC):
+    """Something that is closed at the end of its ``with`` block."""
+
+    @abstractmethod
+    def close(self) -> None:
+        """Release what it holds; repeatable."""
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
 
 
 class ReadsAhead(ObjectReader, Protocol):

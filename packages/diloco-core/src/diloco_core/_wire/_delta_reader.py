@@ -15,8 +15,7 @@ import torch
 import xxhash
 
 from .._errors import CorruptedObjectError
-from .._store._api import reads_ahead
-from .._store._closing import Closing
+from .._store._api import Closing, reads_ahead
 from ._sections import CHECKSUM_BYTES, fill
 
 if TYPE_CHECKING:

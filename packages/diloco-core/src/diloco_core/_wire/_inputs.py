@@ -9,7 +9,7 @@ from .._arithmetic._clip import Clipping
 from .._arithmetic._reduction import blocks
 from .._arithmetic._sent import as_sent, sent_bytes
 from .._arithmetic._sharded import carries, with_unchanged, without_progress
-from .._store._closing import Closing
+from .._store._api import Closing
 from .._store._reread import read_again
 from ._delta_reader import once
 

@@ -7,8 +7,7 @@ from collections import Counter
 from typing import TYPE_CHECKING, TypeVar
 
 from .._errors import CorruptedObjectError, ObjectNotFoundError, StoreUnavailableError
-from .._store._api import RECORD_BYTES, too_large
-from .._store._closing import Closing
+from .._store._api import RECORD_BYTES, Closing, too_large
 from ._scheduler import Killed
 
 if TYPE_CHECKING:

@@ -6,9 +6,8 @@ import pytest
 
 from diloco_core import CorruptedObjectError
 from diloco_core._exchange._traffic import Traffic
-from diloco_core._run._life._damage import Damage
-from diloco_core._run._life._handover import Handover
 from diloco_core._run._life._life import Life, Seen
+from diloco_core._run._life._memory import Damage, Handover
 from diloco_core._run._life._progress import Progress
 from diloco_core._run._life._standing import Standing
 from diloco_core._run._records._keys import Delta, Hint

@@ -15,8 +15,7 @@ from .._records._attendance import Attendance
 from .._records._keys import commit_key, done_key, shard_key
 from .._records._records import Done, digest, of_run, read_record
 from .._records._rules import made_of
-from ._damage import Damage
-from ._handover import Handover
+from ._memory import Damage, Handover
 from ._progress import Progress, published_shard, publishes_whole
 
 if TYPE_CHECKING:

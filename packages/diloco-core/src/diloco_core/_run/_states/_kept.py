@@ -10,7 +10,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from ..._errors import CorruptedObjectError, RunExistsError
-from ..._store._closing import Closing
+from ..._store._api import Closing
 from .._records._keys import done_key
 from .._records._records import Done, of_run
 from .._records._rules import is_state

@@ -13,9 +13,8 @@ from .._records._rules import newest_done
 from .._repair import read_commit, read_done
 from .._round._reload import Reload
 from ._history import History, close_gaps
-from ._initial import shards_in_memory, shards_to_look_at, take_from_memory
 from ._kept import bring_back, mend_from_copies
-from ._values import read_values
+from ._values import read_values, shards_in_memory, shards_to_look_at, take_from_memory
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

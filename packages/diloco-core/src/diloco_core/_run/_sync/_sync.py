@@ -31,8 +31,8 @@ from .._round._membership import (
     read_folder,
 )
 from .._round._reload import Reload, Why
-from .._states._initial import mend_initial
 from .._states._publish import collect, publish_when_asked
+from .._states._values import mend_initial
 from .._watch import check_run
 from ._adopt import Adoption
 from ._fork import check_not_later, look_back, not_next

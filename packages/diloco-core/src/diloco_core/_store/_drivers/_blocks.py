@@ -17,7 +17,7 @@ from functools import partial
 from typing import TYPE_CHECKING, TypeVar
 
 from ..._errors import CorruptedObjectError, StoreUnavailableError
-from .._closing import Closing
+from .._api import Closing
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -13,8 +13,7 @@ import stat
 from typing import TYPE_CHECKING
 
 from ..._errors import ConfigurationError, CorruptedObjectError, StoreUnavailableError
-from .._api import is_key
-from .._closing import Closing
+from .._api import Closing, is_key
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence

@@ -17,8 +17,8 @@ from .._api import RECORD_BYTES, is_key, too_large
 from .._guard import endpoint, without_secrets, without_secrets_in
 from .._parallel import in_parallel
 from .._transfer import PART_BYTES, Transfer
-from ._advice import advice
 from ._blocks import BlockReader, Transfers, threads
+from ._codes import advice
 from ._driver import ANEW, TooLargeError, Verdict
 from ._uploads import MOST_PARTS, UploadBlocks, Uploads, blocks_of, creates_at_once
 
