@@ -42,10 +42,13 @@ class TestElastic:
                 r"lost_after must be .* \(60 s\), but it is 90 s \(90 s if left out\)",
             ),
             ({"min_replicas": 2, "grace": 0.0}, "grace must be a positive number of seconds"),
-            ({"min_replicas": 2, "late": "keep"}, "late must be 'carry' or 'drop', not 'keep'"),
+            (
+                {"min_replicas": 2, "late": "keep"},
+                "late must be one of 'carry', 'drop', not 'keep'",
+            ),
             (
                 {"min_replicas": 2, "topology": "ring"},
-                "topology must be 'auto', 'sharded' or 'gather'",
+                "topology must be one of 'auto', 'sharded', 'gather', not 'ring'",
             ),
             ({"grace": 5.0}, "grace=5.0 is for elastic runs. Pass min_replicas= too"),
             ({"topology": "gather"}, "is for elastic runs"),

@@ -14,7 +14,7 @@ import secrets
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
-from .._errors import RendezvousTimeoutError, StoreError
+from .._errors import RendezvousTimeoutError
 from ._records._keys import BEGINNING
 
 if TYPE_CHECKING:
@@ -43,21 +43,13 @@ def beginning(store: Patient, joiner: Joiner) -> Iterator[None]:
         sign = {"rank": joiner.rank, "run_id": joiner.run_id, "nonce": nonce, "sign": next(count)}
         store.put(BEGINNING, lambda: [json.dumps(sign).encode()])
 
-    def give_another_sign() -> None:
-        try:
-            give_sign()
-        except (StoreError, OSError) as error:
-            # Not fatal by itself: the next sign may get through in time.
-            _log.warning(
-                "rank %d: could not show the other replicas that this one is uploading the initial state of the run: %s. If they "
-                "see no sign for a grace, one of them begins the run with its own values.",
-                joiner.rank,
-                str(error).rstrip("."),
-            )
-
     give_sign()
     seconds = min(store.timing.beat_interval, joiner.settings.grace / _SIGNS)
-    stop = store.timing.repeat(seconds, give_another_sign)
+    failure = (
+        f"rank {joiner.rank} could not show the other replicas, one of which begins the run with its own values if it sees no "
+        "sign for a grace, that this one is uploading the initial state of the run"
+    )
+    stop = store.repeat(seconds, give_sign, failure)
     try:
         yield
     finally:

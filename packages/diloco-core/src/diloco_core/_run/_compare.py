@@ -48,24 +48,6 @@ def check_same_run(
             f"{uri} holds a run with {manifest.membership} membership, which a replica with {membership} membership cannot join: "
             f"to join it, {advice}; to begin another run, use another prefix"
         )
-    begun = Schema(manifest.tensors, manifest.settings)
-    if settings.fixed:
-        if manifest.world_size != joiner.world_size:
-            sizes = str(manifest.world_size), str(joiner.world_size)
-            raise other_setting(uri, rank, "world_size", *sizes)
-        if first and not settings.resume:
-            compare_schemas(f"rank {rank}", schema, f"rank {manifest.writer}", begun)
-            return
-        may_change = MAY_CHANGE if settings.resume else {"committed"}
-        kept = {name: manifest.settings[name] for name in may_change if name in manifest.settings}
-        schema = replace(
-            schema,
-            tensors=_without_values(schema.tensors),
-            settings={**schema.settings, **kept},
-        )
-        begun = replace(begun, tensors=_without_values(begun.tensors))
-        check_schema(uri, rank, schema, begun, f"the run (begun by rank {manifest.writer})")
-        return
     own_settings = {
         "world_size": joiner.world_size,
         "min_replicas": settings.min_replicas,
@@ -77,8 +59,20 @@ def check_same_run(
         begun_with = getattr(manifest, name)
         if given != begun_with:
             raise other_setting(uri, rank, name, repr(begun_with), repr(given))
-    run = f"the run (begun by rank {manifest.writer})"
-    check_schema(uri, rank, schema, begun, run)
+    begun = Schema(manifest.tensors, manifest.settings)
+    if settings.fixed:
+        if first and not settings.resume:
+            compare_schemas(f"rank {rank}", schema, f"rank {manifest.writer}", begun)
+            return
+        may_change = MAY_CHANGE if settings.resume else {"committed"}
+        kept = {name: manifest.settings[name] for name in may_change if name in manifest.settings}
+        schema = replace(
+            schema,
+            tensors=_without_values(schema.tensors),
+            settings={**schema.settings, **kept},
+        )
+        begun = replace(begun, tensors=_without_values(begun.tensors))
+    check_schema(uri, rank, schema, begun, f"the run (begun by rank {manifest.writer})")
 
 
 def _without_values(tensors: Mapping[str, str]) -> dict[str, str]:

@@ -82,7 +82,7 @@ def reader_of(
         manifest: The run's manifest.
         joiner: This replica.
     """
-    clock, fragments = store.timing.clock, [Progress.empty(job) for job in jobs]
+    clock, fragments = store.timing.clock, [Progress(job) for job in jobs]
     return Life(
         store=store,
         timing=store.timing,

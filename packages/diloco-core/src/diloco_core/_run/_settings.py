@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar, Literal, TypeAlias
 
-from .._checks import check_positive, check_resume, check_whole, whole
+from .._checks import check_positive, check_resume, check_whole, one_of, whole
 from .._codecs._plain import PLAIN
 from .._errors import ConfigurationError
 from .._planner._plan import USUAL_BANDWIDTH, plan_exchange
@@ -51,17 +51,8 @@ class Elastic:
     def __post_init__(self) -> None:
         object.__setattr__(self, "min_replicas", whole("min_replicas", self.min_replicas))
         check_positive("grace", self.grace, " of seconds")
-        allowed = {
-            "late": ("carry", "drop"),
-            "topology": ("auto", "sharded", "gather"),
-        }
-        for name, values in allowed.items():
-            value = getattr(self, name)
-            if value not in values:
-                *all_but_last, last = map(repr, values)
-                raise ConfigurationError(
-                    f"{name} must be {', '.join(all_but_last)} or {last}, not {value!r}"
-                )
+        one_of("late", self.late, ("carry", "drop"))
+        one_of("topology", self.topology, ("auto", "sharded", "gather"))
         check_resume(self.resume)
         check_whole("publish_every", self.published_every)
         check_whole("retention", self.retention)

@@ -1,16 +1,22 @@
-"""Opening many objects that are read one after another: what will be read from them is announced first."""
+"""Sending requests before their answers are needed: for what is read later, and several at the same time."""
 
 from __future__ import annotations
 
+from collections import deque
 from contextlib import ExitStack, contextmanager, suppress
-from typing import TYPE_CHECKING
+from itertools import islice
+from typing import TYPE_CHECKING, TypeVar
 
 from .._errors import StoreError
+from ._api import InBackground
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping
+    from collections.abc import Callable, Iterable, Iterator, Mapping
+    from concurrent.futures import Future
 
     from ._api import ObjectReader, Store
+
+T = TypeVar("T")
 
 
 @contextmanager
@@ -40,3 +46,26 @@ def open_ahead(
                     announce(key, reader)
             readers.append(reader)
         yield iter(readers)
+
+
+def in_parallel(store: Store, acts: Iterable[Callable[[], T]], at_once: int) -> Iterator[T]:
+    """Yields what the functions in ``acts`` return, in their order. Up to ``at_once`` of them run at the same time.
+
+    They run one after another if requests to the store cost nothing, or if the store has no threads. Each function must be
+    able to run in another thread, and must not wait for anything else that is done in the background. When one raises an
+    error, no further ones are started.
+    """
+    if store.near or not isinstance(store, InBackground):
+        yield from (act() for act in acts)
+        return
+    remaining = iter(acts)
+    started: deque[Future[T]] = deque()
+    try:
+        while True:
+            started.extend(map(store.submit, islice(remaining, at_once - len(started))))
+            if not started:
+                return
+            yield started.popleft().result()
+    finally:
+        for future in started:
+            future.cancel()

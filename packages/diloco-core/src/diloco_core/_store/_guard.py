@@ -105,6 +105,12 @@ def without_secrets_in(error: BaseException, uri: str) -> BaseException:
     return DriverError(f"{type(error).__name__}: {without_secrets(str(error), uri)}")
 
 
+def cannot_open(uri: str, error: BaseException, why: str = "") -> StoreUnavailableError:
+    """The error for a store that its driver cannot open, and never will."""
+    shown = f"{why}{type(error).__name__}: {without_secrets(str(error), uri)}"
+    return StoreUnavailableError(f"{redact_uri(uri)} cannot be opened ({shown})", lasting=True)
+
+
 class DriverError(Exception):
     """Takes the place of a driver's error that holds a secret, in its own text or in that of a cause."""
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 from typing import TYPE_CHECKING, TypeVar
 
-from .._errors import CorruptedObjectError, ObjectNotFoundError, StoreUnavailableError
+from .._errors import CorruptedObjectError, ObjectNotFoundError, StoreError, StoreUnavailableError
 from .._retry import NOTICE_SECONDS, Downtime, Notices, Retries
 from .._timing import Wait
 from ._api import RECORD_BYTES, creates_once
@@ -153,6 +153,20 @@ class Patient:
             notice=notice,
             notice_after=notice_after,
         )
+
+    def repeat(self, seconds: float, act: Callable[[], object], failure: str) -> Callable[[], None]:
+        """Call ``act``, which writes a sign of life, every so many seconds in the background. Returns a function that ends this.
+
+        If the store fails, ``failure`` is logged with the reason. That is not fatal: the next sign may get through in time.
+        """
+
+        def act_if_possible() -> None:
+            try:
+                act()
+            except (StoreError, OSError) as error:
+                _log.warning("%s: %s", failure, str(error).rstrip("."))
+
+        return self.timing.repeat(seconds, act_if_possible)
 
     def attempt(self, act: Callable[[], T]) -> T:
         """Call ``act``, and call it again while the store is unavailable, or has to be sent an object anew."""

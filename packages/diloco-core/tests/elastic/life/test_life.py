@@ -35,7 +35,7 @@ def _commit(sync, previous, *, rank=0, positions=None, rollback=0):
 def _standing(clock=lambda: 0.0):
     job = SimpleNamespace(layout=SimpleNamespace(shards=1, groups=()))
     manifest = SimpleNamespace(world_size=3, first=0, run=lambda: _RUN)
-    standing = Standing([Progress.empty(job), Progress.empty(job)], manifest, "u", clock)
+    standing = Standing([Progress(job), Progress(job)], manifest, "u", clock)
     standing.begin()
     return standing
 
@@ -129,7 +129,7 @@ class TestStanding:
         standing.advance(_commit(1, _RUN), "1" * 16)
         rollback = Rollback(2, (0, 0), (1,), {}, run=_RUN)
         assert not standing.holds(rollback)
-        standing.hold(0, Progress.empty(standing.fragments[0].job))
+        standing.hold(0, Progress(standing.fragments[0].job))
         assert standing.holds(rollback)
         standing.turn_back(rollback, "2" * 16)
         assert (standing.sync, standing.rollback, standing.previous) == (2, 2, "2" * 16)

@@ -121,16 +121,14 @@ class Entrance:
         def life(source: str) -> Life:
             return reader_of(self._generation(source), jobs, manifest, self._joiner)
 
-        new, choice = self._new, None
+        new = self._new
         if self._rank == 0:
-            choice = self._choose(life)
-            write_choice(new, choice)
-        while choice is None:
+            write_choice(new, self._choose(life))
+        while (choice := read_choice(new)) is None:
             self._wait(
                 lambda: [] if new.read("carried.json", lambda _: True) else [0],
                 "has not chosen the state to continue from",
             )
-            choice = read_choice(new)
         carry(life(choice.source), new, choice.sync, self._rank)
         if self._rank == 0:
             self._wait(

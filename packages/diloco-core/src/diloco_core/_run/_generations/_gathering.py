@@ -21,10 +21,9 @@ from ..._errors import (
     MismatchError,
     RendezvousTimeoutError,
     RunExistsError,
-    StoreError,
 )
 from ..._host import host_name, is_gone
-from ..._store._parallel import in_parallel
+from ..._store._ahead import in_parallel
 from ..._store._patient import Patient
 from ..._wire._fields import Fields
 from ..._wire._sealed import seal, unseal
@@ -111,7 +110,8 @@ class Gathering:
         """
         self._number = number
         self._say()
-        self._stop = self._timing.repeat(self._timing.beat_interval, self._say_again)
+        failure = f"rank {self._rank} could not show that it is there"
+        self._stop = self._store.repeat(self._timing.beat_interval, self._say_again, failure)
         try:
             await_all(self._store, self._rank, self._size, self._look, look_around)
         except RendezvousTimeoutError:
@@ -221,12 +221,9 @@ class Gathering:
 
     def _say_again(self) -> None:
         """Show that this process is there, unless another one has taken the key. Called by another thread."""
-        try:
-            word = self._read(self._rank)
-            if word is None or word.nonce == self._nonce:
-                self._say()
-        except (StoreError, OSError) as error:
-            _log.warning("rank %d could not show that it is there: %s", self._rank, error)
+        word = self._read(self._rank)
+        if word is None or word.nonce == self._nonce:
+            self._say()
 
     def _read(self, rank: int) -> _Word | None:
         """What the newest process of a rank says; None if it says nothing, or nothing that can be read."""

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 from ..._errors import RunExistsError
 from ..._exchange._endings import named_ranks
 from ..._host import is_gone
-from ..._store._parallel import in_parallel
+from ..._store._ahead import in_parallel
 from .._claims import read_claim
 from .._policy._beats import interval_of, read_beats
 from .._records._keys import farewells, highest_epochs

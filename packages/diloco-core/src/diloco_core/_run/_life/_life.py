@@ -209,7 +209,7 @@ class Life:
 
     def take_mean(self, job: ResumableJob) -> None:
         """Sync these tensors next, which have no state before and none afterwards: their values just become their mean."""
-        progress = Progress.empty(job)
+        progress = Progress(job)
         progress.sync = self.sync
         # In place of checksums, the run: contributions to means of another run have another base.
         progress.sums = [int(self.run[:16], 16)] * job.layout.shards

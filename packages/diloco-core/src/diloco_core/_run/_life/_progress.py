@@ -41,39 +41,26 @@ class Progress:
     """
 
     job: ResumableJob
-    sync: int
-    sums: list[int]
-    values_at: list[int | None]
-    outer_at: list[int | None]
-    rests: list[int | None]
+    sync: int = 0
+    sums: list[int] = field(default_factory=list)
+    rests: list[int | None] = field(default_factory=list)
     commit: Commit | None = None
     unfinished: Done | None = None
     clipped: tuple[int, tuple[Clipped, ...]] = (0, ())
     without: dict[int, str] = field(default_factory=dict)
+    values_at: list[int | None] = field(init=False)
+    outer_at: list[int | None] = field(init=False)
     outer_sums: list[int | None] = field(init=False)
 
     def __post_init__(self) -> None:
-        self.outer_sums = [None] * self.job.layout.shards
-
-    @classmethod
-    def empty(cls, job: ResumableJob) -> Progress:
-        """The progress of a life that holds nothing of the fragment yet."""
-        shards = job.layout.shards
-        return cls(job, 0, [], [None] * shards, [None] * shards, [None] * shards)
+        nothing: list[int | None] = [None] * self.job.layout.shards
+        self.rests = self.rests or list(nothing)
+        self.values_at, self.outer_at, self.outer_sums = list(nothing), list(nothing), nothing
 
     @classmethod
     def recorded(cls, job: ResumableJob, done: Done) -> Progress:
         """The progress of a life that is about to read the state that a record describes, and holds nothing of it yet."""
-        not_in_memory: list[int | None] = [None] * job.layout.shards
-        return cls(
-            job,
-            done.sync,
-            list(done.sums),
-            not_in_memory,
-            list(not_in_memory),
-            list(done.rests),
-            done.commit,
-        )
+        return cls(job, done.sync, list(done.sums), list(done.rests), done.commit)
 
     def expected(self, number: int) -> Sums:
         """The checksums of a shard's file that the record of this state names, in a life that was made by :meth:`recorded`."""

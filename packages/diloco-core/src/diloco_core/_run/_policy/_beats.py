@@ -7,12 +7,11 @@ which the observer cannot reach the store does not count.
 from __future__ import annotations
 
 import itertools
-import logging
 from functools import partial
 from typing import TYPE_CHECKING
 
-from ..._errors import CorruptedObjectError, StoreError
-from ..._store._parallel import in_parallel
+from ..._errors import CorruptedObjectError
+from ..._store._ahead import in_parallel
 from ..._store._patient import Patient
 from .._records._keys import beat_key
 
@@ -25,8 +24,6 @@ if TYPE_CHECKING:
 _LARGEST = 128
 _MOST_BEATS = 64
 _READS_AT_ONCE = 16
-
-_log = logging.getLogger("diloco_core")
 
 
 def read_beats(store: Patient, ranks: Iterable[int]) -> list[bytes]:
@@ -78,7 +75,8 @@ class Beats:
     def start(self) -> None:
         """Begin to write the beat, in the background."""
         self._beat()
-        self._stop = self._timing.repeat(self._timing.beat_interval, self._beat_if_possible)
+        failure = f"rank {self._rank} could not write its beat"
+        self._stop = self._store.repeat(self._timing.beat_interval, self._beat, failure)
 
     def stop(self) -> None:
         """Stop writing the beat; repeatable."""
@@ -118,10 +116,3 @@ class Beats:
     def _beat(self) -> None:
         beat = f"{self._run} {self._timing.beat_interval} {self._identity} {next(self._count)}"
         self._store.put(beat_key(self._rank), lambda: [beat.encode()])
-
-    def _beat_if_possible(self) -> None:
-        try:
-            self._beat()
-        except (StoreError, OSError) as error:
-            # Not fatal by itself: the next beat may succeed before the others count this replica as lost.
-            _log.warning("rank %d could not write its beat: %s", self._rank, error)

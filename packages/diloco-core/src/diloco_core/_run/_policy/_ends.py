@@ -94,8 +94,11 @@ def refuse_reload(life: Life, reload: Reload) -> None:
     if reload.rollback is None:
         check_claim(life)
         differs = reload.why in {Why.DIFFERS, Why.CHANGED}
+        advice = _advice(life)
+        if life.settings.return_within:
+            advice = "Start this replica again: it takes the run's newest state"
         raise (DivergedError if differs else CorruptedObjectError)(
-            f"rank {life.rank} cannot go on: {str(reload.damage or reload).rstrip('.')}. {_return(life)}"
+            f"rank {life.rank} cannot go on: {str(reload.damage or reload).rstrip('.')}. {advice}"
         )
 
 
@@ -156,12 +159,6 @@ def give_up(life: Life, rank: int, known: int, why: str, sync: int, lost: int) -
     life.store.create(commit_key(sync), record.to_json)
     entry = life.log(sync)
     return entry is not None and isinstance(entry[0], Rollback)
-
-
-def _return(life: Life) -> str:
-    if not life.settings.return_within:
-        return _advice(life)
-    return "Start this replica again: it takes the run's newest state"
 
 
 def _advice(life: Life) -> str:

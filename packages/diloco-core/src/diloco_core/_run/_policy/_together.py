@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING
 
 from ..._errors import CorruptedObjectError
 from ..._exchange._endings import named_ranks
+from ..._store._ahead import in_parallel
 from ..._store._api import InBackground
-from ..._store._parallel import in_parallel
 from ..._store._reread import read_again
 from ..._wire._published import shard_metadata
 from ..._wire._sections import fingerprint

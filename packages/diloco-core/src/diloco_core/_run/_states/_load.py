@@ -123,9 +123,8 @@ def _load_newest(life: Life, index: int, history: History) -> bool | Reload:
                 return False
             if sync:
                 raise CorruptedObjectError(f"{life.origin(missing)} is gone")
-            gone = _initial_gone(life, index, missing, others=first_error is not None)
-            if gone is not None:
-                raise gone
+            if first_error is None:
+                raise _initial_gone(life, index, missing)
         except CorruptedObjectError as error:
             if life.fixed and sync:
                 raise  # it cannot be made again: what each rank keeps of its own contribution is gone
@@ -133,10 +132,8 @@ def _load_newest(life: Life, index: int, history: History) -> bool | Reload:
                 first_error = error
                 life.damage.make_again(index, sync, str(error))
             if sync:
-                life.say.error(
-                    "%s. Trying to make it again from the state before.",
-                    str(error).rstrip("."),
-                )
+                reason = str(error).rstrip(".")
+                life.say.error("%s. Trying to make it again from the state before.", reason)
     if first_error is None:
         return False
     raise NothingWholeError(str(first_error)) from first_error
@@ -152,15 +149,8 @@ def _load_or_mend(life: Life, index: int, sync: int) -> str | Reload | None:
     return _load_fragment(life, index, sync)
 
 
-def _initial_gone(
-    life: Life, index: int, missing: str, *, others: bool
-) -> CorruptedObjectError | None:
-    """The error for an initial state that is not there; None if the damage of other states has to be reported instead.
-
-    The initial state is deleted when there are two newer states, so what was lost may be those.
-    """
-    if others:
-        return None
+def _initial_gone(life: Life, index: int, missing: str) -> CorruptedObjectError:
+    """The error for an initial state that is not there: it is deleted when there are two newer ones, so these may be lost."""
     recorded = max(filter(None, map(commit_sync, life.store.list("commits/"))), default=0)
     if not recorded:
         return CorruptedObjectError(f"{life.origin(missing)} is gone")
@@ -173,15 +163,11 @@ def _initial_gone(
 def _load_fragment(life: Life, index: int, sync: int) -> str | Reload | None:
     """Load a fragment's state. Returns None, or the key of an object that is missing."""
     job = life.fragments[index].job
-    if sync:
-        record = read_done(life, sync, index)
-        if isinstance(record, Reload):
-            return record
-        if record is None:
-            return done_key(sync, index)
-        done = record
-    else:
-        done = life.manifest.done(index)
+    done = read_done(life, sync, index) if sync else life.manifest.done(index)
+    if isinstance(done, Reload):
+        return done
+    if done is None:
+        return done_key(sync, index)
     shards = job.layout.shards
     if not len(done.sums) == len(done.rests) == shards:
         raise CorruptedObjectError(

@@ -17,7 +17,7 @@ from diloco_protocol import MissingDependencyError
 
 from ..._errors import ConfigurationError, StoreUnavailableError
 from ..._redact import redact_uri
-from .._guard import ANSWER_SECONDS, CONNECT_SECONDS, without_secrets, without_secrets_in
+from .._guard import ANSWER_SECONDS, CONNECT_SECONDS, cannot_open, without_secrets_in
 from .._transfer import CONNECTIONS, PART_BYTES
 from ._codes import is_known, verdict_of
 from ._credentials import once_at_a_time
@@ -30,16 +30,12 @@ if TYPE_CHECKING:
 
     from .._api import Buffer
 
+_S3, _GCS, _AZURE = {"s3", "s3a"}, {"gs", "gcs"}, {"az", "abfs", "abfss"}
 _PACKAGES = {
-    "s3": "diloco-core[s3]",
-    "s3a": "diloco-core[s3]",
-    "gs": "diloco-core[gcs]",
-    "gcs": "diloco-core[gcs]",
-    "az": "diloco-core[azure]",
-    "abfs": "diloco-core[azure]",
-    "abfss": "diloco-core[azure]",
+    **dict.fromkeys(_S3, "diloco-core[s3]"),
+    **dict.fromkeys(_GCS, "diloco-core[gcs]"),
+    **dict.fromkeys(_AZURE, "diloco-core[azure]"),
 }
-_S3 = {"s3", "s3a"}
 _FIRST_BYTES = 2**20
 # Packages whose pipe_file and put_file send a conditional write for mode="create" (s3fs: If-None-Match, also when a
 # multipart upload is completed; gcsfs: ifGenerationMatch=0; adlfs: overwrite=False). Other drivers inherit from fsspec's
@@ -237,10 +233,7 @@ def _filesystem(uri: str, scheme: str, connections: int) -> tuple[Any, str]:
         failed = error
     else:
         return fs, str(root).rstrip("/")
-    shown_error = without_secrets(str(failed), uri)
-    raise StoreUnavailableError(
-        f"{redact_uri(uri)} cannot be opened ({type(failed).__name__}: {shown_error})", lasting=True
-    ) from without_secrets_in(failed, uri)
+    raise cannot_open(uri, failed) from without_secrets_in(failed, uri)
 
 
 def _try_once(fs: Any, scheme: str) -> None:
@@ -250,12 +243,12 @@ def _try_once(fs: Any, scheme: str) -> None:
     """
     if scheme in _S3:
         fs.retries = 1
-    elif scheme in {"gs", "gcs"}:
+    elif scheme in _GCS:
         name = "_request"
         once = getattr(getattr(type(fs), name, None), "__wrapped__", None)
         if once is not None:
             setattr(fs, name, functools.partial(once, fs))
-    elif scheme in {"az", "abfs", "abfss"}:
+    elif scheme in _AZURE:
         policy = getattr(
             getattr(getattr(fs, "service_client", None), "_config", None), "retry_policy", None
         )
@@ -297,14 +290,14 @@ def _limits(scheme: str, connections: int) -> dict[str, Any]:
             "max_pool_connections": connections,  # further requests wait inside the driver
         }
         return {"config_kwargs": {**limits, **(settings.get("config_kwargs") or {})}}
-    if scheme in {"gs", "gcs"}:
+    if scheme in _GCS:
         import aiohttp
 
         timeout = aiohttp.ClientTimeout(
             total=None, sock_connect=CONNECT_SECONDS, sock_read=ANSWER_SECONDS
         )
         return {"session_kwargs": {"timeout": timeout, **(settings.get("session_kwargs") or {})}}
-    if scheme in {"az", "abfs", "abfss"}:
+    if scheme in _AZURE:
         limits = {"connection_timeout": CONNECT_SECONDS, "read_timeout": ANSWER_SECONDS}
         return {name: value for name, value in limits.items() if name not in settings}
     return {}

@@ -17,8 +17,8 @@ from ..._redact import redact_uri
 from .._guard import (
     ANSWER_SECONDS,
     CONNECT_SECONDS,
+    cannot_open,
     check_endpoint,
-    without_secrets,
     without_secrets_in,
 )
 from .._transfer import PART_BYTES
@@ -108,11 +108,8 @@ class ObstoreDriver:
         try:
             credentials = credentials_of_botocore()
         except Exception as error:  # noqa: BLE001 - botocore need not be installed
-            raise StoreUnavailableError(
-                f"{redact_uri(uri)} cannot be opened: there are no credentials "
-                f"({type(error).__name__}: {without_secrets(str(error), uri)})",
-                lasting=True,
-            ) from without_secrets_in(error, uri)
+            why = "there are no credentials, "
+            raise cannot_open(uri, error, why) from without_secrets_in(error, uri)
 
         def connect(limits: ClientConfig, retries: RetryConfig | None = None) -> S3Store:
             try:
@@ -131,10 +128,7 @@ class ObstoreDriver:
                     credential_provider=credentials,
                 )
             except (exceptions.BaseError, ValueError) as error:
-                raise StoreUnavailableError(
-                    f"{redact_uri(uri)} cannot be opened: {without_secrets(str(error), uri)}",
-                    lasting=True,
-                ) from without_secrets_in(error, uri)
+                raise cannot_open(uri, error) from without_secrets_in(error, uri)
 
         # Single requests are repeated by RemoteStore, not by obstore.
         self._little = connect({"timeout": _ANSWER})

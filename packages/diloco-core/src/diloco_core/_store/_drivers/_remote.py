@@ -13,9 +13,9 @@ from typing import TYPE_CHECKING, TypeVar
 from ..._errors import CorruptedObjectError, ObjectNotFoundError, StoreError, StoreUnavailableError
 from ..._redact import redact_uri
 from ..._retry import Downtime, Notices, Retries
+from .._ahead import in_parallel
 from .._api import RECORD_BYTES, is_key, too_large
 from .._guard import endpoint, without_secrets, without_secrets_in
-from .._parallel import in_parallel
 from .._transfer import PART_BYTES, Transfer
 from ._blocks import BlockReader, Transfers, threads
 from ._codes import advice
@@ -23,7 +23,7 @@ from ._driver import ANEW, TooLargeError, Verdict
 from ._uploads import MOST_PARTS, UploadBlocks, Uploads, blocks_of, creates_at_once
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator, Sequence
+    from collections.abc import Callable, Iterable, Iterator
     from concurrent.futures import Executor, Future
 
     from .._api import Buffer
@@ -85,7 +85,7 @@ class RemoteStore:
 
     def put(self, key: str, parts: Iterable[Buffer]) -> int:
         """Write an object in one step; see :meth:`._api.Store.put`."""
-        return self._write(key, parts, exclusive=False)
+        return self._write("write", key, parts)
 
     def create(self, key: str, data: bytes | Iterable[Buffer]) -> bool:
         """Write an object unless the key exists; see :meth:`._api.Store.create`.
@@ -95,7 +95,7 @@ class RemoteStore:
         as written by another call.
         """
         try:
-            self._write(key, [data] if isinstance(data, bytes) else data, exclusive=True)
+            self._write("create", key, [data] if isinstance(data, bytes) else data)
         except _Exists as exists:
             return exists.data is not None and self._is_there(key, exists.data)
         return True
@@ -157,11 +157,12 @@ class RemoteStore:
         """Delete objects; see :meth:`._api.Store.delete`."""
         all_keys = list(keys)
         requests = [all_keys] if self.driver.deletes_many else [[key] for key in all_keys]
-        for _ in in_parallel(
-            self,
-            (partial(self._delete, keys) for keys in requests if keys),
-            self.transfer.connections,
-        ):
+        deletions = (
+            partial(self._do, "delete", keys[0], partial(self.driver.delete, keys))
+            for keys in requests
+            if keys
+        )
+        for _ in in_parallel(self, deletions, self.transfer.connections):
             pass
 
     def close(self) -> None:
@@ -171,24 +172,19 @@ class RemoteStore:
         self._transfers.close()
         self.driver.close()
 
-    def _write(self, key: str, parts: Iterable[Buffer], *, exclusive: bool) -> int:
-        """Write a small object in one request, a large one in parts."""
+    def _write(self, verb: str, key: str, parts: Iterable[Buffer]) -> int:
+        """Write (or create) a small object in one request, a large one in parts."""
         self._transfers.check_process()
         if isinstance(parts, (list, tuple)):  # the parts do not change until they are written
             views = [memoryview(part).cast("B") for part in parts if len(part)]
             size = sum(map(len, views))
             if size < PART_BYTES:
-                self._send_small(key, b"".join(views), exclusive)
+                self._send_small(verb, key, b"".join(views))
             else:
-                verb = "create" if exclusive else "write"
-                self._do(
-                    verb,
-                    key,
-                    lambda: self._send_large(key, UploadBlocks(iter(views)), exclusive),
-                )
+                self._do(verb, key, lambda: self._send_large(verb, key, UploadBlocks(iter(views))))
             return size
         # An object that is created in one request is held in memory until that request has succeeded.
-        held_whole = exclusive and not self.driver.copies
+        held_whole = verb == "create" and not self.driver.copies
         size = 0
 
         def counted() -> Iterator[memoryview]:
@@ -203,34 +199,29 @@ class RemoteStore:
             blocks = counted()
             first = next(blocks, memoryview(b""))
             if len(first) < PART_BYTES:
-                self._send_small(key, first, exclusive)
+                self._send_small(verb, key, first)
             else:
                 source = UploadBlocks(blocks, first)
                 del first  # so that the block is released when it has been sent
-                self._send_large(key, source, exclusive, copies=0 if held_whole else 1)
+                self._send_large(verb, key, source, copies=0 if held_whole else 1)
         finally:
             if held_whole:
                 self._transfers.hold(-size)
         return size
 
-    def _send_small(self, key: str, data: Buffer, exclusive: bool) -> None:
-        verb = "create" if exclusive else "write"
+    def _send_small(self, verb: str, key: str, data: Buffer) -> None:
+        exclusive = verb == "create"
         self._do(verb, key, lambda: self.driver.put(key, data, exclusive=exclusive), data)
 
-    def _send_large(self, key: str, source: UploadBlocks, exclusive: bool, copies: int = 0) -> None:
+    def _send_large(self, verb: str, key: str, source: UploadBlocks, copies: int = 0) -> None:
         """Send an object in parts; ``copies`` is 1 if its blocks are copies, which take memory."""
-        verb = "create" if exclusive else "write"
-
-        def attempt(act: Callable[[], None]) -> None:
-            self._do(verb, key, act)
-
         with self._uploads.room(self.driver.copies or copies) as at_once:
             try:
                 self.driver.upload(
                     key,
                     source,
-                    exclusive=exclusive,
-                    attempt=attempt,
+                    exclusive=verb == "create",
+                    attempt=partial(self._do, verb, key),
                     patience=self.patience,
                     at_once=at_once,
                 )
@@ -259,17 +250,11 @@ class RemoteStore:
             named = None
             del failed, source
 
-    def _delete(self, keys: Sequence[str]) -> None:
-        self._do("delete", keys[0], lambda: self.driver.delete(keys))
-
     def _is_there(self, key: str, data: Buffer) -> bool:
         try:
             return self.get(key) == data
-        except (
-            ObjectNotFoundError,
-            CorruptedObjectError,
-        ):  # deleted since, or larger than any that is read in one piece
-            return False
+        except (ObjectNotFoundError, CorruptedObjectError):
+            return False  # deleted since, or larger than any that is read in one piece
 
     def _do(
         self,
