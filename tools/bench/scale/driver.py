@@ -10,7 +10,9 @@ from diloco_core._store._drivers._driver import TooLargeError, Verdict
 from .weights import Weighed
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
+    from collections.abc import Iterator, Sequence
+
+    from diloco_core._store._drivers._driver import Sending
 
     from .network import Network
 
@@ -53,26 +55,17 @@ class VirtualDriver:
         self.network.request("PUT", up=content.weight)
         self._appear(key, content, exclusive)
 
-    def upload(
-        self,
-        key: str,
-        blocks: Iterator[Any],
-        *,
-        exclusive: bool,
-        attempt: Callable[..., None],  # noqa: ARG002 - nothing fails here
-        patience: float,  # noqa: ARG002
-        at_once: int,
-    ) -> None:
+    def upload(self, key: str, blocks: Iterator[Any], sending: Sending) -> None:
         """Write a large object in parts, or with one request where it is to be created, as obstore does."""
         content = Weighed(key, b"".join(blocks), self._factor)
         weight = content.weight
-        if weight <= self._part_bytes or (exclusive and self._bucket.s3.head_reads):
+        if weight <= self._part_bytes or (sending.exclusive and self._bucket.s3.head_reads):
             self.network.request("PUT", up=weight)
         else:
             count = -(-weight // self._part_bytes)
             sizes = [self._part_bytes] * (count - 1) + [weight - (count - 1) * self._part_bytes]
-            self.network.upload(sizes, at_once)
-        self._appear(key, content, exclusive)
+            self.network.upload(sizes, sending.at_once)
+        self._appear(key, content, sending.exclusive)
 
     def get(self, key: str, largest: int) -> bytes:
         """Read a whole object."""

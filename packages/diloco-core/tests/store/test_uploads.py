@@ -27,15 +27,15 @@ class RecordingDriver(FsspecDriver):
         self.near, self.copies = False, copies
         self.seen = []
 
-    def upload(self, key, blocks, *, exclusive, attempt, patience, at_once):
+    def upload(self, key, blocks, sending):
         blocks = list(blocks)
         self.seen.append(
             SimpleNamespace(
-                key=key, blocks=blocks, at_once=at_once, held=self.store._transfers.held
+                key=key, blocks=blocks, at_once=sending.at_once, held=self.store._transfers.held
             )
         )
         self.during()
-        self._pipe(key, b"".join(blocks), exclusive)
+        self._pipe(key, b"".join(blocks), sending.exclusive)
 
     def during(self):
         """What else happens while something goes up."""

@@ -155,16 +155,16 @@ def _read_or_restore(store: Patient) -> Manifest | None:
     damage: CorruptedObjectError | None = None
     try:
         manifest = read_again(store.timing, lambda: stored_manifest(store))
+        if manifest is not None:
+            return manifest
     except CorruptedObjectError as error:
-        manifest, damage = None, error
-    if manifest is not None:
-        return manifest
+        damage = error
     key = copy_key(MANIFEST)
     try:
         copy = read_again(store.timing, lambda: stored_manifest(store, key))
     except CorruptedObjectError:
         copy = None
-    if copy is None and damage is not None:
+    if damage is not None and copy is None:
         raise _unreadable(damage) from damage
     if damage is None and copy is not None:
         # The replica that begins the run may have written both since: the manifest first, and then the copy.

@@ -11,7 +11,7 @@ from ..._wire._fields import Fields
 from ..._wire._sealed import seal, unseal
 from ..._wire._tables import check_fragments
 from ._keys import MANIFEST
-from ._records import DIGEST, Done, digest, hexadecimal
+from ._records import DIGEST, Done, digest, hexadecimal, sums_in
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -92,10 +92,7 @@ class Manifest:
         world_size = fields.whole("world_size", 1, 100_000)
         tables = fields.items("fragments")
         sums, rests = (
-            [
-                [int(value, 16) for value in Fields({"": row}, origin).texts("", DIGEST)]
-                for row in fields.items(name)
-            ]
+            [list(sums_in(Fields({"": row}, origin), "")) for row in fields.items(name)]
             for name in ("sums", "rests")
         )
         check_fragments(fields)

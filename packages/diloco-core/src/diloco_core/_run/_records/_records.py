@@ -285,7 +285,7 @@ class Done:
             raise fields.wrong(
                 "the record of the sync inside it is not the one for which it was written"
             )
-        sums, rests = _sums(fields, "sums"), _sums(fields, "rests")
+        sums, rests = sums_in(fields, "sums"), sums_in(fields, "rests")
         return cls(
             sync, fragment, sums, rests, commit, "full" not in record or fields.truth("full")
         )
@@ -352,5 +352,5 @@ def hexadecimal(sums: Iterable[int]) -> list[str]:
     return [f"{value:016x}" for value in sums]
 
 
-def _sums(fields: Fields, name: str) -> tuple[int, ...]:
+def sums_in(fields: Fields, name: str) -> tuple[int, ...]:
     return tuple(int(value, 16) for value in fields.texts(name, DIGEST))

@@ -13,6 +13,7 @@ import os
 import threading
 from collections import deque
 from concurrent.futures import CancelledError, Future, ThreadPoolExecutor
+from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, TypeVar
 
@@ -32,16 +33,14 @@ HEAD_BYTES = 64 * 2**10
 """Bytes that are read when an object of unknown size is opened, so that small objects need no second request."""
 
 
+@dataclass(slots=True, eq=False)
 class Range:
     """Bytes ``start`` to ``stop`` of an object, which a reader is going to read."""
 
-    __slots__ = ("fetch", "future", "start", "stop")
-
-    def __init__(self, fetch: Callable[[int, int], Buffer], start: int, stop: int) -> None:
-        self.fetch = fetch
-        self.start = start
-        self.stop = stop
-        self.future: Future[Buffer] | None = None
+    fetch: Callable[[int, int], Buffer]
+    start: int
+    stop: int
+    future: Future[Buffer] | None = None
 
     @property
     def size(self) -> int:

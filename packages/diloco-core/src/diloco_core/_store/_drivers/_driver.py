@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from enum import Enum, auto
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
@@ -47,6 +47,22 @@ ANEW = {Verdict.TRANSIENT, Verdict.THROTTLED, Verdict.EXPIRED, Verdict.CLOCK}
 """After such an error in an upload in parts, the object may be written if it is sent from its beginning."""
 
 
+class Sending(NamedTuple):
+    """How a large object is written.
+
+    Attributes:
+        exclusive: Whether it is written only if the key does not exist.
+        attempt: Calls a function until it succeeds, for steps that can be repeated.
+        patience: For how many seconds steps are repeated that only the driver can repeat.
+        at_once: The number of parts that are sent at the same time.
+    """
+
+    exclusive: bool
+    attempt: Callable[[Callable[[], None]], None]
+    patience: float
+    at_once: int
+
+
 class Driver(Protocol):
     """Sends single requests to one prefix; keys are relative to it. Thread-safe. It raises the errors of its own library."""
 
@@ -62,21 +78,8 @@ class Driver(Protocol):
     def put(self, key: str, data: Buffer, *, exclusive: bool) -> None:
         """Write a small object; if ``exclusive``, only if the key does not exist."""
 
-    def upload(
-        self,
-        key: str,
-        blocks: Iterator[Buffer],
-        *,
-        exclusive: bool,
-        attempt: Callable[..., None],
-        patience: float,
-        at_once: int,
-    ) -> None:
-        """Write a large object in one step. Up to ``at_once`` parts of it are sent at the same time.
-
-        ``blocks`` can be iterated over only once. ``attempt(act)`` calls ``act`` until it succeeds, for steps that can be
-        repeated. Steps that only the driver can repeat are repeated for ``patience`` seconds.
-        """
+    def upload(self, key: str, blocks: Iterator[Buffer], sending: Sending) -> None:
+        """Write a large object in one step. ``blocks`` can be iterated over only once."""
 
     def get(self, key: str, largest: int) -> Buffer:
         """Read a whole object.

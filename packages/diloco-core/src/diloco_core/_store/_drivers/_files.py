@@ -181,25 +181,14 @@ def check_replaceable(folder: int, name: str) -> None:
             )
 
 
-def make_folders(path: Path) -> list[Path]:
-    """Make a folder and those above it if they are missing. Returns the folders that were made, the deepest one first.
-
-    If this fails, the folders that were made are removed again.
-    """
-    made: list[Path] = []
+def make_folders(path: Path, made: list[Path]) -> None:
+    """Make a folder and those above it if they are missing. Each one is put into ``made``, so that the deepest comes first."""
     missing = [folder for folder in (path, *path.parents) if not folder.exists()]
-    try:
-        for folder in reversed(missing):
-            try:
-                folder.mkdir()
-            except FileExistsError:  # another replica was quicker
-                continue
+    for folder in reversed(missing):
+        with contextlib.suppress(FileExistsError):  # another replica was quicker
+            folder.mkdir()
             made.insert(0, folder)
-        path.mkdir(exist_ok=True)  # raises an error if the path is not a folder
-    except BaseException:
-        remove_folders(made)
-        raise
-    return made
+    path.mkdir(exist_ok=True)  # raises an error if the path is not a folder
 
 
 def remove_folders(folders: list[Path]) -> None:

@@ -95,17 +95,16 @@ class FolderStore:
             return  # nothing is created: a folder that does not exist is like an empty store
         failure = f"the folder {str(self.root)!r} cannot be written"
         with self._named(failure, "Use a folder that this user may create and write to."):
-            made = make_folders(self.root)
             try:
+                make_folders(self.root, self._made)
                 with opened_folder(self.root) as root:
                     probe = self._temporary()
                     os.close(create_file(root, probe))
                     os.unlink(probe, dir_fd=root)
                 remove_leftovers(self.root)
-            except OSError:
-                remove_folders(made)
+            except BaseException:
+                remove_folders(self._made)
                 raise
-            self._made = made
 
     def put(self, key: str, parts: Iterable[Buffer]) -> int:
         """Write an object in one step; see :meth:`._api.Store.put`."""

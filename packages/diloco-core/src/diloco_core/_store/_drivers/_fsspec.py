@@ -21,7 +21,7 @@ from .._guard import ANSWER_SECONDS, CONNECT_SECONDS, cannot_open, without_secre
 from .._transfer import CONNECTIONS, PART_BYTES
 from ._codes import is_known, verdict_of
 from ._credentials import once_at_a_time
-from ._driver import TooLargeError, Verdict
+from ._driver import Sending, TooLargeError, Verdict
 from ._files import FULL
 from ._uploads import MOST_PARTS
 
@@ -85,23 +85,15 @@ class FsspecDriver:
         """Write a small object."""
         self._pipe(key, bytes(data), exclusive)
 
-    def upload(
-        self,
-        key: str,
-        blocks: Iterator[Buffer],
-        *,
-        exclusive: bool,
-        attempt: Callable[..., None],
-        patience: float,  # noqa: ARG002 - ``attempt`` obeys it
-        at_once: int,
-    ) -> None:
+    def upload(self, key: str, blocks: Iterator[Buffer], sending: Sending) -> None:
         """Write a large object, through a temporary file."""
+        attempt, exclusive = sending.attempt, sending.exclusive
         if self.near:
             data = b"".join(blocks)
             attempt(lambda: self._pipe(key, data, exclusive))
             return
         with _spooled(key, blocks, attempt) as (file, size):
-            options = _parts_of(size, at_once) if self._in_parts else {}
+            options = _parts_of(size, sending.at_once) if self._in_parts else {}
             attempt(lambda: self._fs.put_file(file, self._path(key), **_mode(exclusive), **options))
 
     def get(self, key: str, largest: int) -> Buffer:

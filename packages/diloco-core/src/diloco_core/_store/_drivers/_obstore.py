@@ -25,7 +25,7 @@ from .._transfer import PART_BYTES
 from ._blocks import HEAD_BYTES, new_buffer
 from ._codes import verdict_of
 from ._credentials import credentials_of_botocore, once_at_a_time
-from ._driver import TooLargeError, Verdict
+from ._driver import Sending, TooLargeError, Verdict
 from ._uploads import Sent
 
 if TYPE_CHECKING:
@@ -160,34 +160,27 @@ class ObstoreDriver:
             store, key, data, mode="create" if exclusive else "overwrite", use_multipart=False
         )
 
-    def upload(
-        self,
-        key: str,
-        blocks: Iterator[Buffer],
-        *,
-        exclusive: bool,
-        attempt: Callable[..., None],
-        patience: float,
-        at_once: int,
-    ) -> None:
+    def upload(self, key: str, blocks: Iterator[Buffer], sending: Sending) -> None:
         """Write a large object in parts; if ``exclusive``, in one request."""
-        if exclusive:
+        if sending.exclusive:
             all_blocks = list(blocks)
-            attempt(
+            sending.attempt(
                 lambda: self._obstore.put(
                     self._up, key, iter(all_blocks), mode="create", use_multipart=False
                 )
             )
         else:
-            long_enough = [seconds for seconds in self._uploads if seconds >= patience]
+            long_enough = [seconds for seconds in self._uploads if seconds >= sending.patience]
             store = self._uploads[min(long_enough, default=max(self._uploads))]
             sent = Sent(blocks)
             try:
-                self._obstore.put(store, key, sent, chunk_size=PART_BYTES, max_concurrency=at_once)
+                self._obstore.put(
+                    store, key, sent, chunk_size=PART_BYTES, max_concurrency=sending.at_once
+                )
             except Exception:
                 # The last answer may have been lost, or have said that there is no such upload any more, after the object
                 # was written: only the object can tell.
-                if not sent.all or not self._holds(key, sent, attempt):
+                if not sent.all or not self._holds(key, sent, sending.attempt):
                     raise
 
     def _holds(self, key: str, sent: Sent, attempt: Callable[..., None]) -> bool:

@@ -19,7 +19,7 @@ from .._guard import endpoint, without_secrets, without_secrets_in
 from .._transfer import PART_BYTES, Transfer
 from ._blocks import BlockReader, Transfers, threads
 from ._codes import advice
-from ._driver import ANEW, TooLargeError, Verdict
+from ._driver import ANEW, Sending, TooLargeError, Verdict
 from ._uploads import MOST_PARTS, UploadBlocks, Uploads, blocks_of, creates_at_once
 
 if TYPE_CHECKING:
@@ -217,14 +217,9 @@ class RemoteStore:
         """Send an object in parts; ``copies`` is 1 if its blocks are copies, which take memory."""
         with self._uploads.room(self.driver.copies or copies) as at_once:
             try:
-                self.driver.upload(
-                    key,
-                    source,
-                    exclusive=verb == "create",
-                    attempt=partial(self._do, verb, key),
-                    patience=self.patience,
-                    at_once=at_once,
-                )
+                attempt = partial(self._do, verb, key)
+                sending = Sending(verb == "create", attempt, self.patience, at_once)
+                self.driver.upload(key, source, sending)
             except Exception as error:
                 if source.error is not None:
                     raise source.error from None

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import threading
+from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import xxhash
 
@@ -12,7 +13,7 @@ from .._transfer import PART_BYTES, Transfer
 from ._blocks import Transfers, new_buffer
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
+    from collections.abc import Iterable
 
     from .._api import Buffer
 
@@ -62,7 +63,7 @@ class Uploads:
                 self._under_way -= bool(copies)
 
 
-class UploadBlocks:
+class UploadBlocks(Iterator[Any]):
     """The blocks of an upload.
 
     If making them fails, the error is remembered, since a driver may wrap it in an error of its own.
@@ -72,9 +73,6 @@ class UploadBlocks:
         self.error: BaseException | None = None
         self._first = first
         self._blocks = blocks
-
-    def __iter__(self) -> UploadBlocks:
-        return self
 
     def __next__(self) -> Buffer:
         if self._first is not None:
@@ -89,7 +87,7 @@ class UploadBlocks:
             raise
 
 
-class Sent:
+class Sent(Iterator[Any]):
     """The blocks of an upload, of which size and digest are kept, so that it can be known later whether they arrived.
 
     Attributes:
@@ -102,9 +100,6 @@ class Sent:
         self.all = False
         self._blocks = blocks
         self._digest = xxhash.xxh3_128()
-
-    def __iter__(self) -> Sent:
-        return self
 
     def __next__(self) -> Buffer:
         try:
