@@ -225,9 +225,11 @@ def test_the_secrets_of_a_damaged_item_are_not_shown(options_for):
 
 
 @pytest.mark.processes
-def test_variables_from_elsewhere_are_no_pieces_of_the_spec(tmp_path):
+@pytest.mark.parametrize("blanks", [0, 70_000])
+def test_variables_from_elsewhere_are_no_pieces_of_the_spec(tmp_path, blanks):
     """Whatever is in a ConfigMap that an overlay names, also one with the names of a spec's pieces."""
     foreign = {"DILOCO_SPEC_0": "e30=", "DILOCO_SPEC_1": "eA==", "JOB_COMPLETION_INDEX": "0"}
+    foreign |= {"DILOCO_SPEC_9": "eA==", "DILOCO_SPEC_x": "eA=="}
     overlay = replica(envFrom=[{"configMapRef": {"name": "foreign"}}])
     with (
         KubernetesProcesses(tls=False) as cluster,
@@ -242,7 +244,7 @@ def test_variables_from_elsewhere_are_no_pieces_of_the_spec(tmp_path):
     ):
         body = {"metadata": {"name": "foreign", "namespace": "default"}, "data": foreign}
         executor._cluster.create_config_map(body)
-        handles = executor.launch_replicas(2, "json:loads", {"s": "[1]"})
+        handles = executor.launch_replicas(2, "json:loads", {"s": "[1]" + " " * blanks})
         results = executor.collect(handles, timeout=PATIENCE)
     assert [(result["rank"], result["result"]) for result in results] == [(0, [1]), (1, [1])]
 

@@ -118,6 +118,18 @@ FORMS = [
     *(f"Server=h;UID=u;PWD={SECRET};", f"DB_PASS_PROD={SECRET}", f"https://h/?a=b&pw={SECRET}"),
     # XML
     *(f"<db:password>{SECRET}</db:password>", f"<password>\n  <![CDATA[{SECRET}]]></password>"),
+    # headers that go on in another line
+    *(f"Authorization: Bearer\r\n {SECRET}", f"X-Api-Key:\n\t{SECRET}"),
+    *(f"a: b\r\nCookie: a=b;\r\n  c=d;\r\n  e={SECRET} x\r\nf: g",),
+    # other names of the two members of a pair
+    *(f'{{"variable": "DB_PASSWORD", "val": "{SECRET}"}}', f"- var: DB_PASSWORD\n  val: {SECRET}"),
+    *(f"env_name=PGPASS, value='{SECRET}'", f"'Cookie: it''s {SECRET} x'", f"- --token\n- 'it''s {SECRET} x'"),
+    *(f'{{"VARIABLE": "PGPASS", "a": 1, "VALUE": "{SECRET}"}}', f"{{'val': '{SECRET}', 'varName': 'PGPASS'}}"),
+    *(f'{{"variable_name": "PGPASS", "variable_value": "{SECRET}"}}', f'{{"envKey": "PGPASS", "envVal": "{SECRET}"}}'),
+    # quotes that are doubled inside
+    *(f"password: 'it''s {SECRET} x'", f"password: '{SECRET}'''", f"'--password=it''s {SECRET}'", f"password: '''{SECRET} x'"),
+    *(f'password="say ""{SECRET}"" x"', f"- name: PGPASS\n  a: 'it''s'\n  value: 'it''s {SECRET} x'"),
+    *(f"('token', 'a''{SECRET}')", f"'--token=x''y {SECRET}'"),
 ]  # fmt: skip
 
 
@@ -171,6 +183,8 @@ def test_what_stands_around_a_secret_is_shown():
     assert redact_text("{x: {token: a(b)c12}}") == f"{{x: {{token: {REDACTED}}}}}"
     assert redact_text("[--token, x1, --lr, 3] y") == f"[--token, {REDACTED}, --lr, 3] y"
     assert redact_text("- -u\n- me:x\n- y") == f"- -u\n- me:{REDACTED}\n- y"
+    assert redact_text("  Cookie: a;\n   b\n  Host: c\nd") == f"  Cookie: {REDACTED}\n  Host: c\nd"
+    assert redact_text("password: 'it''s', b: 'c'") == f"password: '{REDACTED}', b: 'c'"
     assert redact_text("https://h/?sig=x&a=b#c") == f"https://h/?sig={REDACTED}&a=b#c"
 
 

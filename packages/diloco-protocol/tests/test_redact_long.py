@@ -27,6 +27,8 @@ NASTY = [
     " password: #:", "- --token\n", "- --token\n- a", "--token, ", "[--token, a1", "- - token\n  - ", "[x-a-token, ", "-u\n- a:",
     "password='''", "('token', '''", "('token', \\'", "token=)", "token=" + ")" * 30, "API key", "api key: a1", "token[",
     "\\u0026", "u0026a", "u0026", "----", "---- BEGIN ", "-----BEGIN A-", "---- END ", "PuTTY-User-Key-File-3:",
+    "value='a''", "value=''''a", "password='a''", "token='''a''''''", "Cookie:\n a", "X-Token: a\n ", "var: DB_PASS\n", "''",
+    "val='a", "variable=token, a='b''", "'--token=a''", "value=\"a\"\"", "X-Token:\n a:\n",
 ]  # fmt: skip
 
 

@@ -93,9 +93,12 @@ class TestSpec:
         digest = spec_sha256(spec_to_environment(spec))
         assert spec_sha256(pieces) == digest
         assert spec_from_environment(pieces, sha256=digest) == spec
-        added = {**pieces, f"DILOCO_SPEC_{len(pieces)}": "eA=="}
-        with pytest.raises(InvalidRequestError, match="is not the one that was launched"):
-            spec_from_environment(added, sha256=digest)
+        added = {**pieces, f"DILOCO_SPEC_{len(pieces)}": "eA==", "DILOCO_SPEC_x": "\udcff"}
+        assert spec_from_environment(added, sha256=digest) == spec
+        for name in pieces:
+            changed = {**added, name: "eA=="}
+            with pytest.raises(InvalidRequestError, match="is not the one that was launched"):
+                spec_from_environment(changed, sha256=digest)
 
     @pytest.mark.parametrize("place", ["9" * 5000 + "/1", "0/" + "9" * 5000, "٣/4", "0/0", "-1/2"])
     def test_numbers_of_pieces_are_somebody_elses_text(self, place):

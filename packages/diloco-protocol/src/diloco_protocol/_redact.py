@@ -8,7 +8,7 @@ from dataclasses import fields, replace
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
-from ._secret_forms import REDACTED, TOKEN, forms
+from ._secret_forms import NAME_MEMBER, REDACTED, TOKEN, VALUE_MEMBER, forms
 from ._secret_names import (
     is_count,
     is_folder,
@@ -35,10 +35,8 @@ _LINE = re.compile(
     r"(?P<lead>[ \t]*+(?:-[ ]++)*+)(?P<key>[\"']?(?P<name>[\w.\-]{1,64}+)[\"']?:(?=[\s\\]|\Z)[ \t]*+)?+"
     r"(?P<value>(?:\"(?:\\.|[^\"\\\n])*+\"(?=[\s\\]|\Z))?+(?:[^\\\n]++|\\(?!\\{0,6}n))*+)(?:\n|\\{1,7}n|\Z)"
 )
-# Members of which one is the name of what is in the other.
-_PAIRS = (
-    *(("name", "value"), ("Name", "Value"), ("key", "value"), ("Key", "Value")),
-    ("ParameterKey", "ParameterValue"),
+_NAME_MEMBER, _VALUE_MEMBER = (
+    re.compile(form, re.IGNORECASE) for form in (NAME_MEMBER, VALUE_MEMBER)
 )
 # What nobody has to guess.
 _NOTHING = frozenset({"", "0", "1", "false", "none", "null", "true"})
@@ -163,10 +161,11 @@ def _redact_members(members: dict[str, Any], secret: str) -> dict[str, Any]:
         )
         for key, inside in members.items()
     }
-    for key, beside in _PAIRS:
-        called = members.get(key)
-        if isinstance(called, str) and beside in members and is_secret_name(called):
-            shown[beside] = redact_json(members[beside], called)
+    keys = [key for key in members if type(key) is str]
+    names = [members[key] for key in keys if _NAME_MEMBER.fullmatch(key)]
+    called = [name for name in names if isinstance(name, str) and is_secret_name(name)]
+    for key in filter(_VALUE_MEMBER.fullmatch, keys) if called else ():
+        shown[key] = redact_json(members[key], called[0])
     return shown
 
 

@@ -52,7 +52,9 @@ _KEY = rf"(?P<around>{_MARK})(?P<name>[\w.\-]{{1,64}})(?P=around)"
 _TERM = r"(?<![\w.\-])(?P<term>[\w.\-]++)[ ]?"
 _OPTION = r"(?P<name>-{1,2}[A-Za-z][\w.\-]*+)"
 _HEADER_NAME = r"(?P<name>(?:proxy-)?authorization|(?:set-)?cookie|api-key|x-[\w\-]{1,40})"
-_HEADER = rf"(?<![\w\-]){_HEADER_NAME}[ \t]{{0,4}}+:[ \t]{{0,4}}+"
+_HEADER = rf"{_HEADER_NAME}[ \t]{{0,4}}+:[ \t]{{0,4}}+"
+# A header goes on in lines that begin with blanks, unless these are other names and values.
+_FOLD = rf"{_END}{_BLANK}++(?![\w.\-]++:(?:{_GAP}|\Z))"
 _EQUALS = r"(?:=>|[:+?]?=(?!=[ \t]))"
 _UNSET = r"(?![\w.\-%\[\]]{1,64}=[^=\s])"  # not a setting
 _ODD = r"(?=[^\s]{6})(?=[^\s]{0,40}[0-9])"  # no word of a sentence
@@ -71,7 +73,9 @@ _BARE = (
     rf"{_NEW}(?P<bare>(?:{_SCHEME})?+"
     r"(?:[^\s,;&\"'\\]|[,;&](?!\s|\Z|[\w.\-%\[\]]{1,64}=)|[\"'](?![\s,;:)\]}]|\Z)|\\(?!\\{0,6}[\"'nrt\r\n]))++)"
 )
-_INSIDE_QUOTES = rf"(?P<quote>(?:\\{{0,7}}\"){{3}}|(?:\\{{0,7}}'){{3}}|{_MARK})(?P<quoted>(?:(?!(?P=quote))(?:\\.|.))*+)"
+_INSIDE_QUOTES = rf"(?P<quote>(?:\\{{0,7}}\"){{3}}|(?:\\{{0,7}}'){{3}}|{_MARK})"
+# Two quotes inside are one, as in YAML, and not the end.
+_INSIDE_QUOTES += r"(?P<quoted>(?:(?:(?!(?P=quote))(?:\\.|.))++(?:(?P=quote){2}(?:(?!(?P=quote))(?:\\.|.))*+)*+)?+)"
 # What has been cut off may lack its second quote.
 _QUOTED = rf"{_INSIDE_QUOTES}(?:(?P=quote)|\Z)"
 # What comes to the end of the text after so much has been cut off there.
@@ -86,17 +90,22 @@ _SURE_LIST = (
 )
 _VALUE = rf"(?:{_QUOTED}|{_SURE_LIST}|{_BARE})"
 # Without an end that fits a text that was cut off, this would read on from each quote to the end of the text.
-_INSIDE = {quote: _NEW + rf"(?:\\.|[^{quote}\\])++(?={quote}|\\?\Z)" for quote in "\"'"}
-# One of the two members that are a name and its value, in JSON, YAML, or the words of Python.
+_INSIDE = {
+    quote: rf"{_NEW}(?:\\.|[^{quote}\\])++(?:{quote}{{2}}(?:\\.|[^{quote}\\])*+)*+(?={quote}|\\?\Z)"
+    for quote in "\"'"
+}
+# Members of which one is the name of what is in the other, in JSON, YAML, or the words of Python.
+NAME_MEMBER = r"(?:(?:parameter|env|variable|var)?_?(?:name|key)|variable|var)"
+VALUE_MEMBER = r"(?:parameter|env|variable|var)?_?(?:val|value)"
 _MEMBER = rf"(?:(?<![\w.\-])|(?<=\\n))(?:%s)(?:{_MARK})?\s{{0,4}}+[:=]\s{{0,8}}+"
-_NAMED = rf"{_MEMBER % '(?:parameter)?(?:name|key)'}(?:{_MARK})?(?P<name>[\w.\-]{{1,64}})"
-_VALUED = _MEMBER % "(?:parameter)?value"
+_NAMED = rf"{_MEMBER % NAME_MEMBER}(?:{_MARK})?(?P<name>[\w.\-]{{1,64}})"
+_VALUED = _MEMBER % VALUE_MEMBER
 _NEXT = rf"(?:{_MARK})?{_GAP}{{0,40}}+(?:,\s{{0,40}}+)?+(?:{_MARK})?"
 # A few other members may stand between them: texts, lists, and objects of objects.
 _OTHER = (
-    rf"{_MEMBER % '[a-z_]{1,32}'}(?>\"(?:\\.|[^\"\\]){{0,400}}+\"|'(?:\\.|[^'\\]){{0,400}}+'"
+    rf"{_MEMBER % '[a-z_]{1,32}'}(?>\"(?:\\.|\"\"|[^\"\\]){{0,400}}+\"|'(?:\\.|''|[^'\\]){{0,400}}+'"
     rf"|[\[{{(]{_PLAIN}(?:{_FLAT}{_PLAIN}){{0,4}}+[\]}})]"
-    rf"|(?:{_MARK})?(?:(?![ \t]\w{{1,32}}=)[^\n,;&\"'\\{{}}\[\]]|{_MARK}(?=\w)){{0,100}}+)"
+    rf"|(?:{_MARK})?(?:(?![ \t]\w{{1,32}}=)[^\n,;&\"'\\{{}}\[\]]|{_MARK}(?=\w|{_MARK})){{0,100}}+)"
     rf"(?:{_GAP}{{1,40}}+-[ ][^\n\\]{{0,100}}+){{0,4}}+{_NEXT}"
 )
 _BETWEEN = rf"{_NEXT}(?:(?!{_VALUED}){_OTHER}){{0,4}}?"
@@ -119,7 +128,13 @@ _OF_KEY = (
 _FORMS: tuple[tuple[str, str], ...] = (
     # Authorization: Bearer x
     *((f"{quote}{_HEADER}", inside) for quote, inside in _INSIDE.items()),
-    (_HEADER, rf"{_NEW}[^\s\"'][^\r\n]*+"),
+    *(
+        (f"{begin}{_HEADER}", rf"(?:{_FOLD})?+{_NEW}(?=[^\s\"']){rest}++(?:{_FOLD}{rest}*+)*+")
+        for begin, rest in (
+            (r"(?<![\w\-])", r"[^\r\n]"),
+            (r"(?<=\\n)", r"(?:[^\r\n\\]|\\(?!\\{0,6}[rn]))"),
+        )
+    ),
     # ?sig=x
     (r"(?:(?<=[?&;#])|(?<=u0026))(?P<parameter>[^=&;#?\s]{1,200}+)=", rf"{_NEW}[^&;#\s\"'<>\\]+"),
     # '--password=x y'

@@ -30,11 +30,11 @@ _NO_ENDINGS = _words(
 # Words before "key", "token" and "pass" with which these are the terms of programmers and of language models.
 _ORDINARY = {
     "key": _words(
-        "answer attention batch cache column data dataset dict event feature field foreign "
+        "answer attention batch cache column data dataset dict env event feature field foreign "
         "group hash hidden id idempotency image index input jax join kv label lookup loss map "
         "merge message metric monitor name object order output param parameter partition primary prng "
         "prompt public query random range record resource result rng route routing row score "
-        "shard sort source state target text time topology unique value"
+        "shard sort source state target text time topology unique value var variable"
     ),
     "token": _words(
         "audio beginning bos cls decoder end eos first forced image last mask max min n new next "

@@ -197,7 +197,8 @@ def spec_from_environment(environ: Mapping[str, str], *, sha256: str | None = No
 
     Args:
         environ: The variables; others are ignored.
-        sha256: The :func:`spec_sha256` of the variables that the launcher wrote; None if nobody else can have written them.
+        sha256: The :func:`spec_sha256` of the variables that the launcher wrote; variables behind these are ignored, too. None if
+            nobody else can have written any.
 
     Raises:
         InvalidRequestError: There is no spec, a piece of it is missing or damaged, or it has another digest.
@@ -208,16 +209,30 @@ def spec_from_environment(environ: Mapping[str, str], *, sha256: str | None = No
         raise InvalidRequestError(
             f"there is no replica spec in the environment ({SPEC_PREFIX}0 is not set)"
         )
+    if sha256 is not None:
+        return _join(_named(pieces, sha256))
     missing = [f"{SPEC_PREFIX}{n}" for n in range(len(pieces)) if f"{SPEC_PREFIX}{n}" not in pieces]
     if missing:
         raise InvalidRequestError(f"the replica spec in the environment lacks {', '.join(missing)}")
-    if sha256 is not None and spec_sha256(pieces) != sha256:
-        raise InvalidRequestError(
-            "the replica spec in the environment is not the one that was launched: its digest is "
-            f"{spec_sha256(pieces)}, and the launch named {shown(sha256)}. Somebody else wrote it; "
-            "nothing of it was run"
-        )
     return _join([pieces[f"{SPEC_PREFIX}{number}"] for number in range(len(pieces))])
+
+
+def _named(pieces: Mapping[str, str], sha256: str) -> list[str]:
+    """Return the pieces that have a digest; others may have added some behind them."""
+    import hashlib  # slow to import
+
+    digest = hashlib.sha256()
+    named: list[str] = []
+    while (piece := pieces.get(f"{SPEC_PREFIX}{len(named)}")) is not None:
+        named.append(piece)
+        digest.update(piece.encode())
+        if digest.hexdigest() == sha256:
+            return named
+    raise InvalidRequestError(
+        "the replica spec in the environment is not the one that was launched: its digest is "
+        f"{digest.hexdigest()}, and the launch named {shown(sha256)}. Somebody else wrote it; "
+        "nothing of it was run"
+    )
 
 
 def spec_sha256(pieces: Mapping[str, str]) -> str:
