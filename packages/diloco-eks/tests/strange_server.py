@@ -14,7 +14,8 @@ class StrangeServer:
     url: str = ""
     status: int = 200
     body: bytes = b'{"kind": "JobList", "items": []}'
-    drip: float = 0.0  # seconds before every byte
+    drip: float = 0.0  # seconds before every byte of the body
+    raw: bytes = b""  # the whole answer in place of all else; every byte of it drips
     headers: dict = field(default_factory=dict)
     asked: list = field(default_factory=list)
 
@@ -29,6 +30,11 @@ def strange_server(**answer):
             length = int(self.headers.get("Content-Length") or 0)
             self.rfile.read(length)
             strange.asked.append((self.command, self.path, self.headers))
+            if strange.raw:
+                for byte in strange.raw:
+                    time.sleep(strange.drip)
+                    self.wfile.write(bytes([byte]))
+                return
             body = strange.body(self.path) if callable(strange.body) else strange.body
             self.send_response(strange.status)
             self.send_header("Content-Type", "application/json")
@@ -40,7 +46,7 @@ def strange_server(**answer):
                 time.sleep(strange.drip)
                 self.wfile.write(piece)
 
-        do_POST = do_PATCH = do_DELETE = do_GET
+        do_POST = do_PATCH = do_DELETE = do_CONNECT = do_GET
 
         def handle(self):
             with suppress(ConnectionError):

@@ -11,7 +11,6 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from functools import partial
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -22,7 +21,7 @@ from diloco_protocol import (
     MissingDependencyError,
     UnavailableError,
 )
-from diloco_protocol.backend import read_bounded, redact_and_cut
+from diloco_protocol.backend import in_time, read_bounded, redact_and_cut
 
 from .__about__ import __version__
 from ._errors import UnreachedError, read_answer, read_warnings, to_error, warn
@@ -44,6 +43,7 @@ class _Limit(threading.local):
     clock: Callable[[], float] = staticmethod(time.monotonic)
 
     least: float = 1.0
+    endless: bool = False
 
     def left(self) -> float:
         """Seconds, and never less than ``least``."""
@@ -129,12 +129,7 @@ class Client:
         Raises:
             BackendError: It failed.
         """
-
-        def read(apis: Apis) -> tuple[bytes, Any]:
-            up = self.time_up()
-            return _read(what, make(apis), up)
-
-        body, headers = self.raw(what, read)
+        body, headers = self.raw(what, lambda apis: _read(make(apis)))
         if warned is not None:
             warned += read_warnings(headers)
         try:
@@ -145,15 +140,18 @@ class Client:
                 f"cannot {what}: the answer is not JSON ({error}): {shown}"
             ) from error
 
-    def raw(self, what: str, make: Callable[[Apis], Any]) -> Any:
-        """Make one call and return whatever ``make`` returns."""
+    def raw(self, what: str, make: Callable[[Apis], Any], *, endless: bool = False) -> Any:
+        """Make one call and return whatever ``make`` returns; an answer without an end may take any time, but for its headers."""
         apis = self.apis()
+        self._limit.endless = endless
         try:
             answer = _translated(what, make, apis)
         except AuthError:
             if self._given[0] is not None:
                 raise
             answer = self._with_new_credentials(what, make, apis)
+        finally:
+            self._limit.endless = False
         self._refused = False
         return answer
 
@@ -215,7 +213,12 @@ class Client:
         batch, core = self._given
         if batch is None and core is None:
             api_client, headers = self._own(client)
-            _bound_refusals(api_client.rest_client.pool_manager, self.time_up)
+            connections = api_client.rest_client.pool_manager
+            connections.pool_classes_by_scheme = {
+                scheme: in_time(pool, self.time_up, lambda: self._limit.endless)
+                for scheme, pool in connections.pool_classes_by_scheme.items()
+            }
+            _bound_refusals(connections)
             api_client.user_agent = f"diloco-eks/{__version__}"
             for name, value in headers.items():
                 api_client.set_default_header(name, value)
@@ -264,31 +267,12 @@ class Client:
             ) from None
 
 
-@dataclass(frozen=True, slots=True)
-class _InTime:
-    """An answer that is read piece by piece as it comes, up to a time; older clients wait for a whole piece."""
-
-    what: str
-    response: Any
-    up: float
-
-    def read(self, size: int) -> bytes:
-        if time.monotonic() > self.up:
-            raise UnavailableError(
-                f"cannot {self.what}: the answer comes too slowly, and is not read to its end"
-            )
-        piece: bytes = getattr(self.response, "read1", self.response.read)(size)
-        return piece
-
-
-def _read(what: str, response: Any, up: float) -> tuple[bytes, Any]:
+def _read(response: Any) -> tuple[bytes, Any]:
     """Return the body and the headers of an answer; reading may fail as the call may."""
     with contextlib.closing(response):
         if _is_packed(response):
             raise UnavailableError(_PACKED)
-        return read_bounded(
-            _InTime(what, response, up), _ANSWER_BYTES, "the answer"
-        ), response.headers
+        return read_bounded(response, _ANSWER_BYTES, "the answer"), response.headers
 
 
 def _is_packed(response: Any) -> bool:
@@ -296,21 +280,19 @@ def _is_packed(response: Any) -> bool:
     return (response.headers.get("Content-Encoding") or "identity").lower() != "identity"
 
 
-def _bound_refusals(connections: Any, time_up: Callable[[], float]) -> None:
+def _bound_refusals(connections: Any) -> None:
     """Have the client read no more than fits of an answer that reports a failure: it reads all of it."""
     from urllib3 import HTTPResponse
 
     request = connections.request
 
     def bounded(*args: Any, **options: Any) -> Any:
-        up = time_up()
         answer = request(*args, **options)
         if 200 <= answer.status < 300:
             return answer
         body = bytearray()
         with contextlib.closing(answer):
-            pieces = _InTime("read a refusal", answer, up)
-            while not _is_packed(answer) and (piece := pieces.read(_REFUSAL_BYTES - len(body))):
+            while not _is_packed(answer) and (piece := answer.read(_REFUSAL_BYTES - len(body))):
                 body += piece
         # Some clients trip over what is empty.
         return HTTPResponse(
@@ -368,16 +350,13 @@ def _close(apis: Apis) -> None:
         apis.batch.api_client.close()
 
 
-def pieces(
-    what: str, response: Any, size: int = 1 << 16, *, up: float | None = None
-) -> Iterator[bytes]:
+def pieces(what: str, response: Any, size: int = 1 << 16) -> Iterator[bytes]:
     """The body of an answer as it comes; closes it, even if it is not read to its end.
 
     Args:
         what: What was tried, in words.
         response: The answer.
         size: Of a piece, at most.
-        up: When it has to be here (see :meth:`Client.time_up`); None for a log that is followed.
 
     Raises:
         UnavailableError: The connection broke, or was silent for too long, or time is up.
@@ -388,10 +367,7 @@ def pieces(
         response.close()
         raise UnavailableError(f"cannot {what}: {_PACKED}")
     try:
-        if up is None:
-            yield from response.stream(size)
-        else:
-            yield from iter(partial(_InTime(what, response, up).read, size), b"")
+        yield from response.stream(size)
     except (HTTPError, OSError) as error:
         raise UnavailableError(f"cannot {what}: {type(error).__name__}: {error}") from error
     finally:

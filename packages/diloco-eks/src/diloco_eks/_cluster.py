@@ -186,8 +186,11 @@ class Cluster:
             versions,
         )
 
-    def open_log(self, space: str, pod: str, **query: Any) -> Any:
-        """The log of our container as bytes (one version of the client corrupts text), to be read piece by piece and closed."""
+    def open_log(self, space: str, pod: str, *, endless: bool = True, **query: Any) -> Any:
+        """The log of our container as bytes (one version of the client corrupts text), to be read piece by piece and closed.
+
+        If it is not endless, it is an answer like any other, and has to be here in time.
+        """
         with missing_only("Pod", pod):
             return self.client.raw(
                 f"read the log of pod {space}/{pod}",
@@ -199,6 +202,7 @@ class Cluster:
                     **query,
                     **self.client.options(),
                 ),
+                endless=endless,
             )
 
     def read_service_account(self, space: str, name: str) -> Json:

@@ -10,7 +10,7 @@ from collections import deque
 from collections.abc import Callable, Generator, Iterator
 from dataclasses import dataclass
 from functools import partial
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from diloco_protocol import (
     BackendError,
@@ -80,7 +80,7 @@ class LogSource:
             MissingError: The pod is gone, or its container is.
             BackendError: It cannot be opened; or, while it is read, the connection broke.
         """
-        query: dict[str, object] = {"follow": True} if follow else {}
+        query: dict[str, Any] = {"follow": True} if follow else {}
         if since is not None and since > 0:
             # A little more than is asked for, as the node's clock may differ; what is too early is left out by its time.
             query["since_seconds"] = max(1, math.ceil(self.clock() - since) + _CLOCKS_DIFFER)

@@ -61,14 +61,16 @@ def read_result(
         return report.outcome.result
     what = f"read the log of pod {pod.name}"
     lost = f"{name}, but its result, which is in its log, cannot be read"
-    up = cluster.client.time_up()
     try:
         log = cluster.open_log(
-            handle.metadata["namespace"], pod.name, tail_lines=report.result_lines + _SLACK
+            handle.metadata["namespace"],
+            pod.name,
+            endless=False,
+            tail_lines=report.result_lines + _SLACK,
         )
     except MissingError as error:
         raise ResultLostError(f"{lost}: {error}") from error
-    lines = written(lines_of(pieces(what, log, up=up)))
+    lines = written(lines_of(pieces(what, log)))
     try:
         # A log without a line of the replica, which has written some, proves nothing: it may be a proxy's.
         if (first := next(lines, None)) is None:

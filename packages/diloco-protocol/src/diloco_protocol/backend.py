@@ -19,6 +19,7 @@ from ._checks import (
     read_whole,
     shown,
 )
+from ._in_time import in_time
 from ._json import check_json
 from ._lines import LINE_BYTES, LineSplitter, split_lines
 from ._options import (
@@ -78,6 +79,7 @@ __all__ = [
     "check_whole",
     "descendants",
     "details",
+    "in_time",
     "is_reserved",
     "is_run_id",
     "is_secret_name",

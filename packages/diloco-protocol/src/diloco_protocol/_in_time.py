@@ -1,0 +1,76 @@
+"""Answers over HTTP that end in time, however they drip: urllib3 bounds the pause between two pieces, and not their number."""
+
+from __future__ import annotations
+
+import io
+import math
+import time
+from http.client import HTTPResponse
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from socket import socket
+
+_TOO_SLOW = "the answer comes too slowly, and is not read to its end"
+
+
+class _Reader(io.RawIOBase):
+    """What a connection receives, up to a time."""
+
+    def __init__(self, received: io.RawIOBase, sock: socket, up: float) -> None:
+        self._received = received
+        self._socket = sock
+        self._pause = sock.gettimeout()  # that urllib3 has set
+        self.up = up
+
+    def readable(self) -> bool:
+        return True
+
+    def readinto(self, buffer: Any, /) -> int | None:
+        left = self.up - time.monotonic()
+        if left <= 0:
+            raise OSError(_TOO_SLOW)
+        if left >= (math.inf if self._pause is None else self._pause):
+            return self._received.readinto(buffer)
+        self._socket.settimeout(left)
+        try:
+            return self._received.readinto(buffer)
+        except TimeoutError as error:
+            raise OSError(_TOO_SLOW) from error
+        finally:  # the next request may use the same connection
+            self._socket.settimeout(self._pause)
+
+    def close(self) -> None:
+        self._received.close()
+        super().close()
+
+
+def in_time(
+    pool: type[Any], up: Callable[[], float], endless: Callable[[], bool] = lambda: False
+) -> type[Any]:
+    """Return a class of connection pools whose answers, headers included, are received up to a time.
+
+    What comes later is an ``OSError``, which urllib3 makes an error of its own of.
+
+    Args:
+        pool: urllib3's class of pools, or what a client library has made of it.
+        up: Is called when an answer is waited for, in the thread that has asked: when (of ``time.monotonic``) it has to be here.
+        endless: Is called there when its headers are here: whether a body, if this is no refusal, may take any time.
+    """
+
+    class Answer(HTTPResponse):
+        def __init__(self, sock: socket, *args: Any, **options: Any) -> None:
+            super().__init__(sock, *args, **options)
+            self._reader = _Reader(self.fp.detach(), sock, up())
+            self.fp = io.BufferedReader(self._reader)
+
+        def begin(self) -> None:
+            super().begin()
+            if self.status < 300 and endless():
+                self._reader.up = math.inf
+
+    connection = type(
+        pool.ConnectionCls.__name__, (pool.ConnectionCls,), {"response_class": Answer}
+    )
+    return type(pool.__name__, (pool,), {"ConnectionCls": connection})
