@@ -5,7 +5,6 @@ from __future__ import annotations
 import io
 import math
 import time
-from http.client import HTTPResponse
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -58,6 +57,8 @@ def in_time(
         up: Is called when an answer is waited for, in the thread that has asked: when (of ``time.monotonic``) it has to be here.
         endless: Is called there when its headers are here: whether a body, if this is no refusal, may take any time.
     """
+
+    from http.client import HTTPResponse  # slow to import
 
     class Answer(HTTPResponse):
         def __init__(self, sock: socket, *args: Any, **options: Any) -> None:
