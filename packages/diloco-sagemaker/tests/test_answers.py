@@ -7,7 +7,7 @@ import tracemalloc
 import pytest
 from bad_network import BadNetwork
 
-from diloco_protocol import FolderJournal, Outcome, UnavailableError
+from diloco_protocol import Backoff, FolderJournal, Outcome, UnavailableError
 
 
 class Always(BadNetwork):
@@ -293,11 +293,24 @@ class Endless:
                 time.sleep(self.pause)
 
 
+class EndlessHeaders(Endless):
+    """Headers that go on for ever."""
+
+    def __call__(self, handler):
+        handler.rfile.read(int(handler.headers.get("Content-Length", 0)))
+        handler.close_connection = True
+        with contextlib.suppress(OSError):
+            handler.wfile.write(b"HTTP/1.1 200 OK\r\nX-Name: ")
+            while True:
+                handler.wfile.write(self.piece)
+                time.sleep(self.pause)
+
+
 @pytest.mark.parametrize(
     ("body", "options", "words"),
     [
         (Endless(b" " * 65536, 0), {}, "more than 67108864 bytes"),
-        (Endless(b" ", 0.01), {"request_timeout": 0.3}, "takes too long"),
+        (Endless(b" ", 0.01), {"request_timeout": 0.3}, "takes too long|comes too slowly"),
     ],
 )
 @pytest.mark.parametrize("handed_in", [False, True])
@@ -318,13 +331,63 @@ def test_an_answer_has_an_end(aws, executor, monkeypatch, body, options, words, 
         tracemalloc.stop()
 
 
-def test_a_list_has_an_end(aws, executor, monkeypatch):
+def real_time():
+    return Backoff(first=0.1, cap=0.2)
+
+
+def test_headers_have_an_end(aws, executor, monkeypatch):
+    (handle,) = launch(executor())
+    ours = executor(retry_timeout=0, request_timeout=0.1, backoff=real_time())
+    ours._client.account  # noqa: B018 - asked for once, before
+    drip = EndlessHeaders(b"a", 0.02)
+    monkeypatch.setattr(aws.server.RequestHandlerClass, "do_POST", lambda self: drip(self))
+    begin = time.monotonic()
+    with pytest.raises(UnavailableError):
+        ours.describe(handle)
+    assert time.monotonic() - begin < 10
+
+
+@pytest.mark.parametrize("drip", [EndlessHeaders(b"a", 0.02), Endless(b" ", 0.02)])
+@pytest.mark.parametrize("verb", ["do_POST", "do_GET"])
+@pytest.mark.parametrize("ranks", [1, 4])
+def test_collect_waits_for_no_answer_past_its_time(aws, executor, monkeypatch, drip, verb, ranks):
+    """Also where several are asked at once, each in a thread of its own."""
+    handles = executor().launch_replicas(ranks, "trainer:train", run_id="run-1")
+    for handle in handles:
+        aws.move(handle.metadata["job_name"], "Completed", "Completed")
+    ours = executor(backoff=real_time())
+    ours._client.account  # noqa: B018 - asked for once, before
+    monkeypatch.setattr("diloco_sagemaker._client._LAST_LOOK", 0.2)
+    monkeypatch.setattr(aws.server.RequestHandlerClass, verb, lambda self: drip(self))
+    begin = time.monotonic()
+    with pytest.raises(UnavailableError):
+        ours.collect(handles, timeout=0.5)
+    assert time.monotonic() - begin < 10
+
+
+def endless_list(aws, monkeypatch):
     numbers = iter(range(10**9))
     page = {"TrainingJobSummaries": []}
     monkeypatch.setattr(
         aws, "ListTrainingJobs", lambda body: {**page, "NextToken": f"t{next(numbers)}"}
     )
+
+
+def test_a_list_has_an_end(aws, executor, monkeypatch):
+    endless_list(aws, monkeypatch)
     monkeypatch.setattr("diloco_sagemaker._client._MOST_PAGES", 20)
     with pytest.raises(UnavailableError, match="no end after 20 pages"):
         executor(retry_timeout=0).list_runs()
     assert aws.count("ListTrainingJobs") == 20
+
+
+def test_collect_reads_no_list_past_its_time(aws, executor, monkeypatch):
+    """Each page of it takes half a second."""
+    ours = executor()
+    handles = ours.launch_replicas(3, "trainer:train", run_id="run-1")
+    endless_list(aws, monkeypatch)
+    begin, asked = aws.clock(), aws.count("ListTrainingJobs")
+    with pytest.raises(UnavailableError, match="there is no end after"):
+        ours.collect(handles, timeout=20)
+    assert aws.clock() - begin < 30
+    assert aws.count("ListTrainingJobs") - asked < 60

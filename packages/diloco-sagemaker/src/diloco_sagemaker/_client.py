@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import contextlib
+import math
 import os
 import threading
+import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import closing
+from contextvars import ContextVar
 from typing import Any, TypeVar
 
 from diloco_protocol import Backoff, DilocoError, UnavailableError
@@ -25,6 +28,11 @@ from ._region import check_region
 T = TypeVar("T")
 _PAGE = 100
 _MOST_PAGES = 10_000  # of a list
+_TIMES = 10  # as long as one piece of an answer may take, the whole may take
+_LAST_LOOK = 5.0
+"""Seconds that an answer or a list may take past a deadline, so that one look is possible."""
+_left: ContextVar[Callable[[], float]] = ContextVar("left", default=lambda: math.inf)
+"""Seconds until the deadline of whoever asks, and never less than these."""
 _TRIES = "calls are made once, and tried again for retry_timeout= seconds"
 _NOT_OBEYED = {
     ("AWS_RETRY_MODE", "retry_mode"): _TRIES,
@@ -52,8 +60,23 @@ class Client:
         self._clients = {name: client for name, client in given.items() if client is not None}
         for client in self._clients.values():
             check_answers(client)
-            bound_answers(client, options.request_timeout, streams=False)
+            bound_answers(client, self._time_up, ours=False)
         self._ours: list[Any] = []
+
+    @contextlib.contextmanager
+    def until(self, deadline: float) -> Iterator[None]:
+        """Wait for no answer and no list much past a deadline, by the backoff's clock."""
+        token = _left.set(lambda: max(_LAST_LOOK, deadline - self._backoff.clock()))
+        try:
+            yield
+        finally:
+            _left.reset(token)
+
+    def _time_up(self) -> float:
+        """When (of ``time.monotonic``) an answer that is asked for now has to be here."""
+        return time.monotonic() + min(
+            _TIMES * max(self._options.request_timeout, 0.001), _left.get()()
+        )
 
     # --- where ---
 
@@ -286,7 +309,7 @@ class Client:
         paced: bool = False,
         **arguments: Any,
     ) -> Iterator[dict[str, Any]]:
-        """The pages of a list; UnavailableError if it has no end.
+        """The pages of a list; UnavailableError if it has no end, or none in time.
 
         Args:
             operation: What is called.
@@ -298,7 +321,9 @@ class Client:
         """
         asked, told = tokens
         more: dict[str, Any] = {}
-        for _ in range(_MOST_PAGES):
+        number, up = 0, self._backoff.clock() + _left.get()()
+        while number < _MOST_PAGES and self._backoff.clock() <= up:
+            number += 1
             if paced:
                 wait_for_turn(self._backoff)
             page = self._call(service, operation, what, **arguments, **more)
@@ -307,7 +332,7 @@ class Client:
             if not following or following == more.get(asked):
                 return
             more = {asked: following}
-        raise UnavailableError(f"cannot {what}: there is no end after {_MOST_PAGES} pages")
+        raise UnavailableError(f"cannot {what}: there is no end after {number} pages")
 
     def _call(self, service: str, operation: str, what: str, **arguments: Any) -> dict[str, Any]:
         return self._with(service, what, lambda client: getattr(client, operation)(**arguments))
@@ -327,7 +352,7 @@ class Client:
             return client
         made = self._make(service)
         check_answers(made)
-        bound_answers(made, self._options.request_timeout, streams=True)
+        bound_answers(made, self._time_up, ours=True)
         with self._lock:
             client = self._clients.setdefault(service, made)
             if client is made:

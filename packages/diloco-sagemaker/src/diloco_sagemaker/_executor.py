@@ -19,6 +19,7 @@ from diloco_protocol import (
     Option,
     ReplicaHandle,
     ReplicaNotFoundError,
+    ReplicaResult,
     ReplicaStatus,
     RunRequest,
     retry,
@@ -203,6 +204,20 @@ class SageMakerExecutor(BaseExecutor):
         """Everything known about a replica; see :meth:`BaseExecutor.describe`. Tries again for ``retry_timeout`` seconds."""
         ask = super().describe
         return self._patiently(lambda: ask(handle))
+
+    def collect(
+        self,
+        handles: Sequence[ReplicaHandle],
+        *,
+        timeout: float | None = None,
+        progress: Callable[[Mapping[ReplicaHandle, ReplicaStatus]], None] | None = None,
+    ) -> list[ReplicaResult]:
+        """Wait for replicas; see :meth:`BaseExecutor.collect`. Waits at most 5 s for an answer of AWS past the time."""
+        wait = super().collect
+        if isinstance(timeout, bool) or not isinstance(timeout, (int, float)):
+            return wait(handles, timeout=timeout, progress=progress)
+        with self._client.until(self._backoff.clock() + timeout):
+            return wait(handles, timeout=timeout, progress=progress)
 
     def _observe_run(
         self, handles: Sequence[ReplicaHandle]

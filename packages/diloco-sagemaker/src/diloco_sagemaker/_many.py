@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextvars import copy_context
 from typing import TypeVar
 
 T = TypeVar("T")
@@ -19,7 +20,8 @@ def at_once(call: Callable[[T], R], items: Sequence[T]) -> list[R]:
     with ThreadPoolExecutor(
         min(AT_ONCE, len(items)), thread_name_prefix="diloco-sagemaker"
     ) as pool:
-        return list(pool.map(call, items))
+        calls = [pool.submit(copy_context().run, call, item) for item in items]
+        return [each.result() for each in calls]
 
 
 def outcomes(call: Callable[[T], R], items: Sequence[T]) -> list[R | BaseException]:
