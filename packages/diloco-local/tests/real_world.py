@@ -135,7 +135,7 @@ class RealHarness(Harness):
 
     def settle(self):
         for handle in self.handles:
-            if (self.files(handle) / "cancel.json").exists() or self.late(handle):
+            if self.cancelled(handle) or self.late(handle):
                 self.puppets.wait(
                     (self.files(handle) / "final.json").exists, f"the end of rank {handle.rank}"
                 )
@@ -147,6 +147,11 @@ class RealHarness(Harness):
                 self.puppets.wait(
                     (self.files(handle) / "final.json").exists, f"the end of rank {handle.rank}"
                 )
+
+    def cancelled(self, handle):
+        """Whether somebody has asked for its end."""
+        files = self.files(handle)
+        return files.with_name(f"{files.name}.cancel.json").exists()
 
     def late(self, handle):
         """Whether its timeout has passed."""
@@ -163,10 +168,10 @@ class RealHarness(Harness):
             return Truth(None, alive=False)
         alive = bool(self.processes(handle))
         if alive or not (self.files(handle) / "final.json").exists():
-            stopping = (self.files(handle) / "cancel.json").exists()
+            stopping = self.cancelled(handle)
             return Truth("running", True, self.attempts.get(handle, 1), stopping)
         # If it was not driven, the executor has ended it: for a cancel, or for its timeout. Which came first, only it can tell.
-        ended = "cancelled" if (self.files(handle) / "cancel.json").exists() else "failed"
+        ended = "cancelled" if self.cancelled(handle) else "failed"
         if ended == "cancelled" and self.late(handle):
             ended = json.loads((self.files(handle) / "final.json").read_text())["state"]
         return Truth(self.ends.get(handle, ended), False, self.attempts.get(handle, 1))

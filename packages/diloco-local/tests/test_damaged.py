@@ -72,7 +72,7 @@ def answers(run, *, ended=True):
 @pytest.fixture
 def file(run, request):
     """One of the files, which is as it was when the test is over."""
-    path = next(run[2].rglob(request.param))
+    path = next(run[2].rglob(f"*{request.param}"))
     kept = path.read_bytes()
     yield path
     path.write_bytes(kept)

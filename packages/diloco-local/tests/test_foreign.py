@@ -10,8 +10,9 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from local_lab import ended_run, run_of, verbs_on
+from local_lab import PATIENCE, ended_run, run_of, verbs_on, wait_until
 from test_own import FOREIGN_FOLDERS, linked_folder
+from test_supervisor import Watch
 
 from diloco_local import LocalProcessExecutor
 from diloco_local._identity import ProcessId
@@ -237,18 +238,53 @@ def test_a_file_of_a_run_that_is_a_link_is_not_followed(tmp_path, file, verbs):
 
 
 @pytest.mark.processes
-def test_what_runs_in_a_folder_that_others_can_fill_is_not_taken_for_ended(waiting):
+def opened(path):
+    path.chmod(0o777)
+
+
+def changed(path):
+    path.rename(path.with_name("elsewhere"))
+    path.mkdir(mode=0o700)
+
+
+def replaced(path):
+    path.rename(path.with_name("elsewhere"))
+    path.symlink_to("elsewhere")
+
+
+def replaced_by_a_file(path):
+    path.rename(path.with_name("elsewhere"))
+    path.touch()
+
+
+@pytest.mark.processes
+@pytest.mark.parametrize("spoil", [opened, changed, replaced, replaced_by_a_file])
+@pytest.mark.parametrize("supervised", [True, False])
+def test_a_replica_that_spoils_its_folder_can_be_cancelled(waiting, spoil, supervised):
+    """Its siblings go on, and what others could have put there says nothing of any process."""
     run = waiting(2)
     replica = run_of(run.handle).replica(0)
-    replica.path.chmod(0o777)
-    assert run.executor.poll(run.handle) is ReplicaState.RUNNING
-    with pytest.raises(InvalidRequestError, match="chmod go-w"):
+    around = Watch(run.handle, wait_until)
+    bystander = subprocess.Popen(["sleep", "600"])
+    try:
+        spoil(replica.path)
+        if spoil is opened:
+            known = ProcessId.of(bystander.pid)
+            state = AttemptState(1, "running", known, (known,), 1.0, None).to_dict()
+            replica.state.write_text(json.dumps(state))
+        if not supervised:
+            around.kill(around.guardian, around.supervisor)
+        assert not run.executor.poll(run.handle).terminal
         run.executor.cancel(run.handle)
-    run.executor.cancel(run.handles[1])
-    assert run.executor.collect([run.handles[1]])[0]["status"] == "cancelled"
-    replica.path.chmod(0o700)
-    run.executor.cancel(run.handle)
-    assert run.executor.collect([run.handle])[0]["status"] == "cancelled"
+        (entry,) = run.executor.collect([run.handle], timeout=PATIENCE)
+        assert entry["status"] == "cancelled"
+        assert run.executor.poll(run.handles[1]) is ReplicaState.RUNNING
+        assert bystander.poll() is None
+        run.executor.cancel(run.handles[1])
+        assert run.executor.collect([run.handles[1]])[0]["status"] == "cancelled"
+    finally:
+        bystander.kill()
+        bystander.wait()
 
 
 def test_a_file_in_place_of_a_run_is_not_taken_for_a_launch(tmp_path):

@@ -113,11 +113,19 @@ def _unsupervised(files: ReplicaDir, record: RunRecord, rank: int) -> ReplicaSta
 
 def _refused(run: RunDir, record: RunRecord, rank: int, why: str) -> ReplicaStatus:
     """The status of a replica in whose folder nothing is read; only for itself, since it may have done that."""
-    if not is_locked(run.lock):
+    files = run.replica(rank)
+    cancelled_at = files.cancelled_at()
+    stop = None if cancelled_at is None else Stop(Reason.CANCEL_REQUESTED, cancelled_at)
+    over = files.final_outside.exists()
+    if not over and not is_locked(run.lock):
         _check_namespace(record, rank)
-        if not members(record.marker(rank), ()):
-            return verdict(attempt=1, outcome=None, wait_status=None, stop=None, problem=why)
-    return ReplicaStatus(ReplicaState.RUNNING, message=why)
+        over = not members(record.marker(rank), ())
+    if over:
+        return verdict(attempt=1, outcome=None, wait_status=None, stop=stop, problem=why)
+    reason = None if stop is None else stop.reason
+    return ReplicaStatus(
+        ReplicaState.RUNNING, reason=reason, stopping=stop is not None, message=why
+    )
 
 
 def _check_namespace(record: RunRecord, rank: int) -> None:

@@ -318,8 +318,13 @@ class Replica:
     def seal(self) -> None:
         """Write the terminal record, once everything of the replica is gone."""
         if self.ending is not None and not self.done:
+            data = status_to_data(self.ending)
             with _noted():
-                create_json(self._dir.final, status_to_data(self.ending))
+                try:
+                    create_json(self._dir.final, data)
+                except (OSError, BackendError):
+                    create_json(self._dir.final_outside, data)
+                    raise
             self.phase = Phase.DONE
 
     def _save(self) -> None:

@@ -8,10 +8,11 @@
     supervisor.log          what the supervisor had to say
     started                 the supervisor has started every replica: from here on the run exists
     replica-<rank>-<uid>/   of this launch alone: what is late for an earlier run of that name does not find it
-      cancel.json           somebody asked for a cancel (create-once)
       state.json            what the supervisor is doing with the replica (replaced)
       final.json            how it ended (create-once: terminal states are absorbing)
       attempt-<k>/          spec.json, stdout.log, stderr.log, times.jsonl, outcome.json
+    replica-<rank>-<uid>.cancel.json   somebody asked for a cancel (create-once); here, since a replica may spoil its folder
+    replica-<rank>-<uid>.final.json    that it has ended, if that could not be written into its folder
   staging/                  runs being written
   trash/                    runs being purged
 """
@@ -88,7 +89,7 @@ class ReplicaDir:
     @property
     def cancel(self) -> Path:
         """The mark of a requested cancel."""
-        return self.path / "cancel.json"
+        return self.path.with_name(f"{self.path.name}.cancel.json")
 
     @property
     def state(self) -> Path:
@@ -99,6 +100,11 @@ class ReplicaDir:
     def final(self) -> Path:
         """The terminal record."""
         return self.path / "final.json"
+
+    @property
+    def final_outside(self) -> Path:
+        """The terminal record of a replica into whose folder nothing can be written."""
+        return self.path.with_name(f"{self.path.name}.final.json")
 
     def cancelled_at(self) -> float | None:
         """When a cancel was requested, in Unix seconds: when its mark was written, once. What is in it is for people."""
