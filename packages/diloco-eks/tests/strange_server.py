@@ -46,7 +46,10 @@ def strange_server(**answer):
                 time.sleep(strange.drip)
                 self.wfile.write(piece)
 
-        do_POST = do_PATCH = do_DELETE = do_CONNECT = do_GET
+        do_POST = do_PATCH = do_DELETE = do_GET
+
+        def do_CONNECT(self):
+            return self.do_GET() if strange.raw else self.send_error(501)
 
         def handle(self):
             with suppress(ConnectionError):
