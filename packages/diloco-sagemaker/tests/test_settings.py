@@ -5,7 +5,7 @@ import pytest
 from botocore.config import Config
 from scripted_aws import AWSHarness
 
-from diloco_protocol import AuthError
+from diloco_protocol import AuthError, UnavailableError
 
 #: What the executor decides itself: it tries again and waits by its own options, and for itself it says who it is.
 OURS = {"retries", "connect_timeout", "read_timeout", "max_pool_connections", "user_agent_extra"}
@@ -147,6 +147,28 @@ def test_the_region_is_that_of_the_command_line(offline, user, variables, option
     assert {executor._client._of(service).meta.region_name for service in ("s3", "logs")} == {
         region
     }
+
+
+@pytest.mark.parametrize("more", ["", "retry_mode = adaptive\nmax_attempts = 5"])
+@pytest.mark.parametrize("variables", [{}, {"AWS_RETRY_MODE": "standard", "AWS_MAX_ATTEMPTS": "4"}])
+def test_a_call_is_made_once_as_check_says(aws, offline, user, monkeypatch, more, variables):
+    """And again for as long as the executor's own option says; ``check`` names the settings."""
+    keys = "aws_access_key_id = key\naws_secret_access_key = secret"
+    user(f"{keys}\n{more}", AWS_ENDPOINT_URL=aws.url, **variables)
+    asked = []
+
+    def fail(handler):
+        handler.rfile.read(int(handler.headers.get("Content-Length", 0)))
+        asked.append(handler.path)
+        handler._send(503, b'{"message": "not now"}', "application/x-amz-json-1.1")
+
+    monkeypatch.setattr(aws.server.RequestHandlerClass, "do_POST", fail)
+    executor = offline(retry_timeout=0)
+    with pytest.raises(UnavailableError):
+        executor.list_runs()
+    assert len(asked) == 1
+    named = [text.partition("=")[0] for text in executor._client.not_obeyed()]
+    assert sorted(named) == sorted([*variables, *(["retry_mode", "max_attempts"] if more else [])])
 
 
 @pytest.mark.parametrize(("has", "region"), [("us-west-2", "us-west-2"), (None, "us-east-2")])

@@ -38,6 +38,7 @@ from ._shown import secret_names, shown_job
 from ._sweep import Jobs
 
 T = TypeVar("T")
+_YEARS = 1e9  # seconds; larger integers may have no float
 
 
 class SageMakerExecutor(BaseExecutor):
@@ -216,7 +217,7 @@ class SageMakerExecutor(BaseExecutor):
         wait = super().collect
         if isinstance(timeout, bool) or not isinstance(timeout, (int, float)):
             return wait(handles, timeout=timeout, progress=progress)
-        with self._client.until(self._backoff.clock() + timeout):
+        with self._client.until(self._backoff.clock() + min(timeout, _YEARS)):
             return wait(handles, timeout=timeout, progress=progress)
 
     def _observe_run(

@@ -20,8 +20,8 @@ def at_once(call: Callable[[T], R], items: Sequence[T]) -> list[R]:
     with ThreadPoolExecutor(
         min(AT_ONCE, len(items)), thread_name_prefix="diloco-sagemaker"
     ) as pool:
-        calls = [pool.submit(copy_context().run, call, item) for item in items]
-        return [each.result() for each in calls]
+        contexts = [copy_context() for _ in items]  # a deadline holds in every thread
+        return list(pool.map(lambda context, item: context.run(call, item), contexts, items))
 
 
 def outcomes(call: Callable[[T], R], items: Sequence[T]) -> list[R | BaseException]:
