@@ -3,7 +3,14 @@
 import pytest
 from memory_lab import DONE, Memory
 
-from diloco_protocol import Finding, ResultLostError
+from diloco_protocol import (
+    BackendError,
+    Finding,
+    LaunchError,
+    ReplicaState,
+    ReplicaStatus,
+    ResultLostError,
+)
 from diloco_protocol.backend import try_rendezvous
 
 
@@ -65,3 +72,31 @@ def test_a_finding_shows_what_others_have_written_as_a_message_does():
     warned = Finding("manifest", None, f"\x1b[2J https://u:hunter2Zq@h {'x' * 50_000}")
     assert warned.message.startswith("\\x1b[2J https://<redacted>@h x")
     assert len(warned.message) < 17_000
+
+
+class Survived(Probe):
+    """Its launch has failed when the replica ran."""
+
+    def _submit(self, request):
+        handles = super()._submit(request)
+        self.world.update(dict.fromkeys(handles, ReplicaStatus(ReplicaState.RUNNING)))
+        raise LaunchError("it could not be written down", handles)
+
+    def _stop(self, handle):
+        if self.refuses:
+            raise BackendError("not today")
+        super()._stop(handle)
+
+
+@pytest.mark.parametrize("refuses", [False, True])
+def test_a_launch_that_failed_leaves_no_replica_or_names_it(refuses):
+    executor = Survived({})
+    executor.refuses = refuses
+    findings = try_rendezvous(executor, "s3://bucket/run", 10.0, {}, "pod")
+    assert findings[0].ok is False
+    assert "could not be launched: it could not be written down" in findings[0].message
+    assert ("That pod has been removed since" in findings[0].message) is not refuses
+    assert len(executor.world) == refuses
+    assert [each.subject for each in findings[1:]] == ["cleanup"] * refuses
+    for handle in executor.world:
+        assert f"end it with cancel_run({handle.run_id!r}). not today" in findings[1].message

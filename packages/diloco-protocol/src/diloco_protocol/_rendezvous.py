@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from ._checks import is_number
-from ._errors import BackendError
+from ._errors import BackendError, LaunchError
 from ._hooks import Finding
 from ._redact import redact_text
 
@@ -33,23 +33,31 @@ def try_rendezvous(
 
     Returns:
         What was found of ``"rendezvous"``; ``ok`` is True only if the replica has run and could use it. If it could not be
-        removed, also what is left, as ``"cleanup"``. If the caller interrupts the wait, the replica is removed all the same, and
-        a note on the exception says so if that fails or is interrupted, too.
+        removed, also after a launch that failed, what is left, as ``"cleanup"``. If the caller interrupts the wait, the replica
+        is removed all the same, and a note on the exception says so if that fails or is interrupted, too.
     """
     shown = redact_text(uri)
     try:
         handles = executor.launch_replicas(1, _PROBE, {"uri": uri}, timeout=patience, **options)
     except BackendError as error:
         message = f"the {replica} that was to try {shown} could not be launched: {error}"
-        return [Finding("rendezvous", False, message)]
+        survivors = error.survivors if isinstance(error, LaunchError) else ()
+        left = _cleaned(executor, survivors) if survivors else []
+        if survivors and not left:
+            message += f". That {replica} has been removed since"
+        return [Finding("rendezvous", False, message), *left]
     try:
-        found = _tried(executor, handles, shown, patience, replica)
+        tried = _tried(executor, handles, shown, patience, replica)
     except BaseException as error:  # such as Ctrl-C
-        if left := _removed(executor, handles):
-            error.add_note(left)
+        if words := _removed(executor, handles):
+            error.add_note(words)
         raise
+    return [tried, *_cleaned(executor, handles)]
+
+
+def _cleaned(executor: BaseExecutor, handles: Sequence[ReplicaHandle]) -> list[Finding]:
     left = _removed(executor, handles)
-    return [found, Finding("cleanup", False, left)] if left else [found]
+    return [Finding("cleanup", False, left)] if left else []
 
 
 def _tried(
