@@ -106,6 +106,54 @@ def test_a_launch_that_fails_keeps_the_record_of_what_another_launcher_has_start
     assert {call.call_id for call in lab.world.calls() if call.status == "pending"} == held
 
 
+def test_what_another_launcher_has_returned_is_not_taken_back(lab, monkeypatch):
+    """It found the calls of this one, which fails later."""
+    monkeypatch.setattr(many, "AT_ONCE", 1)
+    theirs = []
+    meanwhile(monkeypatch, 2, lambda: theirs.extend(lab.launch(4)))
+    lab.stand_in.faults.add("forbidden", verb="FunctionMap", after=5, times=None)
+    with pytest.raises(LaunchError, match="another launch of this run has returned") as caught:
+        lab.launch(4)
+    assert list(caught.value.survivors) == theirs
+    assert [lab.executor().poll(handle) for handle in theirs] == ["pending"] * 4
+
+
+def test_what_was_taken_back_meanwhile_is_not_returned(lab, monkeypatch):
+    """Another launch had started rank 0, and fails before this one has returned."""
+    (first,) = lab.launch(2)[:1]
+    lab.record().pop("call-1")
+    meanwhile(monkeypatch, 1, lambda: lab.record().put("kept", {"kept": False}))
+    with pytest.raises(RunConflictError, match="has failed and ended them"):
+        lab.launch(2)
+    assert lab.call(first).status == "pending"
+    assert lab.world.calls()[-1].status == "terminated"
+
+
+@pytest.mark.usefixtures("interruptible")
+@pytest.mark.parametrize("again", [False, True])
+def test_ctrl_c_when_only_the_record_was_made(lab, monkeypatch, again):
+    """It is removed, or its name is told."""
+    plain, interrupts = Client.put_once, []
+
+    def put_once(self, record, key, value):
+        written = plain(self, record, key, value)
+        if again or not interrupts:
+            interrupts.append(key)
+            os.kill(os.getpid(), signal.SIGINT)
+        return written
+
+    monkeypatch.setattr(Client, "put_once", put_once)
+    with pytest.raises(KeyboardInterrupt) as caught:
+        lab.launch(2)
+    monkeypatch.undo()
+    notes = getattr(caught.value, "__notes__", [])
+    assert [("cancel_run('run') removes it" in note) for note in notes] == [True] * again
+    assert lab.executor().list_runs() == ["run"] * again
+    if again:
+        lab.executor().cancel_run("run")
+        assert lab.executor().list_runs() == []
+
+
 def test_a_call_that_has_begun_though_its_answer_was_lost_is_named(lab, monkeypatch):
     plain = Client.spawn
 

@@ -105,49 +105,56 @@ class Launcher:
             raise RunConflictError(not_ours)
         wanted = self._entry(request)
         began = self._options.clock()
-        entries = there or {"launch": written(wanted)}
-        if not there and not self._patiently(
-            lambda: self._client.put_once(record, "launch", wanted)
-        ):
-            # The answer may have been lost and the entry made: whose it is says its id.
-            entries = self._patiently(lambda: self._client.entries(record))
-        try:
-            launch = launch_of(entries)
-        except DamagedRecordError as damage:
-            raise RunConflictError(f"{not_ours}. {damage}") from damage
-        if launch["fingerprint"] != wanted["fingerprint"]:
-            raise RunConflictError(_other(request.run_id, started=any(calls_of(entries).values())))
-        if any(launch[key] != wanted[key] for key in _AGREED):  # then its digest is not its own
-            raise RunConflictError(not_ours)
+        launch: Mapping[str, Any] = wanted
+        mine = False if there else None
         made: dict[int, str] = {}
-        held = {rank: call_of(entries, rank) for rank in request.ranks}
-        missing = [rank for rank in request.ranks if held[rank] is None]
-        if missing and began - launch["at"] > _FADING:
-            raise RunConflictError(
-                f"the run {request.run_id!r} was launched {(began - launch['at']) / DAY:.1f} days ago, and its record on Modal "
-                f"does not say what became of rank {missing[0]}, which may have been trained: entries fade after 7 days. Choose "
-                "another run_id"
-            )
-        start_by = began + self._options.pending_timeout
-        sent = payloads(request, self._options, launch["id"], start_by, launch["environment"])
-
-        async def start(payload: Mapping[str, Any]) -> None:
-            rank = payload["rank"]
-            call = await self._soon(lambda: self._client.spawn(function, payload))
-            made[rank] = call
-            entry = f"call-{rank}", {"call": call}
-            try:
-                held[rank] = (await self._soon(lambda: self._client.hold(record, *entry)))["call"]
-            except (
-                MissingError
-            ):  # a second Ctrl-C has not waited for this, and the launch is taken back
-                await self._drop(call)
-                raise
-            if held[rank] != call:
-                del made[rank]
-                await self._drop(call)
-
         try:
+            entries = there or {"launch": written(wanted)}
+            if not there and not self._patiently(
+                lambda: self._client.put_once(record, "launch", wanted)
+            ):
+                # The answer may have been lost and the entry made: whose it is says its id.
+                entries = self._patiently(lambda: self._client.entries(record))
+            try:
+                launch = launch_of(entries)
+            except DamagedRecordError as damage:
+                raise RunConflictError(f"{not_ours}. {damage}") from damage
+            mine = launch["id"] == wanted["id"]
+            if launch["fingerprint"] != wanted["fingerprint"]:
+                raise RunConflictError(
+                    _other(request.run_id, started=any(calls_of(entries).values()))
+                )
+            if any(launch[key] != wanted[key] for key in _AGREED):  # then its digest is not its own
+                raise RunConflictError(not_ours)
+            held = {rank: call_of(entries, rank) for rank in request.ranks}
+            missing = [rank for rank in request.ranks if held[rank] is None]
+            if missing and began - launch["at"] > _FADING:
+                days = (began - launch["at"]) / DAY
+                raise RunConflictError(
+                    f"the run {request.run_id!r} was launched {days:.1f} days ago, and its record on Modal does not say what "
+                    f"became of rank {missing[0]}, which may have been trained: entries fade after 7 days. Choose another run_id"
+                )
+            start_by = began + self._options.pending_timeout
+            sent = payloads(request, self._options, launch["id"], start_by, launch["environment"])
+
+            async def start(payload: Mapping[str, Any]) -> None:
+                rank = payload["rank"]
+                call = await self._soon(lambda: self._client.spawn(function, payload))
+                made[rank] = call
+                entry = f"call-{rank}", {"call": call}
+                try:
+                    held[rank] = (await self._soon(lambda: self._client.hold(record, *entry)))[
+                        "call"
+                    ]
+                except (
+                    MissingError
+                ):  # a second Ctrl-C has not waited for this, and the launch is taken back
+                    await self._drop(call)
+                    raise
+                if held[rank] != call:
+                    del made[rank]
+                    await self._drop(call)
+
             many.at_once(start, [payload for payload in sent if payload["rank"] in missing])
             voided = [rank for rank in request.ranks if not held[rank]]
             if voided:
@@ -157,8 +164,12 @@ class Launcher:
                 )
             theirs = [str(call) for rank, call in held.items() if made.get(rank) != call]
             many.at_once(self._check_app, theirs)
+            if theirs:
+                self._keep(record, request.run_id)
             # The first look need not read what was written here.
             known = {f"call-{rank}": written({"call": call}) for rank, call in held.items()}
+            if theirs:
+                known["kept"] = written({"kept": True})
             self._client.keep_entries(record, {**entries, **known}, began)
             return [
                 make_handle(launch, rank, str(held[rank]), request.run_id) for rank in request.ranks
@@ -168,20 +179,19 @@ class Launcher:
                 self._client, self._options, self._backoff, request, launch, record, made
             )
             try:
-                withdrawal.run(mine=launch["id"] == wanted["id"])
+                withdrawal.run(mine=self._is_mine(record, wanted) if mine is None else mine)
             except BaseException as again:  # a second Ctrl-C
-                if note := withdrawal.note():
-                    again.add_note(note)
+                left = f"of the run {request.run_id!r} only its record may be left: cancel_run({request.run_id!r}) removes it"
+                again.add_note(withdrawal.note() or left)
                 raise
             survivors = withdrawal.survivors()
             if survivors and not isinstance(error, Exception):
                 error.add_note(withdrawal.note())
             elif survivors:
                 ids = ", ".join(handle.metadata["function_call_id"] for handle in survivors)
-                raise LaunchError(
-                    f"{error}. {len(survivors)} calls of this launch could not be ended: cancel this error's survivors ({ids})",
-                    survivors,
-                ) from error
+                these = f"{len(survivors)} calls of this launch could not be ended: cancel this error's survivors ({ids})"
+                note = withdrawal.note() if withdrawal.kept else these
+                raise LaunchError(f"{error}. {note}", survivors) from error
             raise
 
     def _entry(self, request: RunRequest) -> dict[str, Any]:
@@ -198,6 +208,27 @@ class Launcher:
             "grace": options.grace,
             "at": options.clock(),
         }
+
+    def _is_mine(self, record: Any, wanted: Mapping[str, Any]) -> bool:
+        """Whether an empty record is that of this launch, whose making failed or was interrupted; made if there is none yet."""
+        with contextlib.suppress(BackendError):
+            made = self._client.put_once(record, "launch", wanted)
+            return made or (self._client.get(record, "launch") or {}).get("id") == wanted["id"]
+        return False
+
+    def _keep(self, record: Any, run_id: str) -> None:
+        """Have another launch, which has started calls that this one returns, leave them alone if it fails.
+
+        Raises:
+            RunConflictError: It has failed before, and has taken them back.
+        """
+        kept = False
+        with contextlib.suppress(MissingError):
+            kept = self._patiently(lambda: self._client.settle(record, kept=True))
+        if not kept:
+            raise RunConflictError(
+                f"another launch of the run {run_id!r}, which had started calls, has failed and ended them: choose another run_id"
+            )
 
     async def _drop(self, call: str) -> None:
         """End a call that would train nothing, since another holds its rank, or nobody may."""

@@ -61,8 +61,12 @@ def _ranks(value: object) -> bool:
     )
 
 
+def _flag(value: object) -> bool:
+    return isinstance(value, bool)
+
+
 def _maybe(value: object) -> bool:
-    return value is None or isinstance(value, bool)
+    return value is None or _flag(value)
 
 
 def _outcome(value: object) -> bool:
@@ -83,6 +87,7 @@ _SHAPES: dict[str, dict[str, Callable[[object], bool]]] = {
     "attempt": {"at": _number},
     "end": {"started": _whole, "failed": _whole, "at": _number, "again": _maybe, "outcome": _outcome},
     "over": {"at": _number},
+    "kept": {"kept": _flag},
 }  # fmt: skip
 
 

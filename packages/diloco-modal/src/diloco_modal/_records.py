@@ -103,6 +103,12 @@ class Records(Connection):
         held = self._ask(lambda: _wire.get_entry(record, key), f"reading {key} from the record")
         return None if held is None else checked(key, held)
 
+    def settle(self, record: Any, *, kept: bool) -> bool:
+        """Say whether what a launch has started is kept, since another one returns it, or taken back; what was said first."""
+        if self.put_once(record, "kept", {"kept": kept}):
+            return kept
+        return bool((self.get(record, "kept") or {}).get("kept"))
+
     def pop_own(self, record: Any, key: str, value: Mapping[str, Any]) -> None:
         """Remove an entry that was made here, which its id tells: a try whose answer was lost may have made it."""
         from . import _wire

@@ -31,6 +31,7 @@ class Withdrawal:
     Attributes:
         left: Those of them that have not been ended.
         others: Calls that hold a rank and are not known here: of another launcher, or their answer was lost.
+        kept: Whether another launch of the run has returned what this one has started: none of it is ended then.
     """
 
     def __init__(
@@ -47,6 +48,7 @@ class Withdrawal:
         self._request, self._launch, self._record = request, launch, record
         self.left = dict(made)
         self.others: dict[int, str] = {}
+        self.kept = False
         self._unsure = False
         self._deadline = backoff.clock() + options.retry_timeout
         self._down = False
@@ -58,6 +60,18 @@ class Withdrawal:
             mine: Whether it was this launch that made the record. Then nobody may claim a rank any more, and the record is
                 removed if nothing is left.
         """
+        if self.left:
+            with contextlib.suppress(
+                BackendError
+            ):  # what cannot be written down is ended all the same
+                settle = lambda: self._client.settle(self._record, kept=False)  # noqa: E731
+                self.kept = retry(settle, self._backoff, timeout=self._patience())
+        if self.kept:
+            self.left = {}
+            many.at_once(
+                self._void, list(self._request.ranks)
+            )  # tells who holds them, which somebody does
+            return
         if mine:
             # First of all: a call whose answer was lost trains nothing then.
             many.at_once(
@@ -77,6 +91,8 @@ class Withdrawal:
     def note(self) -> str:
         """What may live on, in words; empty if nothing does."""
         calls = [*self.left.values(), *self.others.values()]
+        if self.kept:
+            return f"another launch of this run has returned these calls, and they go on: {', '.join(calls)}"
         return f"these calls may be running, and cost money: {', '.join(calls)}" if calls else ""
 
     async def _void(self, rank: int) -> None:
