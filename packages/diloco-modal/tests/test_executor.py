@@ -1,5 +1,7 @@
 """Runs over the scripted stand-in: handles, states, attempts, results and purge."""
 
+import asyncio
+import threading
 from dataclasses import replace
 from datetime import datetime
 
@@ -298,3 +300,21 @@ def test_a_handle_that_was_changed_finds_nothing(lab):
         executor.cancel(other)
         executor.purge(other)
         assert executor.poll(handle) == "pending"
+
+
+def test_a_server_that_is_silent_leaves_no_threads(lab):
+    """What is not answered in time is cancelled, also where an event loop runs."""
+    executor = lab.executor(request_timeout=0.2, retry_timeout=1.0)
+    (handle,) = lab.launch(1, executor)
+    lab.begin(handle)
+    lab.executor().poll(handle)
+    lab.stand_in.faults.add("delay", verb="DictLen", resource="modal", seconds=30, times=None)
+    before = threading.active_count()
+
+    async def poll():
+        return executor.poll(handle)
+
+    for look in (lambda: executor.poll(handle), lambda: asyncio.run(poll())):
+        with pytest.raises(UnavailableError, match=r"did not answer within 0\.2 s"):
+            look()
+    assert threading.active_count() <= before

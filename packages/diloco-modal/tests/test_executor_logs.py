@@ -165,6 +165,20 @@ def test_of_a_dense_stretch_no_more_is_read_than_may_be_held(lab, monkeypatch):
     assert verbs.count("AppFetchLogs") > 5
 
 
+def test_what_is_too_much_at_one_time_is_named_and_the_rest_is_read(lab, monkeypatch):
+    monkeypatch.setattr(_entries, "MOST_BYTES", 1000)
+    (handle,) = lab.launch(1)
+    lab.begin(handle)
+    for text, count in (("before\n", 1), ("dense\n", 30), ("after\n", 1)):
+        for _ in range(count):
+            lab.call(handle).log(text)
+        lab.world.advance(0.01)
+    first, gap, last = lab.executor().log_iter(handle)
+    assert (first, last) == ("before", "after")
+    assert "than can be read: lines are missing here" in gap
+    assert lab.executor().stream_logs(handle, n_lines=3).split("\n") == ["dense", "dense", "after"]
+
+
 @pytest.mark.parametrize("far", [1e300, 1e17, 1e12, 1e11])
 def test_times_that_no_clock_shows(lab, far):
     executor = lab.executor()

@@ -1,5 +1,7 @@
 """What is asked of Modal, and what is refused before anything is."""
 
+from types import SimpleNamespace
+
 import modal
 import pytest
 
@@ -208,7 +210,7 @@ def test_no_token(monkeypatch):
     def refuse():
         raise modal.exception.AuthError("Token missing.")
 
-    monkeypatch.setattr(modal.Client, "from_env", refuse)
+    monkeypatch.setattr(modal.Client, "from_env", SimpleNamespace(aio=refuse))
     executor = ModalSpawnExecutor()
     with pytest.raises(AuthError, match=r"Token missing\. Run 'modal token new'"):
         executor.launch_replicas(1, "trainer:train")

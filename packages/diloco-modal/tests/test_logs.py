@@ -218,10 +218,39 @@ def test_what_is_dense_is_read_in_parts_of_fractions_of_a_second():
     assert list(log.lines()) == [str(n) for n in range(3000)]
 
 
-def test_too_much_in_a_moment_is_an_error():
-    log = Log([(START, entry(START + 1, "x\n"))] * 11, most=10)
-    with pytest.raises(DenseLogError):
-        list(log.lines())
+MISSING = "[... more was printed at 22:13:21 UTC than can be read: lines are missing here ...]"
+
+
+@pytest.mark.parametrize("query", [{}, {"follow": True}, {"since": START + 1.5}])
+def test_too_much_at_one_time_is_a_gap_that_is_told_once(query):
+    """What is a microsecond apart is read, before it and after it."""
+    times = [START + 1.6] * 11 + [START + 1.7 + n * 4e-6 for n in range(50)]
+    arrivals = [(START, entry(at, f"{n}\n")) for n, at in enumerate([*times, START + 1.8])]
+    log = Log([*arrivals, *[(START, entry(START + 1.9, "x\n"))] * 11], most=10)
+    assert list(log.lines(**query)) == [MISSING, *map(str, range(11, 62))]
+
+
+def test_the_last_lines_of_too_much_at_one_time(monkeypatch):
+    monkeypatch.setattr(_logs, "_MOST_ENTRIES", 10)
+    log = Log(((START, entry(START + 1, f"{n}\n")) for n in range(11)), most=10)
+    log.tail = lambda count, *, source: [each for _, each in log.arrivals][-count:]
+    log.most = 6
+    assert list(log.lines(n_lines=3)) == ["8", "9", "10"]
+    assert list(log.lines(n_lines=9)) == [str(n) for n in range(2, 11)]
+
+
+def test_a_client_that_refuses_parts_of_a_moment_as_well_is_not_asked_for_ever():
+    log = Log([(START, entry(START + 1, "x\n"))] * 11)
+    asked = []
+
+    def fetch(*, since, until, source):
+        asked.append(since)
+        raise DenseLogError("too many")
+
+    log.fetch = fetch
+    parts = Entries(log.bounded, None, START + 1, lambda: START + 1).new(START + 1.05)
+    assert [each.message for part in parts for each in part] == [f"{MISSING}\n"]
+    assert len(asked) < 250
 
 
 @pytest.mark.parametrize("skew", [-1000, 1000])
@@ -276,11 +305,11 @@ def test_a_long_log_is_not_held_as_a_whole(monkeypatch):
     ]
 
 
-def test_too_much_in_a_few_seconds_is_an_error_and_not_a_full_memory(monkeypatch):
-    log = Log((START, entry(START, "x" * 100)) for _ in range(100))
+def test_too_much_at_one_time_does_not_fill_memory(monkeypatch):
+    log = Log((START, entry(START + 1, "x" * 100)) for _ in range(100))
     monkeypatch.setattr(_entries, "MOST_BYTES", 2000)
-    with pytest.raises(DenseLogError):
-        list(log.lines())
+    (line,) = log.lines()
+    assert line.endswith("lines are missing here ...]")
     assert not log.held
 
 

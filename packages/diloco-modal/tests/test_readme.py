@@ -5,6 +5,7 @@ import re
 import runpy
 import tomllib
 from pathlib import Path
+from types import SimpleNamespace
 
 import modal
 import pytest
@@ -61,7 +62,11 @@ def test_the_examples(lab, tmp_path, monkeypatch, capsys):
         return await end(self, call_id, **options)
 
     monkeypatch.setattr(Client, "end", ended)
-    monkeypatch.setattr(modal.Client, "from_env", lambda: lab.client)
+
+    async def from_env():
+        return lab.client
+
+    monkeypatch.setattr(modal.Client, "from_env", SimpleNamespace(aio=from_env))
     runpy.run_path(str(tmp_path / "launch.py"))
     out = capsys.readouterr().out
     subjects = ("token", "app", "version", "rendezvous")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Mapping
+from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 from diloco_protocol import InvalidRequestError
@@ -50,7 +51,7 @@ class Client(Records):
         name = f"the function {options.function!r} of the app {options.app!r}"
         function = modal.Function.from_name(options.app, options.function, **where)
         try:
-            self._ask(function.hydrate, f"looking for {name}")
+            self._ask(function.hydrate.aio, f"looking for {name}")
         except MissingError as error:
             why = f"It is not deployed: {deploy_command(options)}"
             raise InvalidRequestError(f"{str(error).rstrip('.')}. {why}") from error
@@ -60,7 +61,7 @@ class Client(Records):
             held = secrets_of(function, secrets, declared, where, self._ask)
         chosen = {**bound, **({"secrets": held} if held else {})}
         return self._ask(
-            lambda: function.with_options(**chosen).hydrate(), f"choosing options of {name}"
+            lambda: function.with_options(**chosen).hydrate.aio(), f"choosing options of {name}"
         )
 
     async def spawn(self, function: Any, payload: Mapping[str, Any]) -> str:
@@ -127,15 +128,15 @@ class Client(Records):
         client = self.client()
         from . import _wire
 
-        look = lambda: str(_wire.get_status(client, call_id))  # noqa: E731
-        return self._ask(look, f"looking at the call {call_id}")
+        look = lambda: _wire.get_status.aio(client, call_id)  # noqa: E731
+        return str(self._ask(look, f"looking at the call {call_id}"))
 
     def cancel(self, call_id: str) -> None:
         """End a call and its container; one that is gone is ignored."""
         call = self.call(call_id)
         try:
             self._ask(
-                lambda: call.cancel(terminate_containers=True), f"cancelling the call {call_id}"
+                lambda: call.cancel.aio(terminate_containers=True), f"cancelling the call {call_id}"
             )
         except MissingError:
             return
@@ -143,17 +144,17 @@ class Client(Records):
     def log_entries(
         self, call_id: str, call: Any, fetch: Callable[[Any], Any], most: int
     ) -> list[Any]:
-        """What ``fetch`` reads of the logs of a call, as :meth:`call` gives it.
+        """What ``fetch`` reads of the logs of a call, as :meth:`call` gives it: an asynchronous generator of Modal's client.
 
         Raises:
             DenseLogError: It is more than so many bytes; the rest is not read.
         """
 
-        def read() -> list[Any]:
+        async def read() -> list[Any]:
             entries: list[Any] = []
             size = 0
-            with contextlib.closing(fetch(call.logs)) as found:
-                for entry in found:
+            async with contextlib.aclosing(fetch(logs)) as found:
+                async for entry in found:
                     size += len(entry.message) + _LOG_ENTRY_BYTES
                     if size > most:
                         entries.clear()  # or the error would hold them
@@ -161,5 +162,6 @@ class Client(Records):
                     entries.append(entry)
             return entries
 
+        logs = SimpleNamespace(fetch=call.logs.fetch.aio, tail=call.logs.tail.aio)
         what = f"reading the log of {call_id}, which Modal shows at {link(call_id)}"
         return self._ask(read, what)

@@ -5,12 +5,13 @@ from __future__ import annotations
 import re
 import threading
 import urllib.parse
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from typing import Any, TypeVar
 
 from diloco_protocol import AuthError, BackendError, InvalidRequestError
 
-from ._errors import asked, import_modal
+from . import _many as many
+from ._errors import import_modal
 from ._options import ModalOptions
 
 T = TypeVar("T")
@@ -87,7 +88,7 @@ class Connection:
         with self._lock:
             if self._client is None:
                 check_settings()
-                self._client = self._ask(modal.Client.from_env, "connecting to Modal")
+                self._client = self._ask(modal.Client.from_env.aio, "connecting to Modal")
             return self._client
 
     def environment(self) -> str:
@@ -98,15 +99,20 @@ class Connection:
         """
         if self.known_environment is None:
             client, modal = self.client(), import_modal()
+
+            async def find() -> str:
+                return (
+                    await modal.Environment.from_context(client=client).hydrate.aio()
+                ).name or ""
+
             # Modal's client would read the profile again for each object, and the workspace has a default.
             self.known_environment = _setting("environment") or self._ask(
-                lambda: modal.Environment.from_context(client=client).hydrate().name or "",
-                "looking for the default environment",
+                find, "looking for the default environment"
             )
         return self.known_environment
 
-    def _ask(self, call: Callable[[], T], what: str) -> T:
-        return asked(call, self._options.request_timeout, what)
+    def _ask(self, call: Callable[[], Awaitable[T]], what: str) -> T:
+        return many.ask(call, self._options.request_timeout, what)
 
     @property
     def _where(self) -> dict[str, Any]:

@@ -138,17 +138,3 @@ def meant(error: Exception, what: str) -> BackendError:
     text = f"{what}: {type(error).__name__}: {error}"
     # Streams of the client pass on what the network says, such as ConnectionRefusedError.
     return UnavailableError(text) if isinstance(error, OSError) else BackendError(text)
-
-
-def asked(call: Callable[[], T], seconds: float, what: str) -> T:
-    """As :func:`bounded`, with Modal's errors as those of the protocol.
-
-    Raises:
-        BackendError: Modal could not be asked, or refused.
-    """
-    try:
-        return bounded(call, seconds, what)
-    except BackendError:
-        raise
-    except Exception as error:  # noqa: BLE001 - raised as one of ours
-        raise meant(error, what) from shown_cause(error)

@@ -105,7 +105,7 @@ def _tail(
     fetch: Fetch, wanted: int, source: str | None, begin: float, clock: Callable[[], float]
 ) -> list[str]:
     """The last lines; an entry may be a piece of one, such as a step of a progress bar."""
-    asked = wanted + 1
+    asked, lines = wanted + 1, list[str]()
     while asked <= _MOST_ENTRIES:
         count = asked
         try:
@@ -122,7 +122,9 @@ def _tail(
         if len(lines) > wanted or len(last) < asked:
             return lines[-wanted:]
         asked *= 2
-    return _last_lines(wanted, Entries(fetch, source, begin, clock).new())
+    entries = Entries(fetch, source, begin, clock)
+    read = _last_lines(wanted, entries.new())
+    return lines[-wanted:] if entries.gap[1] > 0 and len(lines) > len(read) else read
 
 
 def _last_lines(wanted: int, parts: Iterable[list[Any]]) -> list[str]:

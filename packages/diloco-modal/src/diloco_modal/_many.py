@@ -87,6 +87,27 @@ async def asked(call: Awaitable[T], seconds: float, what: str) -> T:
         raise meant(error, what) from shown_cause(error)
 
 
+def ask(call: Callable[[], Awaitable[T]], seconds: float, what: str) -> T:
+    """As :func:`asked`; may be called where an event loop runs, too.
+
+    Raises:
+        BackendError: Modal could not be asked, or refused.
+    """
+
+    async def made() -> T:
+        return await call()  # which may also refuse at once
+
+    async def run() -> T:
+        return await asked(made(), seconds, what)
+
+    try:
+        asyncio.get_running_loop()
+    except RuntimeError:  # there is none
+        return asyncio.run(run())
+    with ThreadPoolExecutor(1, thread_name_prefix="diloco-modal") as pool:
+        return pool.submit(lambda: asyncio.run(run())).result()
+
+
 async def patiently(
     call: Callable[[], Coroutine[Any, Any, T]], backoff: Backoff, timeout: float
 ) -> T:

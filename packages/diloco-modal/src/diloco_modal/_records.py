@@ -40,7 +40,7 @@ class Records(Connection):
         where, now = self._where, self._options.clock()
 
         def find() -> Any:
-            return modal.Dict.from_name(name, create_if_missing=create, **where).hydrate()
+            return modal.Dict.from_name(name, create_if_missing=create, **where).hydrate.aio()
 
         found = self._ask(find, f"looking for the Dict {name!r}")
         with self._lock:
@@ -71,10 +71,8 @@ class Records(Connection):
 
     def put_once(self, record: Any, key: str, value: Mapping[str, Any]) -> bool:
         """Create an entry; whether it was this call that did."""
-        return self._ask(
-            lambda: bool(record.put(key, written(value), skip_if_exists=True)),
-            f"writing {key} to the record",
-        )
+        put = lambda: record.put.aio(key, written(value), skip_if_exists=True)  # noqa: E731
+        return bool(self._ask(put, f"writing {key} to the record"))
 
     async def hold(self, record: Any, key: str, value: Mapping[str, Any]) -> Mapping[str, Any]:
         """Create an entry if there is none; what is there then.
@@ -100,7 +98,7 @@ class Records(Connection):
         """
         from . import _wire
 
-        held = self._ask(lambda: _wire.get_entry(record, key), f"reading {key} from the record")
+        held = self._ask(lambda: _wire.get_entry.aio(record, key), f"reading {key} from the record")
         return None if held is None else checked(key, held)
 
     def settle(self, record: Any, *, kept: bool) -> bool:
@@ -116,7 +114,7 @@ class Records(Connection):
         with contextlib.suppress(DamagedRecordError):
             if (self.get(record, key) or {}).get("id") == value["id"]:
                 what = f"removing {key} from the record"
-                self._ask(lambda: _wire.remove_entry(record, key), what)
+                self._ask(lambda: _wire.remove_entry.aio(record, key), what)
 
     def entries(self, record: Any) -> Mapping[str, str]:
         """All entries, as they were written. They are read only if their number is not that of the last time, or after a minute.
@@ -125,7 +123,7 @@ class Records(Connection):
         Only a cancel that has failed takes its entry away, and another may come in its place: hence the minute.
         """
         key, now = record.object_id, self._options.clock()
-        count = self._ask(record.len, "looking at the record")
+        count = self._ask(record.len.aio, "looking at the record")
         if count == 0:
             return {}
         with self._lock:
@@ -134,7 +132,9 @@ class Records(Connection):
             return kept[2]
         from . import _wire
 
-        read: dict[str, str] = self._ask(lambda: _wire.get_entries(record), "reading the record")
+        read: dict[str, str] = self._ask(
+            lambda: _wire.get_entries.aio(record), "reading the record"
+        )
         self.keep_entries(record, read, now)
         return read
 
@@ -162,10 +162,11 @@ class Records(Connection):
         with self._lock:
             self._records.pop(run_id, None)
 
-        def delete() -> None:
+        async def delete() -> None:
             # Modal's client removes by name only.
-            if modal.Dict.from_name(name, **where).hydrate().object_id == record.object_id:
-                modal.Dict.objects.delete(name, allow_missing=True, **where)
+            named = await modal.Dict.from_name(name, **where).hydrate.aio()
+            if named.object_id == record.object_id:
+                await modal.Dict.objects.delete.aio(name, allow_missing=True, **where)
 
         with contextlib.suppress(MissingError):
             self._ask(delete, f"removing the Dict {name!r}")
@@ -187,5 +188,5 @@ class Records(Connection):
         """Names of all Dicts that can be a run's, oldest first."""
         modal = import_modal()
         where = self._where
-        held = self._ask(lambda: modal.Dict.objects.list(**where), "listing Dicts")
+        held = self._ask(lambda: modal.Dict.objects.list.aio(**where), "listing Dicts")
         return [each.name for each in reversed(held) if (each.name or "").startswith(PREFIX)]

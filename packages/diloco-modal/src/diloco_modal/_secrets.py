@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Any
 
 from diloco_protocol import BackendError, InvalidRequestError
 
-Ask = Callable[[Callable[[], Any], str], Any]
+Ask = Callable[[Callable[[], Awaitable[Any]], str], Any]
 
 
 def secrets_of(
@@ -41,7 +41,7 @@ def _named(name: str, keys: list[str], where: Mapping[str, Any], ask: Ask) -> An
 
     found = modal.Secret.from_name(name, required_keys=keys, **where)
     try:
-        ask(found.hydrate, f"looking for the Secret {name!r}")
+        ask(found.hydrate.aio, f"looking for the Secret {name!r}")
     except BackendError as error:
         if error.retryable:
             raise
@@ -59,13 +59,13 @@ def _of_app(function: Any, known: set[str], where: Mapping[str, Any], ask: Ask) 
 
     if isinstance(modal.Function.info, property):  # before 1.6, where it says something else
         return []
-    told = ask(function.info, "looking at the function").secrets
+    told = ask(function.info.aio, "looking at the function").secrets
     missing = [each for each in told if each not in known]
     if not missing:
         return []
     environment = where["environment_name"] or ""
     listed = ask(
-        lambda: modal.Secret.objects.list(client=where["client"], environment_name=environment),
+        lambda: modal.Secret.objects.list.aio(client=where["client"], environment_name=environment),
         "listing Secrets",
     )
     by_id = {each.object_id: each for each in listed}
