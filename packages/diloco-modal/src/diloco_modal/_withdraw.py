@@ -31,7 +31,7 @@ class Withdrawal:
     Attributes:
         left: Those of them that have not been ended.
         others: Calls that hold a rank and are not known here: of another launcher, or their answer was lost.
-        kept: Whether another launch of the run has returned what this one has started: none of it is ended then.
+        kept: Whether another launch of the run may have returned what this one has started: none of it is ended then.
     """
 
     def __init__(
@@ -61,16 +61,12 @@ class Withdrawal:
                 removed if nothing is left.
         """
         if self.left:
-            with contextlib.suppress(
-                BackendError
-            ):  # what cannot be written down is ended all the same
-                settle = lambda: self._client.settle(self._record, kept=False)  # noqa: E731
+            settle = lambda: self._client.settle(self._record, kept=False)  # noqa: E731
+            with contextlib.suppress(BackendError):  # then they are ended all the same
                 self.kept = retry(settle, self._backoff, timeout=self._patience())
         if self.kept:
+            many.at_once(self._void, list(self._request.ranks))  # all are held: tells by which
             self.left = {}
-            many.at_once(
-                self._void, list(self._request.ranks)
-            )  # tells who holds them, which somebody does
             return
         if mine:
             # First of all: a call whose answer was lost trains nothing then.
@@ -92,7 +88,7 @@ class Withdrawal:
         """What may live on, in words; empty if nothing does."""
         calls = [*self.left.values(), *self.others.values()]
         if self.kept:
-            return f"another launch of this run has returned these calls, and they go on: {', '.join(calls)}"
+            return f"another launch of this run may have returned these calls, so they go on: {', '.join(calls)}"
         return f"these calls may be running, and cost money: {', '.join(calls)}" if calls else ""
 
     async def _void(self, rank: int) -> None:
