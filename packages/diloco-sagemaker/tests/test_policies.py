@@ -17,7 +17,7 @@ from diloco_sagemaker import SageMakerExecutor
 GROUP = "arn:aws:logs:us-east-1:123456789012:log-group:/aws/sagemaker/TrainingJobs"
 WORDS = {
     "REGION": "us-east-1", "ACCOUNT": "123456789012", "BUCKET": BUCKET, "RUNS": PREFIX, "RENDEZVOUS": "meet",
-    "REPOSITORY": "trainer", "ROLE": "trainer",
+    "REPOSITORY": "trainer", "ROLE": "trainer", "PARTITION": "aws",
 }  # fmt: skip
 
 
@@ -179,3 +179,10 @@ def test_sagemaker_may_write_results_and_checkpoints_with_the_role(key):
 def test_logs_of_other_jobs_are_out_of_reach():
     for action in ("logs:GetLogEvents", "logs:DeleteLogStream"):
         assert not allows("launcher", action, f"{GROUP}:log-stream:others/algo-1-1")
+
+
+def test_they_are_of_no_partition():
+    """China and GovCloud have ARNs of their own."""
+    for name in ("launcher", "role"):
+        text = (files("diloco_sagemaker") / f"{name}_policy.json").read_text(encoding="utf-8")
+        assert "arn:aws" not in text
