@@ -7,7 +7,15 @@ import tracemalloc
 import pytest
 from bad_network import BadNetwork
 
-from diloco_protocol import Backoff, FolderJournal, Outcome, UnavailableError
+from diloco_protocol import (
+    Backoff,
+    FolderJournal,
+    ForbiddenError,
+    InvalidRequestError,
+    Outcome,
+    ThrottledError,
+    UnavailableError,
+)
 
 
 class Always(BadNetwork):
@@ -391,3 +399,43 @@ def test_collect_reads_no_list_past_its_time(aws, executor, monkeypatch):
         ours.collect(handles, timeout=20)
     assert aws.clock() - begin < 30
     assert aws.count("ListTrainingJobs") - asked < 60
+
+
+def test_a_page_that_leads_to_itself_is_not_the_end_of_a_list(aws, executor):
+    launch(executor())
+    aws.ListTrainingJobs = lambda body: {"TrainingJobSummaries": [], "NextToken": "again"}
+    for ask in (
+        lambda ours: ours.exists("run-1"),
+        lambda ours: ours.list_runs(),
+        lambda ours: ours.attach("run-1"),
+    ):
+        with pytest.raises(UnavailableError, match="a page leads to itself"):
+            ask(executor(retry_timeout=0))
+
+
+def test_a_launch_waits_no_longer_than_its_time_whatever_aws_asks_for(aws, executor, network):
+    ours = executor(endpoint_url=network.url, retry_timeout=5)
+    words = b'{"__type": "ThrottlingException", "message": "slow down"}'
+    network.kind = "CreateTrainingJob"
+    network.always = (400, _JSON, words, (("Retry-After", "80000"), *_ID))
+    begun = aws.now
+    with pytest.raises(ThrottledError, match="slow down"):
+        launch(ours)
+    assert aws.now - begun < 80
+
+
+def test_a_long_text_of_aws_is_cut_before_secrets_are_looked_for(aws, executor):
+    spent = []
+    for length in (20_000, 2_000_000):
+        words = ("password: ab1cdefg, " * (length // 20))[:length]
+        aws.faults.append(("ListTrainingJobs", "ValidationException", words, 400, False))
+        ours = executor()
+        with pytest.raises(InvalidRequestError):
+            ours.exists("run-2")
+        aws.faults.append(("ListTrainingJobs", "ValidationException", words, 400, False))
+        begun = time.thread_time()
+        with pytest.raises(InvalidRequestError, match="password: ") as caught:
+            ours.list_runs()
+        spent.append(time.thread_time() - begun)
+        assert "ab1cdefg" not in str(caught.value)
+    assert spent[1] < 10 * spent[0]

@@ -2,9 +2,10 @@
 
 import traceback
 
+import boto3
 import pytest
 
-from diloco_protocol import DilocoError, InvalidRequestError, spec_from_environment
+from diloco_protocol import AuthError, DilocoError, InvalidRequestError, spec_from_environment
 from diloco_protocol.backend import variables_from_strings
 
 HIDDEN = "hunter2-9f3c"
@@ -124,3 +125,39 @@ def test_an_error_of_aws_is_shown_without_what_is_secret(aws, executor):
         executor().list_runs()
     assert HIDDEN not in str(caught.value)
     assert "\x1b" not in str(caught.value)
+
+
+@pytest.mark.parametrize("end", ["\r", "\n", "\nx"])
+def test_a_token_that_cannot_be_sent_is_not_shown(aws, executor, end):
+    """As of a file with the line ends of Windows."""
+    session = boto3.Session("key", "secret", f"{HIDDEN}{end}", region_name="eu-west-1")
+    begun = aws.now
+    (finding,) = executor(session=session).check()
+    assert (finding.subject, finding.ok) == ("credentials", False)
+    assert "AWS_SESSION_TOKEN" in finding.message
+    assert HIDDEN not in finding.message
+    for act in (
+        lambda ours: ours.list_runs(),
+        lambda ours: ours.launch_replicas(1, "trainer:train"),
+    ):
+        with pytest.raises(AuthError, match="AWS_SESSION_TOKEN") as caught:
+            act(executor(session=session))
+        assert HIDDEN not in "".join(traceback.format_exception(caught.value))
+    assert aws.now == begun  # it was not tried again
+
+
+@pytest.mark.parametrize("place", ["AWS_ENDPOINT_URL", "AWS_ENDPOINT_URL_SAGEMAKER", "the profile"])
+def test_an_endpoint_of_the_environment_may_hold_no_password(
+    aws, executor, monkeypatch, tmp_path, place
+):
+    url = aws.url.replace("://", f"://me:{HIDDEN}@")
+    (tmp_path / "config").write_text(
+        f"[default]\nendpoint_url = {url}\n" if place == "the profile" else ""
+    )
+    monkeypatch.setenv("AWS_CONFIG_FILE", str(tmp_path / "config"))
+    if place != "the profile":
+        monkeypatch.setenv(place, url)
+    with pytest.raises(InvalidRequestError, match=r"AWS_ENDPOINT_URL.*no password") as caught:
+        executor(endpoint_url=None).list_runs()
+    assert HIDDEN not in str(caught.value)
+    assert aws.calls == []

@@ -1,11 +1,14 @@
 """What ~/.aws/config and the variables of AWS's command line say holds here too, or check() names it."""
 
+import contextlib
+import time
+
 import boto3
 import pytest
 from botocore.config import Config
 from scripted_aws import AWSHarness
 
-from diloco_protocol import AuthError, UnavailableError
+from diloco_protocol import AuthError, Backoff, InvalidRequestError, UnavailableError
 
 #: What the executor decides itself: it tries again and waits by its own options, and for itself it says who it is.
 OURS = {"retries", "connect_timeout", "read_timeout", "max_pool_connections", "user_agent_extra"}
@@ -218,3 +221,72 @@ def test_check_names_what_is_not_obeyed(world, user, more, variables, told):
     found = [each for each in executor.check() if each.subject == "settings"]
     assert [each.ok for each in found] == [None] * len(told)
     assert [each.message.partition("=")[0] for each in found] == told
+
+
+@pytest.mark.parametrize(
+    ("more", "variables"),
+    [
+        ("", {"AWS_METADATA_SERVICE_TIMEOUT": "soon"}),
+        ("", {"AWS_REQUEST_CHECKSUM_CALCULATION": "never"}),
+        ("", {"AWS_STS_REGIONAL_ENDPOINTS": "elsewhere"}),
+        ("", {"AWS_ENDPOINT_URL": "localhost"}),
+        ("", {"AWS_SECRET_ACCESS_KEY": "\udcff"}),
+        ("", {"HTTP_PROXY": "http://127.0.0.1:99999999", "NO_PROXY": "", "no_proxy": ""}),
+        ("[unfinished", {}),
+        ("credential_process = echo '{'", {}),
+        ("credential_process = /nowhere/program", {}),
+    ],
+)
+def test_a_setting_that_is_wrong_is_no_word_of_aws(aws, offline, user, more, variables):
+    keys = {} if more else {"AWS_ACCESS_KEY_ID": "key", "AWS_SECRET_ACCESS_KEY": "secret"}
+    user(
+        more,
+        **{
+            "AWS_ENDPOINT_URL": aws.url,
+            **keys,
+            **variables,
+            **({"AWS_PROFILE": "mine"} if more else {}),
+        },
+    )
+    begun = aws.now
+    with pytest.raises(InvalidRequestError) as caught:
+        offline(backoff=Backoff(clock=aws.clock, sleep=aws.sleep)).list_runs()
+    assert "AWS's own" not in str(caught.value)
+    assert aws.now == begun  # it was not tried again
+    assert aws.calls == []
+
+
+@pytest.mark.parametrize(
+    ("pieces", "pause", "words"),
+    [
+        (None, 0, "cannot list"),
+        (10**6, 0.01, "takes too long"),
+        (2000, 0, "more than 67108864 bytes"),
+    ],
+    ids=["fails", "drips", "floods"],
+)
+def test_the_call_that_fetches_credentials_has_the_same_bounds(
+    aws, offline, user, monkeypatch, pieces, pause, words
+):
+    """It is made by a client that boto3 makes by itself."""
+    asked = []
+
+    def answer(self):
+        asked.append(self.rfile.read(int(self.headers.get("Content-Length", 0))))
+        if pieces is None:
+            self._send(500, b"", "text/xml")
+            return
+        self.close_connection = True
+        self.send_response(200)
+        self.end_headers()
+        with contextlib.suppress(OSError):
+            for _ in range(pieces):
+                self.wfile.write(b" " if pause else b" " * 65536)
+                time.sleep(pause)
+
+    monkeypatch.setattr(aws.server.RequestHandlerClass, "do_POST", answer)
+    more = "role_arn = arn:aws:iam::123456789012:role/x\nsource_profile = other\nmax_attempts = 5"
+    user(more, AWS_ENDPOINT_URL=aws.url)
+    with pytest.raises(UnavailableError, match=words):
+        offline(retry_timeout=0, request_timeout=0.5).list_runs()
+    assert [b"Action=AssumeRole" in body for body in asked] == [True]

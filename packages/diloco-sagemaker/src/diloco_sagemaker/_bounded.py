@@ -30,6 +30,19 @@ def bound_answers(client: Any, up: Callable[[], float], *, ours: bool) -> None:
     endpoint.http_session = _Session(session, up, streams=ours)
 
 
+def bound_clients(session: Any, seconds: float) -> None:
+    """Have all clients that a session of boto3 will make do so, also those that it makes by itself for credentials."""
+
+    class Bounded:
+        def __init__(self, *arguments: Any, **more: Any) -> None:
+            super().__init__(*arguments, **more)
+            bound_answers(self, seconds, streams=True)
+
+    session.events.register(
+        "creating-client-class", lambda base_classes, **_: base_classes.insert(0, Bounded)
+    )
+
+
 class _Session:
     """botocore's HTTP session, with answers that are bounded."""
 

@@ -18,10 +18,10 @@ from diloco_protocol.backend import check_size, read_bounded, shown
 from . import _names as names
 from .__about__ import __version__
 from ._answers import check_answers
-from ._bounded import bound_answers
-from ._errors import NOT_ITS_OWN, MissingError, missing_boto3, to_error
+from ._bounded import bound_answers, bound_clients
+from ._errors import NOT_ITS_OWN, MissingError, missing_boto3, not_made, to_error
 from ._facts import JobFacts, Summary, read_job, read_summary
-from ._options import SageMakerOptions
+from ._options import SageMakerOptions, check_endpoint
 from ._pace import wait_for_turn
 from ._region import check_region
 
@@ -33,6 +33,8 @@ _LAST_LOOK = 5.0
 """Seconds that an answer or a list may take past a deadline, so that one look is possible."""
 _left: ContextVar[Callable[[], float]] = ContextVar("left", default=lambda: math.inf)
 """Seconds until the deadline of whoever asks, and never less than these."""
+_LONGEST_KEY, _LONGEST_STREAM = 1024, 512  # characters of names, as S3 and CloudWatch allow them
+_ENDPOINT = "the endpoint of AWS (AWS_ENDPOINT_URL, or endpoint_url in the profile)"
 _TRIES = "calls are made once, and tried again for retry_timeout= seconds"
 _NOT_OBEYED = {
     ("AWS_RETRY_MODE", "retry_mode"): _TRIES,
@@ -261,7 +263,7 @@ class Client:
                 streams = {
                     each["logStreamName"]: each["creationTime"] for each in page["logStreams"]
                 }
-                _check_below(f"{name}/", streams, what)
+                _check_below(f"{name}/", streams, what, _LONGEST_STREAM)
                 yield from streams.items()
 
     def log_events(self, stream: str, **query: Any) -> dict[str, Any]:
@@ -329,8 +331,10 @@ class Client:
             page = self._call(service, operation, what, **arguments, **more)
             yield page
             following = page.get(told)
-            if not following or following == more.get(asked):
+            if not following:
                 return
+            if following == more.get(asked):
+                raise UnavailableError(f"cannot {what}: a page leads to itself{NOT_ITS_OWN}")
             more = {asked: following}
         raise UnavailableError(f"cannot {what}: there is no end after {number} pages")
 
@@ -344,7 +348,12 @@ class Client:
         except DilocoError:
             raise
         except Exception as error:  # noqa: BLE001 - raised as one of ours, without its words
-            raise to_error(error, what).with_traceback(error.__traceback__) from None
+            caught = error
+        try:
+            # Out here, since an error of ours looks for secrets in those that are being handled, however long they are.
+            raise to_error(caught, what).with_traceback(caught.__traceback__)
+        finally:
+            del caught
 
     def _of(self, service: str) -> Any:
         client = self._clients.get(service)
@@ -381,6 +390,9 @@ class Client:
             with self._lock:  # a session is not for several threads
                 if self._session is None:
                     self._session = boto3.Session()
+                    # The clients that fetch credentials (AssumeRole, SSO) it makes by itself.
+                    self._session._session.set_default_client_config(config)  # noqa: SLF001
+                    bound_clients(self._session, options.request_timeout)
                 client = self._session.client(
                     service,
                     region_name=region,
@@ -388,8 +400,9 @@ class Client:
                     config=config,
                 )
         except Exception as error:  # noqa: BLE001 - raised as one of ours, without its words
-            failed = to_error(error, f"make a client of {service}")
+            failed = not_made(error, f"make a client of {service}")
             raise failed.with_traceback(error.__traceback__) from None
+        check_endpoint(_ENDPOINT, client.meta.endpoint_url)
         check_region(self._session, client, region or self._session.region_name)
         return client
 
@@ -407,8 +420,8 @@ def _check_same(name: str, told: str, what: str) -> None:
         raise UnavailableError(f"cannot {what}: the answer is about {shown(told)}{NOT_ITS_OWN}")
 
 
-def _check_below(prefix: str, told: Iterable[str], what: str) -> None:
-    """Refuse an answer with names that were not asked for: ``purge`` deletes what it names."""
+def _check_below(prefix: str, told: Iterable[str], what: str, most: int = _LONGEST_KEY) -> None:
+    """Refuse an answer with names that were not asked for, since ``purge`` deletes what it names, or that can be none."""
     for name in told:
-        if not name.startswith(prefix):
+        if not name.startswith(prefix) or len(name) > most:
             raise UnavailableError(f"cannot {what}: the answer has {shown(name)}{NOT_ITS_OWN}")

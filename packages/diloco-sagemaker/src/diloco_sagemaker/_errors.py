@@ -18,7 +18,10 @@ from diloco_protocol import (
     ThrottledError,
     UnavailableError,
 )
+from diloco_protocol.backend import redact_and_cut
 
+_LONGEST = 16_000  # characters of what AWS or its client says; looking for secrets takes seconds per million
+_UNSENDABLE = "Invalid header"  # and then the value, which may be a token
 # An unknown job is a ValidationException, though ResourceNotFound is documented; and so is a stop of what has ended.
 _NOT_FOUND = re.compile(r"requested resource not found|could not find", re.IGNORECASE)
 _HAS_ENDED = re.compile(
@@ -82,6 +85,7 @@ _AUTH = frozenset(
 )
 
 
+LOOK = "Look at the variables AWS_... and HTTP..._PROXY, and at ~/.aws/config"
 NOT_ITS_OWN = " (this answer is not AWS's own, or was cut)"
 
 
@@ -104,10 +108,24 @@ class UnreachedError(UnavailableError):
 def to_error(error: Exception, what: str) -> DilocoError:
     """The error for what botocore raised; ``what`` was tried, such as ``"create the training job diloco-run-1-00000"``."""
     from botocore import exceptions as of_botocore  # slow to import
+    from urllib3.exceptions import LocationParseError
 
     if isinstance(error, of_botocore.ClientError):
         return _answered(error.response, f"cannot {what}")
-    text = f"cannot {what}: {error}".rstrip(".")
+    text = f"cannot {what}: {redact_and_cut(str(error), _LONGEST)}".rstrip(".")
+    if isinstance(error, of_botocore.HTTPClientError):
+        unsent = error.kwargs.get("error")
+        if str(unsent).startswith(_UNSENDABLE):
+            return AuthError(
+                f"cannot {what}: one of the credentials has a character that cannot be sent, such as a line end: look at "
+                "AWS_ACCESS_KEY_ID, AWS_SECRET_ACCESS_KEY and AWS_SESSION_TOKEN, or the same in the profile"
+            )
+        if isinstance(unsent, LocationParseError):  # a proxy's; an endpoint was looked at before
+            return InvalidRequestError(f"{text}. {LOOK}")
+    if isinstance(error, UnicodeEncodeError):
+        return InvalidRequestError(
+            f"cannot {what}: a name, or one of the credentials, has a character that cannot be sent"
+        )
     if isinstance(error, of_botocore.NoRegionError):
         return InvalidRequestError(
             f"{text}. Give the executor region=, or set AWS_REGION or AWS_DEFAULT_REGION"
@@ -156,6 +174,16 @@ def to_error(error: Exception, what: str) -> DilocoError:
     return BackendError(text)
 
 
+def not_made(error: Exception, what: str) -> DilocoError:
+    """The error for a client that could not be made: nobody has been asked yet, and a setting is wrong."""
+    known = to_error(error, what)
+    if isinstance(known, (AuthError, InvalidRequestError)):
+        return known
+    return InvalidRequestError(
+        f"cannot {what}: {redact_and_cut(str(error), _LONGEST).rstrip('.')}. {LOOK}"
+    )
+
+
 def missing_boto3(error: ImportError) -> MissingDependencyError:
     """The error for an installation without boto3."""
     return MissingDependencyError(f"{error}: run `pip install boto3`")
@@ -168,8 +196,10 @@ def quota_in(text: str) -> Mapping[str, str] | None:
 
 
 def _answered(response: Any, failed: str) -> BackendError:
-    code = str(response.get("Error", {}).get("Code", ""))
-    message = str(response.get("Error", {}).get("Message", ""))
+    told = response.get("Error", {})
+    code, message = (
+        redact_and_cut(str(told.get(name, "")), _LONGEST) for name in ("Code", "Message")
+    )
     metadata = response.get("ResponseMetadata", {})
     status = metadata.get("HTTPStatusCode", 0)
     text = f"{failed}: {code}: {message}" if message else f"{failed}: {code or status}"

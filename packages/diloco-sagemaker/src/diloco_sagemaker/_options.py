@@ -138,7 +138,8 @@ def _check_command(name: str, value: object) -> tuple[str, ...]:
     return words
 
 
-def _check_endpoint(name: str, value: object) -> str:
+def check_endpoint(name: str, value: object) -> str:
+    """Refuse an address without a scheme, or with a user and password."""
     if not isinstance(value, str) or not _ENDPOINT.fullmatch(value):
         raise InvalidRequestError(
             f"{name} must be an address with its scheme, such as 'http://127.0.0.1:4566', not {_shown(value, name)}"
@@ -254,6 +255,8 @@ class SageMakerOptions(Options):
         request_timeout: Seconds for a connection, and for the next piece of an answer; a whole answer has ten times as many.
         retry_timeout: Seconds for which calls are tried again while AWS throttles, fails or is away; ``collect`` has its own
             timeout.
+        log_delay: Seconds without a new line after the end until a log that is followed counts as complete: CloudWatch has lines
+            some seconds late.
         journal: Where launches and ends are written down, besides SageMaker's own records.
         backoff: Pauses of ``collect`` and between tries, with their clock and sleep.
         clock: Unix seconds, for tests.
@@ -289,7 +292,7 @@ class SageMakerOptions(Options):
         type="boto3.Session",
         shown="one of the executor's own",
     )
-    endpoint_url: str | None = option(None, check=or_none(_check_endpoint), shown="AWS")
+    endpoint_url: str | None = option(None, check=or_none(check_endpoint), shown="AWS")
     command: Sequence[str] | None = option(None, check=_check_command, shown=" ".join(RUNNER))
     env: Mapping[str, str] | None = option(None, check=check_variables)
     tags: Mapping[str, str] | None = option(None, check=_check_tags)
@@ -319,6 +322,7 @@ class SageMakerOptions(Options):
     grace: float = option(10.0, check=_seconds(LONGEST_GRACE))
     request_timeout: float = option(30.0, check=_seconds(DAY))
     retry_timeout: float = option(60.0, check=_seconds(DAY))
+    log_delay: float = option(15.0, check=_seconds(3600.0))
     journal: RunJournal | None = option(None, check=check_journal)
     backoff: Backoff | None = option(None, check=check_backoff, shown="1 s to 20 s")
     clock: Callable[[], float] = option(time.time, check=check_callable, hidden=True)
