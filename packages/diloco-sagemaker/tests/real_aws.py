@@ -58,6 +58,7 @@ class RealAWSHarness(SpotHarness):
         return super().make_executor(
             **{
                 "run_id": self.run_prefix,
+                "log_delay": 1.0,
                 "grace": 2.0,
                 "command": [sys.executable, "-m", "diloco_protocol.runner"],
                 "env": {"PYTHONPATH": path, **(env or {})},

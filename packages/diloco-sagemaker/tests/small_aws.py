@@ -156,7 +156,9 @@ class SmallAWS:
 
     def GetLogEvents(self, body):
         """Two events a page, and an empty page before the end."""
-        events = self.logs[body["logStreamName"]]
+        events = self.logs.get(body["logStreamName"])
+        if events is None:
+            raise Refused("ResourceNotFoundException", "The specified log stream does not exist.")
         token = body.get("nextToken", "f/0" if body["startFromHead"] else f"b/{len(events)}")
         here = int(token[2:])
         if body["startFromHead"]:

@@ -112,7 +112,7 @@ def test_what_cannot_be_stopped_is_a_survivor(aws, executor):
         return taken(body)
 
     aws.CreateTrainingJob = create
-    with pytest.raises(LaunchError) as raised:
+    with pytest.raises(LaunchError, match=r"survivors \(diloco-run-1-00000\)") as raised:
         launch(executor(), 2)
     (survivor,) = raised.value.survivors
     assert survivor.rank == 0
@@ -212,3 +212,33 @@ def test_creates_that_come_late_leave_nothing_alive(aws, executor, late, rank):
         sleeping(10)
     assert due == []
     assert aws.jobs == {}
+
+
+@pytest.mark.parametrize("status", ["Stopping", "Stopped", None])
+@pytest.mark.parametrize("rank", [0, 2])
+def test_a_job_that_its_own_launch_takes_back_is_not_returned(aws, executor, rank, status):
+    """Two processes launch the same; the one that has created a job is interrupted, and the other one had met it."""
+    launch(executor())
+    for number in {0, 1, 2} - {rank}:
+        del aws.jobs[f"diloco-run-1-{number:05d}"]
+    create, met = aws.CreateTrainingJob, f"diloco-run-1-{rank:05d}"
+
+    def create_meanwhile(body):
+        answer = create(body)
+        if status is None:
+            aws.jobs.pop(met, None)
+        else:
+            aws.move(met, status, status)
+        return answer
+
+    aws.CreateTrainingJob = create_meanwhile
+    with pytest.raises(RunConflictError, match=f"{met}, which another launch .* Launch it again"):
+        launch(executor())
+    assert sorted(aws.jobs) == ([] if status is None else [met])
+
+
+def test_a_run_that_has_ended_can_be_launched_again(aws, executor):
+    handles = launch(executor())
+    aws.move("diloco-run-1-00000", "Stopped", "Stopped")
+    del aws.jobs["diloco-run-1-00002"]
+    assert launch(executor())[:2] == handles[:2]

@@ -21,6 +21,7 @@ from diloco_protocol import (
     ReplicaNotFoundError,
     ReplicaResult,
     ReplicaStatus,
+    RunConflictError,
     RunRequest,
     retry,
 )
@@ -28,6 +29,8 @@ from diloco_protocol.backend import cancel_all, options_of, takes, try_rendezvou
 
 from ._check import check_launch
 from ._client import Client
+from ._errors import MissingError
+from ._facts import Summary
 from ._handles import check_handle, make_handle
 from ._launch import FailedLaunchError, Launch, Launcher
 from ._logs import JobLog
@@ -180,6 +183,9 @@ class SageMakerExecutor(BaseExecutor):
             _raise_failed(error, unsure(error.withdrawal.alive))
         try:
             created = self._patiently(lambda: self._created(request, launch))
+        except RunConflictError as error:
+            failed = self._launcher.taken_back(launch, error)
+            _raise_failed(failed, unsure(failed.withdrawal.alive))
         except BackendError as error:
             raise LaunchError(
                 f"run {request.run_id!r} was started, but its jobs could not be looked up: {error}. They are running: they are "
@@ -196,7 +202,15 @@ class SageMakerExecutor(BaseExecutor):
         listed = self._jobs.of_run(request.run_id)
         times = {}
         for rank, name in zip(request.ranks, launch.requests, strict=True):
-            times[rank] = (listed[rank] if rank in listed else self._client.describe(name)).created
+            job: Summary | None = listed.get(rank)
+            if job is None:
+                try:
+                    job = self._client.describe(name)
+                except MissingError:
+                    launch.check_met(name, None)
+                    raise
+            launch.check_met(name, job)
+            times[rank] = job.created
         return times
 
     # --- watching ---
@@ -229,22 +243,14 @@ class SageMakerExecutor(BaseExecutor):
         return self._runs.result(handle)
 
     def _logs(self, handle: ReplicaHandle, query: LogQuery) -> Iterator[str]:
-        job = self._patiently(lambda: self._runs.job(handle))
-
-        def terminal() -> bool:
-            try:
-                return self._patiently(lambda: self._observe([handle]))[handle].state.terminal
-            except ReplicaNotFoundError:
-                return True
-
+        options = self._options
         log = JobLog(
             self._client,
-            job.name,
-            job.created,
-            terminal,
+            lambda: self._runs.job(handle),
             self._backoff,
             self._patience,
-            self._options.clock,
+            options.clock,
+            options.log_delay,
         )
         return log.lines(query)
 
@@ -301,17 +307,18 @@ def _raise_failed(error: FailedLaunchError, survivors: Sequence[ReplicaHandle]) 
     """Raise what has ended a launch, with the replicas that may live on."""
     cause = error.cause
     interrupt = error.withdrawal.interrupted
+    alive = ", ".join(handle.metadata["job_name"] for handle in survivors)
     if not isinstance(cause, Exception) or interrupt is not None:
         ending = interrupt if interrupt is not None else cause
         if survivors:
-            alive = ", ".join(handle.metadata["job_name"] for handle in survivors)
             ending.add_note(
                 f"these training jobs may be running, and cost money until they are stopped: {alive}"
             )
         raise ending
     if survivors:
         raise LaunchError(
-            f"{cause}. {len(survivors)} training jobs of this launch could not be stopped: cancel this error's survivors",
+            f"{cause}. {len(survivors)} training jobs of this launch could not be stopped: cancel this error's survivors "
+            f"({alive})",
             survivors,
         ) from cause
     raise cause

@@ -22,10 +22,12 @@ from diloco_protocol import (
 from . import _names as names
 from ._client import Client
 from ._errors import MissingError, TakenError, UnreachedError
-from ._facts import JobFacts
+from ._facts import JobFacts, Summary, same_life
 from ._many import AT_ONCE
 from ._sweep import Jobs
 from ._withdraw import Withdrawal, withdraw
+
+_TAKEN_BACK = frozenset({"Stopping", "Stopped", "Deleting"})
 
 
 class Made(Enum):
@@ -47,10 +49,12 @@ class Launch:
     Attributes:
         requests: What to create, by job name, in rank order.
         made: What became of each so far.
+        met: Those of :attr:`Made.THERE` that had not ended when they were met.
     """
 
     requests: dict[str, dict[str, Any]] = field(repr=False)
     made: dict[str, Made] = field(default_factory=dict)
+    met: dict[str, JobFacts] = field(default_factory=dict)
 
     def of(self, job_name: str) -> Made:
         """What is known of a job."""
@@ -64,6 +68,27 @@ class Launch:
     def mine(self) -> list[str]:
         """The jobs that this launch has created, or may have."""
         return [name for name in self.requests if self.of(name) in {Made.OURS, Made.UNSURE}]
+
+    def meet(self, job: JobFacts) -> None:
+        """A job of this launch was there before."""
+        self.made[job.name] = Made.THERE
+        if job.status == "InProgress":
+            self.met[job.name] = job
+
+    def check_met(self, job_name: str, now: Summary | None) -> None:
+        """Refuse to return a job that was met alive and is taken back by the launch that has created it.
+
+        Raises:
+            RunConflictError: It is gone, or is being ended.
+        """
+        met = self.met.get(job_name)
+        if met is not None and (
+            now is None or not same_life(met.created, now.created) or now.status in _TAKEN_BACK
+        ):
+            raise RunConflictError(
+                f"the training job {job_name}, which another launch of this run had created, was ended meanwhile: that launch "
+                "was interrupted, or somebody has cancelled the run. Launch it again"
+            )
 
     def checkpoints(self, job_name: str) -> str:
         """Where a job keeps its checkpoints; empty if it keeps none."""
@@ -113,7 +138,7 @@ class Launcher:
         for name, job in details.items():
             if job.run_id or name in launch.requests:  # others are strangers', and in nobody's way
                 self._check_same(launch, job)
-                launch.made[name] = Made.THERE
+                launch.meet(job)
 
     def create(self, launch: Launch) -> None:
         """Create what is missing.
@@ -178,7 +203,8 @@ class Launcher:
         for error in errors:
             until = quota_deadline if isinstance(error, QuotaExceededError) else deadline
             may_pass = error.retryable or isinstance(error, QuotaExceededError)
-            if not may_pass or now >= until:
+            wanted = error.retry_after if isinstance(error, ThrottledError) else None
+            if not may_pass or now + (wanted or 0.0) >= until:
                 raise error
         return errors
 
@@ -218,7 +244,10 @@ class Launcher:
         except RunConflictError as error:
             launch.made[name] = Made.NOTHING
             return error
-        launch.made[name] = Made.OURS if before is Made.UNSURE else Made.THERE
+        if before is Made.UNSURE:
+            launch.made[name] = Made.OURS
+        else:
+            launch.meet(job)
         return None
 
     def _check_same(self, launch: Launch, job: JobFacts) -> None:

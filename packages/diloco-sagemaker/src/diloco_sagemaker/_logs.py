@@ -2,54 +2,73 @@
 
 from __future__ import annotations
 
+import contextlib
 import re
+import sys
 from collections import deque
 from collections.abc import Callable, Iterator
+from itertools import islice
 from typing import Any, TypeVar
 
 from diloco_protocol import (
     AuthError,
+    BackendError,
     Backoff,
     ForbiddenError,
     LogQuery,
+    ReplicaNotFoundError,
+    UnavailableError,
     is_result_line,
     retry,
 )
-from diloco_protocol.backend import split_lines
+from diloco_protocol.backend import shown, split_lines
 
 from ._client import Client
-from ._errors import MissingError
+from ._errors import NOT_ITS_OWN, MissingError
+from ._facts import ENDED, JobFacts
 from ._names import log_url
 
 T = TypeVar("T")
 _SLACK = 120_000  # milliseconds by which a stream may be older than its job
-_QUIET_LOOKS = 2
-"""How often nothing new is seen after the end until a log counts as complete: events arrive some seconds late."""
+MOST_STREAMS = 10_000  # of a job; each of its attempts has one
+_MOST_EMPTY = 10_000  # pages, one after another
 
 
 class JobLog:
-    """The log of one job. Not for several threads."""
+    """The log of one job. Not for several threads.
+
+    Args:
+        client: To ask.
+        look: Looks at the job; ReplicaNotFoundError if it is gone, and its name may be another's.
+        backoff: Pauses while following, and between tries.
+        patience: Seconds for which each call is tried again.
+        clock: Unix seconds.
+        delay: Seconds by which lines may be late.
+    """
 
     def __init__(
         self,
         client: Client,
-        name: str,
-        created: int,
-        terminal: Callable[[], bool],
+        look: Callable[[], JobFacts],
         backoff: Backoff,
         patience: float,
         clock: Callable[[], float],
+        delay: float,
     ) -> None:
         self._client = client
-        self._name = name
-        self._created = created
-        self._terminal = terminal
+        self._look = look
         self._backoff = backoff
         self._patience = patience
         self._clock = clock
+        self._delay = delay
+        self._job = self._patiently(look)
 
     def lines(self, query: LogQuery) -> Iterator[str]:
-        """The lines that a query asks for."""
+        """The lines that a query asks for; no more of them once the job is gone, since its streams may be another's then."""
+        with contextlib.suppress(ReplicaNotFoundError):
+            yield from self._found(query)
+
+    def _found(self, query: LogQuery) -> Iterator[str]:
         chosen = self._chosen(query)
         if query.n_lines is not None:
             yield from self._tail(chosen, query.n_lines)
@@ -57,7 +76,7 @@ class JobLog:
             yield from self._follow(chosen, query)
         else:
             for stream in self._streams():
-                for events in self._forward(stream, query, {}):
+                for events in self._pages(stream, {}, query.since):
                     yield from _lines(events, chosen)
 
     def _chosen(self, query: LogQuery) -> Callable[[dict[str, Any], str], bool]:
@@ -75,64 +94,95 @@ class JobLog:
         return keep
 
     def _streams(self) -> list[str]:
-        """Those of this job, in order of name; those of an earlier job of this name are left out."""
-        found = self._patiently(lambda: list(self._client.log_streams(self._name)))
-        return [name for name, created in found if created >= self._created - _SLACK]
+        """Those of this job, in order of name; those of an earlier job of this name are left out.
+
+        Raises:
+            ReplicaNotFoundError: It is gone, and what was found may be of another job.
+        """
+        since = self._job.created - _SLACK
+
+        def look() -> list[str]:
+            streams = self._client.log_streams(self._job.name)
+            ours = (stream for stream, created in streams if created >= since)
+            return list(islice(ours, MOST_STREAMS + 1))
+
+        found = self._patiently(look)
+        self._job = self._patiently(self._look)
+        if len(found) > MOST_STREAMS:
+            raise BackendError(
+                f"the training job {self._job.name} has more than {MOST_STREAMS} log streams. {self._place()}"
+            )
+        return found
 
     def _tail(self, keep: Callable[[dict[str, Any], str], bool], count: int) -> Iterator[str]:
         """The last lines, read backwards, the newest stream first."""
         last: deque[str] = deque()
         for stream in reversed(self._streams()):
-            token: str | None = None
-            while len(last) < count:
-                more = {} if token is None else {"nextToken": token}
-                page = self._page(stream, startFromHead=False, **more)
-                last.extendleft(reversed(list(_lines(page.get("events") or [], keep))))
-                following = page.get("nextBackwardToken")
-                if following is None or following == token:
+            for events in self._pages(stream, {}, back=True):
+                left = min(count - len(last), sys.maxsize)
+                last.extendleft(reversed(deque(_lines(events, keep), maxlen=left)))
+                if len(last) >= count:
                     break
-                token = following
             if len(last) >= count:
                 break
-        yield from list(last)[-count:]
+        yield from last
 
     def _follow(
         self, keep: Callable[[dict[str, Any], str], bool], query: LogQuery
     ) -> Iterator[str]:
         tokens: dict[str, str] = {}
-        quiet = 0
+        quiet_since: float | None = None
         delays = self._backoff.delays()
         while True:
             # Lines are dated by the machines, and arrive some seconds late.
             late = query.until is not None and self._clock() >= query.until
-            ended = late or self._terminal()
+            streams = self._streams()
+            ended = late or self._job.status in ENDED
             arrived = False
-            for stream in self._streams():
-                for events in self._forward(stream, query, tokens):
+            for stream in streams:
+                for events in self._pages(stream, tokens, query.since):
                     arrived |= bool(events)
                     yield from _lines(events, keep)
-            quiet = 0 if arrived or not ended else quiet + 1
-            if ended and quiet >= _QUIET_LOOKS:
-                return
+            now = self._backoff.clock()
             if arrived:
                 delays = self._backoff.delays()
-            self._backoff.sleep(next(delays))
+            pause = next(delays)
+            if ended:
+                quiet_since = now if arrived or quiet_since is None else quiet_since
+                if now - quiet_since >= self._delay:
+                    return
+                pause = min(pause, quiet_since + self._delay - now)
+            self._backoff.sleep(pause)
 
-    def _forward(
-        self, stream: str, query: LogQuery, tokens: dict[str, str]
+    def _pages(
+        self, stream: str, tokens: dict[str, str], since: float | None = None, *, back: bool = False
     ) -> Iterator[list[dict[str, Any]]]:
-        """The pages of a stream from where ``tokens`` says on, until the token comes back unchanged: some are empty."""
-        span = {}
-        if query.since is not None:
-            span["startTime"] = max(0, int(query.since * 1000))
+        """The events of a stream, page by page from where ``tokens`` says on, until the token comes back unchanged.
+
+        Some pages are empty.
+
+        Raises:
+            UnavailableError: They have no end.
+        """
+        span = {} if since is None else {"startTime": max(0, int(since * 1000))}
+        name = "nextBackwardToken" if back else "nextForwardToken"
+        mark, pages, empty = None, 0, 0
         while True:
             token = tokens.get(stream)
             more = {} if token is None else {"nextToken": token}
-            page = self._page(stream, startFromHead=True, **span, **more)
-            yield page.get("events") or []
-            following = page.get("nextForwardToken")
+            page = self._page(stream, startFromHead=not back, **span, **more)
+            events = page.get("events") or []
+            yield events
+            following = page.get(name)
             if following is None or following == token:
                 return
+            pages, empty = pages + 1, 0 if events else empty + 1
+            if following == mark or empty > _MOST_EMPTY:
+                raise UnavailableError(
+                    f"cannot read the log stream {shown(stream)}: its pages have no end{NOT_ITS_OWN}"
+                )
+            if pages.bit_count() == 1:  # so every circle is found, with one token kept
+                mark = following
             tokens[stream] = following
 
     def _page(self, stream: str, **query: Any) -> dict[str, Any]:
@@ -146,9 +196,10 @@ class JobLog:
             return retry(call, self._backoff, timeout=self._patience)
         except (ForbiddenError, AuthError) as error:
             kind = type(error)
-            raise kind(
-                f"{error}. The log is at {log_url(self._client.region, self._name)}"
-            ) from error
+            raise kind(f"{error}. {self._place()}") from error
+
+    def _place(self) -> str:
+        return f"The log is at {log_url(self._client.region, self._job.name)}"
 
 
 def _lines(

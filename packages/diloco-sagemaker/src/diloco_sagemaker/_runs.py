@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import logging
 from collections.abc import Sequence
+from itertools import islice
 from typing import Any
 
 from diloco_protocol import (
@@ -27,6 +28,7 @@ from ._client import Client
 from ._errors import EndedError, MissingError, TakenError
 from ._facts import ENDED, JobFacts, Summary
 from ._handles import created_of, is_of, make_handle, may_be_of
+from ._logs import MOST_STREAMS
 from ._many import at_once, outcomes
 from ._options import SageMakerOptions
 from ._recent import Recent
@@ -217,11 +219,12 @@ class Runs:
         self._wait_until_gone([*others, own])
 
     def _remove(self, job: JobFacts) -> None:
-        for stream, _ in list(self._client.log_streams(job.name)):
-            try:
+        streams = list(islice(self._client.log_streams(job.name), MOST_STREAMS))
+        for stream, _ in streams:
+            with contextlib.suppress(MissingError):
                 self._client.delete_log_stream(stream)
-            except MissingError:
-                continue
+        if len(streams) == MOST_STREAMS:
+            raise UnavailableError(f"the training job {job.name} has more log streams: purge again")
         self._remove_objects(job)
         try:
             self._client.delete(job.name)
