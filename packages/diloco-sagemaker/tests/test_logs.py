@@ -5,7 +5,7 @@ import tracemalloc
 
 import pytest
 
-from diloco_protocol import BackendError, UnavailableError
+from diloco_protocol import BackendError, ForbiddenError, UnavailableError
 
 
 @pytest.fixture
@@ -64,6 +64,14 @@ def test_lines_that_come_after_the_end_are_followed(aws, executor, handle, late,
     object.__setattr__(ours._backoff, "sleep", sleeping)
     assert list(ours.log_iter(handle, follow=True)) == ["works", "the last words"]
     assert aws.now < ended + 80  # it does not wait for ever
+
+
+@pytest.mark.parametrize("call", ["DescribeTrainingJob", "DescribeLogStreams", "GetLogEvents"])
+def test_who_may_not_read_a_log_is_told(aws, executor, handle, call):
+    write(aws, handle, "works")
+    aws.faults.append((call, "AccessDeniedException", "no", 400, False))
+    with pytest.raises(ForbiddenError, match="AccessDeniedException"):
+        executor().stream_logs(handle)
 
 
 READINGS = {

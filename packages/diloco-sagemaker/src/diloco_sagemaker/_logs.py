@@ -61,7 +61,7 @@ class JobLog:
         self._patience = patience
         self._clock = clock
         self._delay = delay
-        self._job = self._patiently(look)
+        self._job = retry(look, backoff, timeout=patience)
 
     def lines(self, query: LogQuery) -> Iterator[str]:
         """The lines that a query asks for; no more of them once the job is gone, since its streams may be another's then."""
