@@ -113,6 +113,7 @@ class AWSHarness(Harness):
                 "endpoint_url": stand_in.url,
                 "backoff": self.backoff(),
                 "clock": self.clock,
+                "log_delay": 0.0,  # no time passes while a follower waits
                 **options,
             },
             session=session,
