@@ -10,7 +10,6 @@ from bad_network import BadNetwork
 from diloco_protocol import (
     Backoff,
     FolderJournal,
-    ForbiddenError,
     InvalidRequestError,
     Outcome,
     ThrottledError,

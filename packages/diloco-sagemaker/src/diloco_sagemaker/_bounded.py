@@ -30,13 +30,13 @@ def bound_answers(client: Any, up: Callable[[], float], *, ours: bool) -> None:
     endpoint.http_session = _Session(session, up, streams=ours)
 
 
-def bound_clients(session: Any, seconds: float) -> None:
+def bound_clients(session: Any, up: Callable[[], float]) -> None:
     """Have all clients that a session of boto3 will make do so, also those that it makes by itself for credentials."""
 
     class Bounded:
         def __init__(self, *arguments: Any, **more: Any) -> None:
             super().__init__(*arguments, **more)
-            bound_answers(self, seconds, streams=True)
+            bound_answers(self, up, ours=True)
 
     session.events.register(
         "creating-client-class", lambda base_classes, **_: base_classes.insert(0, Bounded)

@@ -392,7 +392,7 @@ class Client:
                     self._session = boto3.Session()
                     # The clients that fetch credentials (AssumeRole, SSO) it makes by itself.
                     self._session._session.set_default_client_config(config)  # noqa: SLF001
-                    bound_clients(self._session, options.request_timeout)
+                    bound_clients(self._session, self._time_up)
                 client = self._session.client(
                     service,
                     region_name=region,
