@@ -129,6 +129,21 @@ def family(folder):
     return wait(folder)
 
 
+def slips_away(folder, when):
+    """Leaves an orphan that cleared its environment, and kills its runner: at once, or when it is told to end."""
+    def leave(*_):
+        pid = Path(folder, "pid-orphan")
+        program = "import sys, os, time; open(sys.argv[1], 'w').write(str(os.getpid())); time.sleep(60)"
+        subprocess.Popen(["sh", "-c", '"$@" & exit 0', "sh", "env", "-i", "setsid", sys.executable, "-S", "-c", program, str(pid)])
+        while not (pid.exists() and pid.read_text()):
+            time.sleep(0.01)
+        os.kill(os.getppid(), signal.SIGKILL)
+        os._exit(1)
+    if os.environ["REPLICA_RANK"] == "0" and os.environ["DILOCO_ATTEMPT"] == "1":
+        leave() if when == "at once" else signal.signal(signal.SIGTERM, leave)
+    return wait(folder)
+
+
 def is_replaced():
     error = DilocoError("another process has the rank")
     error.replaced = True

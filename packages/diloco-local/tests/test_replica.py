@@ -36,7 +36,13 @@ def machine(tmp_path, nothing_survives, until):
             return status if found else None
 
         replica = Replica(
-            directory, "test/0", Rules(0.3, None, restarts), order, reap, OomWatch(kills)
+            directory,
+            "test/0",
+            Rules(0.3, None, restarts),
+            order,
+            reap,
+            OomWatch(kills),
+            lambda table: {},
         )
         replica.start()
         if during is not None:
@@ -44,14 +50,12 @@ def machine(tmp_path, nothing_survives, until):
 
         def look():
             replica.step()
-            return replica.ending
+            return replica.done
 
         until(look)
-        assert not replica.done
-        replica.seal()
-        assert replica.done
-        assert json.loads(directory.state.read_text())["attempt"] == replica.ending.attempt
-        return status_from_data(json.loads(directory.final.read_text()))
+        status = status_from_data(json.loads(directory.final.read_text()))
+        assert json.loads(directory.state.read_text())["attempt"] == status.attempt
+        return status
 
     return run
 
@@ -134,8 +138,9 @@ def test_what_was_never_started_says_so(tmp_path):
         None,
         lambda pid: None,
         OomWatch(lambda: None),
+        lambda table: {},
     )
     replica.give_up()
-    assert replica.ending.reason is Reason.START_FAILED
-    replica.seal()
     assert replica.phase is Phase.DONE
+    status = status_from_data(json.loads((tmp_path / "final.json").read_text()))
+    assert status.reason is Reason.START_FAILED

@@ -309,6 +309,42 @@ def test_the_whole_tree_ends_with_sessions_and_orphans(waiting, folder, nothing_
     assert not any(member.alive() for member in family)
 
 
+def orphan_of(folder):
+    return ProcessId.of(int((folder / "pid-orphan").read_text()))
+
+
+@pytest.mark.skipif(
+    sys.platform != "linux", reason="orphans without a marker are found by the kernel's subreaper"
+)
+@pytest.mark.parametrize("when", ["at once", "told"])
+def test_an_orphan_ends_before_its_replica_does_though_another_lives(make, folder, until, when):
+    executor = make()
+    arguments = {"folder": str(folder), "when": when}
+    handles = executor.launch_replicas(2, "trainer:slips_away", arguments)
+    until((folder / "up-1-1").exists)
+    if when == "told":
+        until((folder / "up-0-1").exists)
+        executor.cancel(handles[0])
+    (result,) = results_of(executor, handles[:1])
+    assert orphan_of(folder) is None
+    assert result["status"] == ("cancelled" if when == "told" else "failed")
+    (folder / "go").touch()
+    assert results_of(executor, handles[1:])[0]["status"] == "succeeded"
+
+
+@pytest.mark.skipif(
+    sys.platform != "linux", reason="orphans without a marker are found by the kernel's subreaper"
+)
+def test_no_attempt_begins_while_an_orphan_of_the_last_one_works(make, folder, until):
+    executor = make()
+    arguments = {"folder": str(folder), "when": "at once"}
+    handles = executor.launch_replicas(2, "trainer:slips_away", arguments, max_restarts=1)
+    until((folder / "up-0-2").exists)
+    assert orphan_of(folder) is None
+    (folder / "go").touch()
+    assert [result["attempt"] for result in results_of(executor, handles)] == [2, 1]
+
+
 def test_a_stubborn_replica_is_killed_when_the_grace_is_over(waiting):
     run = waiting(function="stubborn")
     began = time.monotonic()

@@ -9,7 +9,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 
 from diloco_protocol import BackendError, Reason, ReplicaState, ReplicaStatus
@@ -20,7 +20,7 @@ from ._identity import ProcessId
 from ._oom import OomWatch
 from ._order import Order
 from ._own import open_own_stream
-from ._processes import MARKER, ProcessEntry, members
+from ._processes import MARKER, ProcessEntry, marker_of, members, process_table
 from ._record import outcome_of
 from ._rundir import ReplicaDir
 from ._state import AttemptState, read_state
@@ -59,6 +59,7 @@ class Replica:
         order: How to start it; None if this supervisor only finishes what another one began.
         reap: Reads how a child process ended; None if it is not our child or has not ended.
         oom: Evidence of OOM kills.
+        strays: Finds, in a table of all processes, those of which nobody knows to which replica they belong.
     """
 
     def __init__(
@@ -69,6 +70,7 @@ class Replica:
         order: Order | None,
         reap: Callable[[int], int | None],
         oom: OomWatch,
+        strays: Callable[[Mapping[int, ProcessEntry]], dict[int, ProcessEntry]],
     ) -> None:
         self._dir = directory
         self._marker = marker
@@ -76,6 +78,7 @@ class Replica:
         self._order = order
         self._reap = reap
         self._oom = oom
+        self._strays = strays
         self._attempt = 0
         self._runner: ProcessId | None = None
         self._pid = 0  # of the runner; its identity is unknown if it died at once
@@ -90,7 +93,6 @@ class Replica:
         self._popen: subprocess.Popen[bytes] | None = None
         self._sampler = Sampler()
         self.phase = Phase.STARTING
-        self.ending: ReplicaStatus | None = None
 
     @property
     def done(self) -> bool:
@@ -105,6 +107,11 @@ class Replica:
     def is_runner(self, pid: int) -> bool:
         """Whether ``pid`` is its runner."""
         return self._pid == pid
+
+    def owns(self, process: ProcessId) -> bool:
+        """Whether a process is its runner, or known to be one of its own."""
+        known = self._runner, self._known.get(process.pid)
+        return process in known or marker_of(process.pid) == self._marker
 
     def start(self) -> None:
         """Start the next attempt.
@@ -148,10 +155,12 @@ class Replica:
     def give_up(self) -> None:
         """Record that it was to be started and could not be."""
         if self._popen is None and self.phase is Phase.STARTING:
-            self.ending = ReplicaStatus(
-                state=ReplicaState.FAILED,
-                reason=Reason.START_FAILED,
-                message="a replica of the run could not be started",
+            self._seal(
+                ReplicaStatus(
+                    state=ReplicaState.FAILED,
+                    reason=Reason.START_FAILED,
+                    message="a replica of the run could not be started",
+                )
             )
 
     def adopt(self) -> None:
@@ -182,7 +191,7 @@ class Replica:
 
     def stop(self, reason: Reason) -> None:
         """Begin to end the attempt: written down first, then SIGTERM; SIGKILL when the grace is over."""
-        if self._stop is not None or self.done or self.ending is not None:
+        if self._stop is not None or self.done:
             return
         self._members()  # so that state.json names those that may slip away while they are being ended
         self._stop = Stop(reason, time.time())
@@ -196,8 +205,6 @@ class Replica:
 
     def step(self) -> None:
         """Look once, and do what is due."""
-        if self.done or self.ending is not None:
-            return
         if self.phase is Phase.RUNNING:
             self._watch()
         if self.phase is Phase.SWEEPING:
@@ -212,10 +219,11 @@ class Replica:
 
     def _members(self) -> dict[int, ProcessEntry]:
         known = [*self._known.values(), *([self._runner] if self._runner else [])]
-        alive = members(self._marker, known)
+        table = process_table()
+        alive = members(self._marker, known, table)
         alive.pop(os.getpid(), None)
         self._known.update({pid: entry.identity for pid, entry in alive.items()})
-        return alive
+        return alive | self._strays(table) if self.phase is Phase.SWEEPING else alive
 
     def _watch(self) -> None:
         if self._runner is None or not self._runner.alive():
@@ -313,19 +321,17 @@ class Replica:
                 )
             else:
                 return
-        self.ending = status
+        self._seal(status)
 
-    def seal(self) -> None:
-        """Write the terminal record, once everything of the replica is gone."""
-        if self.ending is not None and not self.done:
-            data = status_to_data(self.ending)
-            with _noted():
-                try:
-                    create_json(self._dir.final, data)
-                except (OSError, BackendError):
-                    create_json(self._dir.final_outside, data)
-                    raise
-            self.phase = Phase.DONE
+    def _seal(self, status: ReplicaStatus) -> None:
+        data = status_to_data(status)
+        with _noted():
+            try:
+                create_json(self._dir.final, data)
+            except (OSError, BackendError):
+                create_json(self._dir.final_outside, data)
+                raise
+        self.phase = Phase.DONE
 
     def _save(self) -> None:
         state = AttemptState(

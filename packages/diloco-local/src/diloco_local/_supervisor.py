@@ -22,7 +22,7 @@ import signal
 import sys
 import time
 import traceback
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -34,7 +34,7 @@ from ._identity import ProcessId
 from ._oom import OomWatch
 from ._order import Order
 from ._own import open_own
-from ._processes import below, process_table
+from ._processes import ProcessEntry, below
 from ._record import RunRecord, read_record
 from ._replica import Replica, Rules
 from ._rundir import RunDir
@@ -52,13 +52,18 @@ class Supervisor:
         self._record = record
         self._statuses: dict[int, int] = {}
         self._terminated = False
-        self._stray_kill_at: float | None = None
         rules = Rules(record.grace, record.timeout, record.max_restarts)
         by_rank = {order.rank: order for order in orders}
         oom = OomWatch()
         self.replicas = [
             Replica(
-                run.replica(rank), record.marker(rank), rules, by_rank.get(rank), self._reap, oom
+                run.replica(rank),
+                record.marker(rank),
+                rules,
+                by_rank.get(rank),
+                self._reap,
+                oom,
+                self._strays,
             )
             for rank in record.ranks
         ]
@@ -107,19 +112,9 @@ class Supervisor:
                 sampled = time.monotonic()
                 for replica in self.replicas:
                     replica.sample()
-            if all(replica.done or replica.ending is not None for replica in self.replicas):
-                # What slipped out of every net (a double fork with a cleared environment) has fallen to us.
-                if self._end_strays():
-                    for replica in self.replicas:
-                        replica.seal()
-                    return
-            else:
-                for replica in self.replicas:
-                    replica.seal()
-            ending = (
-                any(replica.being_ended for replica in self.replicas)
-                or self._stray_kill_at is not None
-            )
+            if all(replica.done for replica in self.replicas):
+                return
+            ending = any(replica.being_ended for replica in self.replicas)
             self._rest(ENDING_SECONDS if ending else SAMPLE_SECONDS)
 
     def _rest(self, seconds: float) -> None:
@@ -143,20 +138,19 @@ class Supervisor:
         self._collect()
         return self._statuses.pop(pid, None)
 
-    def _end_strays(self) -> bool:
-        table = process_table()
+    def _strays(self, table: Mapping[int, ProcessEntry]) -> dict[int, ProcessEntry]:
+        """What has slipped out of every net (a double fork with a cleared environment) and fallen to us.
+
+        Nobody can tell whose it was, so no replica ends, or is started again, before it is gone.
+        """
         me = os.getpid()
-        strays = below(table, [pid for pid, entry in table.items() if entry.parent == me])
-        if not strays:
-            return True
-        first = self._stray_kill_at is None
-        if self._stray_kill_at is None:
-            self._stray_kill_at = time.monotonic() + self._record.grace
-        late = time.monotonic() >= self._stray_kill_at
-        for pid in strays:
-            if first or late:
-                table[pid].identity.send(signal.SIGKILL if late else signal.SIGTERM)
-        return False
+        living = [replica for replica in self.replicas if not replica.done]
+        roots = [
+            pid
+            for pid, entry in table.items()
+            if entry.parent == me and not any(replica.owns(entry.identity) for replica in living)
+        ]
+        return {pid: table[pid] for pid in below(table, roots)}
 
 
 def _open_wakers(run: RunDir, supervisor: Supervisor) -> tuple[int, int]:
