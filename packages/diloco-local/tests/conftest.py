@@ -134,7 +134,8 @@ def slips_away(folder, when):
     def leave(*_):
         pid = Path(folder, "pid-orphan")
         program = "import sys, os, time; open(sys.argv[1], 'w').write(str(os.getpid())); time.sleep(60)"
-        subprocess.Popen(["sh", "-c", '"$@" & exit 0', "sh", "env", "-i", "setsid", sys.executable, "-S", "-c", program, str(pid)])
+        child = [sys.executable, "-S", "-c", program, str(pid)]
+        subprocess.Popen(["sh", "-c", '"$@" & exit 0', "sh", "env", "-i", "setsid", *child])
         while not (pid.exists() and pid.read_text()):
             time.sleep(0.01)
         os.kill(os.getppid(), signal.SIGKILL)

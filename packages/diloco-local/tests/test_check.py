@@ -1,3 +1,4 @@
+import contextlib
 import os
 import sys
 import tracemalloc
@@ -39,6 +40,12 @@ def check(tmp_path):
     )
     (package / "broken.py").write_text("import a_module_nobody_has\n")
     (package / "empty.py").touch()
+    (tmp_path / "starting_trainer.py").write_text(
+        "import subprocess, sys\n"
+        "for session in (False, True):\n"
+        "    subprocess.Popen([sys.executable, '-S', '-c', 'import time; time.sleep(60)'], start_new_session=session)\n"
+        "import how_it_ends\n"
+    )
     (tmp_path / "hanging_trainer.py").write_text("import time\ntime.sleep(600)\n")
 
     def run(entrypoint, **options):
@@ -108,3 +115,22 @@ def test_what_a_module_prints_takes_bounded_memory(check):
     finally:
         tracemalloc.stop()
     assert peak < 1 << 22
+
+
+@pytest.mark.parametrize(
+    ("ends", "raised"),
+    [
+        ("raise ValueError", InvalidRequestError),
+        (
+            "import os, signal, time; os.kill(os.getppid(), signal.SIGINT); time.sleep(60)",
+            KeyboardInterrupt,
+        ),
+        ("def train(): ...", None),
+    ],
+    ids=["refused", "interrupted", "good"],
+)
+def test_the_check_leaves_no_process(check, tmp_path, nothing_survives, ends, raised):
+    (tmp_path / "how_it_ends.py").write_text(ends)
+    with contextlib.nullcontext() if raised is None else pytest.raises(raised):
+        check("starting_trainer:subprocess.run")
+    assert nothing_survives() == []

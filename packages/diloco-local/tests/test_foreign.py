@@ -287,6 +287,16 @@ def test_a_replica_that_spoils_its_folder_can_be_cancelled(waiting, spoil, super
         bystander.wait()
 
 
+@pytest.mark.processes
+def test_a_cancel_that_is_written_down_is_not_refused(waiting, tmp_path):
+    run = waiting()
+    wake = run_of(run.handle).wake
+    wake.unlink()
+    wake.symlink_to(tmp_path / "elsewhere")
+    run.executor.cancel(run.handle)
+    assert run.executor.collect([run.handle])[0]["status"] == "cancelled"
+
+
 def test_a_file_in_place_of_a_run_is_not_taken_for_a_launch(tmp_path):
     linked = Root(tmp_path / "state")
     linked.discard(linked.stage())

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import signal
 import subprocess
 import tempfile
+import time
+import uuid
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -11,6 +14,9 @@ from diloco_protocol import InvalidRequestError
 
 from ._environment import SAFE_PATH
 from ._files import read_json, read_tail
+from ._processes import MARKER, members
+
+_PATIENCE = 5.0  # seconds; some processes are not killed at once
 
 # Writes to a file and not to stdout, which belongs to the modules it imports.
 _PROGRAM = """
@@ -65,21 +71,26 @@ def check_entrypoint(
         InvalidRequestError: It cannot be imported; says which module or attribute, and how the import failed.
     """
     module, _, name = entrypoint.partition(":")
+    marker = f"check/{uuid.uuid4().hex}"
     with tempfile.TemporaryDirectory(prefix="diloco-check-") as folder:
         report, log = Path(folder, "report.json"), Path(folder, "stderr.log")
         try:
             # A file and no pipe: a module may print without end, or leave a process behind that keeps a pipe open.
             with log.open("wb") as errors:
-                done = subprocess.run(
+                process = subprocess.Popen(
                     [python, *SAFE_PATH, "-c", _PROGRAM, module, name, str(report)],
-                    env=dict(env),
+                    env={**env, MARKER: marker},
                     cwd=cwd,
                     stdin=subprocess.DEVNULL,
                     stdout=subprocess.DEVNULL,
                     stderr=errors,
-                    check=False,
-                    timeout=timeout,
                 )
+            try:
+                code = process.wait(timeout)
+            finally:
+                _end(marker)
+                process.kill()  # it may have cleared its environment
+                process.wait()
         except OSError as error:
             raise InvalidRequestError(
                 f"the interpreter {python!r} cannot be started in {cwd!r}: {error}"
@@ -91,7 +102,7 @@ def check_entrypoint(
         if not report.exists():
             raise InvalidRequestError(
                 f"importing module {module!r} of entrypoint {entrypoint!r} ended the interpreter "
-                f"with code {done.returncode}: {read_tail(log) or 'it printed nothing'}"
+                f"with code {code}: {read_tail(log) or 'it printed nothing'}"
             )
         answer = read_json(report)
     if not answer:
@@ -109,3 +120,12 @@ def check_entrypoint(
     raise InvalidRequestError(
         f"{name!r} of module {module!r} cannot be called: {answer['error']} {where}"
     )
+
+
+def _end(marker: str) -> None:
+    """End what the import has started, also if it was interrupted; a launch that is refused leaves nothing."""
+    deadline = time.monotonic() + _PATIENCE
+    while (left := members(marker)) and time.monotonic() < deadline:
+        for entry in left.values():
+            entry.identity.send(signal.SIGKILL)
+        time.sleep(0.01)
