@@ -16,6 +16,7 @@ class StrangeServer:
     body: bytes = b'{"kind": "JobList", "items": []}'
     drip: float = 0.0  # seconds before every byte of the body
     raw: bytes = b""  # the whole answer in place of all else; every byte of it drips
+    breaks: bool = False  # the connection, behind the body
     headers: dict = field(default_factory=dict)
     asked: list = field(default_factory=list)
 
@@ -38,7 +39,11 @@ def strange_server(**answer):
             body = strange.body(self.path) if callable(strange.body) else strange.body
             self.send_response(strange.status)
             self.send_header("Content-Type", "application/json")
-            self.send_header("Content-Length", str(len(body)))
+            if strange.breaks:
+                self.send_header("Transfer-Encoding", "chunked")
+                body = b"%x\r\n%s\r\n" % (len(body), body) if body else b""
+            else:
+                self.send_header("Content-Length", str(len(body)))
             for header in strange.headers.items():
                 self.send_header(*header)
             self.end_headers()

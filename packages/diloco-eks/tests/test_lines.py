@@ -1,5 +1,6 @@
 """Bytes of a log as lines, and going on where a connection broke."""
 
+import contextlib
 import itertools
 
 import pytest
@@ -17,11 +18,8 @@ STAMPS = [
     for fraction in ("", ".1", ".123456789", ".5")
 ]
 TEXTS = st.text(st.sampled_from("ab \r\tü"), max_size=6)
-LINES = st.lists(st.tuples(st.sampled_from(STAMPS), TEXTS), max_size=12).map(
-    lambda pairs: [
-        Line(stamp, text) for stamp, text in sorted(pairs, key=lambda pair: STAMPS.index(pair[0]))
-    ]
-)
+LINES = st.lists(st.builds(Line, st.sampled_from(STAMPS), TEXTS), max_size=12)
+BREAKS = st.lists(st.tuples(st.integers(0, 12), st.integers(0, 12)), max_size=4)
 
 
 @given(LINES, st.lists(st.integers(0, 400), max_size=8), st.booleans())
@@ -34,16 +32,47 @@ def test_lines_come_whole_however_the_bytes_are_cut(lines, cuts, finished):
     assert list(lines_of(chunks)) == lines
 
 
-@given(LINES, st.integers(0, 12), st.integers(0, 12))
-def test_a_broken_connection_costs_and_repeats_nothing(lines, first, again):
-    """The second connection starts anywhere up to where the first one broke, but at a whole second."""
-    place = Place()
-    read = list(place.fresh(lines[:first]))
-    start = min(again, len(read))
-    while 0 < start < len(lines) and lines[start - 1].stamp[:19] == lines[start].stamp[:19]:
-        start -= 1
-    read += place.fresh(lines[start:])
+def read_on(place, log, ends_after=None):
+    """What an answer brings that has the last lines or all, as the place asks for, and may break off."""
+    asked_for = log if place.tail is None else log[-place.tail :]
+
+    def answer():
+        for number, line in enumerate(asked_for):
+            if number == ends_after:
+                raise UnavailableError("broken off")
+            yield line
+
+    read = []
+    with contextlib.suppress(UnavailableError):
+        for line in place.fresh(answer()):
+            read.append(line)  # noqa: PERF402 - what came before it broke off counts
+    return read
+
+
+@given(LINES, BREAKS, st.booleans())
+def test_a_broken_connection_costs_and_repeats_nothing(lines, breaks, few_are_known):
+    """Whatever the stamps say: two streams, summer time and a clock that is set back mix them."""
+    if few_are_known:
+        lines = [Line(line.stamp, f"{number} {line.text}") for number, line in enumerate(lines)]
+    place, read = Place(2 if few_are_known else 100), []
+    for written_by_then, ends_after in breaks:
+        read += read_on(place, lines[: max(written_by_then, len(read))], ends_after)
+    for _ in range(2):
+        read += read_on(place, lines)
     assert read == lines
+    assert not place.lost
+
+
+def test_a_new_file_of_the_node_goes_on_behind_what_is_known():
+    lines = [Line(STAMPS[0], f"line {number}") for number in range(9)]
+    place = Place(3)
+    assert read_on(place, lines[:6]) == lines[:6]
+    assert read_on(place, lines[4:7]) == lines[6:7]
+    assert read_on(place, lines[6:8]) == []
+    assert place.lost  # what may begin within a line shows nothing
+    assert read_on(place, lines[6:8]) == lines[7:8]
+    assert read_on(place, lines[6:8]) == []
+    assert read_on(place, lines[8:]) == lines[8:]
 
 
 def test_what_has_no_time_is_a_line_too():

@@ -24,7 +24,7 @@ from diloco_protocol import (
 from diloco_protocol.backend import in_time, read_bounded, redact_and_cut
 
 from .__about__ import __version__
-from ._errors import UnreachedError, read_answer, read_warnings, to_error, warn
+from ._errors import SilentError, UnreachedError, read_answer, read_warnings, to_error, warn
 from ._kubeconfig import in_cluster, obey, read_kubeconfig, words_of_plugins_cut
 
 # A page of pods, each of which may be as large as a Job (about 1 MB).
@@ -304,7 +304,7 @@ def _bound_refusals(connections: Any) -> None:
 
 def _translated(what: str, make: Callable[[Apis], Any], apis: Apis) -> Any:
     from kubernetes.client.exceptions import ApiException
-    from urllib3.exceptions import ConnectTimeoutError, HTTPError, SSLError
+    from urllib3.exceptions import ConnectTimeoutError, HTTPError, ReadTimeoutError, SSLError
 
     try:
         return make(apis)
@@ -315,7 +315,8 @@ def _translated(what: str, make: Callable[[Apis], Any], apis: Apis) -> Any:
     except (ConnectTimeoutError, SSLError) as error:
         raise _unreached(f"cannot {what}: {type(error).__name__}: {error}") from error
     except (HTTPError, OSError) as error:
-        raise UnavailableError(f"cannot {what}: {type(error).__name__}: {error}") from error
+        kind = SilentError if isinstance(error, ReadTimeoutError) else UnavailableError
+        raise kind(f"cannot {what}: {type(error).__name__}: {error}") from error
     except (AttributeError, ValueError, TypeError) as error:
         # Some clients (36) trip over a body that is empty or not UTF-8 before their own error comes.
         if isinstance(error.__context__, ApiException):
@@ -361,7 +362,7 @@ def pieces(what: str, response: Any, size: int = 1 << 16) -> Iterator[bytes]:
     Raises:
         UnavailableError: The connection broke, or was silent for too long, or time is up.
     """
-    from urllib3.exceptions import HTTPError
+    from urllib3.exceptions import HTTPError, ReadTimeoutError
 
     if _is_packed(response):
         response.close()
@@ -369,7 +370,8 @@ def pieces(what: str, response: Any, size: int = 1 << 16) -> Iterator[bytes]:
     try:
         yield from response.stream(size)
     except (HTTPError, OSError) as error:
-        raise UnavailableError(f"cannot {what}: {type(error).__name__}: {error}") from error
+        kind = SilentError if isinstance(error, ReadTimeoutError) else UnavailableError
+        raise kind(f"cannot {what}: {type(error).__name__}: {error}") from error
     finally:
         response.close()
         response.release_conn()

@@ -46,6 +46,10 @@ class UnreachedError(UnavailableError):
     """Raised when there was no connection, so that the request was not sent."""
 
 
+class SilentError(UnavailableError):
+    """Raised when an answer, or its next piece, did not come in time."""
+
+
 class MissingRightError(ForbiddenError):
     """Raised when no role allows a call (403 of RBAC, and not of a policy)."""
 

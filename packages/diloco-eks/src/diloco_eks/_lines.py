@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import re
+from collections import deque
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
+from itertools import islice
 
 from diloco_protocol import UnavailableError
 from diloco_protocol.backend import redact_and_cut, split_lines
@@ -33,33 +35,71 @@ class Line:
         return parse_time(self.stamp)
 
 
-@dataclass
 class Place:
     """How far a log has been read, so that a new connection continues where the old one broke.
 
-    The server can only be asked for whole seconds, so what was read already is skipped by its time; several lines may share
-    one.
+    Neither clocks nor the order of time stamps are relied on. A new connection asks for the last lines, and goes on behind
+    those that are known. If they do not show where that is, the whole log is asked for, and what was read is passed over.
+
+    Args:
+        known: How many lines are remembered.
+
+    Attributes:
+        lost: The last answer did not show where to go on, so the next one has to be whole.
+        answered: The last answer had lines, which may be known.
     """
 
-    stamp: str = ""
-    lines: int = 0
+    def __init__(self, known: int = 1000) -> None:
+        self._known = known
+        self._last: deque[int] = deque(maxlen=known)
+        self._first = 0  # of the file that is read
+        self._read = 0  # lines of that file
+        self.lost = False
+        self.answered = False
+
+    @property
+    def tail(self) -> int | None:
+        """How many of the last lines the next answer has to have; None for all."""
+        return None if self.lost or self._read <= self._known else self._known
 
     def fresh(self, lines: Iterable[Line]) -> Iterator[Line]:
         """The lines that were not read yet."""
-        before, skip = self.stamp, self.lines
-        for line in lines:
-            key = _sortable(line.stamp)
-            if before and line.stamp:
-                if key < _sortable(before):
-                    continue
-                if line.stamp == before and skip:
-                    skip -= 1
-                    continue
-            if line.stamp == self.stamp:
-                self.lines += 1
-            elif line.stamp:
-                self.stamp, self.lines = line.stamp, 1
+        whole = self.tail is None
+        self.lost = self.answered = False
+        lines = iter(lines)
+        for line in self._behind(lines, whole=whole) if self._read else lines:
+            if not self._read:
+                self._first = _key(line)
+            self._read += 1
+            self._last.append(_key(line))
             yield line
+
+    def _behind(self, lines: Iterator[Line], *, whole: bool) -> Iterator[Line]:
+        """What is behind the lines that were read."""
+        if not whole:
+            next(lines, None)  # the kubelet may begin within a line
+        last, held = list(self._last), list[Line]()
+        places = list(range(len(last)))  # where the answer may begin in what is remembered
+        ends = []  # how many of its lines are then known
+        for line in lines:
+            self.answered = True
+            held.append(line)
+            if whole and len(held) == 1 and _key(line) == self._first:
+                yield from islice(lines, self._read - 1, None)
+                return
+            places = [place for place in places if last[place + len(held) - 1] == _key(line)]
+            if len(last) - len(held) in places:
+                places.remove(len(last) - len(held))
+                ends.append(len(held))
+            if not places:
+                break
+        if whole:  # the node has begun a new file
+            self._first, self._read = _key(held[0]) if held else 0, max(ends, default=0)
+        elif len(ends) != 1:
+            self.lost = True
+            return
+        yield from held[max(ends, default=0) :]
+        yield from lines
 
 
 def lines_of(pieces: Iterable[bytes]) -> Iterator[Line]:
@@ -104,7 +144,5 @@ def _is_stamp(text: str) -> bool:
     )
 
 
-def _sortable(stamp: str) -> tuple[str, str]:
-    """A time stamp as a key to sort by, to the nanosecond; the stamp may lack trailing zeros."""
-    fraction = stamp[20:].rstrip("Z").partition("+")[0] if stamp[19:20] == "." else ""
-    return stamp[:19], fraction.ljust(9, "0")
+def _key(line: Line) -> int:
+    return hash((line.stamp, line.text))

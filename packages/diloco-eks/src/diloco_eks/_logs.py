@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import copy
-import math
 import re
 from collections import deque
 from collections.abc import Callable, Generator, Iterator
@@ -26,14 +25,13 @@ from diloco_protocol.backend import check_whole
 
 from ._client import pieces
 from ._cluster import Cluster
-from ._errors import BadRequestError, MissingError
+from ._errors import BadRequestError, MissingError, SilentError
 from ._facts import PodFacts, pods_by_index
 from ._lines import Line, Place, lines_of, written
 from ._verdict import read_message
 
 T = TypeVar("T")
 
-_CLOCKS_DIFFER = 60
 # What kubelet and API server say of a container that has not started, or never did.
 _NEVER_BEGUN = re.compile(
     "is waiting to start|is not available|is terminated|does not have a host assigned"
@@ -71,9 +69,7 @@ class LogSource:
         pods = self.cluster.list_pods(self.namespace, self.job_uid, self.index)
         return pods_by_index(pods).get(self.index, [])
 
-    def lines(
-        self, pod: str, *, follow: bool = False, since: float | None = None, tail: int | None = None
-    ) -> Iterator[Line]:
+    def lines(self, pod: str, *, follow: bool = False, tail: int | None = None) -> Iterator[Line]:
         """The lines of one pod's log, which is opened at once; none if its container has not started yet.
 
         Raises:
@@ -81,9 +77,6 @@ class LogSource:
             BackendError: It cannot be opened; or, while it is read, the connection broke.
         """
         query: dict[str, Any] = {"follow": True} if follow else {}
-        if since is not None and since > 0:
-            # A little more than is asked for, as the node's clock may differ; what is too early is left out by its time.
-            query["since_seconds"] = max(1, math.ceil(self.clock() - since) + _CLOCKS_DIFFER)
         if tail is not None:
             query["tail_lines"] = tail
         try:
@@ -148,8 +141,9 @@ class PodLog(Iterator[str]):
 
     def close(self) -> None:
         """Close the connection, if there is one; nothing more is read. Who drops the iterator does the same."""
-        if self._lines is not None:
-            self._lines.close()
+        if self._lines is None:
+            self._lines = self._read()
+        self._lines.close()
 
     def of(self, attempt: int | None, *, previous: bool) -> PodLog:
         """The same lines of an attempt other than the newest."""
@@ -250,7 +244,7 @@ class PodLog(Iterator[str]):
 
     def _follow(self, pod: PodFacts | None) -> Iterator[Line]:
         """One attempt after the other, until the replica has ended and all was read."""
-        place = Place()
+        place, read = Place(), set[str]()
         fixed = self._attempt is not None or self._previous
         while True:
             until = self._query.until
@@ -273,12 +267,14 @@ class PodLog(Iterator[str]):
                 if not over or not whole:
                     self._pause()
                     continue
-            newer = (
-                []
-                if fixed
-                else [candidate for candidate in pods if pod is None or _younger(candidate, pod)]
-            )
-            if newer:
+            if pod is not None:
+                read.add(pod.name)
+            newer = [
+                candidate
+                for candidate in pods
+                if candidate.name not in read and (pod is None or not _older(candidate, pod))
+            ]
+            if newer and not fixed:
                 pod, place = newer[0], Place()
                 continue
             if ended or (fixed and current is None) or (fixed and over):
@@ -289,24 +285,22 @@ class PodLog(Iterator[str]):
 
     def _stream(self, pod: PodFacts, place: Place, *, follow: bool) -> Generator[Line, None, bool]:
         """What was not read yet; returns whether it was read to its end, or the connection broke and is to be opened again."""
-        since = Line(place.stamp, "").time if place.stamp else self._query.since
         try:
             with self._in_time(follow=follow):
-                lines = self._source.lines(pod.name, follow=follow, since=since)
-            if (
-                pod.live
-            ):  # of a silent container nothing comes, and the connection is opened again and again
-                self._outage.over()
+                lines = self._source.lines(pod.name, follow=follow, tail=place.tail)
             for line in place.fresh(lines):
                 self._outage.over()
                 yield line
         except MissingError:
             raise
         except BackendError as error:
+            # Nothing comes of a silent container, and the connection is opened again and again.
+            if follow and pod.live and (place.answered or isinstance(error, SilentError)):
+                self._outage.over()
             self._outage.goes_on(error)
             return False
         self._outage.over()
-        return True
+        return not place.lost
 
     def _in_time(self, *, follow: bool) -> contextlib.AbstractContextManager[None]:
         """A silent pod is not waited for beyond the time at which following ends."""
@@ -327,5 +321,5 @@ def _removed(pod: PodFacts | None) -> ReplicaNotFoundError:
     return ReplicaNotFoundError(f"the pod{name} has been removed, and its log with it")
 
 
-def _younger(one: PodFacts, other: PodFacts) -> bool:
-    return one.name != other.name and (one.created, one.attempt) >= (other.created, other.attempt)
+def _older(one: PodFacts, other: PodFacts) -> bool:
+    return (one.created, one.attempt) < (other.created, other.attempt)
