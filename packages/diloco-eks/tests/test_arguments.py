@@ -146,8 +146,43 @@ def test_if_they_cannot_be_sent_the_job_is_withdrawn(bench, monkeypatch):
     assert executor.list_runs() == []
 
 
+@pytest.mark.parametrize("error", [KeyboardInterrupt, UnavailableError("not now")])
+def test_a_run_that_another_launcher_has_completed_is_not_withdrawn(bench, monkeypatch, error):
+    executor, others = bench.executor(retry_timeout=5), []
+
+    def fail(body, *, dry_run=False):
+        if not dry_run:
+            others.append(bench.launch(1, kwargs=LARGE))
+            raise error
+
+    monkeypatch.setattr(executor._cluster, "create_config_map", fail)
+    if error is KeyboardInterrupt:
+        with pytest.raises(KeyboardInterrupt) as caught:
+            bench.launch(1, kwargs=LARGE, executor=executor)
+        assert "the run 'run-1' is there, and has all it needs" in caught.value.__notes__[0]
+    else:
+        assert bench.launch(1, kwargs=LARGE, executor=executor).handles == others[0].handles
+    bench.world.settle(within=40)
+    assert others[0].states() == ["running"]
+
+
+def test_whether_a_run_is_complete_has_to_be_known_before_it_is_withdrawn(bench, monkeypatch):
+    executor = bench.executor(retry_timeout=5)
+
+    def fail(*args, dry_run=False):
+        if not dry_run:
+            raise UnavailableError("not now")
+
+    monkeypatch.setattr(executor._cluster, "create_config_map", fail)
+    monkeypatch.setattr(executor._cluster, "read_config_map", fail)
+    with pytest.raises(LaunchError, match="Launch it again with the same run_id"):
+        bench.launch(1, kwargs=LARGE, executor=executor)
+    assert executor.list_runs() == ["run-1"]
+
+
 def test_a_run_that_was_there_before_is_never_withdrawn(bench, monkeypatch):
     run = bench.launch(1, kwargs=LARGE)
+    bench.create(f"/api/v1/namespaces/default/configmaps/{names(bench)[0]}", {}, "DELETE")
     executor = bench.executor(retry_timeout=5)
 
     def fail(body, *, dry_run=False):

@@ -265,6 +265,23 @@ def test_an_interrupted_launch_of_a_named_run_says_its_name(bench, monkeypatch):
     assert bench.executor().list_runs() == ["run-1"]
 
 
+def test_an_interrupted_launch_that_is_under_way_says_its_name(bench, monkeypatch):
+    """The cluster takes its time, and makes the Job when the launcher has looked for it."""
+    executor = bench.executor()
+    create, sent = executor._cluster.create_job, []
+
+    def interrupted(manifest, **options):
+        sent.append(manifest)
+        signal.raise_signal(signal.SIGINT)
+
+    monkeypatch.setattr(executor._cluster, "create_job", interrupted)
+    with pytest.raises(KeyboardInterrupt) as caught:
+        executor.launch_replicas(2, "trainer:train")
+    create(sent[0])
+    (run_id,) = bench.executor().list_runs()
+    assert f"the run {run_id!r} may have been created, or may be yet" in caught.value.__notes__[0]
+
+
 def test_the_launchs_labels_select_its_job_and_pods(bench):
     bench.launch(2, labels={"team": "vision"}, executor=bench.executor(owner="ada"))
     executor = bench.executor()

@@ -16,7 +16,7 @@ from diloco_protocol import InvalidRequestError, UnavailableError, retry, spec_t
 from diloco_protocol.backend import redact_spec, spec_sha256
 
 from . import _names as names
-from ._errors import ConflictError
+from ._errors import ConflictError, MissingError
 from ._kubeconfig import DEFAULT
 from ._reading import mappings
 
@@ -114,10 +114,7 @@ def put_arguments(
         try:
             cluster.create_config_map(owned)
         except ConflictError as error:
-            known = cluster.read_config_map(space, name)
-            owners = mappings(known["metadata"].get("ownerReferences"))
-            ours = any(each.get("uid") == job.uid for each in owners)
-            if not ours or known.get("data") != body["data"]:
+            if not has_arguments(cluster, body, job):
                 # The cluster is about to remove an earlier run's; or it is somebody else's.
                 raise UnavailableError(
                     f"cannot create ConfigMap {space}/{name}, since there is one that is not this "
@@ -125,3 +122,15 @@ def put_arguments(
                 ) from error
 
     retry(once, backoff, timeout=patience)
+
+
+def has_arguments(cluster: Cluster, body: Mapping[str, Any], job: JobFacts) -> bool:
+    """Whether a Job has its ConfigMap."""
+    metadata = body["metadata"]
+    try:
+        known = cluster.read_config_map(metadata["namespace"], metadata["name"])
+    except MissingError:
+        return False
+    owners = mappings(known["metadata"].get("ownerReferences"))
+    ours = any(each.get("uid") == job.uid for each in owners)
+    return ours and known.get("data") == body["data"]

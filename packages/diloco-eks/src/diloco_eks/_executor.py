@@ -244,12 +244,12 @@ class EKSExecutor(LogVerbs):
             raise
         except BaseException as interrupt:
             # A run that the caller has named may be an earlier launch's, whose replicas are not ours to end.
-            if request.named or not withdraw(
-                self._cluster, manifest, self._backoff, self._patience
-            ):
-                interrupt.add_note(
-                    f"the run {request.run_id!r} may have been created: attach it, or cancel it"
-                )
+            if not request.named:
+                withdraw(self._cluster, manifest, self._backoff, self._patience)
+            # Where that found nothing, the create may still be under way.
+            interrupt.add_note(
+                f"the run {request.run_id!r} may have been created, or may be yet: attach it, or cancel it"
+            )
             raise
         if arguments is not None:
             try:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+from functools import partial
 from typing import Any
 
 from diloco_protocol import (
@@ -16,7 +17,7 @@ from diloco_protocol import (
 )
 
 from . import _names as names
-from ._arguments import put_arguments
+from ._arguments import has_arguments, put_arguments
 from ._cluster import Cluster
 from ._errors import ConflictError, MissingError, UnreachedError, warn
 from ._facts import JobFacts
@@ -119,6 +120,8 @@ def send_arguments(
 ) -> None:
     """Create the ConfigMap of a run whose Job is there; if that fails, the run is deleted: its pods wait, and none has begun.
 
+    If the ConfigMap is there all the same, the run is complete, and somebody may have been given it: it is not deleted.
+
     Args:
         cluster: To ask.
         manifest: The Job.
@@ -135,7 +138,18 @@ def send_arguments(
     try:
         put_arguments(cluster, arguments, facts, backoff, patience)
     except BaseException as error:
-        if ours and withdraw(cluster, manifest, backoff, patience):
+        complete = None
+        with contextlib.suppress(BackendError):
+            look = partial(has_arguments, cluster, arguments, facts)
+            complete = retry(look, backoff, timeout=patience)
+        if complete:
+            if isinstance(error, BackendError):
+                return
+            error.add_note(
+                f"the run {facts.run_id!r} is there, and has all it needs: attach it, or cancel it"
+            )
+            raise
+        if complete is False and ours and withdraw(cluster, manifest, backoff, patience):
             raise
         raise StrandedError(
             f"the run {facts.run_id!r} is there, but its arguments could not be sent ({error}), so its replicas do not "
