@@ -109,3 +109,20 @@ def test_events_and_workloads_of_others_are_not_taken(monkeypatch):
     assert cluster.list_workloads("default", "u") == [ours]
     monkeypatch.setattr(cluster, "_json", lambda *_, **__: {"items": events})
     assert cluster.list_events("default", "u") == events[1:]
+
+
+def test_what_a_container_says_of_its_end_is_no_longer_than_a_kubelets(a_pod):
+    texts = ("reason", "message", "startedAt", "finishedAt", "signal")
+    end = dict.fromkeys(texts, "x" * 65_000) | {"exitCode": 1}
+    facts = read_pod(a_pod(0, "Failed", {"terminated": end}))
+    assert len(repr(facts)) < 15_000
+
+
+def test_pods_that_say_too_much_are_given_up(bench, monkeypatch):
+    run = bench.launch(2)
+    for rank in range(2):
+        run.pod(rank).fail(1, message="x" * 4000)
+    assert len(run.executor._cluster.list_pods("default", run.handles[0].metadata["job_uid"])) == 2
+    monkeypatch.setattr("diloco_eks._cluster._KEPT", 6000)
+    with pytest.raises(UnavailableError, match="the pods say more than 6000 characters"):
+        run.executor._cluster.list_pods("default", run.handles[0].metadata["job_uid"])

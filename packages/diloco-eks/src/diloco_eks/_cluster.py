@@ -19,6 +19,7 @@ T = TypeVar("T")
 Json = dict[str, Any]
 PAGE = 250
 _OBJECTS, _PAGES = 100_000, 1000  # of a list, at most
+_KEPT = 1 << 27  # characters of what is kept of a list of pods
 _KUEUE = "kueue.x-k8s.io"
 _KUEUE_VERSIONS = ("v1beta2", "v1beta1")  # those that we know, the newest first
 
@@ -175,13 +176,23 @@ class Cluster:
             versions: Takes the resourceVersion of the list.
         """
         selector = f"{CONTROLLER_UID}={job_uid}" + ("" if index is None else f",{INDEX}={index}")
+        what, kept = f"list pods in {space}", 0
+
+        def read(pod: Json) -> PodFacts:
+            nonlocal kept
+            facts = read_pod(pod)
+            kept += len(repr(facts))
+            if kept > _KEPT:
+                raise UnavailableError(f"cannot {what}: the pods say more than {_KEPT} characters")
+            return facts
+
         return self._pages(
-            f"list pods in {space}",
+            what,
             ("PodList", "", space),
             lambda apis, options: apis.core.list_namespaced_pod(
                 namespace=space, label_selector=selector, **options
             ),
-            read_pod,
+            read,
             lambda pod: _controls(job_uid, pod),
             versions,
         )

@@ -17,7 +17,7 @@ _MOST = 2**31 - 1  # of what Kubernetes counts
 _SHOWN = 4096  # of a text for people
 _REASON_SHOWN = 128  # Kubernetes' own are shorter
 _END = ("exitCode", "signal", "reason", "message", "startedAt", "finishedAt")
-_END_SHOWN = 64 * 1024  # of the end of a log, more than any kubelet takes
+_END_SHOWN = 12 * 1024  # of the end of a log; the kubelet takes no more for all containers of a pod
 
 
 def run_of(job: Mapping[str, Any]) -> str:
@@ -128,7 +128,11 @@ def read_pod(pod: Mapping[str, Any]) -> PodFacts:
 def _end(state: Mapping[str, Any]) -> dict[str, Any]:
     """What is read of a container's end, since whoever may create pods may write anything into it."""
     kept = {name: state.get(name) for name in _END}
-    texts = {name: text[-_END_SHOWN:] for name, text in kept.items() if isinstance(text, str)}
+    texts = {
+        name: text[-_END_SHOWN:] if name == "message" else text[:_REASON_SHOWN]
+        for name, text in kept.items()
+        if isinstance(text, str)
+    }
     return {name: code for name, code in kept.items() if type(code) is int} | texts
 
 
