@@ -392,3 +392,10 @@ def test_what_python_prints_of_an_error_has_no_secret_either(server, executor, s
     printed = "".join(traceback.format_exception(caught.value))
     assert "hunter2" not in printed
     assert "\x1b" not in printed
+
+
+def test_the_size_of_a_chunk_has_an_end(server, executor):
+    server.body, server.headers = b"0" * 200_000, {"Transfer-Encoding": "chunked"}
+    log = executor._cluster.open_log("default", "pod")
+    with pytest.raises(UnavailableError, match="cannot read the log"):
+        list(_client.pieces("read the log", log))

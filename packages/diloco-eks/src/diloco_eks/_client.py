@@ -368,7 +368,11 @@ def pieces(what: str, response: Any, size: int = 1 << 16) -> Iterator[bytes]:
         response.close()
         raise UnavailableError(f"cannot {what}: {_PACKED}")
     try:
-        yield from response.stream(size)
+        if hasattr(response, "read1"):
+            yield from iter(partial(response.read1, size), b"")
+        else:
+            # Older clients (urllib3 before 2.2) have no other way to give what has come; a chunk's size has no bound there.
+            yield from response.stream(size)
     except (HTTPError, OSError) as error:
         kind = SilentError if isinstance(error, ReadTimeoutError) else UnavailableError
         raise kind(f"cannot {what}: {type(error).__name__}: {error}") from error
