@@ -102,6 +102,7 @@ class Unsynced:
         sums: list[str] = []
         table = {
             "folder": folder,
+            "shards": 0,  # comes first, as in every manifest of this format
             "sums": sums,
             **self._place(),
             "aliases": self.aliases,
