@@ -41,9 +41,9 @@ class _Remembering(SimulatedTraining):
     def __call__(self, node):
         restore = node.exchange.restore
 
-        def remember(jobs):
+        def remember(jobs, **options):
             self.jobs[node.rank] = jobs
-            return restore(jobs)
+            return restore(jobs, **options)
 
         node.exchange.restore = remember
         return super().__call__(node)

@@ -171,9 +171,9 @@ def test_gather_published_values_that_one_replica_alone_holds_are_not_gone_on_fr
     def train(node):
         restore, put = node.exchange.restore, node.connection.put
 
-        def remember(jobs):
+        def remember(jobs, **options):
             node.exchange.copies = jobs[0].copy
-            return restore(jobs)
+            return restore(jobs, **options)
 
         def flip(key, parts):
             size = put(key, parts)

@@ -35,9 +35,9 @@ def test_memory_that_changed_is_noticed_before_anything_is_sent(caplog, topology
         def __call__(self, node):
             join = node.exchange.restore
 
-            def restore(jobs):
+            def restore(jobs, **options):
                 copies[node.rank] = jobs[0].copy
-                return join(jobs)
+                return join(jobs, **options)
 
             node.exchange.restore = restore
             return super().__call__(node)
@@ -114,9 +114,9 @@ def test_memory_that_is_bad_for_good_ends_a_replica():
         def __call__(self, node):
             restore = node.exchange.restore
 
-            def remember(jobs):
+            def remember(jobs, **options):
                 copies[node.rank] = jobs[0].copy
-                return restore(jobs)
+                return restore(jobs, **options)
 
             node.exchange.restore = remember
             return super().__call__(node)
@@ -151,9 +151,9 @@ class _OuterFlips(SimulatedTraining):
     def __call__(self, node):
         restore = node.exchange.restore
 
-        def remember(jobs):
+        def remember(jobs, **options):
             self.pauses[node.rank, node.life, "jobs"] = jobs
-            return restore(jobs)
+            return restore(jobs, **options)
 
         node.exchange.restore = remember
         return super().__call__(node)
