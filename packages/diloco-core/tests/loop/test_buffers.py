@@ -199,7 +199,7 @@ class TestUnchanged:
 
         found = exchanges(lab, kind, 2)
         for exchange in found:
-            exchange.store = Weighing(exchange.store, sizes)
+            exchange._store.store = exchange.store = Weighing(exchange.store, sizes)
         runs = lab.run(replica, found)
         assert all(same_bytes(a, b) for a, b in zip(*runs, strict=True))
         return [[sizes[1 + sync, rank] for rank in range(2)] for sync in range(4)], runs[0]

@@ -231,6 +231,7 @@ def test_a_contribution_that_is_damaged_on_its_way_is_not_taken_for_an_overflow(
         ]
     else:
         exchanges[0].store = Flipping(exchanges[0].store, times)
+        exchanges[0]._store.store = exchanges[0].store
     results = run_replicas(loop.replica, exchanges)
     assert not any(isinstance(result, NonFiniteUpdateError) for result in results)
     if times > 1:  # in elastic runs its author may do what this replica cannot
