@@ -49,8 +49,8 @@ def _wrong_encoded(number):
 def private_residual(monkeypatch):
     """What a change has lost is kept by the owner, and not published."""
 
-    def encode(self, outer, coded, piece, old):
-        lost, state = coded.__dict__.setdefault("lost", {}), outer.tensors(piece)
+    def encode(self, coded, piece, old):
+        lost, state = coded.__dict__.setdefault("lost", {}), self.outer.tensors(piece)
         update = encode_update(coded.codec, old, self.destination(piece), lost.get(piece))
         encoded = {name: coded.codec.encode(values) for name, values in state.items()}
         for name, data in encoded.items():
