@@ -10,6 +10,7 @@ from fixed_lab import random_ended_run, random_run
 from diloco_core._run import _claims, _exchange
 from diloco_core._run._life._life import Life
 from diloco_core._run._policy import _ends
+from diloco_core._run._records._records import read_record
 from diloco_core._run._round._shares import Shares
 from diloco_core._run._states import _publish
 from diloco_core._run._sync import _adopt, _catchup, _compute, _sync
@@ -149,7 +150,13 @@ def nobody_obeys_an_end(monkeypatch):
 
 def an_end_has_a_key_of_its_own(monkeypatch):
     """Then the store does not decide between an end and a return."""
+
+    def ends(reader):
+        keys = sorted(reader.store.list("ends/"), reverse=True)
+        return [read_record(reader.store.get(key), int(key[5:13]), key) for key in keys]
+
     monkeypatch.setattr(_ends, "commit_key", lambda sync: f"ends/{sync:08}.json")
+    monkeypatch.setattr(_exchange, "ends_in_log", ends)
 
 
 @pytest.mark.parametrize(
