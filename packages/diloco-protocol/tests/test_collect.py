@@ -256,20 +256,25 @@ def test_a_lost_result_is_said_and_holds_up_nobody(error):
 
 
 def test_a_refused_result_holds_up_nobody():
-    world = World({handle(0): [(0, succeeded())], handle(1): [(0, RUNNING), (5, succeeded())]})
+    world = World({handle(0): [(0, succeeded())], handle(1): [(0, RUNNING), (5, failed())]})
+    told = []
 
     def result_of(replica):
-        if replica.rank == 0:
-            raise AuthError("no right to read logs")
-        return "here"
+        raise AuthError("no right to read logs")
 
-    backoff = Backoff(clock=lambda: world.now, sleep=world.sleep)
-    first, second = collect(
-        [handle(0), handle(1)], world.observe, result_of, timeout=50, backoff=backoff
-    )
-    assert (first["status"], first["exit_code"], first["result"]) == ("succeeded", 0, None)
-    assert first["error"] == "the result cannot be read: no right to read logs"
-    assert (second["result"], second["error"]) == ("here", None)
+    with pytest.raises(AuthError, match="no right") as caught:
+        collect(
+            [handle(0), handle(1)],
+            world.observe,
+            result_of,
+            timeout=50,
+            backoff=Backoff(
+                first=1.0, factor=1.0, cap=1.0, clock=lambda: world.now, sleep=world.sleep
+            ),
+            progress=lambda known: told.append({h.rank: str(s.state) for h, s in known.items()}),
+        )
+    assert told[-1] == {0: "succeeded", 1: "failed"}
+    assert "rank 0 of run 'a' succeeded" in caught.value.__notes__[0]
 
 
 def test_what_was_seen_to_end_is_not_lost_with_its_record():

@@ -10,6 +10,7 @@ from bad_network import BadNetwork
 from diloco_protocol import (
     Backoff,
     FolderJournal,
+    ForbiddenError,
     InvalidRequestError,
     Outcome,
     ThrottledError,
@@ -255,15 +256,14 @@ def test_one_rank_does_not_hide_the_others(aws, executor, monkeypatch):
     refusal = b"<Error><Code>AccessDenied</Code><Message>not authorized</Message></Error>"
     handler = aws.server.RequestHandlerClass
     monkeypatch.setattr(handler, "do_GET", lambda self: self._send(403, refusal, "application/xml"))
-    seen = {}
-    results = executor(retry_timeout=2).collect(handles, timeout=2, progress=seen.update)
-    assert [result["status"] for result in results] == ["succeeded", "running", "running"]
-    assert results[0]["result"] is None
-    assert results[0]["error"].startswith(
-        "the result cannot be read: cannot read s3://bucket/runs/"
-    )
-    assert "AccessDenied" in results[0]["error"]
+    ours, seen = executor(retry_timeout=2), {}
+    with pytest.raises(ForbiddenError, match="cannot read s3") as caught:
+        ours.collect(handles, timeout=2, progress=seen.update)
+    assert "1 of 3 handles" in caught.value.__notes__[-1]
+    assert [seen[handle].state for handle in handles] == ["succeeded", "running", "running"]
     assert "'Archived'" in seen[handles[1]].message
+    results = ours.collect(handles[1:], timeout=2)
+    assert [result["status"] for result in results] == ["running", "running"]
 
 
 def test_times_before_all_jobs_are_left_out(aws, executor, tmp_path):

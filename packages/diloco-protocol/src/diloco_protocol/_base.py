@@ -286,7 +286,7 @@ class BaseExecutor(Journaled):
 
         Returns:
             One result per handle, in the given order; a replica without a record is failed with reason ``lost``, and a success
-            whose result is gone or may not be read has the result None and an ``error`` that says so.
+            whose result is gone has the result None and an ``error`` that says so.
 
         Raises:
             InvalidRequestError: Something among the handles is none, or belongs elsewhere; nothing was waited for.

@@ -15,7 +15,6 @@ if TYPE_CHECKING:
 
 RESULT_LOST = "the result is lost: "
 """Begins the error of a success whose result is gone."""
-_UNREADABLE = "the result cannot be read: "
 
 Progress = Callable[[Mapping["ReplicaHandle", ReplicaStatus]], None]
 
@@ -44,12 +43,13 @@ def collect(
 
     Returns:
         One result per handle, in the given order. A replica without a record is failed with reason LOST; one that had not
-        ended by the deadline has its last known state. A success whose result is gone or may not be read (a non-retryable
-        error) has the result None, and an error that says so.
+        ended by the deadline has its last known state. A success whose result is gone has the result None, and an error
+        that says so.
 
     Raises:
-        BackendError: States cannot be asked for (a non-retryable error); or a retryable error still stood at the deadline while
-            a state or the result of a success was not known.
+        BackendError: States cannot be asked for (a non-retryable error), or the result of a success cannot be read, which is
+            raised once nothing else is waited for; or a retryable error still stood at the deadline while a state or the
+            result of a success was not known.
     """
     deadline = None if timeout is None else backoff.clock() + timeout
     runs: dict[tuple[str, str], list[ReplicaHandle]] = {}
@@ -58,12 +58,17 @@ def collect(
     known: dict[ReplicaHandle, ReplicaStatus] = {}
     results: dict[ReplicaHandle, Any] = {}
     lost: dict[ReplicaHandle, str] = {}
+    unreadable: dict[ReplicaHandle, BackendError] = {}
     delays = backoff.delays()
+
+    def settled(handle: ReplicaHandle) -> bool:
+        return handle in unreadable or _settled(handle, known, results)
+
     while True:
         error: BackendError | None = None
         changed = False
         for run in runs.values():
-            waiting = [handle for handle in run if not _settled(handle, known, results)]
+            waiting = [handle for handle in run if not settled(handle)]
             if not waiting:
                 continue
             try:
@@ -81,10 +86,10 @@ def collect(
                         if caught.retryable:
                             error = caught
                         else:
-                            results[handle], lost[handle] = None, readable(f"{_UNREADABLE}{caught}")
+                            unreadable[handle] = caught  # the others are still waited for
         if progress is not None:
             progress(dict(known))
-        if all(_settled(handle, known, results) for run in runs.values() for handle in run):
+        if all(settled(handle) for run in runs.values() for handle in run):
             break
         if changed:
             delays = backoff.delays()
@@ -101,6 +106,13 @@ def collect(
                 break
             delay = min(delay, left)
         backoff.sleep(delay)
+    if unreadable:
+        handle, refusal = next(iter(unreadable.items()))
+        refusal.add_note(
+            f"rank {handle.rank} of run {handle.run_id!r} succeeded, but its result cannot be read: "
+            f"{len(unreadable)} of {len(handles)} handles are affected; collect the others without them"
+        )
+        raise refusal
     return [
         to_result(handle, known[handle], results.get(handle), lost.get(handle))
         for handle in handles
