@@ -57,7 +57,6 @@ def in_time(
         up: Is called when an answer is waited for, in the thread that has asked: when (of ``time.monotonic``) it has to be here.
         endless: Is called there when its headers are here: whether a body, if this is no refusal, may take any time.
     """
-
     from http.client import HTTPResponse  # slow to import
 
     class Answer(HTTPResponse):
