@@ -108,7 +108,7 @@ class Collecting:
     def test_r2_a_time_that_is_none_is_refused(self, lab: Lab) -> None:
         """It is not taken for another one, and nobody waits for it."""
         handles = lab.up().handles
-        wrong: tuple[Any, ...] = (-1, -0.5, math.nan, -math.inf, "5", True, [1])
+        wrong: tuple[Any, ...] = (-1, -0.5, math.nan, -math.inf, "5", True, [1], 10**400)
         for timeout in wrong:
             lab.note(f"collect(timeout={timeout!r})", "collect")
             call = partial(lab.executor.collect, handles, timeout=timeout)

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import contextlib
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext, suppress
 from dataclasses import replace
 from datetime import UTC, datetime
 from functools import cached_property, partial
@@ -20,7 +20,6 @@ from diloco_protocol import (
     OutcomeMessage,
     Plan,
     ReplicaHandle,
-    ReplicaResult,
     ReplicaStatus,
     RunRequest,
 )
@@ -166,7 +165,7 @@ class EKSExecutor(LogVerbs):
         """Find out whether large arguments can be sent, before anything is created."""
         if arguments is None:
             return
-        with contextlib.suppress(
+        with suppress(
             ConflictError
         ):  # of an earlier launch of this very run, or about to be removed
             self._patiently(lambda: self._cluster.create_config_map(arguments, dry_run=True))
@@ -293,20 +292,12 @@ class EKSExecutor(LogVerbs):
         ask = super().describe
         return self._patiently(lambda: ask(handle))
 
-    def collect(
-        self,
-        handles: Sequence[ReplicaHandle],
-        *,
-        timeout: float | None = None,
-        progress: Callable[[Mapping[ReplicaHandle, ReplicaStatus]], None] | None = None,
-    ) -> list[ReplicaResult]:
-        """Wait for replicas; see :meth:`BaseExecutor.collect`. Waits at most 5 s for an answer of the cluster past the time."""
-        wait = super().collect
-        if isinstance(timeout, bool) or not isinstance(timeout, (int, float)):
-            return wait(handles, timeout=timeout, progress=progress)
+    def _within(self, seconds: float | None) -> AbstractContextManager[object]:
+        """Wait at most 5 s for an answer of the cluster past the time."""
+        if seconds is None:
+            return nullcontext()
         clock = self._backoff.clock
-        with self._client.until(clock() + timeout, clock, self._last_look):
-            return wait(handles, timeout=timeout, progress=progress)
+        return self._client.until(clock() + seconds, clock, self._last_look)
 
     def _observe_run(
         self, handles: Sequence[ReplicaHandle]

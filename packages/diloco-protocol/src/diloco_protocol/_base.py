@@ -57,6 +57,8 @@ class BaseExecutor(Journaled):
     * ``_attach(run_id) -> list[ReplicaHandle]`` finds the handles of a run.
     * ``_check_handle(handle) -> None`` refuses handles that are incomplete or belong elsewhere, before anything else looks at
       them. It may be left out.
+    * ``_within(seconds) -> context manager`` bounds the backend's calls, and its own retries, while ``collect`` waits that long
+      (None: without an end). It may be left out.
 
     Args:
         run_id: Prefix of the names of runs that are not named by the caller.
@@ -300,14 +302,15 @@ class BaseExecutor(Journaled):
             check_callable("progress", progress)
         # Endless is a way to say None; every other value that is not finite is refused.
         limit = None if timeout == math.inf else check_seconds("timeout", timeout, none=True)
-        return collect(
-            handles,
-            self._observe_or_lost,
-            self._result_of,
-            timeout=limit,
-            backoff=self._backoff,
-            progress=progress,
-        )
+        with self._within(limit):
+            return collect(
+                handles,
+                self._observe_or_lost,
+                self._result_of,
+                timeout=limit,
+                backoff=self._backoff,
+                progress=progress,
+            )
 
     # --- ending ---
 

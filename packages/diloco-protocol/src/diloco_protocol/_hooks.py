@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -99,6 +100,10 @@ class Hooks(ABC):
     def _findings(self, request: RunRequest) -> list[Finding]:  # noqa: ARG002
         """Look at what a launch needs, for :meth:`BaseExecutor.check`; starts nothing. By default there are no findings."""
         return []
+
+    def _within(self, seconds: float | None) -> AbstractContextManager[object]:  # noqa: ARG002
+        """Bound this thread's calls while ``collect`` waits that many seconds (None: endlessly). By default they are not."""
+        return nullcontext()
 
     @abstractmethod
     def _plan(self, request: RunRequest) -> list[dict[str, Any]]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 from typing import Any, NoReturn, TypeVar
 
@@ -19,7 +20,6 @@ from diloco_protocol import (
     Option,
     ReplicaHandle,
     ReplicaNotFoundError,
-    ReplicaResult,
     ReplicaStatus,
     RunConflictError,
     RunRequest,
@@ -41,7 +41,6 @@ from ._shown import secret_names, shown_job
 from ._sweep import Jobs
 
 T = TypeVar("T")
-_YEARS = 1e9  # seconds; larger integers may have no float
 
 
 class SageMakerExecutor(BaseExecutor):
@@ -220,19 +219,13 @@ class SageMakerExecutor(BaseExecutor):
         ask = super().describe
         return self._patiently(lambda: ask(handle))
 
-    def collect(
-        self,
-        handles: Sequence[ReplicaHandle],
-        *,
-        timeout: float | None = None,
-        progress: Callable[[Mapping[ReplicaHandle, ReplicaStatus]], None] | None = None,
-    ) -> list[ReplicaResult]:
-        """Wait for replicas; see :meth:`BaseExecutor.collect`. Waits at most 5 s for an answer of AWS past the time."""
-        wait = super().collect
-        if isinstance(timeout, bool) or not isinstance(timeout, (int, float)):
-            return wait(handles, timeout=timeout, progress=progress)
-        with self._client.until(self._backoff.clock() + min(timeout, _YEARS)):
-            return wait(handles, timeout=timeout, progress=progress)
+    def _within(self, seconds: float | None) -> AbstractContextManager[object]:
+        """Wait at most 5 s for an answer of AWS past the time."""
+        return (
+            nullcontext()
+            if seconds is None
+            else self._client.until(self._backoff.clock() + seconds)
+        )
 
     def _observe_run(
         self, handles: Sequence[ReplicaHandle]
