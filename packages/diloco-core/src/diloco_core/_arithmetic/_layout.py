@@ -1,9 +1,9 @@
 """How the flat values of a sync are divided: into groups by dtype and rule, groups into shards, and shards into chunks."""
 
 import math
-from collections.abc import Iterator
 from dataclasses import dataclass
 from enum import StrEnum
+from functools import lru_cache
 from typing import NamedTuple
 
 import torch
@@ -93,18 +93,11 @@ class Layout:
 
     def shard(self, shard: int) -> tuple[Piece, ...]:
         """The pieces of a shard, one per group that has elements in it."""
-        pieces = (
-            Piece(g, self.bound(g, shard), self.bound(g, shard + 1))
-            for g in range(len(self.groups))
-        )
-        return tuple(piece for piece in pieces if piece.numel)
+        return _pieces(self, shard)
 
-    def chunks(self, shard: int, chunk_bytes: int) -> Iterator[Piece]:
+    def chunks(self, shard: int, chunk_bytes: int) -> tuple[Piece, ...]:
         """The pieces of a shard, divided further so that none is larger than ``chunk_bytes``, unless a block is."""
-        for piece in self.shard(shard):
-            step = self.chunk_elements(piece.group, chunk_bytes)
-            for start in range(piece.start, piece.stop, step):
-                yield Piece(piece.group, start, min(start + step, piece.stop))
+        return _chunks(self, shard, chunk_bytes)
 
     def chunk_count(self, piece: Piece, chunk_bytes: int) -> int:
         """Into how many chunks a piece of a shard is divided."""
@@ -122,3 +115,25 @@ class Layout:
     def piece_bytes(self, piece: Piece) -> int:
         """Size of a piece in bytes."""
         return piece.numel * self.groups[piece.group].dtype.itemsize
+
+
+# Every sync asks for them several times, and every layout of the same model is equal.
+@lru_cache(maxsize=1024)
+def _pieces(layout: Layout, shard: int) -> tuple[Piece, ...]:
+    pieces = (
+        Piece(g, layout.bound(g, shard), layout.bound(g, shard + 1))
+        for g in range(len(layout.groups))
+    )
+    return tuple(piece for piece in pieces if piece.numel)
+
+
+@lru_cache(maxsize=1024)
+def _chunks(layout: Layout, shard: int, chunk_bytes: int) -> tuple[Piece, ...]:
+    chunks = []
+    for piece in _pieces(layout, shard):
+        step = layout.chunk_elements(piece.group, chunk_bytes)
+        chunks += [
+            Piece(piece.group, start, min(start + step, piece.stop))
+            for start in range(piece.start, piece.stop, step)
+        ]
+    return tuple(chunks)

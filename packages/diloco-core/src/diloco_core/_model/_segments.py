@@ -49,7 +49,9 @@ class Segments:
     def __init__(self, placed: Sequence[Sequence[Segment]]) -> None:
         self.placed = placed
         self._starts = [[segment.start for segment in segments] for segments in placed]
+        # The same pieces come back several times in a sync, and in every sync.
         self._parts: dict[Piece, list[tuple[Segment, int, int]]] = {}
+        self._overlaps: dict[Piece, list[tuple[torch.Tensor, int, int]]] = {}
         self._square_bounds = [_square_bound(segments) for segments in placed]
 
     def __iter__(self) -> Iterator[Segment]:
@@ -57,6 +59,7 @@ class Segments:
 
     def begin(self) -> None:
         """Make flat views of the tensors; a tensor that is not contiguous is copied until :meth:`finish`."""
+        self._overlaps.clear()
         for segment in self:
             segment.values = segment.named.tensor.detach().reshape(-1)
 
@@ -71,7 +74,13 @@ class Segments:
                     tensor.copy_(values.view(tensor.shape))
                 if segment.named.rule is Rule.OUTER and adopted:
                     tensor.grad = None
-                segment.values = None
+        self.forget()
+
+    def forget(self) -> None:
+        """Let go of the flat views."""
+        self._overlaps.clear()
+        for segment in self:
+            segment.values = None
 
     def starts(self, group: int) -> Sequence[int]:
         """Where the tensors of a group start in it, in order."""
@@ -93,14 +102,19 @@ class Segments:
                 return segment.named.name, dtype
         return None
 
-    def overlaps(self, piece: Piece) -> Iterator[tuple[torch.Tensor, int, int]]:
+    def overlaps(self, piece: Piece) -> list[tuple[torch.Tensor, int, int]]:
         """The tensors' values in a piece, as flat tensors, and where in the group each of them starts and stops."""
-        for segment, start, stop in self.parts(piece):
-            yield ready(segment)[start - segment.start : stop - segment.start], start, stop
+        found = self._overlaps.get(piece)
+        if found is None:
+            found = self._overlaps[piece] = [
+                (ready(segment)[start - segment.start : stop - segment.start], start, stop)
+                for segment, start, stop in self.parts(piece)
+            ]
+        return found
 
     def parts(self, piece: Piece) -> list[tuple[Segment, int, int]]:
         """The tensors that have elements in a piece, and where in the group these elements start and stop."""
-        if piece not in self._parts:  # the same ones come back several times in a sync
+        if piece not in self._parts:
             self._parts[piece] = list(self._parts_in(piece))
         return self._parts[piece]
 

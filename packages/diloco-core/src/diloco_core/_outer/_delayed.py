@@ -85,8 +85,7 @@ class DelayedFragment(Fragment):
         else:
             self._copies = None
             self._compute(snapshot, held)
-        for segment in self._segments:
-            segment.values = None
+        self._segments.forget()
         self._snapshot = snapshot
         self.detach()
 

@@ -262,11 +262,9 @@ class FolderStore:
         it is removed at the end.
         """
         split(key)
-        writing = partial(
-            self._named,
-            f"{self._path(key)!r} cannot be written",
-            "Readers do not see any part of it.",
-        )
+        failure = f"{self._path(key)!r} cannot be written"
+        advice = "Readers do not see any part of it."
+        writing = partial(self._named, failure, advice)
         with contextlib.ExitStack() as stack:
             with writing():
                 root = stack.enter_context(self._opened())
@@ -275,8 +273,10 @@ class FolderStore:
             try:
                 size = 0
                 for part in parts:  # an error that the parts raise is not an error of writing
-                    with writing():
+                    try:
                         size += _write_all(descriptor, part)
+                    except OSError as error:
+                        raise self._failed(error, failure, advice) from error
                 with writing():
                     # A file that is written over may have been longer.
                     os.ftruncate(descriptor, size)
@@ -337,9 +337,12 @@ class FolderStore:
         try:
             yield
         except OSError as error:
-            if error.errno in FULL:
-                self.close()  # the files kept for reuse take room that is needed now
-            raise unavailable(f"{failure}: {error.strerror or error}. {advice}", error) from error
+            raise self._failed(error, failure, advice) from error
+
+    def _failed(self, error: OSError, failure: str, advice: str) -> StoreUnavailableError:
+        if error.errno in FULL:
+            self.close()  # the files kept for reuse take room that is needed now
+        return unavailable(f"{failure}: {error.strerror or error}. {advice}", error)
 
 
 def whole_path(path: str) -> Path:
