@@ -17,15 +17,18 @@ from diloco_core.testing import KINDS, Fault, Schedule, simulate
     [
         (0, 4),
         (4, 4),
-        (4 * 2**24, 4),
-        (4 * 2**24 + 1, 8),
-        (28 * 10**9, 4 * 418),
-        (280 * 10**9, 4 * 4173),
+        (4 * 2**26, 4),
+        (4 * 2**26 + 1, 8),
+        (28 * 10**9, 4 * 105),
+        (280 * 10**9, 4 * 1044),
     ],
 )
 def test_no_shard_is_larger_than_the_limit(size, shards, exchange_of_four):
     assert exchange_of_four.shards(size) == shards
-    assert size / shards <= _shard_sizes.SHARD_BYTES
+    assert size / shards <= 4 * _shard_sizes.SHARD_BYTES
+    elsewhere = _shard_sizes.shards_of(size, 4)
+    assert shards <= elsewhere < 4 * shards + 4
+    assert size / elsewhere <= _shard_sizes.SHARD_BYTES
 
 
 @pytest.fixture

@@ -169,7 +169,7 @@ class Unsynced:
         yield ending(sums)
         written(sums.values)
 
-    def _chunks(self, number: int) -> Iterator[Piece]:
+    def _chunks(self, number: int) -> tuple[Piece, ...]:
         return self.layout.chunks(number, CHUNK_BYTES)
 
     def _empty(self, piece: Piece) -> torch.Tensor:

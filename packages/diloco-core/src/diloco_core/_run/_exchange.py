@@ -46,7 +46,7 @@ from ._policy._others import changeable
 from ._policy._together import name_of
 from ._records._keys import Hint
 from ._repair import read_commit
-from ._round._reload import Reload
+from ._round._reload import ReloadError
 from ._settings import Elastic, Fixed, Joiner, Settings
 from ._start import committed_in, open_run
 from ._states._history import ends_in_log, given_up_since
@@ -302,7 +302,7 @@ class StoreExchange(ResumableExchange):
         try:
             if read_commit(life, life.sync + 1) is not None:
                 return True
-        except (CorruptedObjectError, RunExistsError):
+        except (CorruptedObjectError, ReloadError, RunExistsError):
             return True  # there is a record; the sync deals with what is wrong with it
         if self._first and stands_in(life):
             return True
@@ -385,17 +385,25 @@ class StoreExchange(ResumableExchange):
             window = 0.0 if self._schema is None else self._schema.terms.schedule.seconds
             sync = StoreSync(life, fragment, patience, hurried=lambda: self._hurried, window=window)
             self._under_way = sync
-            reload = sync.contribute()  # reloading is left to the second half of the sync
+            reload = None
+            try:
+                sync.contribute()
+            except ReloadError as error:
+                reload = error.with_traceback(None)  # it is left to the second half of the sync
         yield sync.ready if reload is None else lambda: True
         with saying_what_to_do(life, going_back=False):
             return self._finish(life, sync, reload)
 
-    def _finish(self, life: Life, sync: StoreSync, reload: Reload | None) -> SyncReport:
-        report = reload or sync.finish()
-        if isinstance(report, Reload):
+    def _finish(self, life: Life, sync: StoreSync, reload: ReloadError | None) -> SyncReport:
+        if reload is None:
+            try:
+                report = sync.finish()
+            except ReloadError as error:
+                reload = error.with_traceback(None)
+        if reload is not None:
             if self.fixed:
-                refuse_reload(life, report)
-            start_again(life, report)
+                refuse_reload(life, reload)
+            start_again(life, reload)
             life.standing.has_loaded()
             return sync.after_reloading()
         if report.committed:
@@ -448,7 +456,7 @@ class StoreExchange(ResumableExchange):
         A shard is published in one piece, and several are under way at the same time.
         """
         check_size(self.store, size)
-        return shards_of(size, self.world_size)
+        return shards_of(size, self.world_size, near=self.store.near)
 
     @property
     def position(self) -> Position:

@@ -17,6 +17,7 @@ from ._policy._meeting import TELL_SECONDS
 from ._policy._others import Others
 from ._records._farewell import farewell
 from ._records._keys import MANIFEST, Hint, highest_epochs
+from ._round._reload import ReloadError
 from ._start import read_manifest
 from ._states._publish import finish
 from ._sync._fork import look_back
@@ -106,7 +107,8 @@ def leave_run(life: Life, unsynced: UnsyncedWatch | None) -> None:
     if unsynced is not None:
         unsynced.look()
     # If this life's state is no longer the run's, there is nothing to publish.
-    if look_back(life) is None:
+    with suppress(ReloadError):
+        look_back(life)
         finish(life)
 
 

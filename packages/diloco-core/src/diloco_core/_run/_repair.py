@@ -16,7 +16,7 @@ from .._wire._published import shard_metadata
 from ._life._progress import publishes_whole
 from ._records._keys import Hint, commit_key, commit_sync, done_key
 from ._records._records import Commit, Done, Rollback, digest
-from ._round._reload import Reload, Why
+from ._round._reload import ReloadError, Why
 
 if TYPE_CHECKING:
     from .._store._api import ObjectReader
@@ -27,14 +27,15 @@ if TYPE_CHECKING:
 _ASKING = 4  # how often a record is read again while other replicas are asked to repair it
 
 
-def read_done(life: Life, sync: int, index: int) -> Done | Reload | None:
+def read_done(life: Life, sync: int, index: int) -> Done | None:
     """The record of a complete state. If it is damaged, it is made again from the commit record and the verified shards.
 
     Returns:
-        The record; None if there is none; ``Reload`` if the run has gone back to older states.
+        The record; None if there is none.
 
     Raises:
         CorruptedObjectError: It is damaged, and cannot be made again.
+        ReloadError: The run has gone back to older states.
     """
     key = done_key(sync, index)
     try:
@@ -43,8 +44,6 @@ def read_done(life: Life, sync: int, index: int) -> Done | Reload | None:
         done = _done_again(life, sync, index)
         if done is None:
             raise
-        if isinstance(done, Reload):
-            return done
         _say(life, key, error)
         life.store.put(key, lambda: [done.to_json()])
         return done
@@ -58,9 +57,7 @@ def readable_done(life: Life, sync: int, index: int) -> Done | None:
         return None
 
 
-def read_commit(
-    life: Life, sync: int, *, decided: bool = False
-) -> tuple[Commit, str] | Reload | None:
+def read_commit(life: Life, sync: int, *, decided: bool = False) -> tuple[Commit, str] | None:
     """The record of a sync and its digest. A damaged record is written again if that is possible.
 
     Args:
@@ -69,11 +66,11 @@ def read_commit(
         decided: Whether the record is known to have existed, so that it is lost if it is not there.
 
     Returns:
-        The two; None if there is no record; ``Reload`` if there is a rollback in its place: the run has gone back to older
-        states.
+        The two; None if there is no record.
 
     Raises:
         CorruptedObjectError: It is damaged, and neither this life nor the store knows what it said.
+        ReloadError: There is a rollback in its place: the run has gone back to older states.
     """
     try:
         entry = life.log(sync)
@@ -88,7 +85,7 @@ def read_commit(
         return None
     record, record_digest = entry
     if isinstance(record, Rollback):
-        return Reload(Why.WENT_BACK, record)
+        raise ReloadError(Why.WENT_BACK, record)
     return record, record_digest
 
 
@@ -186,7 +183,7 @@ def mend_shard(life: Life, progress: Progress, index: int, number: int, done: Do
     rewrite_shard(life, progress, progress.sync, number, damage, done, index)
 
 
-def commit_mended(life: Life, sync: int) -> tuple[Commit, str] | Reload | None:
+def commit_mended(life: Life, sync: int) -> tuple[Commit, str] | None:
     """The record of a sync, as :func:`read_commit`. If it is damaged, this asks the other replicas, and waits for a grace.
 
     A replica that has created or read the record can write it again; and every replica can, once the state after the sync is
@@ -222,25 +219,21 @@ def ask_for_repair(life: Life) -> None:
         life.store.put(Hint(sync, life.rank, life.epoch, "repair").key, lambda: [b"\n"])
 
 
-def answer(life: Life) -> Reload | None:
+def answer(life: Life) -> None:
     """Answer a request for repair: compare what this life knows for certain with the store, and write damaged objects again.
 
-    Returns ``Reload`` if the run has gone back to older states.
+    Raises:
+        ReloadError: The run has gone back to older states.
     """
     _mend_rollback(life)
     for index, progress in enumerate(life.fragments):
         commit = progress.commit
         if commit is None:
             continue
-        entry = read_commit(life, commit.sync, decided=True)
-        if isinstance(entry, Reload):
-            return entry
+        read_commit(life, commit.sync, decided=True)
         if life.published(progress.sync):
             mend_published(life, index)
-            reload = _mend_done(life, index)
-            if reload is not None:
-                return reload
-    return None
+            _mend_done(life, index)
 
 
 def _mend_rollback(life: Life) -> None:
@@ -253,23 +246,21 @@ def _mend_rollback(life: Life) -> None:
             life.store.put(key, lambda: [rollback.to_json()])  # noqa: B023 - called at once
 
 
-def _mend_done(life: Life, index: int) -> Reload | None:
+def _mend_done(life: Life, index: int) -> None:
     sync = life.fragments[index].sync
     if life.store.peek(done_key(sync, index)) is None:
-        return None
+        return
     try:
-        done = read_done(life, sync, index)
+        read_done(life, sync, index)
     except CorruptedObjectError as error:
         life.say.error("%s", error)
-        return None
-    return done if isinstance(done, Reload) else None
 
 
-def _done_again(life: Life, sync: int, index: int) -> Done | Reload | None:
+def _done_again(life: Life, sync: int, index: int) -> Done | None:
     """Make the record of a complete state from the commit record and the shards; None if one of these is gone or damaged."""
     entry = read_commit(life, sync, decided=True)
-    if entry is None or isinstance(entry, Reload):
-        return entry
+    if entry is None:
+        return None
     sums: list[Sums] = []
     for number in range(life.fragments[index].job.layout.shards):
         try:

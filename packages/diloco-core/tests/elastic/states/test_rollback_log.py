@@ -12,7 +12,7 @@ from diloco_core._arithmetic._contribution import Contribution
 from diloco_core._run._records._keys import Delta, commit_key, shard_key
 from diloco_core._run._records._records import Commit, Rollback
 from diloco_core._run._repair import read_commit
-from diloco_core._run._round._reload import Reload, Why
+from diloco_core._run._round._reload import ReloadError, Why
 from diloco_core._run._sync._fork import look_back
 from diloco_core._run._sync._sync import StoreSync
 from diloco_core.testing import Schedule, SimulatedStore, simulate
@@ -53,9 +53,9 @@ def test_a_record_that_was_lost_is_not_written_over_a_rollback():
             return create(other, data)
 
         exchange.store.create = raced
-        reload = read_commit(life, 3, decided=True)
-        assert isinstance(reload, Reload)
-        assert reload.why is Why.WENT_BACK
+        with pytest.raises(ReloadError) as raised:
+            read_commit(life, 3, decided=True)
+        assert raised.value.why is Why.WENT_BACK
         assert store.objects[key] == record
         assert store.changed == []
 
@@ -69,13 +69,15 @@ def test_an_earlier_life_looks_what_has_become_of_the_record_that_it_stands_at()
     def act(exchange, life, store):
         whole = store.objects[key]
         store.remove(key)
-        assert look_back(life) is None
+        look_back(life)
         assert key not in store.objects, "it has just seen it"
         life.timing.sleep(6.0)
-        assert look_back(life) is None
+        look_back(life)
         assert store.objects[key] == whole, "lost, and written again"
         store.damage(key, Rollback(3, (2,), (), {0: 1}, run=run_of(store)).to_json())
-        assert look_back(life).why is Why.WENT_BACK
+        with pytest.raises(ReloadError) as raised:
+            look_back(life)
+        assert raised.value.why is Why.WENT_BACK
 
     assert _alone(act) is None
 
@@ -137,7 +139,11 @@ def test_a_number_whose_record_is_lost_is_not_taken_by_a_rollback(trace):
 def test_an_earlier_life_that_reloads_for_another_reason_stops_too(monkeypatch):
     def act(exchange, life, store):
         store.write(commit_key(4), Rollback(4, (3,), (), {0: 1}, run=run_of(store)).to_json())
-        monkeypatch.setattr(StoreSync, "finish", lambda _: Reload(Why.SUPERSEDED))
+
+        def reload(_):
+            raise ReloadError(Why.SUPERSEDED)
+
+        monkeypatch.setattr(StoreSync, "finish", reload)
         exchange.sync(life.fragments[0].job)
 
     assert isinstance(_alone(act), FencedError)

@@ -30,7 +30,7 @@ from .._round._reload import Why
 if TYPE_CHECKING:
     from ..._store._patient import Patient
     from .._life._life import Life
-    from .._round._reload import Reload
+    from .._round._reload import ReloadError
 
 
 def refuse_ended(ends: list[Rollback], uri: str, *, means: bool = False) -> None:
@@ -80,7 +80,7 @@ def refuse_left(store: Patient, rank: int) -> None:
             )
 
 
-def refuse_reload(life: Life, reload: Reload) -> None:
+def refuse_reload(life: Life, reload: ReloadError) -> None:
     """End a life that cannot use what it holds: nobody else holds its own part of the sync.
 
     Raises:

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
     from ._records import Rollback
 
-_STATE = re.compile(r"state/(\d{8})/(\d{3})\.(?:\d{5}\.safetensors|done\.json)", re.ASCII)
+_STATE = re.compile(r"state/(\d{8})/(\d{3})\.(?:(\d{5})\.safetensors|done\.json)", re.ASCII)
 _DONE = re.compile(r"state/(\d{8})/(\d{3})\.done\.json", re.ASCII)
 _INITIAL = re.compile(r"initial/([0-9a-f]{16})/(\d{3})\.\d{5}\.safetensors", re.ASCII)
 
@@ -310,3 +310,11 @@ def collectable(
             if initial_shard[1] != initial or oldest > 0:
                 unneeded.append(key)
     return unneeded
+
+
+def writer(key: str, world_size: int) -> int | None:
+    """The rank of a fixed run that writes a contribution or a shard; None for all other keys."""
+    delta, state = Delta.parse(key), _STATE.fullmatch(key)
+    if delta is not None:
+        return delta.rank
+    return int(state[3]) % world_size if state and state[3] else None

@@ -1,12 +1,10 @@
-"""What the parts of an exchange return to it if the life has to start again from the store.
+"""What the parts of an exchange raise if the life has to start again from the store.
 
-The need for it appears deep inside reading and writing: while a record is read, while a damaged object is made again. All
-functions between there and the exchange have it in their signatures: they do nothing more, and return it.
+The need for it appears deep inside reading and writing: while a record is read, while a damaged object is made again.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from enum import Enum
 from typing import TYPE_CHECKING
 
@@ -26,19 +24,22 @@ class Why(Enum):
     CHANGED = "the life's state has changed in memory since the last sync"
 
 
-@dataclass(frozen=True, slots=True)
-class Reload:
-    """This life cannot use the state that it holds, and has to start again from the newest published one.
+class ReloadError(Exception):
+    """This life cannot use the state that it holds, and has to load the newest published one. Never leaves the exchange.
 
-    Attributes:
+    Args:
         why: The reason.
         rollback: The rollback that was decided, if the run went back; otherwise None.
         damage: The error that describes the damage, if that is the reason; otherwise None.
     """
 
-    why: Why
-    rollback: Rollback | None = None
-    damage: CorruptedObjectError | StoreUnavailableError | None = None
-
-    def __str__(self) -> str:
-        return self.why.value
+    def __init__(
+        self,
+        why: Why,
+        rollback: Rollback | None = None,
+        damage: CorruptedObjectError | StoreUnavailableError | None = None,
+    ) -> None:
+        super().__init__(why.value)
+        self.why = why
+        self.rollback = rollback
+        self.damage = damage

@@ -11,7 +11,6 @@ from .._life._progress import Progress
 from .._records._keys import commit_key, commit_sync, done_key
 from .._records._rules import newest_done
 from .._repair import read_commit, read_done
-from .._round._reload import Reload
 from ._history import History, close_gaps
 from ._kept import bring_back, mend_from_copies
 from ._values import read_values, shards_in_memory, shards_to_look_at, take_from_memory
@@ -29,17 +28,15 @@ class NothingWholeError(CorruptedObjectError):
     """No state of a fragment is whole, not even the initial one; never leaves the exchange."""
 
 
-def load(life: Life) -> Reload | None:
+def load(life: Life) -> None:
     """Load the newest published state of every fragment. Adopting what was committed after it is left to the caller.
 
     If that state is damaged, the state before it is loaded, and ``life.damage`` says which state has to be made again while
     the log is replayed.
 
-    Returns:
-        ``Reload`` if the run has gone back to older states meanwhile.
-
     Raises:
         CorruptedObjectError: The store does not hold what its records promise.
+        ReloadError: The run has gone back to older states meanwhile.
     """
     count = len(life.fragments)
     for attempt in range(_TRIES):
@@ -51,10 +48,8 @@ def load(life: Life) -> Reload | None:
         life.standing.heed(history.rollbacks)
         life.damage.mending.clear()
         try:
-            loaded = _load_all(life, history)
-            if isinstance(loaded, Reload):
-                return loaded
-            if loaded:
+            # A list, so that the others are loaded even if one was deleted in the meantime.
+            if all([_load_newest(life, index, history) for index in range(count)]):  # noqa: C419
                 break
         except CorruptedObjectError:
             # Perhaps it is not damaged, but was deleted while it was read and its space reused. Then there is a newer state.
@@ -70,38 +65,24 @@ def load(life: Life) -> Reload | None:
     for rollback, record in reversed(life.rollbacks):
         if rollback.sync > oldest and life.standing.holds(rollback):
             life.standing.turn_back(rollback, record)
-            return None
-    return _stand(life, oldest)
+            return
+    _stand(life, oldest)
 
 
-def _stand(life: Life, sync: int) -> Reload | None:
+def _stand(life: Life, sync: int) -> None:
     """Begin after a sync whose record is known to be there."""
     if not sync:
         life.standing.begin()
-        return None
+        return
     log_entry = read_commit(life, sync, decided=True)
-    if isinstance(log_entry, Reload):
-        return log_entry
     if log_entry is None:
         raise CorruptedObjectError(
             f"{life.origin(commit_key(sync))} is gone, although a run never deletes commit records: something else has deleted it"
         )
     life.standing.skip(*log_entry)
-    return None
 
 
-def _load_all(life: Life, history: History) -> bool | Reload:
-    """Load the newest state of all fragments. Returns False if one was deleted in the meantime; the others are loaded even so."""
-    loaded = True
-    for index in range(len(life.fragments)):
-        outcome = _load_newest(life, index, history)
-        if isinstance(outcome, Reload):
-            return outcome
-        loaded = loaded and outcome
-    return loaded
-
-
-def _load_newest(life: Life, index: int, history: History) -> bool | Reload:
+def _load_newest(life: Life, index: int, history: History) -> bool:
     """Load the newest state of a fragment that is not damaged. Returns False if the states were deleted in the meantime."""
     first_error: CorruptedObjectError | None = None
     for sync in history.states(index):
@@ -112,8 +93,6 @@ def _load_newest(life: Life, index: int, history: History) -> bool | Reload:
                     f"the state of fragment {index} after sync {sync} in {life.store.uri} is damaged: {found}"
                 )
             missing = _load_or_mend(life, index, sync)
-            if isinstance(missing, Reload):
-                return missing
             if missing is None:
                 return True
             if (
@@ -139,7 +118,7 @@ def _load_newest(life: Life, index: int, history: History) -> bool | Reload:
     raise NothingWholeError(str(first_error)) from first_error
 
 
-def _load_or_mend(life: Life, index: int, sync: int) -> str | Reload | None:
+def _load_or_mend(life: Life, index: int, sync: int) -> str | None:
     """Load a fragment's state as :func:`_load_fragment`. If it is damaged and there are copies, mend it and load it again."""
     try:
         return _load_fragment(life, index, sync)
@@ -160,12 +139,10 @@ def _initial_gone(life: Life, index: int, missing: str) -> CorruptedObjectError:
     )
 
 
-def _load_fragment(life: Life, index: int, sync: int) -> str | Reload | None:
+def _load_fragment(life: Life, index: int, sync: int) -> str | None:
     """Load a fragment's state. Returns None, or the key of an object that is missing."""
     job = life.fragments[index].job
     done = read_done(life, sync, index) if sync else life.manifest.done(index)
-    if isinstance(done, Reload):
-        return done
     if done is None:
         return done_key(sync, index)
     shards = job.layout.shards

@@ -13,7 +13,6 @@ if TYPE_CHECKING:
     from concurrent.futures import Future
 
     from ..._store._api import Store
-    from .._round._reload import Reload
 
 
 class Publications:
@@ -27,24 +26,20 @@ class Publications:
 
     def __init__(self, store: Store) -> None:
         self._store = store if isinstance(store, InBackground) and not store.near else None
-        self._begun: deque[tuple[Future[None], Callable[[], Reload | None]]] = deque()
+        self._begun: deque[tuple[Future[None], Callable[[], None]]] = deque()
 
-    def add(self, upload: Callable[[], None], use: Callable[[], Reload | None]) -> Reload | None:
-        """Upload an object. ``use`` is called after the upload, now or later.
-
-        Raises what these raise, or earlier ones. Returns ``Reload`` if ``use`` or an earlier one has returned it.
-        """
+    def add(self, upload: Callable[[], None], use: Callable[[], None]) -> None:
+        """Upload an object. ``use`` is called after the upload, now or later. Raises what these raise, or earlier ones."""
         if self._store is None:
             upload()
-            return use()
-        reload = self._use_until(self._store.creates_at_once - 1)
-        if reload is None:
-            self._begun.append((self._store.submit(upload), use))
-        return reload
+            use()
+            return
+        self._use_until(self._store.creates_at_once - 1)
+        self._begun.append((self._store.submit(upload), use))
 
-    def finish(self) -> Reload | None:
-        """Wait for all uploads, and use their results. Raises what they raise, and returns the first ``Reload``."""
-        return self._use_until(0)
+    def finish(self) -> None:
+        """Wait for all uploads, and use their results. Raises what they raise."""
+        self._use_until(0)
 
     def abandon(self) -> None:
         """Wait until no upload reads memory any more, without using their results."""
@@ -54,11 +49,8 @@ class Publications:
                 with contextlib.suppress(Exception):
                     future.result()
 
-    def _use_until(self, left: int) -> Reload | None:
+    def _use_until(self, left: int) -> None:
         while len(self._begun) > left:
             future, use = self._begun.popleft()
             future.result()
-            reload = use()
-            if reload is not None:
-                return reload
-        return None
+            use()

@@ -12,13 +12,13 @@ from ..._wire._published import shard_metadata
 from .._life._progress import publishes_whole
 from .._records._keys import done_key
 from .._records._records import Done
-from .._records._rules import collectable, kept_from, newest_done, states_kept_from
+from .._records._rules import collectable, kept_from, newest_done, states_kept_from, writer
 from .._repair import check_shard, readable_done, rewrite_shard
 from ._kept import forget_kept
 from ._publications import Publications
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping, Sequence
+    from collections.abc import Collection, Iterable, Mapping, Sequence
 
     from ..._wire._published import Shard, Sums
     from .._life._life import Life
@@ -93,8 +93,8 @@ def publish_when_asked(life: Life) -> None:
             _create_done(life, done)
 
 
-def collect(life: Life) -> None:
-    """Delete what no life can need any more."""
+def collect(life: Life, writers: Collection[int | None] = ()) -> None:
+    """Delete what no life can need any more; in fixed runs only what these writers have written, if any are given."""
     states = life.store.list("state/")
     keys = [*life.store.list("deltas/"), *states]
     count, every = len(life.fragments), life.whole_every
@@ -119,6 +119,8 @@ def collect(life: Life) -> None:
         keep_deltas=life.gather,
         initial=life.manifest.initial,
     )
+    if writers:
+        unneeded = [key for key in unneeded if writer(key, life.manifest.world_size) in writers]
     if unneeded:
         # A reader that lags far behind may see other bytes in these objects. Checksums show that, and it loads a newer state.
         life.store.delete(unneeded, unread=True)

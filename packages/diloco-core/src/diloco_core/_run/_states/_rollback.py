@@ -11,7 +11,7 @@ from .._records._keys import Delta, commit_key, highest_epochs
 from .._records._records import Rollback
 from .._records._rules import states
 from .._repair import check_shard, read_done, readable_done
-from .._round._reload import Reload
+from .._round._reload import ReloadError
 from ._history import History
 from ._kept import keep
 from ._load import NothingWholeError
@@ -44,8 +44,9 @@ def roll_back(life: Life, reason: CorruptedObjectError | NonFiniteUpdateError) -
         return  # another life has decided a rollback meanwhile
     going_back = []
     for index in range(len(life.fragments)):
-        newest_whole = _newest_whole(life, index, history)
-        if isinstance(newest_whole, Reload):
+        try:
+            newest_whole = _newest_whole(life, index, history)
+        except ReloadError:
             return  # another life has decided something meanwhile
         if newest_whole is None:
             if History(life).recorded != history.recorded:
@@ -158,24 +159,15 @@ def _rollback_before(life: Life, sync: int) -> int:
     return done.commit.rollback if done is not None and done.commit is not None else 0
 
 
-def _newest_whole(life: Life, index: int, history: History) -> int | Reload | None:
+def _newest_whole(life: Life, index: int, history: History) -> int | None:
     """The sync of the newest undamaged state of a fragment; None if there is none."""
-    for sync in history.states(index):
-        whole = _is_whole(life, index, sync, history.recorded)
-        if isinstance(whole, Reload):
-            return whole
-        if whole:
-            return sync
-    return None
+    syncs = history.states(index)
+    return next((sync for sync in syncs if _is_whole(life, index, sync, history.recorded)), None)
 
 
-def _is_whole(life: Life, index: int, sync: int, recorded: set[int]) -> bool | Reload:
+def _is_whole(life: Life, index: int, sync: int, recorded: set[int]) -> bool:
     try:
         done = read_done(life, sync, index) if sync else life.manifest.done(index)
-        if isinstance(done, Reload):
-            # If the rollback was there from the beginning, the record was lost, and the rollback was written in its place.
-            known = done.rollback is not None and done.rollback.sync in recorded
-            return False if known else done
         if done is None:
             return False
         for number in range(life.fragments[index].job.layout.shards):
@@ -185,6 +177,11 @@ def _is_whole(life: Life, index: int, sync: int, recorded: set[int]) -> bool | R
                     part == sync and sums != (done.sums[number], done.rests[number])
                 ):
                     return False
+    except ReloadError as reload:
+        # If the rollback was there from the beginning, the record was lost, and the rollback was written in its place.
+        if reload.rollback is not None and reload.rollback.sync in recorded:
+            return False
+        raise
     except CorruptedObjectError as error:
         life.say.error(
             "the state of fragment %d after sync %d is damaged: %s",

@@ -14,7 +14,7 @@ from .._claims import check_claim
 from .._records._keys import Delta, deltas
 from .._records._records import Rollback
 from .._repair import ask_for_repair
-from .._round._reload import Reload, Why
+from .._round._reload import ReloadError, Why
 from .._round._shares import (
     Adopt,
     Compute,
@@ -68,37 +68,34 @@ class Adoption:
             fixed=life.fixed,
         )
         self._unreadable: CorruptedObjectError | None = None
-        self._ended: Reload | None = None
+        self._ended: ReloadError | None = None
         self._asked = False
         self._missing: Sequence[int] = ()
 
-    def run(self) -> Reload | None:
+    def run(self) -> None:
         """Adopt the sync; afterwards memory and store agree.
-
-        Returns:
-            ``Reload`` if contributions are gone because a newer state is complete, or memory does not hold what it should.
 
         Raises:
             CorruptedObjectError: Contributions are gone or damaged, and there is no newer state.
+            ReloadError: Contributions are gone because a newer state is complete, or memory does not hold what it should.
             SyncTimeoutError: A shard was not published in time.
         """
         shards = range(self._result.layout.shards)
         if self._life.gather:
             publish_previous(self._life, self._commit, self._shares.member)
-            return self._compute([list(shards)])
+            self._compute([list(shards)])
+            return
         own_shards = self._shares.own(shards)
-        reload = None
         try:
-            reload = self._compute([[shard] for shard in own_shards])
+            self._compute([[shard] for shard in own_shards])
         except CorruptedObjectError as error:
             self._leave_to_others(error)
             own_shards = []
-        reload = reload or self._take([shard for shard in shards if shard not in own_shards])
-        if reload is None and self._shares.designated:
+        self._take([shard for shard in shards if shard not in own_shards])
+        if self._shares.designated:
             write_done(self._life, self._commit)
-        return reload
 
-    def _take(self, missing: list[int]) -> Reload | None:
+    def _take(self, missing: list[int]) -> None:
         """Adopt the missing shards as they are published, in any order; compute those whose owners are late."""
         life, shares = self._life, self._shares
         turns = [] if shares.fixed else sorted({shares.turn(shard) for shard in missing})
@@ -131,15 +128,13 @@ class Adoption:
                     arrived = self._stand_in(decision.shards)
                 else:
                     break
-                if isinstance(arrived, Reload):
-                    return arrived
                 missing = [shard for shard in missing if shard not in arrived]
                 readable = self._unreadable is None
                 pending = Pending(tuple(missing), (), pending.arrived or bool(arrived), readable)
             if isinstance(decision, GiveUp) and self._unreadable is not None:
                 raise self._unreadable
             if missing and self._ended is not None:
-                return self._ended
+                raise self._ended
             if isinstance(decision, KeepWaiting):
                 if wait is None:
                     wait = life.wait(
@@ -152,7 +147,6 @@ class Adoption:
                 wait.pause()
         if wait is not None:
             life.traffic.waited += wait.elapsed()
-        return None
 
     def _look(self, missing: Sequence[int]) -> None:
         """Fixed: look for reasons why the owners of the missing shards may never publish them."""
@@ -179,22 +173,20 @@ class Adoption:
             raise damage from error
         entry = life.log(following)
         if entry is not None and isinstance(entry[0], Rollback):
-            self._ended = Reload(Why.WENT_BACK, entry[0])
+            self._ended = ReloadError(Why.WENT_BACK, entry[0])
         if self._result.damaged and not self._asked:
             self._asked = True
             ask_for_repair(life)
 
-    def _stand_in(self, shards: Sequence[int]) -> list[int] | Reload:
+    def _stand_in(self, shards: Sequence[int]) -> list[int]:
         """Compute shards whose owners are late. Returns those that are done: it stops if a contribution cannot be read."""
         done: list[int] = []
         for shard in shards:
             try:
-                reload = self._compute([[shard]])
+                self._compute([[shard]])
             except CorruptedObjectError as error:
                 self._leave_to_others(error)
                 break
-            if reload is not None:
-                return reload
             done.append(shard)
         return done
 
@@ -240,5 +232,5 @@ class Adoption:
             ranks,
         )
 
-    def _compute(self, batches: Sequence[Sequence[int]]) -> Reload | None:
-        return Computation(self._result, local=self._local).run(batches)
+    def _compute(self, batches: Sequence[Sequence[int]]) -> None:
+        Computation(self._result, local=self._local).run(batches)

@@ -12,7 +12,7 @@ from .._records._keys import commit_key, commit_sync
 from .._records._records import Rollback
 from .._records._rules import in_force, newest_done, states
 from .._repair import ask_for_repair, mend_published, read_commit
-from .._round._reload import Reload, Why
+from .._round._reload import ReloadError, Why
 from .._states._load import load
 from .._states._rollback import obey_rollback, roll_back
 from ._adopt import Adoption
@@ -52,7 +52,7 @@ def catch_up(life: Life, *, first: bool = False) -> None:
         progress.job.finish()
 
 
-def start_again(life: Life, reload: Reload) -> None:
+def start_again(life: Life, reload: ReloadError) -> None:
     """Take what is published, because this life cannot use the state that it holds.
 
     Raises:
@@ -124,12 +124,15 @@ def _take_newest(life: Life) -> CorruptedObjectError | NonFiniteUpdateError | No
     damage: CorruptedObjectError | StoreUnavailableError | None = None
     for pause in _PAUSES:
         try:
-            reload = load(life) or replay(life) or _hold_own_part(life)
+            load(life)
+            replay(life)
+            _hold_own_part(life)
+        except ReloadError as reload:
+            damage = reload.damage
         except (CorruptedObjectError, NonFiniteUpdateError) as error:
             return error
-        if reload is None:
+        else:
             return None
-        damage = reload.damage
         life.timing.sleep(pause)
     if isinstance(damage, CorruptedObjectError):
         return damage
@@ -140,7 +143,7 @@ def _take_newest(life: Life) -> CorruptedObjectError | NonFiniteUpdateError | No
     )
 
 
-def replay(life: Life) -> Reload | None:
+def replay(life: Life) -> None:
     """Adopt every sync that is committed and not adopted yet."""
     # A published state shows that its sync was decided, even if the record is gone.
     published = max((sync for sync, _ in states(life.store.list("state/"))), default=0)
@@ -150,15 +153,13 @@ def replay(life: Life) -> Reload | None:
         sync = life.sync + 1
         if sync in turns:
             if not life.standing.holds(turns[sync][0]):
-                return Reload(Why.WENT_BACK, turns[sync][0])
+                raise ReloadError(Why.WENT_BACK, turns[sync][0])
             life.standing.turn_back(*turns[sync])
             continue
         if not in_force(sync, life.index(sync), known):
             life.standing.pass_over(sync)
             continue
         entry = read_commit(life, sync, decided=life.sync < published)
-        if isinstance(entry, Reload):
-            return entry
         if entry is None:
             break
         commit, record = entry
@@ -169,9 +170,7 @@ def replay(life: Life) -> Reload | None:
             continue
         if commit.base != progress.digest:
             raise diverged(life.rank)
-        reload = Adoption(life, commit, local=False).run()
-        if reload is not None:
-            return reload
+        Adoption(life, commit, local=False).run()
         life.standing.advance(commit, record)
         if life.damage.mending.get(commit.fragment) == commit.sync:
             mend_published(life, commit.fragment)
@@ -184,20 +183,19 @@ def replay(life: Life) -> Reload | None:
             f"{life.origin(commit_key(life.sync + 1))} is gone, although later objects are there. A run never deletes commit "
             "records: something else has deleted it, or a replica of another run writes below this prefix"
         )
-    return None
 
 
-def _hold_own_part(life: Life) -> Reload | None:
+def _hold_own_part(life: Life) -> None:
     """Read the outer optimizer's state of every N-th shard: of those that this rank updates if all N ranks take part.
 
     So it need not be read at the next sync. This also shows damage before any replica trains: loading reads only the values,
     but if all ranks are there, each part of the rest is read by one of them. What is damaged is made again at once.
 
-    Returns:
-        ``Reload`` if it is damaged, and the whole state has to be made again.
+    Raises:
+        ReloadError: It is damaged, and the whole state has to be made again.
     """
     if life.gather:
-        return None  # loading has read everything
+        return  # loading has read everything
     for index, progress in enumerate(life.fragments):
         shards = range(life.rank, progress.job.layout.shards, life.manifest.world_size)
         own_shards = {
@@ -223,19 +221,16 @@ def _hold_own_part(life: Life) -> Reload | None:
             life.store.store, {key: listing.get(key) for key in own_shards}, announce
         ) as readers:
             for (key, shard), reader in zip(own_shards.items(), readers, strict=True):
-                reload = _hold_or_make_again(life, index, shard, key, reader)
-                if reload is not None:
-                    return reload
-    return None
+                _hold_or_make_again(life, index, shard, key, reader)
 
 
 def _hold_or_make_again(
     life: Life, index: int, shard: int, key: str, opened: ObjectReader | None
-) -> Reload | None:
+) -> None:
     """Read what memory lacks of a shard. If its file is damaged or gone, make the shard again.
 
-    Returns:
-        ``Reload`` if the shard could not be made again by itself.
+    Raises:
+        ReloadError: The shard could not be made again by itself.
     """
     progress = life.fragments[index]
 
@@ -252,17 +247,17 @@ def _hold_or_make_again(
     try:
         # Only two attempts, since the others may be waiting. If the file is not damaged after all, the same is computed again.
         if read_again(life.timing, read, most=2):
-            return None
+            return
     except CorruptedObjectError as error:
         damage = error
         progress.forget_outer(shard, life.chunk_bytes)
     if newest_done(life.store.list("state/"), len(life.fragments))[index] > progress.sync:
-        return None  # it was deleted while it was read, because the others have gone on
+        return  # it was deleted while it was read, because the others have gone on
     if make_again(life, index, shard, damage):
-        return None
+        return
     damage = damage or CorruptedObjectError(f"{life.origin(key)} is gone")
     life.damage.distrust(index, progress.sync, damage)
-    return Reload(Why.DAMAGED, damage=damage)
+    raise ReloadError(Why.DAMAGED, damage=damage)
 
 
 def _unhealed(why: Why, rank: int) -> DivergedError:

@@ -14,7 +14,7 @@ from ..._wire._inputs import Inputs
 from ..._wire._published import shard_metadata
 from .._records._rules import newest_done, newest_whole
 from .._repair import computed_otherwise, read_commit, rewrite_shard
-from .._round._reload import Reload, Why
+from .._round._reload import ReloadError, Why
 from .._round._shares import inputs_are_superseded
 from .._states._kept import bring_back
 from .._states._publications import Publications
@@ -54,15 +54,13 @@ class Computation:
         self._job = result.job
         self._inputs: Inputs | None = None
 
-    def run(self, batches: Sequence[Sequence[int]]) -> Reload | None:
+    def run(self, batches: Sequence[Sequence[int]]) -> None:
         """Update shards. The shards of a batch are updated together; their publication begins before the next batch is updated.
-
-        Returns:
-            ``Reload`` if contributions are gone because a newer state is complete, or the state before is damaged.
 
         Raises:
             CorruptedObjectError: Contributions are gone or damaged, and there is no newer state; or the values that are computed
                 differ from those that were published.
+            ReloadError: Contributions are gone because a newer state is complete, or the state before is damaged.
         """
         # If memory was overwritten since the contribution was made, the contribution has to be read from the store.
         self._local = self._local and all(
@@ -73,33 +71,25 @@ class Computation:
         publications = Publications(self._life.store.store)
         try:
             for number, batch in enumerate(batches):
-                computes = self._computes(batches[number:])
-                if isinstance(computes, Reload):
-                    return computes
-                computed = batch if computes else ()
+                computed = batch if self._computes(batches[number:]) else ()
                 if self._life.gather:
                     self._compare(computed)
                     continue
                 for shard in computed:
-                    reload = self._publish(shard, publications)
-                    if reload is not None:
-                        return reload
-            return publications.finish()
+                    self._publish(shard, publications)
+            publications.finish()
         finally:
             self._close()
             publications.abandon()
 
-    def _computes(self, batches: Sequence[Sequence[int]]) -> bool | Reload:
+    def _computes(self, batches: Sequence[Sequence[int]]) -> bool:
         """Update the first of these batches in memory. Returns False if its result was already published and has been adopted."""
         pauses: Iterator[float | None] = iter((*PAUSES, None))
         batch = batches[0]
         while True:
             try:
                 self._open(batches)
-                made_again = self._prepare_all(batch)
-                if isinstance(made_again, Reload):
-                    return made_again
-                if not made_again:
+                if not any([self._prepare(shard) for shard in batch]):  # noqa: C419 - all of them
                     self._update(batch, self._open(batches))
                     return True
                 # A shard had to be made again, so the model no longer holds this life's contribution.
@@ -109,15 +99,11 @@ class Computation:
                 if next(pauses) is not None and self._life.rollback and bring_back(self._life):
                     continue
                 for shard in batch:
-                    reload = self._look_again(shard, error)
-                    if reload is not None:
-                        return reload
+                    self._look_again(shard, error)
                 return False
             except (StoreUnavailableError, CorruptedObjectError) as error:
                 self._close()
-                reload = self._consider(error, next(pauses))
-                if reload is not None:
-                    return reload
+                self._consider(error, next(pauses))
             self._local = False  # parts of this life's own values may be updated already
 
     def _open(self, batches: Sequence[Sequence[int]]) -> Inputs:
@@ -205,10 +191,10 @@ class Computation:
 
     def _consider(
         self, error: StoreUnavailableError | CorruptedObjectError, pause: float | None
-    ) -> Reload | None:
+    ) -> None:
         """Decide what follows an error in an update: another attempt after ``pause``, loading again, or the end.
 
-        Returns None for another attempt, and raises the error if this is the end.
+        Returns for another attempt, and raises the error if this is the end.
         """
         # A life of a fixed run that has begun to update cannot begin again: nobody else holds its own part.
         if (
@@ -220,12 +206,10 @@ class Computation:
         self._life.timing.sleep(pause)
         if self._life.gather:
             # A state that was updated in part can only be restored from what is published.
-            return Reload(Why.DAMAGED, damage=error)
+            raise ReloadError(Why.DAMAGED, damage=error) from error
         if isinstance(error, StoreUnavailableError):
             # Any read will do: it waits until the store can be reached again, as long as reads wait everywhere.
-            entry = read_commit(self._life, self._commit.sync)
-            return entry if isinstance(entry, Reload) else None
-        return None
+            read_commit(self._life, self._commit.sync)
 
     def _compare(self, batch: Sequence[int]) -> None:
         """Gather: note what was computed. If a state is mended, check that it is what the record of that state says."""
@@ -236,22 +220,14 @@ class Computation:
                 raise computed_otherwise(self._life, result.key(shard))
             result.settle(shard, values, None)
 
-    def _prepare_all(self, batch: Sequence[int]) -> bool | Reload:
-        """Prepare the shards of a batch. Returns whether any of them has been made again."""
-        made_again = False
-        for shard in batch:
-            outcome = self._prepare(shard)
-            if isinstance(outcome, Reload):
-                return outcome
-            made_again = made_again or outcome
-        return made_again
-
-    def _prepare(self, shard: int) -> bool | Reload:
+    def _prepare(self, shard: int) -> bool:
         """Make sure that memory holds the values and the outer state from which the update starts.
 
         Returns:
             Whether the shard was damaged in the store and has been made again. If so, the model's values of it are lost.
-            ``Reload`` if it could not be made again by itself. Loading makes it again from the state before it.
+
+        Raises:
+            ReloadError: It could not be made again by itself. Loading makes it again from the state before it.
         """
         life, progress, index = self._life, self._progress, self._commit.fragment
         if not begin_to_hold(life, progress, shard):
@@ -277,16 +253,16 @@ class Computation:
             if not self._result.mending and make_again(life, index, shard, error):
                 return True
             life.damage.distrust(index, self._result.previous, error)
-            return Reload(Why.DAMAGED, damage=error)
+            raise ReloadError(Why.DAMAGED, damage=error) from error
         return False
 
-    def _publish(self, shard: int, publications: Publications) -> Reload | None:
+    def _publish(self, shard: int, publications: Publications) -> None:
         life, result = self._life, self._result
         if shard in result.damaged or result.mending:
             damage = result.damaged.pop(shard, None)
             sums = rewrite_shard(life, self._progress, result.sync, shard, damage, result.done)
             result.settle(shard, *sums)
-            return None
+            return
         written: list[Sums] = []
         stored = result.shard(shard)
         metadata = shard_metadata(self._job, result.sync, result.without.get(shard, ""))
@@ -296,25 +272,19 @@ class Computation:
             nonlocal created
             created = life.create(result.key(shard), lambda: stored.parts(metadata, written.append))
 
-        def use() -> Reload | None:
+        def use() -> None:
             if created:
                 result.settle(shard, *written[-1])
-                return None
             # Another life was faster: there is only one version, and all lives take it.
-            if self._is_same(shard):
-                return None
-            outcome = adopt(result, shard)
-            if isinstance(outcome, Reload):
-                return outcome
-            if not outcome and shard in result.damaged:
-                return Computation(result, local=self._local).run([[shard]])
-            if not outcome:
-                return self._look_again(
-                    shard, f"{life.origin(result.key(shard))} existed, but has been deleted since"
-                )
-            return None
+            elif self._is_same(shard) or adopt(result, shard):
+                pass
+            elif shard in result.damaged:
+                Computation(result, local=self._local).run([[shard]])
+            else:
+                key = life.origin(result.key(shard))
+                self._look_again(shard, f"{key} existed, but has been deleted since")
 
-        return publications.add(upload, use)
+        publications.add(upload, use)
 
     def _is_same(self, shard: int) -> bool:
         """Whether another life has published an encoded shard with the values that this life has computed, which it keeps then.
@@ -340,29 +310,25 @@ class Computation:
             result.settle(shard, *own_sums)
         return same
 
-    def _look_again(self, shard: int, missing: object) -> Reload | None:
+    def _look_again(self, shard: int, missing: object) -> None:
         """Find out why something that the result is computed from is gone: the result is published, or a newer state is complete.
 
-        If the result is known to be damaged, it does not help that it is published: only a newer state does.
-
-        Returns:
-            None if the result is published, and has been adopted; ``Reload`` if a newer state is complete.
+        If the result is known to be damaged, it does not help that it is published: only a newer state does. Returns if the
+        result is published, and has been adopted.
 
         Raises:
             CorruptedObjectError: There is neither.
+            ReloadError: A newer state is complete.
         """
         life, result = self._life, self._result
-        adopted: bool | Reload = False
-        if not life.gather and not result.mending:
-            adopted = adopt(result, shard)
-        if adopted:
-            return adopted if isinstance(adopted, Reload) else None
+        if not life.gather and not result.mending and adopt(result, shard):
+            return
         rollbacks = [rollback for rollback, _ in life.rollbacks]
         listing, count, every = life.store.list("state/"), len(life.fragments), life.whole_every
         # A state that is not whole does not help: it is made of this result, too.
         newest = newest_whole(listing, count, every, rollbacks)[result.index]
         if inputs_are_superseded(newest, result.sync, mending=result.mending):
-            return Reload(Why.SUPERSEDED)
+            raise ReloadError(Why.SUPERSEDED)
         damaged, reason = "", result.damaged.get(shard)
         if result.mending:
             reason = life.damage.reasons[result.index]
@@ -392,7 +358,6 @@ def make_again(life: Life, index: int, number: int, damage: CorruptedObjectError
     progress.forget_outer(number, life.chunk_bytes)
     key = life.key(progress.sync, index, number)
     life.damage.reasons[index] = str(damage or f"{life.origin(key)} is gone")
-    problem: CorruptedObjectError | Reload | None
     try:
         before = state_before(life, index)
         if before is None:
@@ -400,11 +365,9 @@ def make_again(life: Life, index: int, number: int, damage: CorruptedObjectError
         result = Result.again(life, progress.commit, before)
         if damage is not None:
             result.damaged[number] = str(damage)
-        problem = Computation(result, local=False).run([[number]])
-    except CorruptedObjectError as error:
-        problem = error
-    if problem is not None:
-        _log.error("rank %d: %s could not be made again: %s", life.rank, life.origin(key), problem)
+        Computation(result, local=False).run([[number]])
+    except (CorruptedObjectError, ReloadError) as error:
+        _log.error("rank %d: %s could not be made again: %s", life.rank, life.origin(key), error)
         return False
     progress.values_at[number] = progress.outer_at[number] = progress.sync
     return True

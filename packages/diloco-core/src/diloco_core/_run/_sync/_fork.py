@@ -13,7 +13,7 @@ from ..._errors import CorruptedObjectError
 from .._claims import fenced
 from .._records._keys import commit_key
 from .._repair import read_commit
-from .._round._reload import Reload, Why
+from .._round._reload import ReloadError, Why
 
 if TYPE_CHECKING:
     from .._life._life import Life
@@ -22,30 +22,29 @@ if TYPE_CHECKING:
 _log = logging.getLogger("diloco_core")
 
 
-def look_back(life: Life) -> Reload | None:
+def look_back(life: Life) -> None:
     """Check, before a life decides or publishes after a long time, that the last record that it has obeyed is still there.
 
     If it is gone, it is written again, unless another record has its number.
 
-    Returns:
-        ``Reload`` if something else was decided in its place, or the run went back to older states there.
+    Raises:
+        ReloadError: Something else was decided in its place, or the run went back to older states there.
     """
     if not (life.late and life.sync > life.manifest.first and life.previous):
-        return None
-    entry: tuple[object, str] | Reload | None
-    if life.sync == life.rollback:
-        entry = life.log(life.sync)
-        if entry is None:
-            return None  # another life that has obeyed it writes it again, or reports that it is missing
-    else:
-        entry = read_commit(life, life.sync, decided=True)
-    if isinstance(entry, Reload):
+        return
+    entry: tuple[object, str] | None
+    try:
+        if life.sync == life.rollback:
+            entry = life.log(life.sync)
+            if entry is None:
+                return  # another life that has obeyed it writes it again, or reports that it is missing
+        else:
+            entry = read_commit(life, life.sync, decided=True)
+        if entry is None or entry[1] != life.previous:
+            raise ReloadError(Why.REPLACED)
+    except ReloadError:
         _say(life)
-        return entry
-    if entry is None or entry[1] != life.previous:
-        _say(life)
-        return Reload(Why.REPLACED)
-    return None
+        raise
 
 
 def check_not_later(life: Life, commit: Commit) -> None:
@@ -59,7 +58,7 @@ def check_not_later(life: Life, commit: Commit) -> None:
         raise fenced(life, f"a newer life (epoch {later[0].epoch})")
 
 
-def not_next(life: Life, commit: Commit) -> Reload:
+def not_next(life: Life, commit: Commit) -> ReloadError:
     """What a life does that has read a record which does not follow the last one that it has obeyed.
 
     It loads again if the record that it has obeyed was replaced, and the new record follows the replacement.
@@ -74,7 +73,7 @@ def not_next(life: Life, commit: Commit) -> Reload:
         and _digest_in_log(life) == commit.previous
     ):
         _say(life)
-        return Reload(Why.REPLACED, damage=error)
+        return ReloadError(Why.REPLACED, damage=error)
     raise error
 
 

@@ -9,7 +9,7 @@ from ..._errors import CorruptedObjectError, DivergedError, ObjectNotFoundError
 from ..._store._ahead import open_ahead
 from ..._store._reread import read_again
 from .._repair import check_shard
-from .._round._reload import Reload, Why
+from .._round._reload import ReloadError, Why
 from .._states._values import read_values
 
 if TYPE_CHECKING:
@@ -29,8 +29,8 @@ def listed(result: Result, shards: Iterable[int]) -> dict[int, int]:
     return {shard: listing[key] for key, shard in keys.items() if key in listing}
 
 
-def adopt_listed(result: Result, listing: dict[int, int]) -> list[int] | Reload:
-    """Adopt shards that :func:`listed` returned. Returns those that could be read; ``Reload`` as :func:`adopt` does."""
+def adopt_listed(result: Result, listing: dict[int, int]) -> list[int]:
+    """Adopt shards that :func:`listed` returned, as :func:`adopt` does. Returns those that could be read."""
     life = result.life
     sizes = {result.key(shard): size for shard, size in listing.items()}
     numbers = dict(zip(sizes, listing, strict=True))
@@ -38,23 +38,19 @@ def adopt_listed(result: Result, listing: dict[int, int]) -> list[int] | Reload:
     def announce(key: str, reader: ObjectReader) -> None:
         result.shard(numbers[key]).announce(reader, life.origin(key))
 
-    adopted = []
     with open_ahead(life.store.store, sizes, announce) as readers:
-        for shard, reader in zip(listing, readers, strict=True):
-            outcome = adopt(result, shard, reader)
-            if isinstance(outcome, Reload):
-                return outcome
-            if outcome:
-                adopted.append(shard)
-    return adopted
+        opened = zip(listing, readers, strict=True)
+        return [shard for shard, reader in opened if adopt(result, shard, reader)]
 
 
-def adopt(result: Result, shard: int, opened: ObjectReader | None = None) -> bool | Reload:
+def adopt(result: Result, shard: int, opened: ObjectReader | None = None) -> bool:
     """Adopt a shard as it was published.
 
     Returns:
-        False if it is not published, or is damaged and has to be computed again; ``Reload`` if the values in memory, to which a
-        published change is added, are not those that it belongs to.
+        False if it is not published, or is damaged and has to be computed again.
+
+    Raises:
+        ReloadError: The values in memory, to which a published change is added, are not those that it belongs to.
     """
     life, progress = result.life, result.progress
     key, stored = result.key(shard), result.shard(shard)
@@ -65,7 +61,7 @@ def adopt(result: Result, shard: int, opened: ObjectReader | None = None) -> boo
             if read_values(life, progress, result.index, shard) is not None:
                 return False
         except CorruptedObjectError as error:
-            return Reload(Why.DAMAGED, damage=error)
+            raise ReloadError(Why.DAMAGED, damage=error) from error
 
     def use(reader: ObjectReader) -> Sums:
         if result.job.coded is None:
@@ -103,7 +99,7 @@ def adopt(result: Result, shard: int, opened: ObjectReader | None = None) -> boo
             changed,
             "" if life.fixed else " Reloading the published state.",
         )
-        return Reload(Why.CHANGED, damage=changed)
+        raise ReloadError(Why.CHANGED, damage=changed) from None
     if sums is None:
         return False
     result.damaged.pop(shard, None)

@@ -30,7 +30,7 @@ from .._round._membership import (
     on_record,
     read_folder,
 )
-from .._round._reload import Reload, Why
+from .._round._reload import ReloadError, Why
 from .._states._publish import collect, publish_when_asked
 from .._states._values import mend_initial
 from .._watch import check_run
@@ -91,25 +91,19 @@ class StoreSync:
         self._seen: float | None = None  # when that was read, by the life's clock
         self._contributing = 0.0
 
-    def contribute(self) -> Reload | None:
+    def contribute(self) -> None:
         """The first half: store this life's contribution, unless the sync is decided already.
-
-        Returns:
-            ``Reload`` if this life cannot use the state that it holds. Then there is no second half.
 
         Raises:
             NonFiniteDeltaError: The contribution holds NaN or infinity; nothing was sent.
+            ReloadError: This life cannot use the state that it holds. Then there is no second half.
         """
         life = self._life
         life.traffic.begin()
         start = life.timing.clock()
         if not life.fixed or life.standing.is_new:
             # Later in a fixed run, nothing is decided before this life has contributed.
-            decided = commit_mended(life, self._sync)
-            if isinstance(decided, Reload):
-                return decided
-            self._note(decided)
-        reload = None
+            self._note(commit_mended(life, self._sync))
         steps = self._job.contribution.steps
         if life.fixed and steps is None:
             # All ranks are in every sync, also those that have taken no step since the last one.
@@ -117,9 +111,8 @@ class StoreSync:
             steps = (counted, counted)
         open_for_own = self._decided is None and self._own_delta is None
         if open_for_own and steps is not None and not self._stands_in():
-            reload = self._contribute(*steps)
+            self._contribute(*steps)
         self._contributing = life.timing.clock() - start
-        return reload
 
     def take_back(self) -> None:
         """Delete this life's contribution to a sync that will never be decided."""
@@ -135,41 +128,32 @@ class StoreSync:
 
     def ready(self) -> bool:
         """Whether the sync is decided, or this life would not wait any longer for others."""
-        decided = self._decided or commit_mended(self._life, self._sync)
-        if isinstance(decided, Reload):
-            return True  # the second half meets the same problem again, and returns it
-        self._note(decided)
-        if decided is not None:
-            return True
-        folder = self._look()
-        if isinstance(folder, Reload):
-            return True
-        decision = on_look(self._round, folder, overdue=False, expired=False)
+        try:
+            self._note(self._decided or commit_mended(self._life, self._sync))
+            if self._decided is not None:
+                return True
+            decision = on_look(self._round, self._look(), overdue=False, expired=False)
+        except ReloadError:
+            return True  # the second half meets the same problem again, and raises it
         return not isinstance(decision, KeepWaiting)
 
-    def finish(self) -> SyncReport | Reload:
+    def finish(self) -> SyncReport:
         """The second half. Afterwards this life holds the state after the sync, unless the sync was left out.
 
-        Returns:
-            The report; ``Reload`` if this life cannot use the state that it holds.
-
         Raises:
+            ReloadError: This life cannot use the state that it holds.
             SyncTimeoutError: Too few replicas contributed in time; nothing was decided.
         """
         life = self._life
         start = life.timing.clock() - self._contributing
         entry = self._decided or self._wait()
-        if isinstance(entry, Reload):
-            return entry
         if entry is None:
             life.handover.open = self._own_delta
             return left(life, self._job)
         commit, record_digest = entry
         if life.fixed:
             check_not_later(life, commit)
-        reload = self._check(commit)
-        if reload is not None:
-            return reload
+        self._check(commit)
         say_who_is_missing(life, commit)
         became = fate(
             commit,
@@ -182,16 +166,20 @@ class StoreSync:
         learned = self._job.progress() if became == "carried" else []
         say_what_is_lost(life, commit, became, self._left_open, self._job.contribution.steps)
         local = became == "counted" and self._left_open is None
-        reload = Adoption(life, commit, local=local).run()
-        if reload is not None:
-            return reload
+        designated = commit.members[commit.sync % len(commit.members)].rank == life.rank
+        # Where listings cost nothing, each rank of a fixed run deletes what it has written itself, and writes over it next. The
+        # record of this sync shows that the state before it is complete.
+        together = life.fixed and life.store.near
+        if together:
+            collect(life, {life.rank, None} if designated else {life.rank})
+        Adoption(life, commit, local=local).run()
         if learned:
             self._job.reapply(learned)
         self._job.rate = commit.rate
         life.standing.advance(commit, record_digest, self._seen)
         if became == "counted":
             life.standing.has_contributed()
-        if commit.members[commit.sync % len(commit.members)].rank == life.rank:
+        if not together and designated:
             collect(life)
         return completed(life, self._job, commit, became, since=start)
 
@@ -223,11 +211,11 @@ class StoreSync:
             return progress.commit
         try:
             entry = read_commit(life, self._sync)
-        except CorruptedObjectError:
+        except (CorruptedObjectError, ReloadError):
             return None
-        return None if entry is None or isinstance(entry, Reload) else entry[0]
+        return None if entry is None else entry[0]
 
-    def _contribute(self, start: int, stop: int) -> Reload | None:
+    def _contribute(self, start: int, stop: int) -> None:
         life, progress = self._life, self._progress
         groups = carried_groups(self._job)
         delta = Delta(
@@ -274,9 +262,8 @@ class StoreSync:
                 progress.sync,
                 error,
             )
-            return Reload(Why.CHANGED)
+            raise ReloadError(Why.CHANGED) from error
         self._own_delta, self._parts = delta, parts
-        return None
 
     def _named_rate(self) -> str:
         """The digits of the learning rates that this contribution names, as rank 0's of a fixed run do if they are functions."""
@@ -299,7 +286,7 @@ class StoreSync:
             rate = Rate(tuple(wish), life.standing.rate.number + 1, life.rank, life.epoch)
             life.store.put(Wish(self._sync, rate, self._round.schema).key, lambda: [b"\n"])
 
-    def _wait(self) -> tuple[Commit, str] | Reload | None:
+    def _wait(self) -> tuple[Commit, str] | None:
         """Wait for the record, and create it when this life may. Returns None if this life continues without the sync."""
         life = self._life
         early = self._early()
@@ -309,28 +296,19 @@ class StoreSync:
         timeout = life.timing.sync_timeout if self._patience is None else self._patience
         wait = life.wait(timeout, self._timed_out, [deadline], self._notice, early)
         moment = None
-        folder: Folder | Reload | None = self._look()
-        if isinstance(folder, Reload):
-            return folder
+        folder: Folder | None = self._look()
         decision = on_look(self._round, folder, overdue=False, expired=False)
         while True:
-            leaves = self._leaves(decision)
-            if isinstance(leaves, Reload):
-                return leaves
-            if leaves or self._hurried():
+            if self._leaves(decision) or self._hurried():
                 return None
             if moment is not None:
                 wait.sleep(moment)
             entry = commit_mended(life, self._sync)
-            if isinstance(entry, Reload):
-                return entry
             if entry is not None:
                 self._note(entry)
                 break
             moment = wait.moment()
             folder = self._look() if moment.look else None
-            if isinstance(folder, Reload):
-                return folder
             if life.others is not None and folder is not None and folder.missing:
                 life.others.check(life, folder.missing, self._sync, folder.listing)
             # In a fixed run no sync is decided without all ranks.
@@ -346,31 +324,28 @@ class StoreSync:
             return 0.0
         return max(0.0, life.standing.seen + self._window - life.timing.clock())
 
-    def _leaves(self, decision: Decision) -> bool | Reload:
+    def _leaves(self, decision: Decision) -> bool:
         """Do what is decided. Returns whether this life continues without the sync."""
         match decision:
             case Create(members):
-                return self._create(members) or False
+                self._create(members)
             case Differ(theirs):
-                return self._differs(theirs)
+                raise self._differs(theirs)
             case Expired():
                 raise self._timed_out()
             case Leave(just_looked=True):
                 return True
             case Leave():
                 # A replica that has left may have decided the sync before it left.
-                entry = commit_mended(self._life, self._sync)
-                return entry if isinstance(entry, Reload) else entry is None
+                return commit_mended(self._life, self._sync) is None
         return False
 
-    def _look(self) -> Folder | Reload:
+    def _look(self) -> Folder:
         """List the sync's folder, answer requests for repair in it, and note which ranks have contributed."""
         life = self._life
         check_run(life)
         listing = life.store.list(deltas(self._sync))
-        reload = self._help(listing)
-        if reload is not None:
-            return reload
+        self._help(listing)
         life.attendance.look(listing, life.now)
         self._folder = read_folder(self._round, listing)
         self._mend_own()
@@ -391,12 +366,10 @@ class StoreSync:
         )
         life.store.put(delta.key, parts)
 
-    def _create(self, members: tuple[Delta, ...]) -> Reload | None:
+    def _create(self, members: tuple[Delta, ...]) -> None:
         """Create the record of the sync, unless another life has. Only the record that is read afterwards counts."""
         life = self._life
-        reload = look_back(life)
-        if reload is not None:
-            return reload
+        look_back(life)
         commit = Commit(
             self._sync,
             self._index,
@@ -411,38 +384,31 @@ class StoreSync:
         )
         if life.store.create(commit_key(self._sync), commit.to_json):
             life.damage.decided = commit
-        return None
 
-    def _help(self, listing: Iterable[str]) -> Reload | None:
+    def _help(self, listing: Iterable[str]) -> None:
         """Help lives that cannot read something which this life may know."""
         asked = {
             hint for hint in map(Hint.parse, listing) if hint is not None and hint.event == "repair"
         }
         if self._life.damage.is_asked(asked):
-            reload = answer(self._life)
-            if reload is not None:
-                return reload
+            answer(self._life)
             mend_initial(self._life)
             publish_when_asked(self._life)
-        return None
 
-    def _check(self, commit: Commit) -> Reload | None:
+    def _check(self, commit: Commit) -> None:
         """Check that the record follows the state that this life holds.
-
-        Returns:
-            ``Reload`` if it does not, because this life's state is not the run's.
 
         Raises:
             CorruptedObjectError: It does not, because the records in the store do not follow each other.
+            ReloadError: It does not, because this life's state is not the run's.
         """
         match on_record(self._round, commit, follows=self._life.standing.follows(commit)):
             case Differ(theirs):
-                return self._differs(theirs)
+                raise self._differs(theirs)
             case NotNext():
-                return not_next(self._life, commit)
-        return None
+                raise not_next(self._life, commit)
 
-    def _differs(self, theirs: str) -> Reload:
+    def _differs(self, theirs: str) -> ReloadError:
         _log.error(
             "rank %d: the state of fragment %s after sync %d is not the one that other replicas hold: its digest is %s in this "
             "replica, but %s in others.%s",
@@ -453,7 +419,7 @@ class StoreSync:
             theirs,
             "" if self._life.fixed else " Reloading the published state.",
         )
-        return Reload(Why.DIFFERS)
+        return ReloadError(Why.DIFFERS)
 
     def _timed_out(self) -> Exception:
         return timed_out(self._life, self._sync, self._job.name, self._folder)

@@ -55,7 +55,7 @@ class FolderStore:
 
     An object is written to a temporary file, which is then renamed (``put``) or hard-linked (``create``, which POSIX makes
     exclusive). The files of deleted objects that are no longer read are reused for later objects, since getting fresh pages
-    from the kernel costs more than filling them. The files kept for this hold no more bytes than are written between two
+    from the kernel costs more than filling them. The files kept for this hold about as many bytes as are written between two
     deletions. Only a regular file of this user that has no other name is reused, so backups by hard links do not change.
 
     The folder itself may be reached through symbolic links. A link, a pipe, a socket or a device below it is never followed,

@@ -64,7 +64,7 @@ def remove_leftovers(root: Path) -> None:
 class Spares:
     """The files of one top folder that are kept for reuse, with their sizes in bytes.
 
-    Together they have at most as many bytes as were written between two deletions.
+    Together they have about as many bytes as were written between two deletions: those of other ranks differ a little in size.
     """
 
     def __init__(self) -> None:
@@ -83,7 +83,7 @@ class Spares:
 
     def has_room(self, size: int) -> bool:
         """Whether a file of so many bytes is to be kept."""
-        most = max(self._written, self._written_before)
+        most = max(self._written, self._written_before) * 9 // 8
         return len(self.files) < _MOST_SPARES and sum(self.files.values()) + size <= most
 
 
