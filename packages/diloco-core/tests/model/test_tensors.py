@@ -285,4 +285,4 @@ def test_beginning_comes_first():
     (part,) = split(nn.Linear(2, 2), 1, Buffers.MEAN)
     fragment = Fragment("0", part, OuterOptimizer(()), 1)
     with pytest.raises(RuntimeError, match="begin"):
-        fragment.adopt(next(fragment.layout.chunks(0, 8)), torch.ones(2))
+        fragment.adopt(fragment.layout.chunks(0, 8)[0], torch.ones(2))

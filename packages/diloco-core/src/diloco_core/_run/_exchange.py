@@ -456,7 +456,9 @@ class StoreExchange(ResumableExchange):
         A shard is published in one piece, and several are under way at the same time.
         """
         check_size(self.store, size)
-        return shards_of(size, self.world_size, near=self.store.near)
+        # The gather topology needs memory for the outer state of a shard.
+        near = self.store.near and self.settings.topology != "gather"
+        return shards_of(size, self.world_size, near=near)
 
     @property
     def position(self) -> Position:

@@ -19,7 +19,7 @@ from ._records._farewell import farewell
 from ._records._keys import MANIFEST, Hint, highest_epochs
 from ._round._reload import ReloadError
 from ._start import read_manifest
-from ._states._publish import finish
+from ._states._publish import collect, finish
 from ._sync._fork import look_back
 from ._watch import watch_manifest
 
@@ -110,6 +110,8 @@ def leave_run(life: Life, unsynced: UnsyncedWatch | None) -> None:
     with suppress(ReloadError):
         look_back(life)
         finish(life)
+        if life.deletes_own:
+            collect(life)
 
 
 def tell_failure(life: Life, error: BaseException) -> None:

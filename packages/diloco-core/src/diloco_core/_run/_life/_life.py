@@ -145,6 +145,11 @@ class Life:
         return self.settings.fixed
 
     @property
+    def deletes_own(self) -> bool:
+        """Whether each rank deletes what it has written itself, and writes over it next, as where listings cost nothing."""
+        return self.fixed and self.store.near
+
+    @property
     def fragments(self) -> Sequence[Progress]:
         """What this life holds of each fragment."""
         return self.standing.fragments

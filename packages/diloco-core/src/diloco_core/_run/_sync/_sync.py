@@ -167,10 +167,7 @@ class StoreSync:
         say_what_is_lost(life, commit, became, self._left_open, self._job.contribution.steps)
         local = became == "counted" and self._left_open is None
         designated = commit.members[commit.sync % len(commit.members)].rank == life.rank
-        # Where listings cost nothing, each rank of a fixed run deletes what it has written itself, and writes over it next. The
-        # record of this sync shows that the state before it is complete.
-        together = life.fixed and life.store.near
-        if together:
+        if life.deletes_own:  # the record of this sync shows that the state before it is complete
             collect(life, {life.rank, None} if designated else {life.rank})
         Adoption(life, commit, local=local).run()
         if learned:
@@ -179,7 +176,7 @@ class StoreSync:
         life.standing.advance(commit, record_digest, self._seen)
         if became == "counted":
             life.standing.has_contributed()
-        if not together and designated:
+        if designated and not life.deletes_own:
             collect(life)
         return completed(life, self._job, commit, became, since=start)
 
