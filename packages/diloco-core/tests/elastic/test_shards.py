@@ -3,9 +3,10 @@
 import random
 
 import pytest
+import torch
 from simulated import SimulatedTraining, violations
 
-from diloco_core import Elastic
+from diloco_core import DiLoCo, Elastic, MismatchError, connect
 from diloco_core._arithmetic import _shard_sizes
 from diloco_core._run._records._keys import MANIFEST
 from diloco_core._run._records._manifest import Manifest
@@ -33,8 +34,6 @@ def test_no_shard_is_larger_than_the_limit(size, shards, exchange_of_four):
 
 @pytest.fixture
 def exchange_of_four(tmp_path):
-    from diloco_core import connect
-
     exchange = connect(str(tmp_path), rank=0, world_size=4, min_replicas=2)
     yield exchange
     exchange.leave()
@@ -64,3 +63,23 @@ def test_with_several_shards_for_every_replica_whatever_goes_wrong(topology, mon
         assert violations(outcome, training) == []
         table = Manifest.from_json(outcome.store.objects[MANIFEST], "").fragments[0]
         assert table["shards"] == 15
+
+
+@pytest.mark.parametrize("membership", [{}, {"min_replicas": 1}], ids=["fixed", "elastic"])
+def test_a_run_that_was_begun_over_another_kind_of_store_is_refused(
+    membership, tmp_path, monkeypatch
+):
+    def go(**options):
+        model = torch.nn.Linear(64, 64)
+        inner = torch.optim.SGD(model.parameters(), lr=0.1)
+        exchange = connect(tmp_path, rank=0, world_size=1, **membership, **options)
+        with DiLoCo(model, inner, exchange, sync_every=1):
+            model(torch.ones(64)).sum().backward()
+            inner.step()
+
+    monkeypatch.setattr(_shard_sizes, "_IN_A_FOLDER", 1)
+    monkeypatch.setattr(_shard_sizes, "SHARD_BYTES", 4096)
+    go()
+    monkeypatch.undo()
+    with pytest.raises(MismatchError, match="in 5 shards, but rank 0 would cut it into 1: it was"):
+        go(resume=True)
