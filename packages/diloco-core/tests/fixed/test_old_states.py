@@ -72,22 +72,8 @@ def test_however_often_it_is_resumed_nothing_piles_up(make, fragments):
     assert len(syncs_of(published(run))) == 2 * fragments
 
 
-@pytest.mark.parametrize(
-    "kind",
-    [
-        Run,
-        pytest.param(
-            Generations,
-            marks=pytest.mark.xfail(
-                strict=True,
-                reason="where the store cannot decide, the initial state of a fragment that was never synced has no copy: if it "
-                "is damaged after all have stopped, the run cannot go on, not even with resume='newest-whole'",
-            ),
-        ),
-    ],
-)
-def test_before_its_first_outer_step_a_fragment_survives_damage_too(kind):
+def test_before_its_first_outer_step_a_fragment_survives_damage_too(make):
     """Whoever resumes the run makes its initial state again from the values that its model was given."""
-    run = kind(2, 2)
+    run = make(2, 2)
     run.live(until=1)
     survives(run, 2, 1)

@@ -22,6 +22,7 @@ from .._joining import reader_of
 from .._policy._meeting import await_ranks, check_failures
 from .._records._keys import MANIFEST
 from .._start import committed_in, stored_manifest
+from .._states._values import mend_initial
 from ._carrying import (
     GO_BACK,
     Choice,
@@ -123,6 +124,7 @@ class Entrance:
 
         new = self._new
         if self._rank == 0:
+            mend_initial(life(self._begun[0]))  # nobody else writes there any more
             write_choice(new, self._choose(life))
         while (choice := read_choice(new)) is None:
             self._wait(

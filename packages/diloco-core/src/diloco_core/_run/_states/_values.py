@@ -128,13 +128,11 @@ def shards_to_look_at(life: Life, held: Iterable[int]) -> set[int]:
 def mend_initial(life: Life) -> None:
     """Check and mend the initial states whose values are still in memory, because another replica cannot read something."""
     for index, progress in enumerate(life.fragments):
-        if progress.sync or progress.commit is not None:
+        if progress.sync or progress.commit is not None or _is_collected(life, index):
             continue
         done = life.manifest.done(index)
-        in_memory = shards_in_memory(life, index, done)
-        if in_memory and not _is_collected(life, index):
-            for number in in_memory:
-                mend_shard(life, Progress.recorded(progress.job, done), index, number, done)
+        for number in shards_in_memory(life, index, done):
+            mend_shard(life, Progress.recorded(progress.job, done), index, number, done)
 
 
 def take_from_memory(
