@@ -240,5 +240,25 @@ def test_a_job_that_its_own_launch_takes_back_is_not_returned(aws, executor, ran
 def test_a_run_that_has_ended_can_be_launched_again(aws, executor):
     handles = launch(executor())
     aws.move("diloco-run-1-00000", "Stopped", "Stopped")
-    del aws.jobs["diloco-run-1-00002"]
-    assert launch(executor())[:2] == handles[:2]
+    assert launch(executor()) == handles
+
+
+@pytest.mark.parametrize("status", ["Stopping", "Stopped", "Completed"])
+def test_a_run_of_which_some_has_ended_is_not_completed(aws, executor, status):
+    """A launch that failed could not delete what it has stopped, or a purge was interrupted."""
+    handles = launch(executor())
+    aws.move("diloco-run-1-00000", status, status)
+    gone = aws.jobs.pop("diloco-run-1-00002")
+    with pytest.raises(RunConflictError, match=r"00000 of an earlier try .*00002 is not there"):
+        launch(executor())
+    assert sorted(aws.jobs) == ["diloco-run-1-00000", "diloco-run-1-00001"]
+    aws.jobs[gone["TrainingJobName"]] = gone
+    listed = aws.ListTrainingJobs
+
+    def lagging(body):
+        page = listed(body)
+        kept = [each for each in page["TrainingJobSummaries"] if each["TrainingJobName"][-1] != "2"]
+        return {**page, "TrainingJobSummaries": kept}
+
+    aws.ListTrainingJobs = lagging
+    assert launch(executor()) == handles

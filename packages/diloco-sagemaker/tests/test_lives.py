@@ -5,6 +5,7 @@ import json
 import pytest
 
 from diloco_protocol import (
+    BackendError,
     InvalidRequestError,
     Outcome,
     Reason,
@@ -199,6 +200,57 @@ def test_a_list_that_lags_hides_no_replica(aws, executor):
     ours = executor()
     handles = ours.launch_replicas(4, "trainer:train", run_id="run-1")
     assert {each["status"] for each in ours.collect(handles, timeout=0)} == {"pending"}
+
+
+def test_a_list_that_lags_hides_no_replica_from_who_finds_the_run(aws, executor):
+    handles = executor().launch_replicas(4, "trainer:train", run_id="run-1")
+    ours, listed = executor(clock=lambda: aws.now), aws.ListTrainingJobs
+
+    def lagging(body):
+        page = listed(body)
+        return {**page, "TrainingJobSummaries": page["TrainingJobSummaries"][:2]}
+
+    aws.ListTrainingJobs = lagging
+    assert ours.attach("run-1") == handles
+    ours.cancel_run("run-1")
+    assert {job["TrainingJobStatus"] for job in aws.jobs.values()} <= {"Stopping", "Stopped"}
+    for handle in handles:
+        aws.move(name(handle), "Stopped", "Stopped")
+    ours.purge(handles[0])
+    assert aws.jobs == {}
+
+
+def test_an_interrupted_purge_is_gone_on_with_by_every_handle(aws, executor):
+    ours = executor()
+    handles = ours.launch_replicas(3, "trainer:train", run_id="run-1")
+    for handle in handles:
+        aws.move(name(handle), "Completed", "Completed")
+    for left, asked in ((0, 1), (1, 2), (0, 2)):
+        jobs = dict(aws.jobs)
+        for handle in handles:
+            if handle.rank != left:
+                del aws.jobs[name(handle)]
+        executor().purge(handles[asked])
+        assert aws.jobs == {}
+        aws.jobs.update(jobs)
+    # Of a later run of the name this could be what is left, too.
+    del aws.jobs[name(handles[0])]
+    with pytest.raises(BackendError, match=r"00001, of the same run or .* attach\('run-1'\)"):
+        executor().purge(handles[0])
+    executor().purge(executor().attach("run-1")[0])
+    assert aws.jobs == {}
+
+
+def test_a_handle_of_an_earlier_run_of_the_name_purges_nothing(aws, executor):
+    handles = executor().launch_replicas(3, "trainer:train", run_id="run-1")
+    aws.jobs.clear()
+    aws.now += 60
+    executor().launch_replicas(3, "trainer:train", run_id="run-1")
+    del aws.jobs[name(handles[2])]  # as if it were not created yet
+    for job in list(aws.jobs):
+        aws.move(job, "Completed", "Completed")
+    executor().purge(handles[2])
+    assert len(aws.jobs) == 2
 
 
 def test_logs(aws, executor, run):

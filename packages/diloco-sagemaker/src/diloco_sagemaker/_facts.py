@@ -97,14 +97,23 @@ class JobFacts(Summary):
         run_id, rank = names.parse_job_name(self.name) or ("", -1)
         if self.strings.get(names.RUN_ID) != run_id or not _FINGERPRINT.fullmatch(self.fingerprint):
             return ""
+        return run_id if rank in self.ranks else ""
+
+    @property
+    def rank(self) -> int:
+        """Its rank, as its name says; -1 if that is no name of ours."""
+        return (names.parse_job_name(self.name) or ("", -1))[1]
+
+    @property
+    def ranks(self) -> range:
+        """The ranks of the launch that created it; none if it does not tell them."""
         first, _, last = self.strings.get(names.RANKS, "").partition("-")
         try:
             least = read_whole("the first rank", first, 0, _MOST_RANKS)
             most = read_whole("the last rank", last, 0, _MOST_RANKS)
-            ours = least <= rank <= most < self.world_size
+            return range(least, most + 1) if most < self.world_size else range(0)
         except InvalidRequestError:
-            return ""
-        return run_id if ours else ""
+            return range(0)
 
     @property
     def fingerprint(self) -> str:

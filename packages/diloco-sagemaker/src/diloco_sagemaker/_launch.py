@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from enum import Enum, auto
-from typing import Any
+from typing import Any, TypeVar
 
 from diloco_protocol import (
     BackendError,
@@ -27,6 +27,7 @@ from ._many import AT_ONCE
 from ._sweep import Jobs
 from ._withdraw import Withdrawal, withdraw
 
+T = TypeVar("T")
 _TAKEN_BACK = frozenset({"Stopping", "Stopped", "Deleting"})
 
 
@@ -127,18 +128,34 @@ class Launcher:
             RunConflictError: There are jobs of another launch under this name, or they are being deleted.
             BackendError: SageMaker could not be asked.
         """
-        there = retry(lambda: self._jobs.of_run(run_id), self._backoff, timeout=self._patience)
+        there = self._patiently(lambda: self._jobs.of_run(run_id))
         if not there:
             return
-        details = retry(
-            lambda: self._jobs.details(list(there.values()), names.job_prefix(run_id)),
-            self._backoff,
-            timeout=self._patience,
+        details = self._patiently(
+            lambda: self._jobs.details(list(there.values()), names.job_prefix(run_id))
         )
         for name, job in details.items():
             if job.run_id or name in launch.requests:  # others are strangers', and in nobody's way
                 self._check_same(launch, job)
                 launch.meet(job)
+        over = [
+            job
+            for job in details.values()
+            if launch.of(job.name) is Made.THERE and job.status != "InProgress"
+        ]
+        if over and launch.left():
+            self._check_complete(launch, over[0])
+
+    def _check_complete(self, launch: Launch, over: JobFacts) -> None:
+        """Refuse to complete a run of which a job has ended: an earlier try was taken back, or a purge was interrupted."""
+        for job in self._patiently(lambda: self._jobs.described(launch.left())).values():
+            self._check_same(launch, job)  # a list may lack what has just been created
+            launch.meet(job)
+        if left := launch.left():
+            raise RunConflictError(
+                f"the training job {over.name} of an earlier try of this launch is over, and {left[0]} is not there: wait until "
+                f"all have ended, and purge that run first, which attach({over.run_id!r}) finds, or choose another run_id"
+            )
 
     def create(self, launch: Launch) -> None:
         """Create what is missing.
@@ -249,6 +266,9 @@ class Launcher:
         else:
             launch.meet(job)
         return None
+
+    def _patiently(self, call: Callable[[], T]) -> T:
+        return retry(call, self._backoff, timeout=self._patience)
 
     def _check_same(self, launch: Launch, job: JobFacts) -> None:
         if job.status == "Deleting":

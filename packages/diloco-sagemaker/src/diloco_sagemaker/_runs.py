@@ -39,6 +39,8 @@ from ._sweep import Jobs
 _FEW = 2
 """So many replicas are described one by one; for more, the jobs of their run are listed."""
 _SECONDS_TO_GO = 120.0
+_SECONDS_TO_BE_LISTED = 3600.0
+"""For so long, and far longer than seen, a list may lack what was created."""
 
 
 class Runs:
@@ -51,6 +53,7 @@ class Runs:
         self._jobs = jobs
         self._backoff = backoff
         self._patience = options.retry_timeout
+        self._clock = options.clock
         self._results = options.output_s3_path
         self._checkpoints = {f"{self._results}/checkpoints", options.checkpoint_s3_path}
         self._outcomes: Recent[tuple[str, int], tuple[Outcome | None]] = Recent()
@@ -193,17 +196,18 @@ class Runs:
         Raises:
             InvalidRequestError: A replica has not ended.
             UnavailableError: Not all of it is gone yet.
+            BackendError: Its job is gone, and there are others of the run, or of a later one of its name.
         """
         try:
             own = self.job(handle)
         except ReplicaNotFoundError:
-            return
-        listed = self._jobs.of_run(handle.run_id)
-        found = {
-            **self._jobs.details(list(listed.values()), names.job_prefix(handle.run_id)),
-            own.name: own,
-        }
-        run = [job for job in found.values() if job.run_id and job.fingerprint == own.fingerprint]
+            left = self._left_of(handle)
+            if left is None:
+                return
+            own = left
+        run = [
+            job for job in self._all(handle.run_id, own)[1] if job.fingerprint == own.fingerprint
+        ]
         going = {job.name for job in run if job.status == "Deleting"}
         alive = [job for job in run if job.status not in ENDED | {"Deleting"}]
         if alive:
@@ -217,6 +221,22 @@ class Runs:
         if own.name not in going:
             self._remove(own)
         self._wait_until_gone([*others, own])
+
+    def _left_of(self, handle: ReplicaHandle) -> JobFacts | None:
+        """A job of a handle's run, whose own job is gone: a purge of another rank was interrupted, or it was deleted by hand."""
+        jobs = self._all(handle.run_id)[1]
+        there = {job.name for job in jobs}
+        if not jobs or handle.metadata["job_name"] in there:
+            return None
+        oldest, created = jobs[0], created_of(handle)
+        if created is not None and oldest.created <= created:
+            return oldest  # a later run of the name began when it was gone
+        if names.job_name(handle.run_id, oldest.ranks[0]) in there:
+            return None  # the first job of a launch comes first: this is a later one, which may be under way
+        raise BackendError(
+            f"the job of this handle is gone, and not {oldest.name}, of the same run or of a later one of its name: purge what "
+            f"attach({handle.run_id!r}) gives"
+        )
 
     def _remove(self, job: JobFacts) -> None:
         streams = list(islice(self._client.log_streams(job.name), MOST_STREAMS))
@@ -272,9 +292,7 @@ class Runs:
         Raises:
             ReplicaNotFoundError: There is no such run.
         """
-        listed = self._jobs.of_run(run_id)
-        found = self._jobs.details(list(listed.values()), names.job_prefix(run_id)).values()
-        ours = sorted((job.created, job.name, job) for job in found if job.run_id)
+        listed, ours = self._all(run_id)
         if not ours:
             raise ReplicaNotFoundError(
                 f"there is no run {run_id!r} in {self._client.region} that diloco has launched: list_runs() names those that "
@@ -282,13 +300,29 @@ class Runs:
             )
         region, account = self._client.region, self._client.account
         # A run is one launch: what says that it is another one came later, and is a stranger's.
-        first = ours[0][-1]
-        launched = {job.name for _, _, job in ours if job.fingerprint == first.fingerprint}
+        first = ours[0]
+        created = {
+            job.rank: listed.get(job.rank, job).created
+            for job in ours
+            if job.fingerprint == first.fingerprint
+        }
         return [
-            make_handle(run_id, rank, first.world_size, summary.created, region, account)
-            for rank, summary in sorted(listed.items())
-            if summary.name in launched
+            make_handle(run_id, rank, first.world_size, when, region, account)
+            for rank, when in sorted(created.items())
         ]
+
+    def _all(self, run_id: str, *more: JobFacts) -> tuple[dict[int, Summary], list[JobFacts]]:
+        """What a list has of a run, and its jobs, the oldest first; also those that the list lacks, as it may for a while."""
+        listed = self._jobs.of_run(run_id)
+        found = self._jobs.details(list(listed.values()), names.job_prefix(run_id))
+        found |= {job.name: job for job in more}
+        ours = [job for job in found.values() if job.run_id]
+        newest = max((job.created / 1000 for job in ours), default=0.0)
+        if ours and self._clock() - newest < _SECONDS_TO_BE_LISTED:
+            ranks = min(ours, key=_age).ranks
+            lacking = {names.job_name(run_id, rank) for rank in ranks} - found.keys()
+            ours += [job for job in self._jobs.described(sorted(lacking)).values() if job.run_id]
+        return listed, sorted(ours, key=_age)
 
     def all(self) -> list[str]:
         """The run_ids, oldest first."""
@@ -308,6 +342,10 @@ class Runs:
         look([jobs[0] for jobs in runs.values()])
         look([job for run_id, jobs in runs.items() if run_id not in times for job in jobs[1:]])
         return sorted(times, key=lambda run_id: (times[run_id], run_id))
+
+
+def _age(job: JobFacts) -> tuple[int, str]:
+    return job.created, job.name
 
 
 def _leave(job: JobFacts, place: str, option: str) -> None:
