@@ -12,8 +12,10 @@ from diloco_protocol import (
     ReplicaHandle,
     ReplicaNotFoundError,
     ReplicaState,
+    UnavailableError,
     outcome_to_message,
 )
+from diloco_sagemaker._client import Client
 
 PENDING, RUNNING = ReplicaState.PENDING, ReplicaState.RUNNING
 SUCCEEDED, FAILED, CANCELLED = ReplicaState.SUCCEEDED, ReplicaState.FAILED, ReplicaState.CANCELLED
@@ -176,6 +178,25 @@ def test_a_handle_with_a_long_text_has_a_short_error(executor, run, key):
     with pytest.raises(InvalidRequestError) as caught:
         executor().poll(ReplicaHandle.from_dict(data))
     assert len(str(caught.value)) < 500
+
+
+def test_collect_waits_as_long_as_it_is_told_for_who_asks(aws, executor, monkeypatch):
+    handles = executor().launch_replicas(2, "trainer:train", run_id="run-1")
+    begun, ask = aws.now, Client._call
+
+    def away(self, service, *arguments, **options):
+        if service == "sts" and aws.now < begun + 100:
+            raise UnavailableError("cannot find out whose credentials these are")
+        return ask(self, service, *arguments, **options)
+
+    monkeypatch.setattr(Client, "_call", away)
+    with pytest.raises(UnavailableError, match="whose credentials"):
+        executor().collect(handles, timeout=5)
+    assert aws.now - begun < 6
+    begun = aws.now
+    found = executor().collect(handles, timeout=600)
+    assert [each["status"] for each in found] == ["pending", "pending"]
+    assert 599 <= aws.now - begun < 602
 
 
 def test_a_look_without_change_makes_one_list_and_no_describe(aws, executor):

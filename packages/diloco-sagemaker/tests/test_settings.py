@@ -1,9 +1,12 @@
 """What ~/.aws/config and the variables of AWS's command line say holds here too, or check() names it."""
 
 import contextlib
+import shutil
 import time
+from pathlib import Path
 
 import boto3
+import botocore
 import pytest
 from botocore.config import Config
 from scripted_aws import AWSHarness
@@ -60,7 +63,7 @@ def user(tmp_path, monkeypatch):
     monkeypatch.setenv("AWS_EC2_METADATA_DISABLED", "true")
     monkeypatch.setenv("AWS_SHARED_CREDENTIALS_FILE", "/nowhere")
     monkeypatch.setenv("AWS_CONFIG_FILE", str(tmp_path / "config"))
-    (tmp_path / "bundle.pem").write_text("")
+    shutil.copy(Path(botocore.__file__).with_name("cacert.pem"), tmp_path / "bundle.pem")
 
     def write(more="", **variables):
         text = FILE.format(bundle=tmp_path / "bundle.pem", more=more)
@@ -232,6 +235,9 @@ def test_check_names_what_is_not_obeyed(world, user, more, variables, told):
         ("", {"AWS_ENDPOINT_URL": "localhost"}),
         ("", {"AWS_SECRET_ACCESS_KEY": "\udcff"}),
         ("", {"HTTP_PROXY": "http://127.0.0.1:99999999", "NO_PROXY": "", "no_proxy": ""}),
+        ("", {"AWS_ENDPOINT_URL": "https://127.0.0.1:9", "AWS_CA_BUNDLE": "/nowhere.pem"}),
+        ("", {"AWS_ENDPOINT_URL": "https://127.0.0.1:9", "AWS_CA_BUNDLE": __file__}),
+        ("", {"AWS_ENDPOINT_URL": "https://127.0.0.1:9", "AWS_CA_BUNDLE": "/tmp"}),
         ("[unfinished", {}),
         ("credential_process = echo '{'", {}),
         ("credential_process = /nowhere/program", {}),

@@ -296,18 +296,20 @@ class BaseExecutor(Journaled):
         if not isinstance(handles, Iterable):
             raise InvalidRequestError(f"collect takes a list of handles, not {shown(handles)}")
         handles = list(handles)  # a generator can be read only once
-        for handle in handles:
-            self._check(handle)
         if progress is not None:
             check_callable("progress", progress)
         # Endless is a way to say None; every other value that is not finite is refused.
         limit = None if timeout == math.inf else check_seconds("timeout", timeout, none=True)
+        begun = self._backoff.clock()
         with self._within(limit):
+            for handle in handles:
+                self._check(handle)  # a backend may have to ask whose its credentials are
+            passed = self._backoff.clock() - begun
             return collect(
                 handles,
                 self._observe_or_lost,
                 self._result_of,
-                timeout=limit,
+                timeout=None if limit is None else max(0.0, limit - passed),
                 backoff=self._backoff,
                 progress=progress,
             )

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import math
 import os
+import ssl
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -12,7 +13,7 @@ from contextlib import closing
 from contextvars import ContextVar
 from typing import Any, TypeVar
 
-from diloco_protocol import Backoff, DilocoError, UnavailableError
+from diloco_protocol import Backoff, DilocoError, InvalidRequestError, UnavailableError
 from diloco_protocol.backend import check_size, read_bounded, shown
 
 from . import _names as names
@@ -403,6 +404,7 @@ class Client:
             failed = not_made(error, f"make a client of {service}")
             raise failed.with_traceback(error.__traceback__) from None
         check_endpoint(_ENDPOINT, client.meta.endpoint_url)
+        _check_certificates(client, f"make a client of {service}")
         check_region(self._session, client, region or self._session.region_name)
         return client
 
@@ -412,6 +414,20 @@ class Client:
         given = None if options.session is None else options.session.region_name
         other = None if client is None else client.meta.region_name
         return options.region or other or given or os.environ.get("AWS_REGION")
+
+
+def _check_certificates(client: Any, what: str) -> None:
+    """Refuse a file of certificates that cannot be read: every connection would fail, as if the network were bad."""
+    held = client._endpoint.http_session._verify  # noqa: SLF001 - no setting has its only name
+    if not isinstance(held, str) or not client.meta.endpoint_url.lower().startswith("https:"):
+        return
+    try:
+        ssl.create_default_context(cafile=held)
+    except OSError as error:  # as those of ssl are
+        raise InvalidRequestError(
+            f"cannot {what}: the file of certificates {shown(held)} cannot be used ({error}): look at AWS_CA_BUNDLE, "
+            "REQUESTS_CA_BUNDLE and ca_bundle in ~/.aws/config"
+        ) from None
 
 
 def _check_same(name: str, told: str, what: str) -> None:

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import logging
+import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import contextmanager
+from contextvars import ContextVar
 from dataclasses import replace
 from typing import Any, NoReturn, TypeVar
 
@@ -41,6 +43,8 @@ from ._shown import secret_names, shown_job
 from ._sweep import Jobs
 
 T = TypeVar("T")
+_collects_until: ContextVar[float | None] = ContextVar("collects_until", default=None)
+"""When the time of ``collect`` is up in this thread, which has its own; None in other verbs."""
 
 
 class SageMakerExecutor(BaseExecutor):
@@ -219,13 +223,16 @@ class SageMakerExecutor(BaseExecutor):
         ask = super().describe
         return self._patiently(lambda: ask(handle))
 
-    def _within(self, seconds: float | None) -> AbstractContextManager[object]:
-        """Wait at most 5 s for an answer of AWS past the time."""
-        return (
-            nullcontext()
-            if seconds is None
-            else self._client.until(self._backoff.clock() + seconds)
-        )
+    @contextmanager
+    def _within(self, seconds: float | None) -> Iterator[None]:
+        """Wait at most 5 s for an answer of AWS past the time, and try again until then."""
+        until = math.inf if seconds is None else self._backoff.clock() + seconds
+        token = _collects_until.set(until)
+        try:
+            with self._client.until(until):
+                yield
+        finally:
+            _collects_until.reset(token)
 
     def _observe_run(
         self, handles: Sequence[ReplicaHandle]
@@ -284,8 +291,9 @@ class SageMakerExecutor(BaseExecutor):
 
     def _check_account(self, handle: ReplicaHandle) -> None:
         """Another account knows nothing of the job, and must not be asked: its "not found" would say nothing."""
-        account = handle.metadata["account"]
-        own = self._patiently(lambda: self._client.account)
+        account, until = handle.metadata["account"], _collects_until.get()
+        patience = self._patience if until is None else max(0.0, until - self._backoff.clock())
+        own = retry(lambda: self._client.account, self._backoff, timeout=patience)
         if account != own:
             raise InvalidRequestError(
                 f"this handle is of the account {account}, and these credentials are of {own}: use the former's"
