@@ -351,3 +351,23 @@ def test_ranks_without_a_call_are_voided_at_once(lab):
         lab.record().pop(f"call-{rank}")
     lab.executor().cancel_run("run")
     assert [lab.record().get(f"call-{rank}")["call"] for rank in range(1, 40)] == [""] * 39
+
+
+def test_many_cancels_of_others_are_not_passed_over_one_by_one(lab, monkeypatch):
+    handles = lab.launch(2)
+    for number in range(1, 300):
+        lab.record().put(f"cancel-1-{number}" if number > 1 else "cancel-1", {"by": 1})
+    lab.call(handles[1]).stop()
+    wrote, put_once = [], Client.put_once
+
+    def put(self, record, key, value):
+        wrote.append(key)
+        return put_once(self, record, key, value)
+
+    monkeypatch.setattr(Client, "put_once", put)
+    assert lab.executor().describe(handles[1]).state.value == "cancelled"
+    assert wrote[:2] == ["cancel-1", "cancel-1-300"]
+    assert len(wrote) < 5
+    lab.record().put("cancel-0", {"by": 1})
+    lab.executor().cancel(handles[0])
+    assert wrote[-2:] == ["cancel-0", "cancel-0-2"]

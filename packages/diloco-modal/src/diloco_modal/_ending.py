@@ -30,6 +30,7 @@ class Ending:
         self._client, self._clock = client, clock
         self._rank, self._call = rank, call
         self._id = uuid.uuid4().hex
+        self._keys: set[str] = set()
         self.tried = False
 
     def attempt(self, record: Any, *, unmarked: bool = False) -> None:
@@ -44,20 +45,22 @@ class Ending:
         """
         # The time is that of this try: from it on the container has its last half minute.
         mark = {"by": "executor", "at": self._clock(), "id": self._id}
-        keys = [f"cancel-{self._rank}"]
+        key = f"cancel-{self._rank}"
+        self._keys.add(key)
         try:
             try:
-                while not self._client.put_once(record, keys[-1], mark):
-                    if self._counts(record, keys[-1], mark):
+                while not self._client.put_once(record, key, mark):
+                    if self._counts(record, key, mark):
                         break
-                    keys.append(f"cancel-{self._rank}-{len(keys) + 1}")
+                    key = self._client.next_cancel(record, self._rank, key)
+                    self._keys.add(key)
             except BackendError:
                 if not unmarked:
                     raise
             self.tried = True
             self._client.cancel(self._call)
         except BaseException:
-            for key in keys:
+            for key in self._keys:  # those of earlier tries, too
                 with contextlib.suppress(BackendError):
                     self._client.pop_own(record, key, mark)
             raise

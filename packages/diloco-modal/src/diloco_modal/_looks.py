@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import itertools
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
@@ -241,13 +240,11 @@ class Looks:
 
     def _mark(self, record: Any, rank: int, now: float) -> Mapping[str, Any]:
         """The entry that says since when a call is known to be terminated, and by whom; written if there is none."""
-        mark = {"by": "outside", "at": now}
-        for number in itertools.count(1):
-            key = f"cancel-{rank}" if number == 1 else f"cancel-{rank}-{number}"
-            if self._client.put_once(record, key, mark):
-                break
+        mark, key = {"by": "outside", "at": now}, f"cancel-{rank}"
+        while not self._client.put_once(record, key, mark):
             with contextlib.suppress(DamagedRecordError):
                 return self._client.get(record, key) or mark
+            key = self._client.next_cancel(record, rank, key)
         return mark
 
     def _dated(

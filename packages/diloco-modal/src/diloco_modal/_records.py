@@ -12,7 +12,7 @@ from ._connection import Connection
 from ._errors import MissingError, import_modal
 from ._options import ModalOptions
 from ._payload import record_name
-from ._record import DamagedRecordError, checked, written
+from ._record import DamagedRecordError, checked, numbers_of, written
 
 PREFIX = "diloco-"
 _KEPT_SECONDS = 60.0
@@ -106,6 +106,12 @@ class Records(Connection):
         if self.put_once(record, "kept", {"kept": kept}):
             return kept
         return bool((self.get(record, "kept") or {}).get("kept"))
+
+    def next_cancel(self, record: Any, rank: int, key: str) -> str:
+        """The key of a further cancel of a rank, behind all that are there: anybody may have written any number of them."""
+        newest = numbers_of(self.entries(record)).get(rank, {}).get("cancel", 1)
+        own = int(key.removeprefix(f"cancel-{rank}").removeprefix("-") or 1)
+        return f"cancel-{rank}-{max(newest, own) + 1}"
 
     def pop_own(self, record: Any, key: str, value: Mapping[str, Any]) -> None:
         """Remove an entry that was made here, which its id tells: a try whose answer was lost may have made it."""
