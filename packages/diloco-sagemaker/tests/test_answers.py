@@ -388,6 +388,20 @@ def test_a_list_has_an_end(aws, executor, monkeypatch):
     assert aws.count("ListTrainingJobs") == 20
 
 
+@pytest.mark.parametrize("operation", ["ListTrainingJobs", "Search"])
+def test_a_page_has_no_more_entries_than_were_asked_for(aws, executor, operation):
+    executor().launch_replicas(2, "trainer:train", run_id="run-1")
+    right = getattr(aws, operation)
+
+    def more(body):
+        page = right(body)
+        return {name: entries * 51 for name, entries in page.items() if name != "NextToken"}
+
+    setattr(aws, operation, more)
+    with pytest.raises(UnavailableError, match="102 entries in a page of 100"):
+        executor(retry_timeout=0).attach("run-1")
+
+
 def test_collect_reads_no_list_past_its_time(aws, executor, monkeypatch):
     """Each page of it takes half a second."""
     ours = executor()

@@ -8,7 +8,8 @@ from importlib.resources import files
 import pytest
 
 import diloco_sagemaker
-from diloco_protocol import ServerlessExecutor
+from diloco_protocol import MissingDependencyError, ServerlessExecutor
+from diloco_sagemaker import _model
 
 
 def test_all_is_sorted_and_complete():
@@ -47,3 +48,10 @@ def test_the_client_library_is_not_imported_before_it_is_needed():
     code = "import sys, diloco_sagemaker; print([m for m in sys.modules if m in ('boto3', 'botocore')])"
     found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert found.stdout.strip() == "[]"
+
+
+def test_a_client_library_that_is_missing_is_named(monkeypatch):
+    monkeypatch.setitem(sys.modules, "botocore.loaders", None)
+    _model._shapes.cache_clear()
+    with pytest.raises(MissingDependencyError, match="pip install boto3"):
+        _model.instance_types()

@@ -189,29 +189,31 @@ class Client:
 
         The service filters after it has cut a page, so pages may be empty and others follow.
         """
+        what = f"list the training jobs of {contains!r}"
         pages = self._pages(
-            "list_training_jobs", f"list the training jobs of {contains!r}", paced=True,
+            "list_training_jobs", what, paced=True,
             NameContains=contains, MaxResults=_PAGE, SortBy="CreationTime", SortOrder="Ascending",
             **filters,
         )  # fmt: skip
         for page in pages:
-            yield from map(read_summary, page["TrainingJobSummaries"])
+            yield from map(read_summary, _as_asked(page["TrainingJobSummaries"], what))
 
     def search(self, contains: str) -> Iterator[JobFacts]:
         """Training jobs whose names contain a text, in full, from an index that may lag behind."""
         expression = {
             "Filters": [{"Name": "TrainingJobName", "Operator": "Contains", "Value": contains}]
         }
+        what = f"search for the training jobs of {contains!r}"
         pages = self._pages(
-            "search", f"search for the training jobs of {contains!r}", Resource="TrainingJob",
+            "search", what, Resource="TrainingJob",
             SearchExpression=expression, MaxResults=_PAGE,
         )  # fmt: skip
         for page in pages:
-            for result in page.get("Results") or []:
+            for result in _as_asked(page.get("Results") or [], what):
                 job = result.get("TrainingJob") or {}
                 if job.get("TrainingJobName") and job.get("CreationTime"):
                     facts = read_job(job)
-                    _check_same(facts.name, facts.arn or facts.name, "search for training jobs")
+                    _check_same(facts.name, facts.arn or facts.name, what)
                     yield facts
 
     # --- objects and logs ---
@@ -428,6 +430,15 @@ def _check_certificates(client: Any, what: str) -> None:
             f"cannot {what}: the file of certificates {shown(held)} cannot be used ({error}): look at AWS_CA_BUNDLE, "
             "REQUESTS_CA_BUNDLE and ca_bundle in ~/.aws/config"
         ) from None
+
+
+def _as_asked(entries: Sequence[T], what: str) -> Sequence[T]:
+    """Return the entries of a page; UnavailableError if they are more than were asked for, so that a list fills no memory."""
+    if len(entries) > _PAGE:
+        raise UnavailableError(
+            f"cannot {what}: {len(entries)} entries in a page of {_PAGE}{NOT_ITS_OWN}"
+        )
+    return entries
 
 
 def _check_same(name: str, told: str, what: str) -> None:

@@ -11,6 +11,8 @@ from typing import Any
 from diloco_protocol import InvalidRequestError
 from diloco_protocol.backend import redact_json
 
+from ._errors import missing_boto3
+
 _SHOWN = 60
 _LISTED = 40  # names that a message lists
 _USERINFO = re.compile("[a-z0-9]+://[^/]*[@:]")
@@ -71,8 +73,10 @@ def to_python(pattern: str) -> str:
 
 @cache
 def _shapes() -> dict[str, Any]:
-    from botocore.loaders import Loader  # slow to import
-
+    try:
+        from botocore.loaders import Loader  # slow to import
+    except ImportError as error:
+        raise missing_boto3(error) from error
     shapes: dict[str, Any] = Loader().load_service_model("sagemaker", "service-2")["shapes"]
     return shapes
 
