@@ -83,6 +83,21 @@ def test_a_cancel_that_is_refused_raises_and_can_be_repeated(aws, executor, run)
     assert ours.describe(run[0]).stopping
 
 
+@pytest.mark.parametrize("run_at_once", [False, True])
+def test_a_cancel_whose_answer_was_lost_is_that_of_who_asked(aws, executor, run, run_at_once):
+    aws.faults.append(("StopTrainingJob", "InternalFailure", "lost", 500, True))
+    ours = executor()
+    if run_at_once:
+        ours.cancel_run("run-1")
+    else:
+        ours.cancel(run[0])
+        ours.cancel(run[1])
+    for handle in run:
+        aws.move(name(handle), "Stopped", "Stopped")
+    for each in (ours, executor()):
+        assert [each.describe(handle).reason for handle in run] == [Reason.CANCEL_REQUESTED] * 2
+
+
 def test_an_interruption_is_an_attempt(aws, executor, run):
     aws.move(name(run[0]), "InProgress", "Training")
     aws.move(name(run[0]), "InProgress", "Interrupted")

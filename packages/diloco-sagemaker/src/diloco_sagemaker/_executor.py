@@ -257,7 +257,7 @@ class SageMakerExecutor(BaseExecutor):
     # --- ending and finding ---
 
     def _stop(self, handle: ReplicaHandle) -> None:
-        self._patiently(lambda: self._runs.cancel(handle))
+        self._runs.cancel(handle)
 
     def _purge(self, handle: ReplicaHandle) -> None:
         self._patiently(lambda: self._runs.purge(handle))
@@ -269,9 +269,7 @@ class SageMakerExecutor(BaseExecutor):
         except ReplicaNotFoundError:
             super().cancel_run(run_id)  # a journal may know it
             return
-        cancel_all(
-            handles, lambda handle: self._patiently(lambda: self._runs.cancel(handle, seen=True))
-        )
+        cancel_all(handles, lambda handle: self._runs.cancel(handle, seen=True))
 
     def _list_runs(self) -> list[str]:
         return self._patiently(self._runs.all)

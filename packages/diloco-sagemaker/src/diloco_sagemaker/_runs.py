@@ -25,7 +25,7 @@ from diloco_protocol.backend import shown
 
 from . import _names as names
 from ._client import Client
-from ._errors import EndedError, MissingError, TakenError
+from ._errors import EndedError, MissingError, TakenError, UnreachedError
 from ._facts import ENDED, JobFacts, Summary
 from ._handles import created_of, is_of, make_handle, may_be_of
 from ._logs import MOST_STREAMS
@@ -157,25 +157,36 @@ class Runs:
             handle: The replica.
             seen: Whether its job has just been seen to be there, so that nobody has to look again.
         """
-        name = handle.metadata["job_name"]
-        created, arn = created_of(handle), ""
-        if not seen or created is None:
-            try:
-                job = self.job(handle)
-            except ReplicaNotFoundError:
-                return
-            if job.status in ENDED | {"Stopping", "Deleting"}:
-                return
-            created, arn = job.created, job.arn
-        try:
-            self._client.stop(name)
-        except (EndedError, MissingError):
-            return
-        self._cancelled.keep((name, created), True)
-        self._mark(name, arn or self._client.job_arn(name))
+        asked = False
 
-    def _mark(self, name: str, arn: str) -> None:
+        def once() -> None:
+            nonlocal asked
+            name = handle.metadata["job_name"]
+            created, arn = created_of(handle), ""
+            if asked or not seen or created is None:
+                try:
+                    job = self.job(handle)
+                except ReplicaNotFoundError:
+                    return
+                if job.status in ENDED | {"Stopping", "Deleting"}:
+                    if asked and job.status in {"Stopping", "Stopped"}:  # the answer was lost
+                        self._mark(name, job.created, job.arn)
+                    return
+                created, arn = job.created, job.arn
+            try:
+                self._client.stop(name)
+            except (EndedError, MissingError):
+                return
+            except UnavailableError as error:
+                asked |= not isinstance(error, UnreachedError)
+                raise
+            self._mark(name, created, arn or self._client.job_arn(name))
+
+        retry(once, self._backoff, timeout=self._patience)
+
+    def _mark(self, name: str, created: int, arn: str) -> None:
         """Leave word of who has asked for the end; the end itself has been accepted by now."""
+        self._cancelled.keep((name, created), True)
         try:
             retry(
                 lambda: self._client.tag(arn, names.TAG_CANCELLED, "true"),
