@@ -50,6 +50,7 @@ sagemaker =
 s3 =
     endpoint_url = http://127.0.0.1:9/s3
 """
+ROLE = "arn:aws:iam::123456789012:role/mine"
 SERVICES = ("sagemaker", "s3", "sts", "logs", "iam", "ecr", "service-quotas")
 
 
@@ -233,6 +234,10 @@ def test_check_names_what_is_not_obeyed(world, user, more, variables, told):
         ("", {"AWS_REQUEST_CHECKSUM_CALCULATION": "never"}),
         ("", {"AWS_STS_REGIONAL_ENDPOINTS": "elsewhere"}),
         ("", {"AWS_ENDPOINT_URL": "localhost"}),
+        ("", {"AWS_ENDPOINT_URL": "http://127.0.0.1:99999"}),
+        ("", {"AWS_ENDPOINT_URL": "http://127.0.0.1:port"}),
+        ("", {"AWS_REGION": "eu-west-1\n"}),
+        (f"role_arn = {ROLE}\nweb_identity_token_file = /nowhere/token", {}),
         ("", {"AWS_SECRET_ACCESS_KEY": "\udcff"}),
         ("", {"HTTP_PROXY": "http://127.0.0.1:99999999", "NO_PROXY": "", "no_proxy": ""}),
         ("", {"AWS_ENDPOINT_URL": "https://127.0.0.1:9", "AWS_CA_BUNDLE": "/nowhere.pem"}),

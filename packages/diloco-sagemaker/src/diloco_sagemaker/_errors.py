@@ -86,6 +86,7 @@ _AUTH = frozenset(
 
 
 LOOK = "Look at the variables AWS_... and HTTP..._PROXY, and at ~/.aws/config"
+_OF_FILES = (FileNotFoundError, IsADirectoryError, NotADirectoryError, PermissionError)
 NOT_ITS_OWN = " (this answer is not AWS's own, or was cut)"
 
 
@@ -112,7 +113,9 @@ def to_error(error: Exception, what: str) -> DilocoError:
 
     if isinstance(error, of_botocore.ClientError):
         return _answered(error.response, f"cannot {what}")
-    text = f"cannot {what}: {redact_and_cut(str(error), _LONGEST)}".rstrip(".")
+    text = f"cannot {what}: {redact_and_cut(str(error), _LONGEST) or type(error).__name__}".rstrip(
+        "."
+    )
     if isinstance(error, of_botocore.HTTPClientError):
         unsent = error.kwargs.get("error")
         if str(unsent).startswith(_UNSENDABLE):
@@ -158,6 +161,8 @@ def to_error(error: Exception, what: str) -> DilocoError:
         ),
     ):
         return UnreachedError(text)
+    if isinstance(error, _OF_FILES):  # that settings name, such as web_identity_token_file
+        return InvalidRequestError(f"{text}. {LOOK}")
     if isinstance(error, (of_botocore.HTTPClientError, of_botocore.ConnectionError, OSError)):
         return UnavailableError(text)
     # What is streamed is read from urllib3 itself, which has errors of its own.

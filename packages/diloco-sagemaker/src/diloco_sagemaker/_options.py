@@ -9,6 +9,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import KW_ONLY, dataclass, field
 from typing import Any
+from urllib.parse import urlsplit
 
 from diloco_protocol import Backoff, InvalidRequestError, RunJournal
 from diloco_protocol.backend import (
@@ -139,15 +140,23 @@ def _check_command(name: str, value: object) -> tuple[str, ...]:
 
 
 def check_endpoint(name: str, value: object) -> str:
-    """Refuse an address without a scheme, or with a user and password."""
-    if not isinstance(value, str) or not _ENDPOINT.fullmatch(value):
+    """Refuse an address without a scheme, with a user and password, or with a port that is none."""
+    if not isinstance(value, str) or not _ENDPOINT.fullmatch(value) or not _has_port(value):
         raise InvalidRequestError(
             f"{name} must be an address with its scheme, such as 'http://127.0.0.1:4566', not {_shown(value, name)}"
         )
     return value
 
 
-def _check_region(name: str, value: object) -> str:
+def _has_port(address: str) -> bool:
+    """Whether the port of an address is one, if it names one."""
+    try:
+        return urlsplit(address).port != 0
+    except ValueError:
+        return False
+
+
+def check_region_name(name: str, value: object) -> str:
     if not isinstance(value, str) or not _REGION.fullmatch(value):
         raise InvalidRequestError(
             f"{name} must be the name of a region, such as 'eu-west-1', not {shown(value)}"
@@ -273,7 +282,7 @@ class SageMakerOptions(Options):
     cpu_instance_type: str = option("ml.m5.xlarge", check=_check_type)
     volume_size_gb: int = option(100, check=_within(1, 16_384))
     run_id: str | None = option(None, check=or_none(check_text), shown="run")
-    region: str | None = option(None, check=or_none(_check_region), shown="the session's")
+    region: str | None = option(None, check=or_none(check_region_name), shown="the session's")
     sagemaker_client: Any = option(
         None, check=or_none(_check_client), type="client", shown="one of the executor's own"
     )

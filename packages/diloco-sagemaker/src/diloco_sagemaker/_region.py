@@ -6,6 +6,8 @@ from typing import Any
 
 from diloco_protocol import InvalidRequestError
 
+from ._options import check_region_name
+
 
 def check_region(session: Any, client: Any, region: str | None) -> None:
     """Refuse a region in which boto3 knows no SageMaker, where AWS itself is to be asked.
@@ -18,6 +20,10 @@ def check_region(session: Any, client: Any, region: str | None) -> None:
     Raises:
         InvalidRequestError: There is no such region.
     """
+    if region is not None:
+        check_region_name(
+            "the region (AWS_REGION, AWS_DEFAULT_REGION, or region in the profile)", region
+        )
     if region not in client.meta.endpoint_url.split("//")[-1].split("."):
         return  # a stand-in, a proxy, or a service of all regions
     known = sorted(
