@@ -40,7 +40,7 @@ _FEW = 2
 """So many replicas are described one by one; for more, the jobs of their run are listed."""
 _SECONDS_TO_GO = 120.0
 _SECONDS_TO_BE_LISTED = 3600.0
-"""For so long, and far longer than seen, a list may lack what was created."""
+"""For so long a list is taken to lack what was created; AWS tells no number."""
 
 
 class Runs:
