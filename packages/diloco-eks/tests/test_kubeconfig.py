@@ -287,6 +287,12 @@ class TestCredentials:
                 {"exec": {"apiVersion": V1, "command": "x"}},
                 "a plugin of .* without interactiveMode",
             ),
+            (
+                {"exec": {"apiVersion": V1, "command": "x", "interactiveMode": "never"}},
+                "a plugin whose interactiveMode is none of",
+            ),
+            ({"exec": {}}, "an empty exec"),
+            ({"auth-provider": {}}, "an empty auth-provider"),
         ],
     )
     def test_what_kubectl_reads_otherwise(self, server, asks, user, match):

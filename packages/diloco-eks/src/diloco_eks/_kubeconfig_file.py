@@ -55,6 +55,7 @@ _APART = {
         ("client-key", "client-key-data"),
     ),
 }
+_MODES = ("Always", "IfAvailable", "Never")
 _PLUGINS = {f"client.authentication.k8s.io/{version}" for version in ("v1", "v1beta1")}
 
 
@@ -65,11 +66,15 @@ def refused(kind: str, entry: Mapping[str, Any]) -> str | None:
         return f"has both {both[0]} and {both[1]}: leave one of them"
     if kind == "cluster":
         return _refused_server(entry)
+    if empty := [each for each in ("exec", "auth-provider") if entry.get(each) == {}]:
+        return f"has an empty {empty[0]}: {_KUBECTL}"
     plugin = entry.get("exec") or {}
     if entry.get("password") and not entry.get("username"):
         return f"has a password and no username: {_KUBECTL}"
     if plugin and plugin.get("apiVersion") not in _PLUGINS:
         return f"has a plugin whose apiVersion is none of {', '.join(sorted(_PLUGINS))}: {_KUBECTL}"
+    if (plugin.get("interactiveMode") or _MODES[0]) not in _MODES:
+        return f"has a plugin whose interactiveMode is none of {', '.join(_MODES)}: {_KUBECTL}"
     if str(plugin.get("apiVersion")).endswith("/v1") and not plugin.get("interactiveMode"):
         return (
             f"has a plugin of client.authentication.k8s.io/v1 without interactiveMode: {_KUBECTL}"

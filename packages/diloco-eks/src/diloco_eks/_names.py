@@ -39,7 +39,7 @@ _DNS_SUBDOMAIN = re.compile(rf"{_LABEL}(\.{_LABEL})*")
 _QUALIFIED = re.compile(r"[A-Za-z0-9]([-A-Za-z0-9_.]{0,61}[A-Za-z0-9])?")
 _SECRET_KEY = re.compile(r"[-._a-zA-Z0-9]{1,253}")
 _OURS = frozenset(
-    {MANAGED_BY, VERSION, APPLICATION, RUN, COHORT, OWNER, "job-name", "controller-uid"}
+    {MANAGED_BY, VERSION, APPLICATION, RUN, COHORT, OWNER, QUEUE, "job-name", "controller-uid"}
 )
 
 
@@ -115,6 +115,10 @@ def check_labels(what: str, labels: Mapping[str, str]) -> dict[str, str]:
         if is_taken(key):
             raise InvalidRequestError(
                 f"{what} may not set {key}: the launch or the Job controller sets it"
+                + (
+                    "; give queue= to the executor, which looks whether there is such a queue"
+                    * (key == QUEUE)
+                )
             )
         if value != "":
             check_label_value(f"{what}[{key!r}]", value, "; put longer text into annotations=")

@@ -13,7 +13,13 @@ from ._names import CONTAINER
 from ._overlay_shape import ITEMS
 from ._shape import misfit
 
-_OURS = ("command", "args", "terminationMessagePath", "terminationMessagePolicy")
+_OURS = (
+    *("command", "args", "terminationMessagePath", "terminationMessagePolicy"),
+    *(
+        "restartPolicy",
+        "restartPolicyRules",
+    ),  # of a container: it would go on in its pod, which then never ends
+)
 
 
 def apply_overlay(template: Mapping[str, Any], overlay: Mapping[str, Any] | None) -> dict[str, Any]:
