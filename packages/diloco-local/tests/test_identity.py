@@ -52,3 +52,14 @@ def test_a_zombie_is_gone():
     finally:
         process.wait()
     assert not identity.send(signal.SIGTERM)
+
+
+def test_a_process_that_may_not_be_signalled_is_no_error(sleeper, monkeypatch):
+    """Such as one below a replica that has become root: its supervisor died of it."""
+
+    def refuse(*_):
+        raise PermissionError(1, "Operation not permitted")
+
+    monkeypatch.setattr(signal, "pidfd_send_signal", refuse, raising=False)
+    monkeypatch.setattr(os, "kill", refuse)
+    assert not ProcessId.of(sleeper.pid).send(signal.SIGKILL)

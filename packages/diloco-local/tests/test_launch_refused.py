@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 from local_lab import locate, results_of
 
-from diloco_local import LocalProcessExecutor
+from diloco_local import LocalProcessExecutor, _runs
 from diloco_protocol import (
     InvalidRequestError,
     LaunchError,
@@ -116,6 +116,20 @@ def test_a_root_that_cannot_be_written_is_named(make, tmp_path):
     make()  # for the trainer module
     with pytest.raises(InvalidRequestError, match="cannot be written below root"):
         executor.launch_replicas(1, "trainer:echo", {})
+
+
+def test_a_disk_that_is_full_is_named(make, monkeypatch, nothing_survives):
+    executor = make()
+
+    def full(*_):
+        raise OSError(28, "No space left on device")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(_runs, "write_json", full)
+        with pytest.raises(InvalidRequestError, match=r"cannot be written below root.*No space"):
+            executor.launch_replicas(1, "trainer:echo", {})
+    assert executor.list_runs() == []
+    assert list((executor._root.path / "staging").iterdir()) == []
 
 
 def test_a_launch_is_all_or_nothing(make, folder, tmp_path, nothing_survives, monkeypatch):

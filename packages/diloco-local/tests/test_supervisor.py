@@ -1,19 +1,24 @@
 """The watchdog with real processes: it, its guardian, the runner and the entrypoint are killed in every order."""
 
+import errno
 import json
 import os
+import resource
 import signal
 import subprocess
 import sys
 import time
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from local_lab import locate, results_of
 
 from diloco_local._identity import ProcessId
 from diloco_local._processes import members
-from diloco_protocol import Reason, ReplicaHandle, ReplicaState
+from diloco_local._supervisor import Supervisor
+from diloco_protocol import InvalidRequestError, Reason, ReplicaHandle, ReplicaState, ReplicaStatus
+from diloco_protocol.backend import status_to_data
 
 pytestmark = pytest.mark.processes
 
@@ -44,6 +49,10 @@ class Watch:
         return ProcessId.from_dict(
             json.loads(self._run.replica(self._rank).state.read_text())["runner"]
         )
+
+    @property
+    def replica_folder(self):
+        return self._run.replica(self._rank).path
 
     @property
     def alive(self):
@@ -123,6 +132,42 @@ def test_the_guardian_starts_a_failed_attempt_again(waiting, watch, folder, unti
     run.go()
     states, status = end_of(run)
     assert (states, status.attempt) == (["succeeded"], 2)
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="needs prlimit")
+def test_a_disk_that_is_full_for_a_while_stops_no_supervisor(waiting, watch, folder, until):
+    run = waiting(2, max_restarts=1)
+    around = watch(run.handle)
+    limit = resource.RLIMIT_FSIZE
+    supervisor = around.supervisor.pid
+    before = resource.prlimit(supervisor, limit, (0, resource.RLIM_INFINITY))
+    os.kill(run.pid(0), signal.SIGKILL)
+    until((around.replica_folder / "attempt-2").exists)
+    time.sleep(1)
+    assert run.executor.poll(run.handle) is ReplicaState.RUNNING
+    resource.prlimit(supervisor, limit, before)
+    until(lambda: run.executor.poll(run.handle).terminal)
+    assert run.executor.describe(run.handle).reason is Reason.START_FAILED
+    os.kill(run.pid(1), signal.SIGKILL)
+    until((folder / "up-1-2").exists)
+    run.go()
+    assert results_of(run.executor, run.handles)[1]["attempt"] == 2
+    assert around.supervisor.pid == supervisor
+
+
+def test_without_both_an_end_that_a_stranger_wrote_is_none(waiting, watch, until):
+    run = waiting()
+    around = watch(run.handle)
+    around.kill(around.guardian, around.supervisor)
+    final = around.replica_folder / "final.json"
+    final.write_text(json.dumps(status_to_data(ReplicaStatus(ReplicaState.SUCCEEDED))))
+    assert run.executor.poll(run.handle) is ReplicaState.RUNNING
+    with pytest.raises(InvalidRequestError, match="have not ended"):
+        run.executor.purge(run.handle)
+    run.executor.cancel(run.handle)
+    states, status = end_of(run)
+    assert (states, status.reason) == (["cancelled"], Reason.CANCEL_REQUESTED)
+    assert around.alive == []
 
 
 def test_without_both_the_replicas_go_on_and_report(waiting, watch):
@@ -249,6 +294,61 @@ def test_a_cancel_is_finished_when_the_launcher_is_killed(make, tmp_path, folder
     until(lambda: executor.poll(handle).terminal)
     status = executor.describe(handle)
     assert (status.state, status.signal) == (ReplicaState.CANCELLED, "SIGKILL")
+
+
+@pytest.mark.parametrize(
+    "habit",
+    [
+        "os.closerange(0, 2)",
+        "os.closerange(0, 3)",
+        "signal.signal(signal.SIGCHLD, signal.SIG_IGN)",
+        "signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())",
+    ],
+)
+def test_what_a_launcher_has_closed_ignored_or_blocked_is_its_own(
+    make, watch, until, tmp_path, folder, habit
+):
+    executor = make()
+    program = f"""if True:
+        import os, signal, sys
+        {habit}
+        from diloco_local import LocalProcessExecutor
+        executor = LocalProcessExecutor(root=sys.argv[1], pythonpath=[sys.argv[2]], grace=0.5)
+        (handle,) = executor.launch_replicas(1, "trainer:wait", {{"folder": sys.argv[3]}}, timeout=120)
+        with open(sys.argv[2] + "/handle", "w") as file:
+            file.write(handle.to_json())
+    """
+    subprocess.run(
+        [sys.executable, "-c", program, str(tmp_path / "state"), str(tmp_path), str(folder)],
+        check=True,
+        env={**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))},
+    )
+    handle = ReplicaHandle.from_json((tmp_path / "handle").read_text())
+    assert executor.describe(handle).native == "running"
+    until((folder / "up-0-1").exists)
+    around = watch(handle)
+    if sys.platform == "linux":
+        status = Path(f"/proc/{around.runner.pid}/status").read_text()
+        assert "\nSigBlk:\t0000000000000000\n" in status
+    around.kill(around.supervisor)
+    until(lambda: "its guardian goes on" in around.log)
+    (folder / "go").touch()
+    assert results_of(executor, [handle])[0]["status"] == "succeeded"
+
+
+def test_a_run_that_cannot_be_called_started_is_ended():
+    ended = []
+
+    def full():
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    supervisor = object.__new__(Supervisor)
+    supervisor._run = SimpleNamespace(mark_started=full)
+    supervisor.replicas = [SimpleNamespace(start=lambda: None)]
+    supervisor.abort = lambda: ended.append(True)
+    with pytest.raises(OSError, match="No space left"):
+        supervisor.start_all()
+    assert ended == [True]
 
 
 def test_stopping_is_said_until_all_is_gone(make, waiting, until):

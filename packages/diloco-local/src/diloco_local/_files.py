@@ -117,6 +117,12 @@ def read_tail(path: Path, most: int = 2000) -> str:
         return ""
 
 
+def say(text: str) -> None:
+    """Write into the log of the supervisor, which is its standard error; a disk that is full must not stop it."""
+    with contextlib.suppress(OSError):
+        os.write(2, text.encode(errors="backslashreplace"))
+
+
 def open_lock(path: Path) -> int:
     """Open (and create) a lock file; returns its file descriptor, which is not inherited by other programs."""
     return open_own(path, os.O_RDWR | os.O_CREAT)

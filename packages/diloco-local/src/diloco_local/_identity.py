@@ -106,19 +106,19 @@ class ProcessId:
         """Signal exactly this process.
 
         Returns:
-            False if it is gone; a later owner of the pid is never hit.
+            False if it is gone, or has taken another user's rights, as sudo does; a later owner of the pid is never hit.
         """
         if sys.platform == "linux" and hasattr(signal, "pidfd_send_signal"):
             try:
                 descriptor = os.pidfd_open(self.pid)
-            except ProcessLookupError:
+            except (ProcessLookupError, PermissionError):
                 return False
             try:
                 # The descriptor holds the process; the start time then says whether it is the one meant.
                 if not self.alive():
                     return False
                 signal.pidfd_send_signal(descriptor, number)
-            except ProcessLookupError:
+            except (ProcessLookupError, PermissionError):
                 return False
             finally:
                 os.close(descriptor)
@@ -127,6 +127,6 @@ class ProcessId:
             return False
         try:
             os.kill(self.pid, number)
-        except ProcessLookupError:
+        except (ProcessLookupError, PermissionError):
             return False
         return True

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import fcntl
 import json
 import os
 import select
@@ -71,20 +73,26 @@ def _spawn(run: RunDir, lock: int, writer: int, orders: Sequence[Order], *, reco
     folders = list(
         dict.fromkeys(str(Path(file).parents[1]) for file in (__file__, diloco_protocol.__file__))
     )
-    program = f"{_PATH.format(folders=folders)}; {_MAIN.format(lock=lock, ready=writer)}"
     job = {
         "run": str(run.path),
         "uid": run.uid,
         "recover": recover,
         "orders": [order.to_dict() for order in orders],
     }
-    with open_own_stream(run.log, "ab") as log:
+    with contextlib.ExitStack() as opened:
+        log = opened.enter_context(open_own_stream(run.log, "ab"))
+        kept = []
+        for descriptor in (lock, writer):
+            # 0 to 2 are the supervisor's own streams; a launcher that has closed its own may have other files there.
+            kept.append(fcntl.fcntl(descriptor, fcntl.F_DUPFD_CLOEXEC, 3))
+            opened.callback(os.close, kept[-1])
+        program = f"{_PATH.format(folders=folders)}; {_MAIN.format(lock=kept[0], ready=kept[1])}"
         process = subprocess.Popen(
             [sys.executable, *_ISOLATED, "-c", program],
             stdin=subprocess.PIPE,
             stdout=log,
             stderr=log,
-            pass_fds=(lock, writer),
+            pass_fds=kept,
             cwd="/",
             start_new_session=True,
         )

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import contextlib
 import enum
+import errno
 import os
 import signal
 import subprocess
-import sys
 import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
@@ -15,7 +15,7 @@ from dataclasses import dataclass, replace
 from diloco_protocol import BackendError, Reason, ReplicaState, ReplicaStatus
 from diloco_protocol.backend import REPLACED_CODE, status_to_data
 
-from ._files import create_json, write_json, write_text
+from ._files import create_json, say, write_json, write_text
 from ._identity import ProcessId
 from ._oom import OomWatch
 from ._order import Order
@@ -29,6 +29,9 @@ from ._verdict import Stop, verdict
 
 #: Seconds that the runner gets beyond the grace to end its tree and to report, before everything is killed.
 MARGIN = 2.0
+
+
+_FULL = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})
 
 
 class Phase(enum.StrEnum):
@@ -92,7 +95,9 @@ class Replica:
         self._deadline: float | None = None
         self._popen: subprocess.Popen[bytes] | None = None
         self._sampler = Sampler()
+        self._unwritten: ReplicaStatus | None = None
         self.phase = Phase.STARTING
+        self.patient = True  # with a disk that is full
 
     @property
     def done(self) -> bool:
@@ -165,15 +170,18 @@ class Replica:
 
     def adopt(self) -> None:
         """Go on from what another supervisor left on disk; works also where little was left."""
-        if self._dir.final.exists():
-            self.phase = Phase.DONE
-            return
         try:
             state = read_state(self._dir.state)
         except BackendError as error:
             # Its processes are known by their environment as well, and must be ended all the same.
-            sys.stderr.write(f"{error}\n")
+            say(f"{error}\n")
             state = AttemptState(len(self._dir.attempts()))
+        if self._dir.final.exists():
+            if not any(each.alive() for each in state.processes):
+                self.phase = Phase.DONE
+                return
+            with noted():  # no supervisor has written that
+                self._dir.final.unlink()
         self._attempt, self._runner, self._stop = state.attempt, state.runner, state.stop
         self._pid = 0 if self._runner is None else self._runner.pid
         self._known = {identity.pid: identity for identity in state.known}
@@ -205,6 +213,9 @@ class Replica:
 
     def step(self) -> None:
         """Look once, and do what is due."""
+        if self._unwritten is not None and not self.done:
+            self._seal(self._unwritten)
+            return
         if self.phase is Phase.RUNNING:
             self._watch()
         if self.phase is Phase.SWEEPING:
@@ -324,11 +335,15 @@ class Replica:
         self._seal(status)
 
     def _seal(self, status: ReplicaStatus) -> None:
+        """Write down how it ended; while the disk is full, that is tried again at every step."""
         data = status_to_data(status)
-        with _noted():
+        with noted():
             try:
-                create_json(self._dir.final, data)
-            except (OSError, BackendError):
+                write_json(self._dir.final, data)
+            except (OSError, BackendError) as error:
+                if self.patient and getattr(error, "errno", None) in _FULL:
+                    self._unwritten = status
+                    return
                 create_json(self._dir.final_outside, data)
                 raise
         self.phase = Phase.DONE
@@ -342,14 +357,14 @@ class Replica:
             self._started_at,
             self._stop,
         )
-        with _noted():
+        with noted():
             write_json(self._dir.state, state.to_dict())
 
 
 @contextlib.contextmanager
-def _noted() -> Iterator[None]:
+def noted() -> Iterator[None]:
     """A replica that puts something else in the place of its files, or a disk that is full, must not stop the supervisor."""
     try:
         yield
     except (OSError, BackendError) as error:
-        sys.stderr.write(f"{error}\n")
+        say(f"{error}\n")

@@ -247,23 +247,22 @@ def _staged(root: Root, record: RunRecord) -> Iterator[tuple[RunDir, int]]:
     The lock is held from before the run is visible: whoever sees a run that was not started and that nobody holds sees
     a launch that has died.
     """
-    try:
-        staged = root.stage(record.uid)
-        lock = open_lock(staged.lock)
-    except OSError as error:
-        raise InvalidRequestError(
-            f"runs cannot be written below root={str(root.path)!r}: {error}"
-        ) from error
-    try:
-        try_lock(lock)
-        os.mkfifo(staged.wake, 0o600)
-        for rank in record.ranks:
-            staged.replica(rank).path.mkdir(mode=0o700)
-        write_json(staged.record, record.to_dict())
+    with contextlib.ExitStack() as made:
+        try:
+            staged = root.stage(record.uid)
+            made.callback(root.discard, staged)
+            lock = open_lock(staged.lock)
+            made.callback(os.close, lock)
+            try_lock(lock)
+            os.mkfifo(staged.wake, 0o600)
+            for rank in record.ranks:
+                staged.replica(rank).path.mkdir(mode=0o700)
+            write_json(staged.record, record.to_dict())
+        except OSError as error:
+            raise InvalidRequestError(
+                f"runs cannot be written below root={str(root.path)!r}: {error}"
+            ) from error
         yield staged, lock
-    finally:
-        os.close(lock)
-        root.discard(staged)
 
 
 def roll_back(root: Root, record: RunRecord) -> list[ReplicaHandle]:
@@ -274,9 +273,10 @@ def roll_back(root: Root, record: RunRecord) -> list[ReplicaHandle]:
     """
     run = root.run(record.run_id, record.uid)
     # Once the supervisor is gone, another launcher may remove what it left and take the name.
-    with contextlib.suppress(FileNotFoundError):
+    with contextlib.suppress(OSError, BackendError):
         for rank in record.ranks:
-            _mark(run, rank)
+            with contextlib.suppress(OSError, BackendError):
+                _mark(run, rank)
         run.wake_supervisor()
         deadline = time.monotonic() + record.grace + 2 * MARGIN
         while is_locked(run.lock) and time.monotonic() < deadline:
@@ -288,7 +288,8 @@ def roll_back(root: Root, record: RunRecord) -> list[ReplicaHandle]:
         if members(record.marker(handle.rank), (), table)
     ]
     if not alive and not run.started.exists():
-        _discard_dead(root, run)
+        with contextlib.suppress(BackendError):  # a replica has spoilt it meanwhile
+            _discard_dead(root, run)
     return alive
 
 
@@ -310,6 +311,11 @@ def cancel(
         _mark(run, rank)
     except FileNotFoundError:
         return  # purged at this moment, so it had ended
+    except OSError as error:
+        raise BackendError(
+            f"the cancel of replica {rank} in {run.path} could not be written down: {error}",
+            retryable=True,
+        ) from error
     run.wake_supervisor()
     if is_locked(run.lock) or observe_replica(run, record, rank).state.terminal:
         return

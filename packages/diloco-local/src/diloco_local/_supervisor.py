@@ -29,14 +29,14 @@ from typing import Any
 from diloco_protocol import BackendError, Reason
 from diloco_protocol.backend import adopt_orphans
 
-from ._files import try_lock, write_json
+from ._files import say, try_lock, write_json
 from ._identity import ProcessId
 from ._oom import OomWatch
 from ._order import Order
 from ._own import open_own
 from ._processes import ProcessEntry, below
 from ._record import RunRecord, read_record
-from ._replica import Replica, Rules
+from ._replica import Replica, Rules, noted
 from ._rundir import RunDir
 from ._times import SAMPLE_SECONDS
 
@@ -82,15 +82,16 @@ class Supervisor:
         try:
             for replica in self.replicas:
                 replica.start()
+            self._run.mark_started()
         except BaseException:
             self.abort()
             raise
-        self._run.mark_started()
 
     def abort(self) -> None:
         """End every replica and wait until all are gone."""
         self._terminated = True
         for replica in self.replicas:
+            replica.patient = False
             replica.give_up()
         self.loop()
 
@@ -196,7 +197,8 @@ def _supervise(
     signal.pthread_sigmask(signal.SIG_BLOCK, _SIGNALS)
     supervisor = Supervisor(run, record, orders)
     signal.pthread_sigmask(signal.SIG_UNBLOCK, _SIGNALS)  # the handlers are there now
-    write_json(run.path / "supervisor.json", _identity())
+    with noted():
+        write_json(run.path / "supervisor.json", _identity())
     if not take_over:
         try:
             supervisor.start_all()
@@ -236,9 +238,8 @@ def _guard(
             _supervise(run, record, orders, ready, take_over=recover)
             code = 0
         except BaseException:  # noqa: BLE001  # the guardian goes on, and the log says why
-            traceback.print_exc()
+            say(traceback.format_exc())
         finally:
-            sys.stderr.flush()
             os._exit(code)
     signal.signal(signal.SIGTERM, lambda *_: _forward(child))
     for number in (signal.SIGINT, signal.SIGHUP):
@@ -262,8 +263,16 @@ def _forward(child: int) -> None:
 
 
 def _log(message: str) -> None:
-    sys.stderr.write(f"{time.strftime('%Y-%m-%dT%H:%M:%S%z')} {message}\n")
-    sys.stderr.flush()
+    say(f"{time.strftime('%Y-%m-%dT%H:%M:%S%z')} {message}\n")
+
+
+def _forget_signals() -> None:
+    """Ignore and block nothing because the launcher does: a guardian waits for its child, and replicas are told to end."""
+    signal.pthread_sigmask(signal.SIG_SETMASK, ())
+    # Python itself ignores these, and lets programs that it starts have them.
+    for number in signal.valid_signals() - {signal.SIGPIPE, signal.SIGXFSZ}:
+        if signal.getsignal(number) is signal.SIG_IGN:
+            signal.signal(number, signal.SIG_DFL)
 
 
 def main(lock: int, ready_descriptor: int) -> None:
@@ -273,6 +282,7 @@ def main(lock: int, ready_descriptor: int) -> None:
         lock: The run's lock, held by the launcher on this shared descriptor, or to be taken in a recovery.
         ready_descriptor: Where the launcher waits for one line of JSON.
     """
+    _forget_signals()
     job = json.loads(sys.stdin.buffer.read())
     if os.fork():
         os._exit(0)  # so that the launcher has no child to wait for later
@@ -291,8 +301,7 @@ def main(lock: int, ready_descriptor: int) -> None:
             orders = [Order.from_dict(order) for order in job["orders"]]
             code = _guard(run, record, orders, ready, recover=job["recover"])
     except BaseException as error:  # noqa: BLE001  # nobody above would say it
-        traceback.print_exc()
+        say(traceback.format_exc())
         ready.tell(f"{type(error).__name__}: {error}")
     finally:
-        sys.stderr.flush()
         os._exit(code)
