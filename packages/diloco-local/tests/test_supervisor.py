@@ -145,6 +145,7 @@ def test_a_disk_that_is_full_for_a_while_stops_no_supervisor(waiting, watch, fol
     until((around.replica_folder / "attempt-2").exists)
     time.sleep(1)
     assert run.executor.poll(run.handle) is ReplicaState.RUNNING
+    assert list(around.replica_folder.rglob("*.tmp")) == []
     resource.prlimit(supervisor, limit, before)
     until(lambda: run.executor.poll(run.handle).terminal)
     assert run.executor.describe(run.handle).reason is Reason.START_FAILED
@@ -155,11 +156,14 @@ def test_a_disk_that_is_full_for_a_while_stops_no_supervisor(waiting, watch, fol
     assert around.supervisor.pid == supervisor
 
 
-def test_without_both_an_end_that_a_stranger_wrote_is_none(waiting, watch, until):
+@pytest.mark.parametrize("state", ["as it was", "damaged"])
+def test_without_both_an_end_that_a_stranger_wrote_is_none(waiting, watch, state):
     run = waiting()
     around = watch(run.handle)
     around.kill(around.guardian, around.supervisor)
     final = around.replica_folder / "final.json"
+    if state == "damaged":
+        (around.replica_folder / "state.json").write_text("{")
     final.write_text(json.dumps(status_to_data(ReplicaStatus(ReplicaState.SUCCEEDED))))
     assert run.executor.poll(run.handle) is ReplicaState.RUNNING
     with pytest.raises(InvalidRequestError, match="have not ended"):

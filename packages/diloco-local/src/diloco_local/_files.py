@@ -40,8 +40,13 @@ def reading(path: Path) -> Iterator[None]:
 def _write_temporary(path: Path, data: bytes) -> Path:
     # In the same folder, because rename and link are atomic only within one file system.
     temporary = path.with_name(f".{path.name}.{uuid.uuid4().hex}.tmp")
-    with os.fdopen(open_own(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL), "wb") as stream:
-        stream.write(data)
+    try:
+        with os.fdopen(open_own(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL), "wb") as stream:
+            stream.write(data)
+    except OSError:  # a full disk is not to fill up with these
+        with contextlib.suppress(OSError):
+            temporary.unlink()
+        raise
     return temporary
 
 

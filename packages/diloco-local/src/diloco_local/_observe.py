@@ -39,7 +39,7 @@ def observe_replica(run: RunDir, record: RunRecord, rank: int) -> ReplicaStatus:
     for _ in range(2):
         try:
             final = read_json(files.final)
-            if final is not None and not _lives(files):
+            if final is not None and not _lives(files, record, rank):
                 with reading(files.final):
                     return _end(status_from_data(final))
         except _UNUSABLE as error:
@@ -50,12 +50,12 @@ def observe_replica(run: RunDir, record: RunRecord, rank: int) -> ReplicaStatus:
     return _unsupervised(files, record, rank)
 
 
-def _lives(files: ReplicaDir) -> bool:
+def _lives(files: ReplicaDir, record: RunRecord, rank: int) -> bool:
     """Whether a process of the replica lives that its supervisor has written down: then an end that stands there is none."""
     try:
         return any(process.alive() for process in read_state(files.state).processes)
     except _UNUSABLE:
-        return False
+        return bool(members(record.marker(rank)))
 
 
 def _end(status: ReplicaStatus) -> ReplicaStatus:
