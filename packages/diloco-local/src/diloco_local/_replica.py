@@ -175,8 +175,8 @@ class Replica:
         except BackendError as error:
             # Its processes are known by their environment as well, and must be ended all the same.
             say(f"{error}\n")
-            left = (entry.identity for entry in members(self._marker).values())
-            state = AttemptState(len(self._dir.attempts()), known=tuple(left))
+            found = (entry.identity for entry in members(self._marker).values())
+            state = AttemptState(len(self._dir.attempts()), known=tuple(found))
         if self._dir.final.exists():
             if not any(each.alive() for each in state.processes):
                 self.phase = Phase.DONE
