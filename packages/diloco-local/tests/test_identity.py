@@ -1,3 +1,4 @@
+import errno
 import os
 import signal
 import subprocess
@@ -52,6 +53,17 @@ def test_a_zombie_is_gone():
     finally:
         process.wait()
     assert not identity.send(signal.SIGTERM)
+
+
+@pytest.mark.skipif(not hasattr(os, "pidfd_open"), reason="there are no pidfds")
+@pytest.mark.parametrize("number", [errno.ENOSYS, errno.EPERM, errno.EMFILE])
+def test_a_machine_without_pidfds(sleeper, monkeypatch, number):
+    def refuse(pid):
+        raise OSError(number, os.strerror(number))
+
+    monkeypatch.setattr(os, "pidfd_open", refuse)
+    assert ProcessId.of(sleeper.pid).send(signal.SIGKILL)
+    assert sleeper.wait() == -signal.SIGKILL
 
 
 def test_a_process_that_may_not_be_signalled_is_no_error(sleeper, monkeypatch):

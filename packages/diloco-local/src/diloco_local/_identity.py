@@ -108,11 +108,15 @@ class ProcessId:
         Returns:
             False if it is gone, or has taken another user's rights, as sudo does; a later owner of the pid is never hit.
         """
+        descriptor = -1
         if sys.platform == "linux" and hasattr(signal, "pidfd_send_signal"):
             try:
                 descriptor = os.pidfd_open(self.pid)
-            except (ProcessLookupError, PermissionError):
+            except ProcessLookupError:
                 return False
+            except OSError:  # a sandbox or a kernel that has none, or no room for files
+                pass
+        if descriptor >= 0:
             try:
                 # The descriptor holds the process; the start time then says whether it is the one meant.
                 if not self.alive():
