@@ -94,7 +94,12 @@ class Connection:
                 self._shared.intrusions.append(key)
             self._shared.write(key, data)
 
-        self._request("put", act, lambda: self._tear(key, data))
+        self._request(
+            "put",
+            act,
+            torn=lambda: self._tear(key, data),
+            whole=lambda: self._tear_record(key, data),
+        )
         self._shared.sent[self.rank] += len(data)
         return len(data)
 
@@ -110,9 +115,9 @@ class Connection:
 
         def tear() -> None:
             if key not in self._shared.objects and key != "manifest.json":
-                self._tear(key, whole)
+                self._tear_record(key, whole)
 
-        created = self._request("create", act, tear)
+        created = self._request("create", act, whole=tear)
         self._shared.sent[self.rank] += len(whole)
         return created
 
@@ -178,6 +183,10 @@ class Connection:
         except KeyError:
             raise ObjectNotFoundError(f"there is no object {key!r}") from None
 
+    def _tear(self, key: str, data: bytes) -> None:
+        self._shared.write(key, data)
+        self._shared.damage(key, data[: len(data) // 2])
+
     def _arrived(self, data: bytes) -> bytes:
         """Data as it arrives: with one flipped bit where that is due."""
         if not (self._flips and data):
@@ -205,13 +214,17 @@ class Connection:
                 key, data[: self._chance.randrange(len(data))] if cut else self._damaged(data)
             )
 
-    def _tear(self, key: str, data: bytes) -> None:
+    def _tear_record(self, key: str, data: bytes) -> None:
         """A part of an object is there, as after a power cut; what it should have been is what was decided."""
         self._shared.write(key, data)
         self._shared.damage(key, data[: self._chance.randrange(len(data))] if data else b"")
 
     def _request(
-        self, kind: str, act: Callable[[], T], tear: Callable[[], None] | None = None
+        self,
+        kind: str,
+        act: Callable[[], T],
+        torn: Callable[[], None] | None = None,
+        whole: Callable[[], None] | None = None,
     ) -> T:
         """One request: it travels, takes effect at one instant, and its answer travels back."""
         if self.killed:
@@ -233,8 +246,8 @@ class Connection:
         if what in {"delay", "zombie"}:
             self.injected += seconds
         self._wait(seconds if what == "delay" else 0.0)
-        if what == "tear" and kind == "put" and tear is not None:
-            tear()
+        if what == "tear" and torn is not None:
+            torn()
         if what in {"kill before", "tear"}:
             self._kill()
         if what == "lose request":
@@ -243,8 +256,8 @@ class Connection:
             self._replace()
             self.sleep(seconds)
         self._shared.now = self._scheduler.now
-        if what == "torn record" and tear is not None:
-            tear()
+        if what == "torn record" and whole is not None:
+            whole()
             self._kill()
         result = act()
         if what == "repeat" and kind in {"put", "create"}:
