@@ -124,7 +124,7 @@ class Entrance:
 
         new = self._new
         if self._rank == 0:
-            mend_initial(life(self._begun[0]))  # nobody else writes there any more
+            mend_initial(life(self._begun[0]), gone=False)  # nobody else writes there any more
             write_choice(new, self._choose(life))
         while (choice := read_choice(new)) is None:
             self._wait(

@@ -125,14 +125,19 @@ def shards_to_look_at(life: Life, held: Iterable[int]) -> set[int]:
     return {number for number in held if number % life.manifest.world_size == life.rank}
 
 
-def mend_initial(life: Life) -> None:
-    """Check and mend the initial states whose values are still in memory, because another replica cannot read something."""
+def mend_initial(life: Life, *, gone: bool = True) -> None:
+    """Check and mend the initial states whose values are still in memory, because another replica cannot read something.
+
+    ``gone=False``: what is not there stays away. It may have been deleted since it was no longer needed.
+    """
+    listing = {} if gone else life.store.list("initial/")
     for index, progress in enumerate(life.fragments):
         if progress.sync or progress.commit is not None or _is_collected(life, index):
             continue
         done = life.manifest.done(index)
         for number in shards_in_memory(life, index, done):
-            mend_shard(life, Progress.recorded(progress.job, done), index, number, done)
+            if gone or life.key(0, index, number) in listing:
+                mend_shard(life, Progress.recorded(progress.job, done), index, number, done)
 
 
 def take_from_memory(
