@@ -261,7 +261,7 @@ def test_an_interrupted_purge_is_gone_on_with_by_every_handle(aws, executor):
     handles = ours.launch_replicas(3, "trainer:train", run_id="run-1")
     for handle in handles:
         aws.move(name(handle), "Completed", "Completed")
-    for left, asked in ((0, 1), (1, 2), (0, 2)):
+    for left, asked in ((0, 1), (0, 2)):  # the first is created first, and the others in any order
         jobs = dict(aws.jobs)
         for handle in handles:
             if handle.rank != left:
@@ -271,7 +271,7 @@ def test_an_interrupted_purge_is_gone_on_with_by_every_handle(aws, executor):
         aws.jobs.update(jobs)
     # Of a later run of the name this could be what is left, too.
     del aws.jobs[name(handles[0])]
-    with pytest.raises(BackendError, match=r"00001, of the same run or .* attach\('run-1'\)"):
+    with pytest.raises(BackendError, match=r"0000[12], of the same run or .* attach\('run-1'\)"):
         executor().purge(handles[0])
     executor().purge(executor().attach("run-1")[0])
     assert aws.jobs == {}
