@@ -317,7 +317,7 @@ class EndlessHeaders(Endless):
     ("body", "options", "words"),
     [
         (Endless(b" " * 65536, 0), {}, "more than 67108864 bytes"),
-        (Endless(b" ", 0.01), {"request_timeout": 0.3}, "takes too long|comes too slowly"),
+        (Endless(b" ", 0.01), {"request_timeout": 0.3}, "comes too slowly"),
     ],
 )
 @pytest.mark.parametrize("handed_in", [False, True])

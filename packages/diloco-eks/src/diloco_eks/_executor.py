@@ -165,9 +165,8 @@ class EKSExecutor(LogVerbs):
         """Find out whether large arguments can be sent, before anything is created."""
         if arguments is None:
             return
-        with suppress(
-            ConflictError
-        ):  # of an earlier launch of this very run, or about to be removed
+        # There may be one of an earlier launch of this very run, or one that is about to be removed.
+        with suppress(ConflictError):
             self._patiently(lambda: self._cluster.create_config_map(arguments, dry_run=True))
 
     def check(

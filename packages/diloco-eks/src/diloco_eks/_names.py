@@ -113,12 +113,13 @@ def check_labels(what: str, labels: Mapping[str, str]) -> dict[str, str]:
     for key, value in labels.items():
         check_key(what, key)
         if is_taken(key):
+            instead = (
+                "; give queue= to the executor, which looks whether there is such a queue"
+                if key == QUEUE
+                else ""
+            )
             raise InvalidRequestError(
-                f"{what} may not set {key}: the launch or the Job controller sets it"
-                + (
-                    "; give queue= to the executor, which looks whether there is such a queue"
-                    * (key == QUEUE)
-                )
+                f"{what} may not set {key}: the launch or the Job controller sets it{instead}"
             )
         if value != "":
             check_label_value(f"{what}[{key!r}]", value, "; put longer text into annotations=")

@@ -14,11 +14,13 @@ from ._overlay_shape import ITEMS
 from ._shape import misfit
 
 _OURS = (
-    *("command", "args", "terminationMessagePath", "terminationMessagePolicy"),
-    *(
-        "restartPolicy",
-        "restartPolicyRules",
-    ),  # of a container: it would go on in its pod, which then never ends
+    "command",
+    "args",
+    "terminationMessagePath",
+    "terminationMessagePolicy",
+    # Of a container: it would go on in its pod, which then never ends.
+    "restartPolicy",
+    "restartPolicyRules",
 )
 
 

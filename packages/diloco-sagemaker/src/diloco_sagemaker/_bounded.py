@@ -89,7 +89,9 @@ class _Body:
         if self._left < 0 or time.monotonic() > self._up:
             self._raw.close()
             text = (
-                f"it has more than {ANSWER_BYTES} bytes" if self._left < 0 else "it takes too long"
+                f"it has more than {ANSWER_BYTES} bytes"
+                if self._left < 0
+                else "it comes too slowly"
             )
             raise ResponseStreamingError(error=text)
         return piece

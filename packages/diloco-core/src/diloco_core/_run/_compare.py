@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from .._errors import MismatchError, RunExistsError
 from .._exchange._base import Schema
@@ -12,7 +12,7 @@ from .._exchange._begun_with import check_schema, other_setting
 from .._exchange._schemas import MAY_CHANGE, compare_schemas
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Mapping
 
     from ._records._manifest import Manifest
     from ._settings import Joiner
@@ -60,11 +60,10 @@ def check_same_run(
         if given != begun_with:
             raise other_setting(uri, rank, name, repr(begun_with), repr(given))
     begun = Schema(manifest.tensors, manifest.settings)
-    cuts = schema.fragments, manifest.fragments
     if settings.fixed:
         if first and not settings.resume:
             compare_schemas(f"rank {rank}", schema, f"rank {manifest.writer}", begun)
-            _check_shards(uri, rank, *cuts)
+            _check_shards(uri, rank, schema, manifest)
             return
         may_change = MAY_CHANGE if settings.resume else {"committed"}
         kept = {name: manifest.settings[name] for name in may_change if name in manifest.settings}
@@ -75,18 +74,17 @@ def check_same_run(
         )
         begun = replace(begun, tensors=_without_values(begun.tensors))
     check_schema(uri, rank, schema, begun, f"the run (begun by rank {manifest.writer})")
-    _check_shards(uri, rank, *cuts)
+    _check_shards(uri, rank, schema, manifest)
 
 
-def _check_shards(
-    uri: str, rank: int, own: Sequence[Mapping[str, Any]], begun: Sequence[Mapping[str, Any]]
-) -> None:
-    for mine, theirs in zip(own, begun, strict=False):
+def _check_shards(uri: str, rank: int, schema: Schema, manifest: Manifest) -> None:
+    """Refuse a run whose values are cut in another way: its files would count as damaged."""
+    for mine, theirs in zip(schema.fragments, manifest.fragments, strict=False):
         if mine["shards"] != theirs["shards"]:
             raise MismatchError(
                 f"the run at {uri} has fragment {mine['name']} in {theirs['shards']} shards, but rank {rank} would cut it into "
-                f"{mine['shards']}: it was begun over another kind of store, since shards in a folder may be larger. Go on over "
-                "the same kind of store, on all ranks; or export the model, and begin another run with it."
+                f"{mine['shards']}. That is so if the run was begun over another kind of store, since shards in a folder may be "
+                "larger. Continue it over the same kind of store, on all ranks; or export the model, and begin another run."
             )
 
 

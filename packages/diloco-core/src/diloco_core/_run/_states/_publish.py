@@ -94,7 +94,13 @@ def publish_when_asked(life: Life) -> None:
 
 
 def collect(life: Life, writers: Collection[int | None] = ()) -> None:
-    """Delete what no life can need any more; in fixed runs only what these writers have written, if any are given."""
+    """Delete what no life can need any more.
+
+    Args:
+        life: The life.
+        writers: In fixed runs: the ranks of whose contributions and shards this deletes; None stands for everything else. If
+            left out, all of it is deleted.
+    """
     states = life.store.list("state/")
     keys = [*life.store.list("deltas/"), *states]
     count, every = len(life.fragments), life.whole_every
