@@ -23,6 +23,7 @@ from diloco_core._run._records._rules import (
     rate_of,
     states_kept_from,
     valid,
+    writer,
 )
 
 _BASE, _SCHEMA, _NONCE = "0" * 16, "f" * 16, "a" * 16
@@ -143,6 +144,16 @@ def _collect(keys, last, kept, retention=2, keep_deltas=False):
     return collectable(
         keys, last=last, kept=kept, retention=retention, keep_deltas=keep_deltas, initial=_NONCE
     )
+
+
+@given(st.integers(1, 9), st.integers(0, 99), st.integers(1, 10**7))
+def test_contributions_and_shards_have_one_writer(world_size, number, sync):
+    """Each rank of a fixed run updates every ``world_size``-th shard, and what is not a rank's own has no writer."""
+    rank = number % world_size
+    assert writer(_delta(rank, sync=sync).key, world_size) == rank
+    assert writer(shard_key(sync, 0, number, _NONCE), world_size) == rank
+    others = [done_key(sync, 0), Hint(sync, rank, 1, "left").key, shard_key(0, 0, number, _NONCE)]
+    assert [writer(key, world_size) for key in others] == [None] * 3
 
 
 class TestCollectable:

@@ -82,6 +82,17 @@ def test_an_earlier_life_looks_what_has_become_of_the_record_that_it_stands_at()
     assert _alone(act) is None
 
 
+def test_a_rollback_in_the_place_of_the_next_sync_is_something_to_obey():
+    """A life that does not contribute looks for it, too."""
+
+    def act(exchange, life, store):
+        assert not exchange.behind()
+        store.write(commit_key(4), Rollback(4, (2,), (), {0: 1}, run=run_of(store)).to_json())
+        assert exchange.behind()
+
+    assert _alone(act) is None
+
+
 def test_a_sync_that_meets_a_rollback_is_ready_and_ends_with_it():
     """Between its halves others have gone back, and this life has not agreed to that."""
 
