@@ -46,7 +46,7 @@ def perform(puppets: str, **kwargs: Any) -> Any:
             idle += 1
             if idle % 200 == 0 and _is_over(folder):
                 sys.exit(f"the test that owns {folder} is over")
-            time.sleep(0.005)
+            time.sleep(0.005 if idle < 100 else 0.02)
             continue
         if "print" in order:
             data = "".join(f"{line}\n" for line in order["print"]).encode()
