@@ -15,6 +15,7 @@ from diloco_protocol import (
     ReplicaStatus,
 )
 
+from . import _model
 from ._check_calls import Calls
 from ._check_details import attempt_is_known, check_details, forgotten_timeout
 from ._promises import HarnessFault
@@ -121,7 +122,7 @@ class Checks(Calls):
                     "C6", f"nothing, at: {self.history[-1]}", f"there is no record of {replica}"
                 )
             return
-        possible = replica.possible(self.harness.clock())
+        possible = replica.possible(self.harness.clock(), self.capabilities)
         if truth.state not in possible:
             expected = " or ".join(possible)
             self.broken(
@@ -131,6 +132,8 @@ class Checks(Calls):
             )
         if truth.state.terminal and replica.live:
             replica.end(truth.state, possible[truth.state])
+            if truth.state is ReplicaState.FAILED:
+                _model.failed(replica, self.capabilities)
         elif replica.live:
             replica.state = truth.state
 

@@ -56,7 +56,7 @@ class Hand(Verbs):
         if step is Step.SUCCEED and truth.state is ReplicaState.FAILED and len(str(value)) > 4096:
             most = self.capabilities.max_result_bytes
             self.broken("R11", f"max_result_bytes={most}", f"a smaller result made {replica} fail")
-        allowed = replica.possible(self.harness.clock())
+        allowed = replica.possible(self.harness.clock(), self.capabilities)
         counted = self.capabilities.counts_attempts or not self.harness.starts_by_itself
         if step in FAILURES and counted and (truth.state, truth.attempt) == before:
             fault(

@@ -136,14 +136,15 @@ class Replica:
         self.stopping = self.doomed = False
         self.finish_lines()
 
-    def possible(self, now: float) -> dict[ReplicaState, Reason | None]:
+    def possible(self, now: float, capabilities: Capabilities) -> dict[ReplicaState, Reason | None]:
         """The states that may be true now, with the reason of the terminal ones."""
         if not self.live:
             return {self.state: self.reason}
         states: dict[ReplicaState, Reason | None] = {self.state: None}
         if self.stopping:
             states[ReplicaState.CANCELLED] = Reason.CANCEL_REQUESTED
-        if self.doomed:
+        gang = self.run.replicas if capabilities.failure_scope == "gang" else []
+        if self.doomed or any(one.may_be_overdue(now) for one in gang):
             states[ReplicaState.FAILED] = Reason.GANG_FAILED
         if self.may_be_overdue(now):
             states[ReplicaState.FAILED] = Reason.TIMEOUT

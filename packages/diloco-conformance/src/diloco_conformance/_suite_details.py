@@ -107,6 +107,16 @@ class Details:
         lab.drive(replica, Step.SUCCEED, "in time")
         collect(lab, [replica])
 
+    def test_s9_a_timeout_has_the_declared_scope(self, lab: Lab) -> None:
+        """The siblings that have not started yet go on waiting, or end as well and say why."""
+        needs_patience(lab)
+        run = lab.launch(3, timeout=lab.harness.short_timeout)
+        lab.drive(run.replicas[1], Step.START)
+        lab.overrun(run)
+        lab.observe_all()
+        ended = [replica for replica in run.replicas if not replica.live]
+        collect(lab, ended)
+
     def test_s13_no_time_is_taken_from_it(self, lab: Lab) -> None:
         """It is as long as the launch says, and not a whole number of minutes, or of seconds."""
         lab.needs(Ability.TIMEOUT)
