@@ -15,7 +15,7 @@ from diloco_core._exchange._endings import Ending, Progress, conclude, failure
 from diloco_core._loop._saved import STATE_VERSION
 from diloco_core._run._records._keys import MANIFEST
 from diloco_core._run._states._rollback import named_syncs
-from diloco_core._store._copies import copy_key
+from diloco_core._store._reread import copy_key
 from diloco_core.testing import Schedule, simulate
 
 

@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING, Any, Self
 
 import torch
 
-from ._arithmetic._contribution import Contribution
 from ._arithmetic._layout import Rule
 from ._connect import connect
 from ._errors import ConfigurationError
@@ -31,12 +30,9 @@ class Mean(Fragment):
     Args:
         tensors: Floating-point tensors, on any device.
         shards: Into how many shards they are cut.
-        supersedes: Earlier means whose published values nobody needs any more.
     """
 
-    def __init__(
-        self, tensors: Sequence[torch.Tensor], shards: int, supersedes: Sequence[int] = ()
-    ) -> None:
+    def __init__(self, tensors: Sequence[torch.Tensor], shards: int) -> None:
         for number, tensor in enumerate(tensors):
             if not isinstance(tensor, torch.Tensor) or not tensor.is_floating_point():
                 what = tensor.dtype if isinstance(tensor, torch.Tensor) else type(tensor).__name__
@@ -50,7 +46,6 @@ class Mean(Fragment):
         ]
         super().__init__("mean", named, OuterOptimizer(()), shards)
         self.kind = "mean"
-        self.contribution = Contribution(supersedes=tuple(supersedes))
         for number, segments in enumerate(self._segments.placed):
             tensor = segments[0].named.tensor.detach()
             group = self.layout.groups[number]
@@ -112,7 +107,6 @@ class ObjectStoreAllReduce:
             raise ConfigurationError(
                 f"uri must be where the replicas meet, or an exchange, not {uri!r}"
             )
-        self._last: int | None = None
 
     def mean(self, tensors: Sequence[torch.Tensor]) -> SyncReport:
         """Replace the tensors by their mean over all replicas, in place; the first call meets the other replicas.
@@ -124,12 +118,11 @@ class ObjectStoreAllReduce:
             SyncTimeoutError: Others did not come in time; it names them.
             ReplicaLostError: Another replica died or failed.
         """
-        job = Mean(tensors, self.exchange.world_size, [] if self._last is None else [self._last])
+        job = Mean(tensors, self.exchange.world_size)
         self.exchange.join(Schema({}, {"operation": "mean"}))
         job.begin()
         report = self.exchange.begin(job).finish()
         job.finish()
-        self._last = report.sync
         return report
 
     def close(self) -> None:

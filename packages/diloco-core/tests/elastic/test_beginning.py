@@ -18,9 +18,9 @@ from diloco_core import (
     Timing,
 )
 from diloco_core._errors import StoreUnavailableError
-from diloco_core._run._beginning import beginning, wait_for_manifest
 from diloco_core._run._records._keys import BEGINNING, MANIFEST
 from diloco_core._run._settings import Joiner
+from diloco_core._run._start import beginning, wait_for_manifest
 from diloco_core._store._open import open_store
 from diloco_core._store._patient import Patient
 from diloco_core._timing import repeat_in_thread

@@ -12,8 +12,7 @@ from diloco_core._outer import _fragment
 from diloco_core._run._life import _life
 from diloco_core._run._records._rules import newest_done
 from diloco_core._run._states import _publish as _elastic_publish
-from diloco_core._run._sync import _compute
-from diloco_core._run._sync import _published as _published_shards
+from diloco_core._run._sync import _compute, _result
 from diloco_core._wire._coded import CodedShard
 from diloco_core.testing import Fault, Schedule, SimulatedStore, simulate
 
@@ -109,7 +108,7 @@ def collect_changes_that_are_needed(monkeypatch):
 def add_to_a_stale_base(monkeypatch):
     """A life that has begun to compute a shard adds the published change to what it has computed so far."""
     _without_sums(monkeypatch)
-    monkeypatch.setattr(_published_shards, "read_values", lambda *_, **__: None)
+    monkeypatch.setattr(_result, "read_values", lambda *_, **__: None)
     monkeypatch.setattr(_compute.Computation, "_is_same", lambda self, shard: False)
 
 

@@ -64,5 +64,5 @@ def test_what_the_others_have_collected_meanwhile_is_not_written_again(monkeypat
     life = SimpleNamespace(
         store=SimpleNamespace(list=lambda _: {done_key(newest, 0): 9}), fragments=[None]
     )
-    assert _publish._whole_sums(life, SimpleNamespace(sync=1), 0, 0) is None
+    assert _publish._whole_sums(life, SimpleNamespace(sync=1, index=0), 0) is None
     assert wrote == (["again"] if newest == 1 else [])

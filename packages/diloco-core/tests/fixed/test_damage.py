@@ -46,7 +46,7 @@ class Leaving(Means):
 def test_a_contribution_that_was_cut_short_is_written_again(harming, harm, caplog):
     store = harming(keys_lab.of("contribution", sync=3, rank=1), HARMS[harm], 1)
     assert identical([*Run(2, store=store).live(), *Run(2).live()])
-    assert f"{store.harmed[0]} is gone or cut short. It is written again" in caplog.text
+    assert f"{store.harmed[0]} is gone or cut short. Writing it again" in caplog.text
 
 
 def test_a_damaged_contribution_is_refused_and_never_gets_into_the_state(harming):

@@ -7,7 +7,8 @@ import pytest
 
 from diloco_core import Timing
 from diloco_core._run import _inner
-from diloco_core._run._inner import save_inner, saved_inner
+from diloco_core._run._inner import save_inner, saved
+from diloco_core._run._records._keys import parse_inner
 from diloco_core._store._open import open_store
 from diloco_core._store._patient import Patient
 
@@ -59,7 +60,7 @@ def test_of_one_sync_that_of_the_newest_life_counts_and_the_one_before_stays(liv
     save(first, 5)
     save(second, 5)
     assert saves(second) == [(4, 1), (5, 2)]
-    assert [saved.data for saved in saved_inner(second)] == [b"of life 2", b"of life 1"]
+    assert [each.data for each in saved(second, parse_inner)] == [b"of life 2", b"of life 1"]
 
 
 def test_a_process_that_wakes_up_late_leaves_what_a_later_life_has_saved(lives):
@@ -70,10 +71,10 @@ def test_a_process_that_wakes_up_late_leaves_what_a_later_life_has_saved(lives):
     assert (5, 2) in saves(first)
     save(first, 6)
     assert (5, 2) in saves(first)
-    assert next(saved_inner(second)).data == b"of life 2", "whatever is of a later sync"
+    assert next(saved(second, parse_inner)).data == b"of life 2", "whatever is of a later sync"
     save(second, 6)
     assert saves(second)[-1] == (6, 2)
-    assert next(saved_inner(second)).sync == 6
+    assert next(saved(second, parse_inner)).sync == 6
 
 
 def test_of_earlier_syncs_one_stays_to_which_the_run_may_go_back(lives):

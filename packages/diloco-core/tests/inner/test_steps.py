@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from torch import nn
 
 from diloco_core import ConfigurationError, DiLoCo, in_process
-from diloco_core._inner._step_counter import StepCounter
+from diloco_core._inner._steps import StepCounter
 
 sequences = st.integers(1, 3).flatmap(
     lambda count: st.tuples(st.just(count), st.lists(st.integers(0, count - 1), max_size=30))

@@ -9,8 +9,8 @@ import pytest
 import torch
 
 import diloco_core
-from diloco_core import DiLoCo, StoreExchange, SyncError, in_process
-from diloco_core._exchange._resumable import Position, ResumableExchange
+from diloco_core import DiLoCo, SyncError, in_process
+from diloco_core._exchange._resumable import Position
 from diloco_core._loop._counters import Counters
 from diloco_core._loop._membership import StoreMembership, membership_of
 from diloco_core._loop._residuals import Residuals
@@ -43,20 +43,6 @@ def test_an_exchange_that_keeps_no_state_cannot_have_reloaded_the_model():
     said = "SaysThatItReloaded says that the model was reloaded"
     with pytest.raises(SyncError, match=said), DiLoCo(model, optimizer, exchange, sync_every=1):
         optimizer.step()
-
-
-def test_the_elastic_exchange_is_resumable_and_complete():
-    assert issubclass(StoreExchange, ResumableExchange)
-    assert not StoreExchange.__abstractmethods__
-
-
-def test_an_exchange_that_lacks_a_verb_cannot_be_made():
-    class Forgetful(ResumableExchange):
-        def restore(self, jobs):
-            return None
-
-    with pytest.raises(TypeError, match="behind"):
-        Forgetful()
 
 
 class GoesBackWhileCatchingUp:

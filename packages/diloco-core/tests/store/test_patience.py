@@ -70,9 +70,6 @@ class Away:
     def judge(self, error):
         return (Verdict.MISSING if isinstance(error, KeyError) else Verdict.TRANSIENT), str(error)
 
-    def close(self):
-        pass
-
 
 @pytest.fixture
 def clock():

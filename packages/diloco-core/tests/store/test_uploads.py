@@ -9,8 +9,8 @@ import torch
 
 from diloco_core import DiLoCo, Elastic, StoreExchange
 from diloco_core._arithmetic import _shard_sizes
-from diloco_core._exchange._traffic import Traffic
 from diloco_core._run._life._life import Life
+from diloco_core._run._life._memory import Traffic
 from diloco_core._store._drivers._fsspec import FsspecDriver
 from diloco_core._store._drivers._remote import RemoteStore
 from diloco_core._store._drivers._uploads import parts_at_once

@@ -19,7 +19,6 @@ class Contribution:
         steps: The inner steps of this replica that it covers: first, and first one after; None: there is no contribution.
         tokens: The tokens of these steps; 0 unless they are counted.
         proposal: The learning rate that this replica proposes for the outer step.
-        supersedes: Earlier syncs whose published state is no longer needed once this one is complete.
         norms: The norms of its tensors, if contributions are clipped. The exchange measures them before it sends the values
             (:func:`._clip.measure_norms`).
     """
@@ -27,7 +26,6 @@ class Contribution:
     steps: tuple[int, int] | None = None
     tokens: int = 0
     proposal: Proposal = _NOTHING
-    supersedes: Sequence[int] = ()
     norms: Sequence[float] = ()
 
     @property

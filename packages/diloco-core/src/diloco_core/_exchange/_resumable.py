@@ -1,27 +1,23 @@
-"""Exchanges whose store keeps the run: what an outer loop needs from them in addition to :class:`._base.Exchange`.
+"""What an outer loop and an exchange whose store keeps the run (:class:`.StoreExchange`) need of each other.
 
-Such an exchange keeps the global copy, the outer state, and which inner steps of each rank are in them. In a *resumable* run,
-a replica takes the run's newest state when it begins, may come back, and learns after each sync what became of its contribution.
+The store keeps the global copy, the outer state, and which inner steps of each rank are in them. In a *resumable* run, a replica
+takes the run's newest state when it begins, may come back, and learns after each sync what became of its contribution.
 """
 
 from __future__ import annotations
 
-from abc import abstractmethod
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
 
 from .._arithmetic._rate import NO_RATE, Rate
 from .._arithmetic._sync_job import SyncJob
-from ._base import Exchange
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+    from collections.abc import Iterable, Mapping, Sequence
 
     import torch
 
     from .._arithmetic._layout import Piece
-    from .._inner._file import SavedInner
-    from .._store._api import Buffer
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,75 +80,3 @@ class ResumableJob(SyncJob, Protocol):
     def forget_outer(self, chunks: Iterable[Piece]) -> None:
         """Drop the outer optimizer's state of some chunks, which another replica updates now."""
         ...
-
-
-class ResumableExchange(Exchange):
-    """One replica's connection to a run that outlives it. To be used by one thread at a time.
-
-    The store also keeps what belongs to one replica alone, for a later life of it.
-
-    An exchange of this kind must derive from this class, by which an outer loop recognizes it when the loop is made. ``join``
-    only says what the replicas must have in common; ``restore`` takes the run's state. ``sync`` may replace the whole model;
-    its report then has ``reloaded=True``.
-
-    Attributes:
-        resumes: Whether this replica was told to resume the run.
-        comes_back: Whether an earlier life of its rank was in the run, or the run has been resumed; once it has begun.
-    """
-
-    resumes = False
-    comes_back = False
-
-    @abstractmethod
-    def restore(self, jobs: Sequence[ResumableJob], *, loaded: bool = False) -> Position:
-        """Begin the run with the values that the jobs hold, or join it and take its newest state.
-
-        Args:
-            jobs: All fragments, in the order in which they are synced.
-            loaded: Whether they hold a state that was loaded, with its outer state.
-        """
-
-    @abstractmethod
-    def behind(self) -> bool:
-        """Whether there is a sync that this replica can take without contributing; called between syncs."""
-
-    @property
-    @abstractmethod
-    def counted(self) -> int:
-        """The number of inner steps of this rank, in all of its lives, that the run has counted; 0 before :meth:`restore`."""
-
-    @property
-    @abstractmethod
-    def position(self) -> Position:
-        """The position of this replica in the run; once it has begun."""
-
-    @abstractmethod
-    def save_inner(self, parts: Callable[[str], Iterable[Buffer]]) -> None:
-        """Save the state that belongs to this replica alone, for the next life of its rank; replaces what was saved before.
-
-        Args:
-            parts: Makes the bytes to save. It is given the identity (run and key) that they belong to.
-        """
-
-    @abstractmethod
-    def saved_inner(self) -> Iterator[SavedInner]:
-        """The states that earlier lives of this rank have saved, the newest first."""
-
-    @abstractmethod
-    def save_residual(self, parts: Callable[[str], Iterable[Buffer]]) -> None:
-        """Save what a codec will have lost if the contribution that is sent next is counted.
-
-        A sync may be counted long before this replica knows and saves its inner state.
-        """
-
-    @abstractmethod
-    def saved_residuals(self) -> Iterator[SavedInner]:
-        """What :meth:`save_residual` has saved, the newest first."""
-
-    @abstractmethod
-    def given_up(self, saved: SavedInner) -> bool:
-        """Whether a part of what the model held when a state was saved was given up since, or may have been.
-
-        Raises:
-            CorruptedObjectError: The state is damaged.
-        """

@@ -51,10 +51,8 @@ def _advice(difference: Difference, schema: Schema) -> str:
         return ". Load states on all replicas that were saved after the same outer step."
     if difference.kind == "setting":
         return ". Start all replicas with the same settings."
-    if only_another_fragment(difference):
-        return ". Start all replicas with the same fragments."
-    if only_another_group(difference):
-        return ". Start all replicas with the same outer_groups."
+    if other := only_another(difference):
+        return f". Start all replicas with the same {other}."
     if " with values " not in difference.mine or " with values " not in difference.theirs:
         return ". Build the same model on all replicas."
     advice = (
@@ -87,16 +85,13 @@ class Difference(NamedTuple):
     theirs: str
 
 
-def only_another_fragment(difference: Difference) -> bool:
-    """Whether a tensor is the same at both replicas, and only in another fragment."""
-    lines = [re.sub(" in fragment [0-9]+", "", line) for line in difference[2:]]
-    return difference.kind == "tensor" and lines[0] == lines[1]
-
-
-def only_another_group(difference: Difference) -> bool:
-    """Whether a tensor is the same at both replicas, and only in another outer parameter group."""
-    lines = [re.sub(" in outer group [0-9]+", "", line) for line in difference[2:]]
-    return difference.kind == "tensor" and lines[0] == lines[1]
+def only_another(difference: Difference) -> str:
+    """``fragments`` or ``outer_groups``, if a tensor is only in another one of these, and otherwise the same; empty if not."""
+    for kind, what in (("fragment", "fragments"), ("outer group", "outer_groups")):
+        lines = [re.sub(f" in {kind} [0-9]+", "", line) for line in difference[2:]]
+        if difference.kind == "tensor" and lines[0] == lines[1]:
+            return what
+    return ""
 
 
 def first_difference(mine: Schema, theirs: Schema) -> Difference | None:

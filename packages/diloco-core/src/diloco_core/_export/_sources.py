@@ -9,8 +9,7 @@ from .._errors import CorruptedObjectError, ObjectNotFoundError, RendezvousError
 from .._model._unsynced import unsynced_key, unsynced_seed
 from .._run._records._keys import MANIFEST
 from .._run._records._manifest import Manifest
-from .._store._copies import read_or_copy
-from .._store._reread import read_again
+from .._store._reread import read_again, read_or_copy
 from .._timing import Timing
 from ._run_states import PublishedFile, RunStates
 

@@ -30,7 +30,6 @@ class Counters:
             that were given up by them.
         rate: The learning rate of the last outer step.
         tokens: For every fragment, the tokens that were counted since its last sync. Its next contribution covers them.
-        published: For every fragment, the number of its last sync, whose published state is superseded by the next one.
     """
 
     since_sync: list[int]
@@ -40,11 +39,9 @@ class Counters:
     given_up: int = 0
     rate: Rate = NO_RATE
     tokens: list[int] = field(init=False)
-    published: list[int | None] = field(init=False)
 
     def __post_init__(self) -> None:
         self.tokens = [0] * len(self.since_sync)
-        self.published = [None] * len(self.since_sync)
 
     @property
     def decisions(self) -> int:

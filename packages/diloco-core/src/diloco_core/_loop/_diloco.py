@@ -14,8 +14,8 @@ from .._inner._steps import optimizers_of
 from .._inner._unseen_changes import UnseenChanges
 from .._model._loads import Loads
 from .._model._names import plain_name
-from .._model._outer_groups import checked_groups, group_of_parameters
 from .._model._partition import Buffers, split
+from .._outer._groups import checked_groups, group_of_parameters
 from .._outer._groups import outer_groups as outer_groups_of
 from .._seconds import Seconds
 from .._terms._making import make_terms
@@ -322,7 +322,7 @@ class DiLoCo:
         counted later; :attr:`SyncReport.batches_to_skip` reports that. A loop that always takes batch number
         :attr:`inner_steps` needs neither.
         """
-        return self._membership.batches_to_skip
+        return self._membership.own.batches_to_skip()
 
     def __enter__(self) -> Self:
         if self._inner.entered:
@@ -336,7 +336,7 @@ class DiLoCo:
         try:
             self._process.watch()
             self._model.check()
-            self._membership.try_own_state()
+            self._membership.own.try_out()
             if self._saved.loaded:
                 self._saved.check_model()
             else:
@@ -345,7 +345,7 @@ class DiLoCo:
             self._exchange.join(self._schema())
             self._outer_steps.begin(restored=bool(self._saved.loaded))
             if self._saved.loaded and not self._inner.step.stepped:
-                self._membership.save_loaded_state(self.inner_steps)
+                self._membership.own.save_loaded(self.inner_steps)
         except BaseException as error:
             self._stop()
             self._process.stop()
@@ -399,12 +399,12 @@ class DiLoCo:
                 self._outer_steps.catch_up()
                 taken = self.inner_steps - self._inner_steps_before
                 if taken and self._count.since_event >= taken:
-                    saved = self._membership.saves_open_steps
+                    saved = self._membership.own.saves and not self._membership.elastic
                     became = notices.STEPS_ARE_SAVED if saved else notices.STEPS_ARE_LOST
                     given = (taken, self._schedule.length, became)
                     notices.log.warning(notices.LEFT_BEFORE_A_SYNC, self._exchange.rank, *given)
                 # Before the steps are dropped: if a fixed run is resumed, this replica goes on with them.
-                self._membership.save_last(self.inner_steps)
+                self._membership.own.save_last(self.inner_steps)
                 self._outer_steps.drop_open_steps()
             self._settle()
         except BaseException as late:
@@ -418,7 +418,7 @@ class DiLoCo:
                 notices.log.warning(notices.LEFT_A_RUN_WITHOUT_A_STEP, rank, self.committed)
             else:
                 notices.log.warning(notices.LEFT_WITHOUT_A_STEP, rank)
-        self._membership.save_last(self.inner_steps)
+        self._membership.own.save_last(self.inner_steps)
         self._exchange.leave()
 
     def set_outer_lr(self, value: float, *, group: int | None = None) -> None:

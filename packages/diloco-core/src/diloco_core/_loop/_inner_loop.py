@@ -6,8 +6,7 @@ from dataclasses import InitVar, dataclass, field
 from typing import TYPE_CHECKING
 
 from .._errors import CoreError, SyncError, UnequalSyncsError
-from .._inner._step_counter import StepCounter
-from .._inner._steps import InnerSteps
+from .._inner._steps import InnerSteps, StepCounter
 from . import _notices as notices
 from ._process import EXIT_CODE
 
@@ -97,7 +96,7 @@ class InnerLoop:
             self._count.count()
             if not self._tried_own_state:
                 # A second time: optimizers create their state in their first step.
-                self.outer_steps.membership.try_own_state()
+                self.outer_steps.membership.own.try_out()
                 self._tried_own_state = True
         # Do not sync in the middle of an inner step: that would drop the gradients of the optimizers that have not stepped
         # yet. But an optimizer may never step again, so wait for one period only.
@@ -135,7 +134,7 @@ class InnerLoop:
         notices.log.warning(notices.TOLD_TO_END, rank, self._count.inner_steps)
         try:
             if self.outer_steps.give_up(adopt=True):
-                self.outer_steps.membership.save_last(self._count.inner_steps)
+                self.outer_steps.membership.own.save_last(self._count.inner_steps)
         except CoreError as error:
             notices.log.warning(notices.NOT_SAVED_AT_THE_END, rank, error)
         raise SystemExit(EXIT_CODE)

@@ -7,12 +7,12 @@ from typing import TYPE_CHECKING, TypeAlias
 import torch
 
 from .._errors import ConfigurationError, SyncError
-from .._exchange._resumable import ResumableExchange
 from .._outer._initial import Initial
+from .._run._exchange import StoreExchange
 from .._terms._support import support_of
 from . import _notices as notices
 from ._open_steps import OpenSteps
-from ._own_state import OwnState
+from ._own_state import NothingSaved, OwnState
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -53,7 +53,7 @@ def membership_of(
     Raises:
         ConfigurationError: Something cannot be saved; or ``stateful`` is given although a run of this kind saves nothing.
     """
-    if isinstance(exchange, ResumableExchange):
+    if isinstance(exchange, StoreExchange):
         open_steps = None if exchange.support.takes_run else OpenSteps()
         given = (optimizers, stateful, save_inner_every, names, buffers, open_steps, feedback)
         return StoreMembership(exchange, OwnState(exchange, *given), open_steps)
@@ -79,6 +79,7 @@ class Membership:
         support: What it can do.
         elastic: Whether replicas come and go, and always take the state of the run, and not that of their own model.
         resumes: Whether the state comes out of the run's store, and not out of this replica's model.
+        own: Saves and restores what belongs to this replica alone.
     """
 
     elastic = False
@@ -86,12 +87,8 @@ class Membership:
 
     def __init__(self, exchange: Exchange) -> None:
         self.exchange = exchange
+        self.own: OwnState | NothingSaved = NothingSaved()
         self.support = support_of(exchange)
-
-    @property
-    def saves_open_steps(self) -> bool:
-        """Whether inner steps that are in no sync are saved at the end, for a life that resumes the run."""
-        return False
 
     @property
     def position(self) -> Position:
@@ -101,8 +98,8 @@ class Membership:
             SyncError: There is no such store, but a report has said that the model was reloaded.
         """
         raise SyncError(
-            f"a report of this {type(self.exchange).__name__} says that the model was reloaded, but only an exchange that "
-            "derives from ResumableExchange can tell which state it has loaded. This is a bug in the exchange."
+            f"a report of this {type(self.exchange).__name__} says that the model was reloaded, but only a "
+            "StoreExchange can tell which state it has loaded. This is a bug in the exchange."
         )
 
     @property
@@ -113,23 +110,6 @@ class Membership:
     def counted_in(self, fragment: int) -> int | None:  # noqa: ARG002
         """How many inner steps of this rank are counted in a fragment; None if every contribution is counted."""
         return None
-
-    @property
-    def advice(self) -> str:
-        """What to set so that less is lost between two saves, as the end of a message."""
-        return ""
-
-    @property
-    def batches_to_skip(self) -> int:
-        """See :attr:`.DiLoCo.batches_to_skip`."""
-        return 0
-
-    def try_own_state(self) -> None:
-        """Check that everything that belongs to this replica alone can be saved.
-
-        Raises:
-            ConfigurationError: It names what cannot be saved.
-        """
 
     def begin(
         self,
@@ -147,12 +127,11 @@ class Membership:
             restored: Whether the model's values were loaded from a checkpoint: then they are compared, and not replaced.
             catch_up: Adopts the syncs that were committed without this replica.
         """
-        for number, fragment in enumerate(fragments):
+        for fragment in fragments:
             fragment.begin()
             fragment.rate = count.rate
-            report = self.exchange.begin(Initial(fragment, into_model=not restored)).finish()
+            self.exchange.begin(Initial(fragment, into_model=not restored)).finish()
             fragment.finish()
-            count.published[number] = report.sync
 
     def behind(self) -> bool:
         """Whether there is a sync that this replica can adopt without contributing."""
@@ -171,23 +150,6 @@ class Membership:
     def hurry(self, hurried: bool) -> None:
         """Say that a sync that another thread carries out need not be decided; see :meth:`._base.Exchange.hurry`."""
 
-    def overtaken(self) -> None:
-        """Save nothing from now on: the data loader's position does not match the steps that the run has counted."""
-
-    def save_own_state(self, inner_steps: int, overlap: int) -> None:
-        """Save what belongs to this replica alone, if a save is due.
-
-        Args:
-            inner_steps: How many inner steps this replica has taken.
-            overlap: How many of them it took while the sync was under way that it has just adopted. No sync counts these.
-        """
-
-    def save_loaded_state(self, inner_steps: int) -> None:
-        """Save what belongs to this replica alone when it begins a run with a loaded outer loop."""
-
-    def save_last(self, inner_steps: int) -> None:
-        """Save what belongs to this replica alone, and nothing later: there will be no more syncs. Repeatable."""
-
 
 class StoreMembership(Membership):
     """The run's store keeps the state, and what belongs to one replica alone is saved for the next life of its rank.
@@ -198,21 +160,17 @@ class StoreMembership(Membership):
         open_steps: In fixed runs, what it has learned in fragments since their last sync. None in elastic runs.
     """
 
-    exchange: ResumableExchange
+    exchange: StoreExchange
+    own: OwnState
 
     def __init__(
-        self, exchange: ResumableExchange, own_state: OwnState, open_steps: OpenSteps | None
+        self, exchange: StoreExchange, own_state: OwnState, open_steps: OpenSteps | None
     ) -> None:
         super().__init__(exchange)
-        self._own = own_state
+        self.own = own_state
         self._open_steps = open_steps
         self.elastic = open_steps is None
         self.resumes = self.elastic or exchange.resumes
-
-    @property
-    def saves_open_steps(self) -> bool:
-        """In fixed runs, whether anything is saved."""
-        return not self.elastic and self._own.saves
 
     @property
     def position(self) -> Position:
@@ -228,25 +186,11 @@ class StoreMembership(Membership):
         """How many inner steps of this rank are counted in a fragment."""
         return self.exchange.position.counted[fragment]
 
-    @property
-    def advice(self) -> str:
-        """See :attr:`.OwnState.advice`."""
-        return self._own.advice
-
-    @property
-    def batches_to_skip(self) -> int:
-        """Inner steps that the run has counted after the restored inner state was saved."""
-        return self._own.batches_to_skip()
-
-    def try_own_state(self) -> None:
-        """Check that this replica's own state can be saved."""
-        self._own.try_out()
-
     def begin(
         self, fragments: Sequence[Fragment], count: Counters, *, restored: bool, catch_up: CatchUp
     ) -> None:
         """Take the run's newest state, and what an earlier life of this rank has saved of its own."""
-        exchange, own = self.exchange, self._own
+        exchange, own = self.exchange, self.own
         own.residuals.watch(fragments)
         if self._open_steps is not None:
             self._open_steps.watch(fragments, count)
@@ -291,7 +235,7 @@ class StoreMembership(Membership):
         notices.log.info(notices.RESUMED, exchange.rank, *steps)
         if lost and not self._open_steps.applied:
             why = notices.BETWEEN_TWO_SAVES if own.saves else notices.NOTHING_IS_SAVED
-            notices.log.warning(notices.OPEN_STEPS_LOST, exchange.rank, lost, why, self.advice)
+            notices.log.warning(notices.OPEN_STEPS_LOST, exchange.rank, lost, why, own.advice)
 
     def behind(self) -> bool:
         """Whether a sync was committed without this replica."""
@@ -299,25 +243,9 @@ class StoreMembership(Membership):
 
     def begin_sync(self, fragment: Fragment, *, last: bool) -> Pending:
         """Begin the sync of a fragment."""
-        self._own.save_residual(fragment)
+        self.own.save_residual(fragment)
         return self.exchange.begin(fragment, last=last or not self.elastic)
 
     def hurry(self, hurried: bool) -> None:
         """Say that a sync that another thread carries out need not be decided."""
         self.exchange.hurry(hurried)
-
-    def overtaken(self) -> None:
-        """Save nothing from now on, because the data loader's position does not match the steps that the run has counted."""
-        self._own.overtaken = True
-
-    def save_own_state(self, inner_steps: int, overlap: int) -> None:
-        """Save what belongs to this replica alone, if a save is due."""
-        self._own.save(inner_steps, overlap)
-
-    def save_loaded_state(self, inner_steps: int) -> None:
-        """Save what belongs to this replica alone when it begins a run with a loaded outer loop."""
-        self._own.save_loaded(inner_steps)
-
-    def save_last(self, inner_steps: int) -> None:
-        """Save what belongs to this replica alone for the last time."""
-        self._own.save_last(inner_steps)

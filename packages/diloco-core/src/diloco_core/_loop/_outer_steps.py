@@ -139,7 +139,7 @@ class OuterSteps:
         """
         report = self._next(last)
         self.catch_up()
-        self.membership.save_own_state(self.count.inner_steps, self._overlap)
+        self.membership.own.save(self.count.inner_steps, self._overlap)
         return report
 
     def give_up(self, *, adopt: bool = False) -> bool:
@@ -188,7 +188,7 @@ class OuterSteps:
         lost = (max(self.count.since_sync), self.count.committed)
         notices.log.warning(notices.PARTED, self._rank, error, *lost)
         self._parting.part(error, self.count.since_event)
-        self.membership.save_last(self.count.inner_steps)
+        self.membership.own.save_last(self.count.inner_steps)
         self.drop_open_steps()
 
     def check_not_parted(self) -> None:
@@ -235,12 +235,10 @@ class OuterSteps:
         count = self.count
         number = self.schedule.turn(count.decisions)
         fragment = self.fragments[number]
-        previous = count.published[number]
         contribution = Contribution(
             steps=count.steps(number),
             tokens=count.tokens[number],
             proposal=self.lr.propose(count.rate, count.committed + 1),
-            supersedes=() if previous is None else (previous,),
         )
         check_counted(fragment.terms.weighting, contribution.amount, self._rank)
         # The exchange sets the rate to what the sync takes, if it can be another one.
@@ -331,7 +329,7 @@ class OuterSteps:
                 continue
             fate = report.contribution if other == number else "none"
             if fragment.residual.settle(fate, self.membership.counted_in(other)):
-                lost = (fragment.name, report.sync, self.membership.advice)
+                lost = (fragment.name, report.sync, self.membership.own.advice)
                 notices.log.warning(notices.RESIDUAL_LOST, self._rank, *lost)
 
     def _forget_sent(self) -> None:
@@ -359,7 +357,6 @@ class OuterSteps:
             count.close(number)
         count.since_event = 0
         if report.committed:
-            count.published[number] = report.sync
             count.committed += 1
             count.rate = self.fragments[number].rate
         if report.reloaded:
@@ -403,7 +400,7 @@ class OuterSteps:
         self.drop_open_steps()
         if not self.training:
             return 0  # the inner state is restored later, and batches_to_skip counts them then
-        self.membership.overtaken()
+        self.membership.own.overtaken = True
         notices.log.warning(notices.OVERTAKEN, self._rank, skipped)
         return skipped
 

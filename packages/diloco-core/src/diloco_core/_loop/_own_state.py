@@ -16,9 +16,9 @@ from ._residuals import Residuals
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from .._exchange._resumable import ResumableExchange
     from .._inner._state import Stateful
     from .._outer._fragment import Fragment
+    from .._run._exchange import StoreExchange
     from ._open_steps import OpenSteps
     from ._own_buffers import OwnBuffers
 
@@ -54,7 +54,7 @@ class OwnState:
         ConfigurationError: Something cannot be saved.
     """
 
-    exchange: ResumableExchange
+    exchange: StoreExchange
     optimizers: Sequence[torch.optim.Optimizer]
     stateful: Mapping[str, Stateful]
     every: int
@@ -208,3 +208,26 @@ class OwnState:
         )
         self._saved_at, self._saved_steps = position.sync, inner_steps
         self._has_saved = True
+
+
+class NothingSaved:
+    """In the place of :class:`OwnState`: the exchange has no store, and nothing is saved or restored."""
+
+    saves = overtaken = False
+    advice = ""
+
+    def batches_to_skip(self) -> int:
+        """None: inner steps are counted by this replica alone."""
+        return 0
+
+    def try_out(self) -> None:
+        """Do nothing."""
+
+    def save(self, inner_steps: int, overlap: int) -> None:
+        """Do nothing."""
+
+    def save_loaded(self, inner_steps: int) -> None:
+        """Do nothing."""
+
+    def save_last(self, inner_steps: int) -> None:
+        """Do nothing."""

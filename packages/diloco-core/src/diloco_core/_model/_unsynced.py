@@ -40,7 +40,6 @@ if TYPE_CHECKING:
     from .._arithmetic._layout import Piece
     from .._store._api import Buffer, ObjectReader
     from .._store._patient import Patient
-    from .._timing import Timing
 
 _log = logging.getLogger("diloco_core")
 
@@ -223,14 +222,12 @@ class UnsyncedWatch:
 
     Args:
         store: The run's prefix.
-        timing: Its ``sleep`` is used before an object is read again.
         rank: The rank of this replica, for the log.
         table: The table in the run's manifest that describes the objects; empty if there are none.
         own_tensors: The same tensors of this replica's model.
     """
 
     store: Patient
-    timing: Timing
     rank: int
     table: Mapping[str, Any]
     own_tensors: Unsynced | None
@@ -295,7 +292,7 @@ class UnsyncedWatch:
         try:
             # Only two further readings, since the other replicas may be waiting. If the object is not damaged after all, the
             # same bytes are just written once more.
-            if read_again(self.timing, partial(self.store.read, key, use), most=2):
+            if read_again(self.store.timing, partial(self.store.read, key, use), most=2):
                 return None
         except CorruptedObjectError as error:
             return str(error).rstrip(".")

@@ -86,6 +86,11 @@ def claim(
     )
 
 
+def newest_epoch(store: Patient, rank: int) -> int:
+    """The highest epoch that lives of a rank have claimed; 0 if there is none."""
+    return max(epochs(store.list(f"claims/{rank:05}/"), rank), default=0)
+
+
 def check_claim(life: Life) -> None:
     """Check whether this life is still the rightful one of its rank.
 

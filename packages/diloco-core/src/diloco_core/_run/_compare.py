@@ -8,8 +8,13 @@ from typing import TYPE_CHECKING
 
 from .._errors import MismatchError, RunExistsError
 from .._exchange._base import Schema
-from .._exchange._begun_with import check_schema, other_setting
-from .._exchange._schemas import MAY_CHANGE, compare_schemas
+from .._exchange._schemas import (
+    MAY_CHANGE,
+    NOT_GIVEN,
+    compare_schemas,
+    first_difference,
+    only_another,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -19,6 +24,13 @@ if TYPE_CHECKING:
 
 # Only what is synced: a replica that comes back takes the values of the run. What is not synced must hold the same ones.
 _VALUES = re.compile(r"( in fragment .*) with values [0-9a-f]+")
+_WORDS = {"aggregate", "buffers", "clip", "codec", "flush", "init", "state_codec", "weight"}
+# What DiLoCo takes by these names; whatever else begins with outer_ is set where the outer optimizer is made.
+_OF_OUTER = {"outer_groups", "outer_lr", "outer_momentum", "outer_nesterov", "outer_optimizer"}
+_OR_ELSE = (
+    "or begin a new run on another prefix (export() writes the model of this run to a file, from which the new one can "
+    "begin)"
+)
 
 
 def check_same_run(
@@ -58,7 +70,7 @@ def check_same_run(
     for name, given in own_settings.items():
         begun_with = getattr(manifest, name)
         if given != begun_with:
-            raise other_setting(uri, rank, name, repr(begun_with), repr(given))
+            raise _other_setting(uri, rank, name, repr(begun_with), repr(given))
     begun = Schema(manifest.tensors, manifest.settings)
     if settings.fixed:
         if first and not settings.resume:
@@ -73,7 +85,7 @@ def check_same_run(
             settings={**schema.settings, **kept},
         )
         begun = replace(begun, tensors=_without_values(begun.tensors))
-    check_schema(uri, rank, schema, begun, f"the run (begun by rank {manifest.writer})")
+    _check_schema(uri, rank, schema, begun, f"the run (begun by rank {manifest.writer})")
     _check_shards(uri, rank, schema, manifest)
 
 
@@ -90,3 +102,62 @@ def _check_shards(uri: str, rank: int, schema: Schema, manifest: Manifest) -> No
 
 def _without_values(tensors: Mapping[str, str]) -> dict[str, str]:
     return {name: _VALUES.sub(r"\1", line) for name, line in tensors.items()}
+
+
+def _check_schema(uri: str, rank: int, schema: Schema, run_schema: Schema, run: str) -> None:
+    """Refuse a replica with other settings, or with another model, than its run was begun with.
+
+    Args:
+        uri: Where the run is.
+        rank: The rank of this replica.
+        schema: The tensors and settings of this replica.
+        run_schema: Those of the run.
+        run: What errors call the run.
+
+    Raises:
+        MismatchError: The message names the first difference, what the run has, what was given, and what to do.
+    """
+    difference = first_difference(schema, run_schema)
+    if difference is not None and difference.kind == "setting":
+        raise _other_setting(uri, rank, difference.name, difference.theirs, difference.mine)
+    other = difference and only_another(difference)
+    if difference is not None and other:
+        raise MismatchError(
+            f"the run at {uri} was begun with other {other} than those that rank {rank} was given. Tensor {difference.name!r} "
+            f"is {difference.theirs} in the run, but {difference.mine} in this replica. A run keeps its "
+            f"{other.removeprefix('outer_')}: pass those that it was begun with, {_OR_ELSE}."
+        )
+    if difference is not None:
+        raise MismatchError(
+            f"the run at {uri} was begun with another model than the one that rank {rank} has now. Tensor {difference.name!r} is "
+            f"{difference.theirs} in the run, but {difference.mine} in this replica. Build the same model, with the same tensors "
+            f"frozen, {_OR_ELSE}."
+        )
+    compare_schemas(f"this replica (rank {rank})", schema, run, run_schema)
+
+
+def _other_setting(uri: str, rank: int, name: str, begun_with: str, given: str) -> MismatchError:
+    """The error for a setting that is not as the run was begun with."""
+    part = re.fullmatch(r"(outer_groups\[[0-9]+\])\.(.+)|outer_(.+)", name)
+    if part and name not in _OF_OUTER:
+        what, setting = part[1] or "an outer optimizer", part[2] or part[3]
+        return MismatchError(
+            f"the run at {uri} was begun with {what} whose {setting} is {begun_with}, but rank {rank} was given one whose "
+            f"{setting} is {given}. A run keeps its outer optimizer: make it as the run was begun with, {_OR_ELSE}."
+        )
+    name = name.replace("outer_nesterov", "nesterov")
+    left_out = begun_with == NOT_GIVEN
+    begun = f"without {name}" if left_out else f"with {name}={_as_typed(name, begun_with)}"
+    own = f"no {name}" if given == NOT_GIVEN else f"{name}={_as_typed(name, given)}"
+    advice = f"leave {name} out" if left_out else f"pass {name}={_as_typed(name, begun_with)}"
+    if name == "outer_lr":
+        advice += " (set_outer_lr() changes the rate once the run goes on)"
+    return MismatchError(
+        f"the run at {uri} was begun {begun}, but rank {rank} was given {own}. A run keeps the settings that it was begun with: "
+        f"{advice}, {_OR_ELSE}."
+    )
+
+
+def _as_typed(name: str, value: str) -> str:
+    """A setting as it stands in a program: words in quotation marks, numbers without."""
+    return repr(value) if name in _WORDS else value

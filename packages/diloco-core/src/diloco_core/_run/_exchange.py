@@ -22,12 +22,12 @@ from .._errors import (
     SyncError,
     UnequalSyncsError,
 )
-from .._exchange._base import Schema
+from .._exchange._base import Exchange, Schema
 from .._exchange._endings import as_text
 from .._exchange._one_thread import one_thread
 from .._exchange._pending import GivenUpError, Syncs
 from .._exchange._report import SyncReport
-from .._exchange._resumable import Position, ResumableExchange
+from .._exchange._resumable import Position
 from .._model._unsynced import UnsyncedWatch
 from .._planner._warning import warn_of_long_syncs
 from .._store._api import InBackground, check_size
@@ -37,20 +37,24 @@ from .._timing import WATCH_EVERY, Timing
 from ._claims import check_claim, watch_claim
 from ._generations._entering import Entrance
 from ._generations._names import FOLDER
-from ._inner import save_inner, save_residual, saved_inner, saved_residuals
+from ._inner import save_inner, save_residual, saved
 from ._joining import leave_run, new_life, reader_of, tell_failure
 from ._life._progress import layout_bytes
 from ._policy._ends import refuse_again, refuse_ended, refuse_left, refuse_reload
 from ._policy._meeting import meet, tell_refusal
 from ._policy._others import changeable
 from ._policy._together import name_of
-from ._records._keys import Hint
+from ._records._keys import Hint, parse_inner, parse_residual
 from ._repair import read_commit
 from ._round._reload import ReloadError
 from ._settings import Elastic, Fixed, Joiner, Settings
-from ._start import committed_in, open_run
-from ._states._history import ends_in_log, given_up_since
-from ._states._rollback import obey_rollback, saying_what_to_do
+from ._start import Opening, committed_in
+from ._states._rollback import (
+    ends_in_log,
+    given_up_since,
+    obey_rollback,
+    saying_what_to_do,
+)
 from ._sync._catchup import catch_up, start_again
 from ._sync._sync import StoreSync, stands_in
 from ._watch import check_run, watch_manifest
@@ -66,12 +70,20 @@ if TYPE_CHECKING:
     from ._life._life import Life
 
 
-class StoreExchange(ResumableExchange):
+class StoreExchange(Exchange):
     """Replicas meet in an object store; see :class:`._base.Exchange`. One thread at a time.
 
     An exchange carries one outer loop (:class:`DiLoCo`). Without ``elastic``, all ranks are in every sync. With it, there are at
     most ``world_size`` ranks; a sync needs contributions from ``min_replicas`` of them. A replica that comes back is a new life
     of its rank, and replaces the earlier one.
+
+    The store also keeps what belongs to one replica alone, for a later life of its rank. ``join`` only says what the replicas
+    must have in common; ``restore`` takes the run's state. A sync may replace the whole model; its report then has
+    ``reloaded=True``.
+
+    Attributes:
+        resumes: Whether this replica was told to resume the run.
+        comes_back: Whether an earlier life of its rank was in the run, or the run has been resumed; once it has begun.
 
     Args:
         store: The run's prefix. For elastic runs it must create objects exclusively.
@@ -86,6 +98,8 @@ class StoreExchange(ResumableExchange):
     Raises:
         ConfigurationError: A setting is impossible, or the store does not create exclusively.
     """
+
+    comes_back = False
 
     def __init__(
         self,
@@ -214,7 +228,7 @@ class StoreExchange(ResumableExchange):
             self._enter(self._schema, jobs)
             store, joiner = self._store, self._joiner
             loaded_name = name_of(self._schema, self.run_id) if loaded else ""
-            manifest = open_run(store, jobs, self._schema, joiner, loaded_name)
+            manifest = Opening(store, jobs, self._schema, joiner, loaded_name).manifest()
             warn_of_long_syncs(
                 max(layout_bytes(job.layout) for job in jobs),
                 rank=self.rank,
@@ -258,9 +272,8 @@ class StoreExchange(ResumableExchange):
             if self.fixed and life.sync == manifest.first and not life.rollbacks:
                 meet(life)
             life.attendance.begin(life.rank, life.members, life.now, store.get)
-            self._unsynced = UnsyncedWatch(
-                store, self._timing, self.rank, manifest.unsynced, self._schema.unsynced
-            )
+            own = self._schema.unsynced
+            self._unsynced = UnsyncedWatch(store, self.rank, manifest.unsynced, own)
             if life.sync:  # at the beginning of a run, the replica that began it has just written these objects
                 self._unsynced.look(self.rank, self.world_size, whole=True)
             store.patience = self._timing.sync_timeout
@@ -431,7 +444,7 @@ class StoreExchange(ResumableExchange):
 
     def saved_inner(self) -> Iterator[SavedInner]:
         """What earlier lives of this rank have saved, the newest first."""
-        return saved_inner(self._running())
+        return saved(self._running(), parse_inner)
 
     @one_thread()
     def save_residual(self, parts: Callable[[str], Iterable[Buffer]]) -> None:
@@ -440,7 +453,7 @@ class StoreExchange(ResumableExchange):
 
     def saved_residuals(self) -> Iterator[SavedInner]:
         """What earlier lives of this rank have saved before they contributed, the newest first."""
-        return saved_residuals(self._running())
+        return saved(self._running(), parse_residual)
 
     def given_up(self, saved: SavedInner) -> bool:
         """Whether the run has since given up something that the model held then; also true if that cannot be told.

@@ -60,17 +60,8 @@ def save_residual(life: Life, parts: Callable[[str], Iterable[Buffer]]) -> None:
     life.store.delete([old for _, old in _keys(life, parse_residual)[:-2]])
 
 
-def saved_residuals(life: Life) -> Iterator[SavedInner]:
-    """What earlier lives of this rank have saved before they contributed, the newest first."""
-    return _saved(life, parse_residual)
-
-
-def saved_inner(life: Life) -> Iterator[SavedInner]:
-    """What earlier lives of this rank have saved, the newest first."""
-    return _saved(life, parse_inner)
-
-
-def _saved(life: Life, parse: _Parse) -> Iterator[SavedInner]:
+def saved(life: Life, parse: _Parse) -> Iterator[SavedInner]:
+    """What earlier lives of this rank have saved under keys that ``parse`` knows, the newest first."""
     for (_, sync), key in reversed(_keys(life, parse)):
         data = _read(life, key)
         if data is not None:

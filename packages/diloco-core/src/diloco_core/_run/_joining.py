@@ -12,9 +12,8 @@ from ._claims import claim
 from ._life._life import Life, Seen
 from ._life._progress import Progress
 from ._life._standing import Standing
-from ._policy._beats import Beats
 from ._policy._meeting import TELL_SECONDS
-from ._policy._others import Others
+from ._policy._others import Beats, Others
 from ._records._farewell import farewell
 from ._records._keys import MANIFEST, Hint, highest_epochs
 from ._round._reload import ReloadError
@@ -83,7 +82,7 @@ def reader_of(
         manifest: The run's manifest.
         joiner: This replica.
     """
-    clock, fragments = store.timing.clock, [Progress(job) for job in jobs]
+    clock, fragments = store.timing.clock, [Progress(job, n) for n, job in enumerate(jobs)]
     return Life(
         store=store,
         timing=store.timing,

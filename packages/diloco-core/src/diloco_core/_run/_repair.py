@@ -19,6 +19,8 @@ from ._records._records import Commit, Done, Rollback, digest
 from ._round._reload import ReloadError, Why
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
     from .._store._api import ObjectReader
     from .._wire._published import Sums
     from ._life._life import Life
@@ -121,23 +123,21 @@ def rewrite_shard(
     number: int,
     damage: object,
     done: Done | None = None,
-    index: int | None = None,
 ) -> Sums:
     """Write a shard of a state again from memory, which must hold its values and its outer state. Returns its checksums.
 
     ``damage`` says what is wrong with the shard in the store; None means that it is gone. ``done`` is the record of the state,
-    if the caller knows it already; ``index`` is that of the fragment, which the initial state (sync 0) does not tell.
+    if the caller knows it already.
 
     Raises:
         CorruptedObjectError: Memory holds other values than those that were published.
     """
-    index = life.index(sync) if index is None else index
-    shard, key = life.shard(sync, index, number), life.key(sync, index, number)
+    key, shard = life.file(progress, number, sync)
     metadata = (
         progress.metadata(number) if sync == progress.sync else shard_metadata(progress.job, sync)
     )
     sums = shard.sums(metadata)
-    done = done or readable_done(life, sync, index)
+    done = done or readable_done(life, sync, progress.index)
     if done is not None and sums != (done.sums[number], done.rests[number]):
         raise computed_otherwise(life, key)
     _say(life, key, damage)
@@ -165,10 +165,10 @@ def mend_published(life: Life, index: int) -> None:
     for number in range(progress.job.layout.shards):
         in_memory = progress.values_at[number] == progress.outer_at[number] == progress.sync
         if in_memory and life.shard(progress.sync, index, number).writable:
-            mend_shard(life, progress, index, number, done)
+            mend_shard(life, progress, number, done)
 
 
-def mend_shard(life: Life, progress: Progress, index: int, number: int, done: Done | None) -> None:
+def mend_shard(life: Life, progress: Progress, number: int, done: Done | None) -> None:
     """Check the file of a shard whose values and outer state memory holds; if it is damaged or gone, write it again.
 
     Raises:
@@ -176,11 +176,11 @@ def mend_shard(life: Life, progress: Progress, index: int, number: int, done: Do
     """
     damage: CorruptedObjectError | None = None
     try:
-        if check_shard(life, progress.sync, index, number, done) is not None:
+        if check_shard(life, progress.sync, progress.index, number, done) is not None:
             return
     except CorruptedObjectError as error:
         damage = error
-    rewrite_shard(life, progress, progress.sync, number, damage, done, index)
+    rewrite_shard(life, progress, progress.sync, number, damage, done)
 
 
 def commit_mended(life: Life, sync: int) -> tuple[Commit, str] | None:
@@ -196,20 +196,26 @@ def commit_mended(life: Life, sync: int) -> tuple[Commit, str] | None:
         return read_commit(life, sync)
     except CorruptedObjectError as error:
         last_error = error
-    grace = life.settings.grace
-    life.say.error(
-        "%s. Asking the other replicas to write it again, and waiting for them for %g s.",
-        str(last_error).rstrip("."),
-        grace,
-    )
-    ask_for_repair(life)
-    for _ in range(_ASKING):
-        life.timing.sleep(grace / _ASKING)
+    for _ in asking(life, last_error, _ASKING):
         try:
             return read_commit(life, sync)
         except CorruptedObjectError as error:
             last_error = error
     raise last_error
+
+
+def asking(life: Life, damage: CorruptedObjectError, times: int) -> Iterator[None]:
+    """Ask the other replicas to write again what cannot be read, and wait for a grace; this yields when to try again."""
+    grace = life.settings.grace
+    life.say.error(
+        "%s. Asking the other replicas to write it again, and waiting for them for %g s.",
+        str(damage).rstrip("."),
+        grace,
+    )
+    ask_for_repair(life)
+    for _ in range(times):
+        life.timing.sleep(grace / times)
+        yield
 
 
 def ask_for_repair(life: Life) -> None:
@@ -289,7 +295,7 @@ def check_shard(
     def use(reader: ObjectReader) -> Sums:
         return shard.check(reader, life.origin(key), life.scratch, whole=True)
 
-    sums = life.again(lambda: life.store.read(key, use))
+    sums = life.read_file(key, use)
     if sums is not None and done is not None and sums != (done.sums[number], done.rests[number]):
         raise CorruptedObjectError(
             f"{life.origin(key)} is undamaged, but its checksums are not those in the record of its state"

@@ -1,130 +1,297 @@
-"""How a life begins: it reads the run's manifest, or begins the run and creates the manifest."""
+"""How a life begins: it reads the run's manifest, or begins the run and creates the manifest.
+
+The replica that begins a run writes a sign before it uploads anything, and repeats it while the upload lasts. No common clock
+is needed: the others see that the sign has changed, and measure the time since then with their own clocks.
+"""
 
 from __future__ import annotations
 
+import itertools
+import json
 import logging
+import math
 import re
 import secrets
+from contextlib import contextmanager
+from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING
 
 from .._arithmetic._rate import NO_RATE
-from .._errors import CorruptedObjectError, RendezvousError, RunExistsError
+from .._errors import (
+    CorruptedObjectError,
+    RendezvousError,
+    RendezvousTimeoutError,
+    RunExistsError,
+)
 from .._store._api import InBackground
-from .._store._copies import copy_key
-from .._store._reread import read_again
-from ._beginning import beginning, wait_for_manifest
+from .._store._reread import copy_key, read_again
+from ._claims import newest_epoch
 from ._compare import check_same_run
 from ._life._progress import layout_bytes
 from ._policy._meeting import check_failures
 from ._policy._together import sums_of_all, upload, upload_own
-from ._records._keys import MANIFEST, commit_sync, epochs, is_claim
+from ._records._keys import BEGINNING, MANIFEST, commit_sync, is_claim
 from ._records._manifest import Manifest
 from ._records._rules import states
 from ._settings import choose_topology
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Callable, Iterable, Iterator, Sequence
 
     from .._exchange._base import Schema
     from .._exchange._resumable import ResumableJob
     from .._store._patient import Patient
     from ._settings import Joiner
 
+# Signs in a grace. A few of them may be late or not be seen before the other replicas consider the sender dead.
+_SIGNS = 4
+_LOOKS = 8  # in a grace
+_LOOK_SECONDS = 2.0
+_STAGGER = 0.5
+_LARGEST = 4096
 _EARLIER_CLAIM = re.compile(r"claims/[0-9]{5}\.json")
 
 _log = logging.getLogger("diloco_core")
 
 
-def open_run(
-    store: Patient, jobs: Sequence[ResumableJob], schema: Schema, joiner: Joiner, loaded: str = ""
-) -> Manifest:
-    """The run's manifest. If no other replica creates it, this one does, after uploading its initial state.
+@dataclass(frozen=True, slots=True)
+class Opening:
+    """A replica that opens a run.
 
-    Rank 0 uploads its initial state at once. The others wait; if for a grace no replica has shown that it is uploading, one of
-    them uploads its own. The replica that creates the manifest decides: all replicas take the state that the manifest names.
-
-    Args:
+    Attributes:
         store: The run's prefix.
         jobs: All fragments, in the order in which they are synced.
         schema: What all replicas must have in common.
         joiner: This replica.
         loaded: The name of the state that was loaded, if one was. The others have to upload their parts of it, too.
+    """
+
+    store: Patient
+    jobs: Sequence[ResumableJob]
+    schema: Schema
+    joiner: Joiner
+    loaded: str
+
+    def manifest(self) -> Manifest:
+        """The run's manifest. If no other replica creates it, this one does, after uploading its initial state.
+
+        Rank 0 uploads its initial state at once. The others wait; if for a grace no replica has shown that it is uploading, one
+        of them uploads its own. The replica that creates the manifest decides: all replicas take the state that it names.
+
+        Raises:
+            RendezvousError: There is no run to resume.
+            RunExistsError: The prefix belongs to another run.
+            MismatchError: This replica has another model or other settings.
+            ConfigurationError: A setting has no effect in the topology that ``auto`` chooses.
+        """
+        store, schema, joiner = self.store, self.schema, self.joiner
+        rank, settings = joiner.rank, joiner.settings
+        manifest = _read_or_restore(store)
+        if manifest is None and settings.resume:
+            _check_unused(store)
+            raise RendezvousError(
+                f"{store.uri} holds no run to resume: there is no {MANIFEST}. Check the URI, or leave resume out to begin a new "
+                "run."
+            )
+        if manifest is None:
+            # Before anybody waits: replicas with the same settings are refused at the same time.
+            topology = self._topology()
+        if manifest is None and rank != 0:
+            if self.loaded:
+                upload_own(store, self.jobs, self.loaded, joiner)
+
+            def look_around() -> None:
+                """Look whether waiting for rank 0 of a fixed run is of no use: what refuses it silently refuses this rank."""
+                if settings.fixed:
+                    check_failures(store, rank, committed_in(schema) + 1)
+                    _check_unused(store)
+
+            manifest = wait_for_manifest(store, joiner, partial(read_manifest, store), look_around)
+        if manifest is None:
+            manifest = self._begin(topology)
+        check_same_run(
+            manifest,
+            schema,
+            joiner,
+            uri=store.uri,
+            first=settings.fixed and not newest_epoch(store, rank),
+        )
+        # Only the first life of rank 0 expects that its initial values are used.
+        if rank == 0 and manifest.writer != 0 and not newest_epoch(store, 0):
+            _log.warning(
+                "rank 0: the run at %s was begun by rank %d with the initial values of that rank, because rank 0 had given no "
+                "sign for a grace. The initial values of this replica are not used.",
+                store.uri,
+                manifest.writer,
+            )
+        return manifest
+
+    def _begin(self, topology: str) -> Manifest:
+        """Begin the run with this replica's initial state. Returns its manifest: another replica may be faster."""
+        store = self.store
+        _check_unused(store)
+        _remove_leftover(store)
+        with beginning(store, self.joiner):
+            own_manifest = self._initial(topology)
+            store.create(MANIFEST, own_manifest.to_json)
+        manifest = read_manifest(store)
+        if manifest is None:
+            raise CorruptedObjectError(
+                f"{store.uri}/{MANIFEST} was created, but is not there any more: something else has deleted it. Find out what "
+                "does, and start again."
+            )
+        if manifest.initial == own_manifest.initial:
+            store.put(copy_key(MANIFEST), lambda: [own_manifest.to_json()])
+        else:
+            # The state that this replica uploaded is not used.
+            store.delete(store.list(f"initial/{own_manifest.initial}/"))
+            if own_manifest.unsynced:
+                store.delete(store.list(f"{own_manifest.unsynced['folder']}/"))
+        return manifest
+
+    def _topology(self) -> str:
+        """The topology of a run that this replica begins; refuses settings that have no effect in it."""
+        store, terms, settings = self.store, self.schema.terms, self.joiner.settings
+        topology = choose_topology(
+            settings.topology,
+            state_bytes=max(layout_bytes(job.layout) for job in self.jobs),
+            world_size=self.joiner.world_size,
+            publish_every=settings.published_every,
+            near=store.near,
+            transfer=store.store.transfer if isinstance(store.store, InBackground) else None,
+            outer_state=self.schema.outer_state(),
+            codec=terms.codec,
+            coded=terms.coding is not None,
+        )
+        settings.check_chosen(topology)
+        return topology
+
+    def _initial(self, topology: str) -> Manifest:
+        """Upload this replica's initial state. Returns the manifest that names it, which is not written yet.
+
+        If it was loaded (``loaded`` is the name of the state), the others have uploaded their parts of it.
+        """
+        store, schema, joiner, settings = self.store, self.schema, self.joiner, self.joiner.settings
+        stateful = (
+            [] if schema.settings.get("operation") else self.jobs
+        )  # plain means have no state
+        shards = [range(job.layout.shards) for job in stateful]
+        numbers = [(index, number) for index, each in enumerate(shards) for number in each]
+        nonce = self.loaded or secrets.token_hex(8)
+        written = (
+            sums_of_all(store, stateful, nonce, joiner)
+            if self.loaded
+            else upload(store, stateful, nonce, numbers, joiner.chunk_bytes)
+        )
+        sums = [[written[index, number] for number in each] for index, each in enumerate(shards)]
+        return Manifest(
+            run_id=joiner.run_id,
+            writer=joiner.rank,
+            world_size=joiner.world_size,
+            min_replicas=settings.min_replicas,
+            topology=topology,
+            publish_every=settings.published_every,
+            retention=settings.retention,
+            settings=dict(schema.settings),
+            tensors=dict(schema.tensors),
+            fragments=[dict(table) for table in schema.fragments],
+            initial=nonce,
+            sums=[[shard_sums.values for shard_sums in row] for row in sums],
+            rests=[[shard_sums.rest for shard_sums in row] for row in sums],
+            unsynced={} if schema.unsynced is None else schema.unsynced.publish(store.put),
+            membership="fixed" if settings.fixed else "elastic",
+            rate=self.jobs[0].rate if self.loaded else NO_RATE,
+        )
+
+
+@contextmanager
+def beginning(store: Patient, joiner: Joiner) -> Iterator[None]:
+    """Show the other replicas, as long as this context lasts, that this one uploads the initial state, so that they wait."""
+    nonce, count = secrets.token_hex(8), itertools.count()
+
+    def give_sign() -> None:
+        sign = {"rank": joiner.rank, "run_id": joiner.run_id, "nonce": nonce, "sign": next(count)}
+        store.put(BEGINNING, lambda: [json.dumps(sign).encode()])
+
+    give_sign()
+    seconds = min(store.timing.beat_interval, joiner.settings.grace / _SIGNS)
+    failure = (
+        f"rank {joiner.rank} could not show the other replicas, one of which begins the run with its own values if it sees no "
+        "sign for a grace, that this one is uploading the initial state of the run"
+    )
+    stop = store.repeat(seconds, give_sign, failure)
+    try:
+        yield
+    finally:
+        stop()
+    store.delete([BEGINNING])
+
+
+def wait_for_manifest(
+    store: Patient,
+    joiner: Joiner,
+    read: Callable[[], Manifest | None],
+    look_around: Callable[[], None],
+) -> Manifest | None:
+    """Wait for the manifest. Returns it, or None if this replica should begin the run.
+
+    It should if, for a grace, it has seen no sign that another replica begins the run. The ranks stop waiting one after
+    another, so that only one of them begins the run if rank 0 does not come. In a fixed run nobody begins in the place of rank 0.
+
+    Args:
+        store: Where it will be.
+        joiner: This replica; not rank 0, which does not wait.
+        read: Reads the manifest; returns None if there is none.
+        look_around: Called from time to time; raises an error if waiting any longer is of no use.
 
     Raises:
-        RendezvousError: There is no run to resume.
-        RunExistsError: The prefix belongs to another run.
-        MismatchError: This replica has another model or other settings.
-        ConfigurationError: A setting has no effect in the topology that ``auto`` chooses.
+        RendezvousTimeoutError: There is no manifest after ``join_timeout``, and no sign was seen for that time either.
     """
-    rank, settings = joiner.rank, joiner.settings
-    manifest = _read_or_restore(store)
-    if manifest is None and settings.resume:
-        _check_unused(store)
-        raise RendezvousError(
-            f"{store.uri} holds no run to resume: there is no {MANIFEST}. Check the URI, or leave resume out to begin a new run."
+    rank, timing = joiner.rank, store.timing
+    grace = math.inf if joiner.settings.fixed else joiner.settings.grace
+    last_sign: bytes | None = None
+    last_sign_at: float | None = None  # seconds since the wait began
+
+    def timed_out() -> Exception:
+        return RendezvousTimeoutError(
+            f"no replica began the run at {store.uri} within {timing.join_timeout:g} s. Look at the log of rank 0, which "
+            "usually begins the run. A larger join_timeout gives it more time.",
+            [0],
         )
-    if manifest is None:
-        # Before anybody waits: replicas with the same settings are refused at the same time.
-        topology = _topology(store, jobs, schema, joiner)
-    if manifest is None and rank != 0:
-        if loaded:
-            upload_own(store, jobs, loaded, joiner)
 
-        def look_around() -> None:
-            """Look whether waiting for rank 0 of a fixed run is of no use: what refuses it without a word refuses this rank."""
-            if settings.fixed:
-                check_failures(store, rank, committed_in(schema) + 1)
-                _check_unused(store)
+    def notice(seconds: float) -> str:
+        progress = "no replica has begun it yet"
+        if last_sign_at is not None:
+            progress = (
+                "another replica is uploading the initial state, and gave its last sign "
+                f"{seconds - last_sign_at:.0f} s ago"
+            )
+        return f"rank {rank} has waited {seconds:.0f} s for the run at {store.uri} to begin: {progress}"
 
-        manifest = wait_for_manifest(store, joiner, partial(read_manifest, store), look_around)
-    if manifest is None:
-        manifest = _begin(store, jobs, schema, joiner, topology, loaded)
-    check_same_run(
-        manifest,
-        schema,
-        joiner,
-        uri=store.uri,
-        first=settings.fixed and not any(epochs(store.list(f"claims/{rank:05}/"), rank)),
-    )
-    # Only the first life of rank 0 expects that its initial values are used.
-    if rank == 0 and manifest.writer != 0 and not any(epochs(store.list("claims/00000/"), 0)):
-        _log.warning(
-            "rank 0: the run at %s was begun by rank %d with the initial values of that rank, because rank 0 had given no sign "
-            "for a grace. The initial values of this replica are not used.",
-            store.uri,
-            manifest.writer,
-        )
-    return manifest
-
-
-def _begin(
-    store: Patient,
-    jobs: Sequence[ResumableJob],
-    schema: Schema,
-    joiner: Joiner,
-    topology: str,
-    loaded: str,
-) -> Manifest:
-    """Begin the run with this replica's initial state. Returns its manifest: another replica may be faster."""
-    _check_unused(store)
-    _remove_leftover(store)
-    with beginning(store, joiner):
-        own_manifest = _initial(store, jobs, schema, joiner, topology, loaded)
-        store.create(MANIFEST, own_manifest.to_json)
-    manifest = read_manifest(store)
-    if manifest is None:
-        raise CorruptedObjectError(
-            f"{store.uri}/{MANIFEST} was created, but is not there any more: something else has deleted it. Find out what "
-            "does, and start again."
-        )
-    if manifest.initial == own_manifest.initial:
-        store.put(copy_key(MANIFEST), lambda: [own_manifest.to_json()])
-    else:
-        # The state that this replica uploaded is not used.
-        store.delete(store.list(f"initial/{own_manifest.initial}/"))
-        if own_manifest.unsynced:
-            store.delete(store.list(f"{own_manifest.unsynced['folder']}/"))
+    wait = store.wait(timing.join_timeout, timed_out, look_around, notice=notice)
+    patience = grace + (rank - 1) * min(_STAGGER, grace / max(10, joiner.world_size))
+    turn, look_at = patience, 0.0
+    while (manifest := read()) is None:
+        now = wait.elapsed()
+        if now >= min(look_at, turn):
+            look_at = now + min(_LOOK_SECONDS, grace / _LOOKS)
+            sign = store.peek(BEGINNING, _LARGEST)
+            # What the sign says does not matter: if its sender begins another run, or has another version, the manifest will
+            # show it.
+            if sign and sign != last_sign:
+                last_sign, last_sign_at, turn = sign, now, now + patience
+                wait.extend()
+        if now >= turn:
+            reason = (
+                "no replica has begun the run at %s"
+                if last_sign_at is None
+                else "the replica that was beginning the run at %s has given no sign"
+            )
+            message = f"rank %d: {reason} within the grace of %g s, so this replica begins it with its own initial values"
+            _log.warning(message, rank, store.uri, grace)
+            return None
+        wait.pause()
     return manifest
 
 
@@ -231,64 +398,3 @@ def _remove_leftover(store: Patient) -> None:
     key = copy_key(MANIFEST)
     if store.read(key, lambda _: True) and store.peek(MANIFEST) is None:
         store.delete([key])
-
-
-def _topology(store: Patient, jobs: Sequence[ResumableJob], schema: Schema, joiner: Joiner) -> str:
-    """The topology of a run that this replica begins; refuses settings that have no effect in it."""
-    settings = joiner.settings
-    topology = choose_topology(
-        settings.topology,
-        state_bytes=max(layout_bytes(job.layout) for job in jobs),
-        world_size=joiner.world_size,
-        publish_every=settings.published_every,
-        near=store.near,
-        transfer=store.store.transfer if isinstance(store.store, InBackground) else None,
-        outer_state=schema.outer_state(),
-        codec=schema.terms.codec,
-        coded=schema.terms.coding is not None,
-    )
-    settings.check_chosen(topology)
-    return topology
-
-
-def _initial(
-    store: Patient,
-    jobs: Sequence[ResumableJob],
-    schema: Schema,
-    joiner: Joiner,
-    topology: str,
-    loaded: str,
-) -> Manifest:
-    """Upload this replica's initial state. Returns the manifest that names it, which is not written yet.
-
-    If it was loaded (``loaded`` is the name of the state), the others have uploaded their parts of it.
-    """
-    settings = joiner.settings
-    stateful = [] if schema.settings.get("operation") else jobs  # plain means have no state
-    shards = [range(job.layout.shards) for job in stateful]
-    numbers = [(index, number) for index, each in enumerate(shards) for number in each]
-    nonce = loaded or secrets.token_hex(8)
-    written = (
-        sums_of_all(store, stateful, nonce, joiner)
-        if loaded
-        else upload(store, stateful, nonce, numbers, joiner.chunk_bytes)
-    )
-    sums = [[written[index, number] for number in each] for index, each in enumerate(shards)]
-    return Manifest(
-        run_id=joiner.run_id,
-        writer=joiner.rank,
-        world_size=joiner.world_size,
-        min_replicas=settings.min_replicas,
-        topology=topology,
-        publish_every=settings.published_every,
-        retention=settings.retention,
-        settings=dict(schema.settings),
-        tensors=dict(schema.tensors),
-        fragments=[dict(table) for table in schema.fragments],
-        initial=nonce,
-        sums=[[shard_sums.values for shard_sums in row] for row in sums],
-        rests=[[shard_sums.rest for shard_sums in row] for row in sums],
-        unsynced={} if schema.unsynced is None else schema.unsynced.publish(store.put),
-        membership="fixed" if settings.fixed else "elastic",
-        rate=jobs[0].rate if loaded else NO_RATE,
-    )

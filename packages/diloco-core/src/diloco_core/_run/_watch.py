@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from .._errors import RunExistsError, StoreError
-from .._store._copies import copy_key
+from .._store._reread import copy_key
 from ._life._life import LOST
 from ._records._keys import MANIFEST
 from ._records._manifest import Manifest

@@ -20,13 +20,7 @@ if TYPE_CHECKING:
 _S3 = {"s3", "s3a"}
 
 
-def open_store(
-    uri: str,
-    *,
-    reading: bool = False,
-    within: float | None = None,
-    transfer: Transfer | None = None,
-) -> Store:
+def open_store(uri: str, *, reading: bool = False, transfer: Transfer | None = None) -> Store:
     """Open the store of a URI, and try whether it works.
 
     With ``reading`` the store is only read: nothing is created or written, a folder that does not exist counts as an empty
@@ -39,7 +33,7 @@ def open_store(
         ConfigurationError: The URI is empty or malformed, its scheme is unknown, or it holds credentials or anything else
             that its driver would ignore; or the variable that names the endpoint does not hold a URL.
         StoreUnavailableError: The bucket or folder is missing, access is denied, or the store has not answered within 100
-            seconds (or ``within`` seconds).
+            seconds.
         MissingDependencyError: The driver of the scheme is not installed.
     """
     if not isinstance(uri, str) or not uri.strip():
@@ -48,9 +42,7 @@ def open_store(
         )
     check_uri(uri)
     check_endpoint(uri.rpartition("://")[0].rpartition("::")[2].rpartition("+")[2])
-    return in_time(
-        lambda: _opened(uri, reading, transfer), uri, OPENING_SECONDS if within is None else within
-    )
+    return in_time(lambda: _opened(uri, reading, transfer), uri, OPENING_SECONDS)
 
 
 def _opened(uri: str, reading: bool, transfer: Transfer | None) -> Store:

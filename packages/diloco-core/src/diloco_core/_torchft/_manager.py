@@ -71,7 +71,6 @@ class MockManager:
         self._schema = Schema({}, {"operation": "manager"})
         self.state_dict_fns: dict[str, tuple[Callable[[Any], None], Callable[[], Any]]] = {}
         self._step = 0
-        self._superseded: list[int] = []  # numbers of syncs whose results the next sync may delete
 
     def current_step(self) -> int:
         """Committed steps so far."""
@@ -93,9 +92,7 @@ class MockManager:
 
     def share(self, job: SyncJob) -> SyncReport:
         """Run a sync that is not an average: that of the initial values, which all replicas take from rank 0."""
-        report = self.exchange.begin(job).finish()
-        self._superseded.append(report.sync)  # the next average deletes what was published
-        return report
+        return self.exchange.begin(job).finish()
 
     def allreduce(self, tensor: torch.Tensor, should_quantize: bool = False) -> CompletedWork:
         """Average a floating-point tensor over all replicas, in place.
@@ -109,9 +106,9 @@ class MockManager:
                 "should_quantize=True is not supported, since this manager averages in full precision: pass False"
             )
         self.start_quorum()
-        job = Mean([tensor], self.exchange.world_size, self._superseded)
+        job = Mean([tensor], self.exchange.world_size)
         job.begin()
-        self._superseded = [self.exchange.begin(job).finish().sync]
+        self.exchange.begin(job).finish()
         job.finish()
         return CompletedWork(tensor)
 

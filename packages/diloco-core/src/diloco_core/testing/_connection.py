@@ -94,12 +94,7 @@ class Connection:
                 self._shared.intrusions.append(key)
             self._shared.write(key, data)
 
-        self._request(
-            "put",
-            act,
-            torn=lambda: self._tear(key, data),
-            whole=lambda: self._tear_record(key, data),
-        )
+        self._request("put", act, lambda: self._tear(key, data))
         self._shared.sent[self.rank] += len(data)
         return len(data)
 
@@ -115,9 +110,9 @@ class Connection:
 
         def tear() -> None:
             if key not in self._shared.objects and key != "manifest.json":
-                self._tear_record(key, whole)
+                self._tear(key, whole)
 
-        created = self._request("create", act, whole=tear)
+        created = self._request("create", act, tear)
         self._shared.sent[self.rank] += len(whole)
         return created
 
@@ -183,10 +178,6 @@ class Connection:
         except KeyError:
             raise ObjectNotFoundError(f"there is no object {key!r}") from None
 
-    def _tear(self, key: str, data: bytes) -> None:
-        self._shared.write(key, data)
-        self._shared.damage(key, data[: len(data) // 2])
-
     def _arrived(self, data: bytes) -> bytes:
         """Data as it arrives: with one flipped bit where that is due."""
         if not (self._flips and data):
@@ -214,17 +205,13 @@ class Connection:
                 key, data[: self._chance.randrange(len(data))] if cut else self._damaged(data)
             )
 
-    def _tear_record(self, key: str, data: bytes) -> None:
+    def _tear(self, key: str, data: bytes) -> None:
         """A part of an object is there, as after a power cut; what it should have been is what was decided."""
         self._shared.write(key, data)
         self._shared.damage(key, data[: self._chance.randrange(len(data))] if data else b"")
 
     def _request(
-        self,
-        kind: str,
-        act: Callable[[], T],
-        torn: Callable[[], None] | None = None,
-        whole: Callable[[], None] | None = None,
+        self, kind: str, act: Callable[[], T], tear: Callable[[], None] | None = None
     ) -> T:
         """One request: it travels, takes effect at one instant, and its answer travels back."""
         if self.killed:
@@ -246,8 +233,8 @@ class Connection:
         if what in {"delay", "zombie"}:
             self.injected += seconds
         self._wait(seconds if what == "delay" else 0.0)
-        if what == "tear" and torn is not None:
-            torn()
+        if what == "tear" and kind == "put" and tear is not None:
+            tear()
         if what in {"kill before", "tear"}:
             self._kill()
         if what == "lose request":
@@ -256,8 +243,8 @@ class Connection:
             self._replace()
             self.sleep(seconds)
         self._shared.now = self._scheduler.now
-        if what == "torn record" and whole is not None:
-            whole()
+        if what == "torn record" and tear is not None:
+            tear()
             self._kill()
         result = act()
         if what == "repeat" and kind in {"put", "create"}:

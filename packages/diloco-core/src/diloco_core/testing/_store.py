@@ -21,7 +21,6 @@ class SimulatedStore:
         requests: Number of requests by kind.
         sent: Bytes written.
         received: Bytes read.
-        largest: The largest size that all objects together had, in bytes.
         after_delete: Called with the keys of every deletion, to check what must still be there.
         written_over: Removed objects whose space was used for others, to the surprise of late readers.
         decided: The manifest and the records of the log as they were first written, whatever happened to them since.
@@ -38,7 +37,6 @@ class SimulatedStore:
     requests: Counter[str] = field(default_factory=Counter)
     sent: Counter[int] = field(default_factory=Counter)
     received: Counter[int] = field(default_factory=Counter)
-    largest: int = 0
     after_delete: Callable[[list[str]], object] | None = None
     exclusive: bool = True
     written_over: set[str] = field(default_factory=set)
@@ -50,7 +48,6 @@ class SimulatedStore:
     history: list[tuple[float, str, int | None]] = field(default_factory=list)
     now: float = 0.0
     _folders: dict[str, dict[str, int]] = field(default_factory=lambda: defaultdict(dict))
-    _size: int = 0
 
     def write(self, key: str, data: bytes) -> None:
         """Write an object in one step."""
@@ -90,18 +87,15 @@ class SimulatedStore:
         return dict(sorted(listing.items()))
 
     def _replace(self, key: str, data: bytes) -> None:
-        self._size += len(data) - len(self.objects.get(key, b""))
         self.objects[key] = data
         self.history.append((self.now, key, len(data)))
         for folder in _folders(key):
             self._folders[folder][key] = len(data)
-        self.largest = max(self.largest, self._size)
 
     def remove(self, key: str) -> None:
         """Remove an object, if it is there."""
         data = self.objects.pop(key, None)
         if data is not None:
-            self._size -= len(data)
             self.history.append((self.now, key, None))
             for folder in _folders(key):
                 self._folders[folder].pop(key, None)

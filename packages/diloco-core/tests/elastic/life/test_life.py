@@ -5,9 +5,8 @@ from types import SimpleNamespace
 import pytest
 
 from diloco_core import CorruptedObjectError
-from diloco_core._exchange._traffic import Traffic
 from diloco_core._run._life._life import Life, Seen
-from diloco_core._run._life._memory import Damage, Handover
+from diloco_core._run._life._memory import Damage, Handover, Traffic
 from diloco_core._run._life._progress import Progress
 from diloco_core._run._life._standing import Standing
 from diloco_core._run._records._keys import Delta, Hint
@@ -35,7 +34,7 @@ def _commit(sync, previous, *, rank=0, positions=None, rollback=0):
 def _standing(clock=lambda: 0.0):
     job = SimpleNamespace(layout=SimpleNamespace(shards=1, groups=()))
     manifest = SimpleNamespace(world_size=3, first=0, run=lambda: _RUN)
-    standing = Standing([Progress(job), Progress(job)], manifest, "u", clock)
+    standing = Standing([Progress(job, 0), Progress(job, 1)], manifest, "u", clock)
     standing.begin()
     return standing
 
@@ -129,7 +128,7 @@ class TestStanding:
         standing.advance(_commit(1, _RUN), "1" * 16)
         rollback = Rollback(2, (0, 0), (1,), {}, run=_RUN)
         assert not standing.holds(rollback)
-        standing.hold(0, Progress(standing.fragments[0].job))
+        standing.hold(0, Progress(standing.fragments[0].job, 0))
         assert standing.holds(rollback)
         standing.turn_back(rollback, "2" * 16)
         assert (standing.sync, standing.rollback, standing.previous) == (2, 2, "2" * 16)

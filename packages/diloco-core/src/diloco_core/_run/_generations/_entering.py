@@ -14,15 +14,14 @@ from ..._errors import (
 )
 from ..._exchange._endings import named_ranks
 from ..._store._below import below
-from ..._store._copies import copy_key, read_or_copy
 from ..._store._patient import Patient
-from ..._store._reread import read_again
+from ..._store._reread import copy_key, read_again, read_or_copy
 from .._compare import check_same_run
 from .._joining import reader_of
 from .._policy._meeting import await_ranks, check_failures
 from .._records._keys import MANIFEST
 from .._start import committed_in, stored_manifest
-from .._states._values import mend_initial
+from .._states._load import mend_initial
 from ._carrying import (
     GO_BACK,
     Choice,
@@ -32,9 +31,8 @@ from ._carrying import (
     read_choice,
     write_choice,
 )
-from ._gathering import Gathering
+from ._gathering import Gathering, check_stopped
 from ._names import FOLDER, before, begun, folder, headless, next_number, without_manifest
-from ._stopped import check_stopped
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence

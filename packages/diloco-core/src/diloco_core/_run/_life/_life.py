@@ -7,7 +7,6 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 from ..._errors import CorruptedObjectError
-from ..._exchange._traffic import Traffic
 from ..._retry import NOTICE_SECONDS
 from ..._store._reread import read_again
 from ..._wire._delta import DeltaFormat
@@ -15,7 +14,7 @@ from .._records._attendance import Attendance
 from .._records._keys import commit_key, done_key, shard_key
 from .._records._records import Done, digest, of_run, read_record
 from .._records._rules import made_of
-from ._memory import Damage, Handover
+from ._memory import Damage, Handover, Traffic
 from ._progress import Progress, published_shard, publishes_whole
 
 if TYPE_CHECKING:
@@ -31,9 +30,9 @@ if TYPE_CHECKING:
 
     from ..._arithmetic._sharded import Scratch
     from ..._exchange._resumable import ResumableJob
-    from ..._store._api import Buffer
+    from ..._store._api import Buffer, ObjectReader
     from ..._store._patient import Patient
-    from ..._timing import Timing, Wait
+    from ..._timing import Timing
     from ..._wire._published import Shard
     from .._records._keys import Delta, Hint
     from .._records._manifest import Manifest
@@ -214,8 +213,7 @@ class Life:
 
     def take_mean(self, job: ResumableJob) -> None:
         """Sync these tensors next, which have no state before and none afterwards: their values just become their mean."""
-        progress = Progress(job)
-        progress.sync = self.sync
+        progress = Progress(job, 0, self.sync)
         # In place of checksums, the run: contributions to means of another run have another base.
         progress.sums = [int(self.run[:16], 16)] * job.layout.shards
         progress.values_at = [self.sync] * job.layout.shards
@@ -286,27 +284,15 @@ class Life:
         job, origin = self.fragments[fragment].job, self.run if sync else self.manifest.initial
         return published_shard(job, sync, number, origin, self.chunk_bytes)
 
-    def wait(
-        self,
-        timeout: float,
-        expired: Callable[[], Exception],
-        alarms: Iterable[float],
-        notice: Callable[[float], str] = lambda _: "",
-        early: float = 0.0,
-        look_around: Callable[[], None] = lambda: None,
-    ) -> Wait:
-        """A wait for other replicas. Time during which the store could not be reached does not count towards any limit.
+    def file(self, progress: Progress, number: int, sync: int | None = None) -> tuple[str, Shard]:
+        """Key and content of a shard of a fragment's state: after the sync that ``progress`` describes, or after another one."""
+        sync = progress.sync if sync is None else sync
+        return self.key(sync, progress.index, number), self.shard(sync, progress.index, number)
 
-        Nothing is logged about the first ``early`` seconds, in which nobody else is expected.
-        """
-        return self.store.wait(
-            timeout,
-            expired,
-            look_around,
-            alarms=alarms,
-            notice=notice,
-            notice_after=early + (NOTICE_SECONDS if self.fixed else self.settings.grace),
-        )
+    @property
+    def notice_after(self) -> float:
+        """Seconds of waiting for other replicas after which the log says so."""
+        return NOTICE_SECONDS if self.fixed else self.settings.grace
 
     def read(self, key: str, parse: Callable[[bytes], T]) -> T | None:
         """A record, read again if it is not as it was written; None if there is none.
@@ -320,6 +306,29 @@ class Life:
             return None if data is None else parse(data)
 
         return read_again(self.timing, read)
+
+    def read_file(
+        self,
+        key: str,
+        use: Callable[[ObjectReader], T],
+        opened: ObjectReader | None = None,
+        most: int | None = None,
+    ) -> T | None:
+        """What ``use`` returns for the reader of an object; None if there is none.
+
+        Args:
+            key: The object's key.
+            use: Called again, with another reader, if what it reads is not as it was written.
+            opened: The object, if it is open already. The first attempt uses and closes it.
+            most: How often ``use`` is called again; see :func:`.read_again`.
+        """
+
+        def read() -> T | None:
+            nonlocal opened
+            already_open, opened = opened, None
+            return self.store.read(key, use, already_open)
+
+        return read_again(self.timing, read, most)
 
     def again(self, read: Callable[[], T]) -> T:
         """What ``read`` returns; it is called again if what it reads is not as it was written."""

@@ -27,6 +27,7 @@ class Progress:
 
     Attributes:
         job: The fragment.
+        index: Its index among the fragments.
         sync: The last sync of the fragment that was adopted (0: the initial state).
         sums: Checksums of the shards' values after that sync.
         rests: Checksums of everything else in the shards' files; None if not known (gather).
@@ -41,6 +42,7 @@ class Progress:
     """
 
     job: ResumableJob
+    index: int
     sync: int = 0
     sums: list[int] = field(default_factory=list)
     rests: list[int | None] = field(default_factory=list)
@@ -60,7 +62,7 @@ class Progress:
     @classmethod
     def recorded(cls, job: ResumableJob, done: Done) -> Progress:
         """The progress of a life that is about to read the state that a record describes, and holds nothing of it yet."""
-        return cls(job, done.sync, list(done.sums), list(done.rests), done.commit)
+        return cls(job, done.fragment, done.sync, list(done.sums), list(done.rests), done.commit)
 
     def expected(self, number: int) -> Sums:
         """The checksums of a shard's file that the record of this state names, in a life that was made by :meth:`recorded`."""

@@ -14,13 +14,12 @@ from ..._errors import (
     ReplicaLostError,
     RunExistsError,
 )
-from .._claims import check_claim
+from .._claims import check_claim, newest_epoch
 from .._records._farewell import read_farewell
 from .._records._keys import (
     Delta,
     commit_key,
     deltas,
-    epochs,
     farewells,
     highest_epochs,
 )
@@ -69,7 +68,7 @@ def refuse_left(store: Patient, rank: int) -> None:
     Raises:
         RunExistsError: The newest life of the rank has said that it has left.
     """
-    epoch = max(epochs(store.list(f"claims/{rank:05}/"), rank), default=0)
+    epoch = newest_epoch(store, rank)
     for hint in farewells(store.list("deltas/")):
         # Of a life whose claim is lost the hint alone may tell.
         is_newest = hint.rank == rank and hint.epoch >= epoch

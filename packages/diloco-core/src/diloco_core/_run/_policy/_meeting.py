@@ -6,9 +6,9 @@ from typing import TYPE_CHECKING
 
 from ..._errors import MismatchError, RendezvousTimeoutError, ReplicaLostError
 from ..._exchange._endings import named_ranks
-from .._claims import claim, claimed_settings
+from .._claims import claim, claimed_settings, newest_epoch
 from .._records._farewell import concluded, farewell, read_farewell
-from .._records._keys import Hint, deltas, epochs, farewells, highest_epochs
+from .._records._keys import Hint, deltas, farewells, highest_epochs
 from .._records._rules import former_farewells
 
 if TYPE_CHECKING:
@@ -164,7 +164,7 @@ def tell_refusal(store: Patient, rank: int, run: str, sync: int, error: BaseExce
         error: Why it is refused.
     """
     store.patience = min(store.patience, TELL_SECONDS)
-    if not run and epochs(store.list(f"claims/{rank:05}/"), rank):
+    if not run and newest_epoch(store, rank):
         return
     epoch = claim(store, rank, run)[0] if run else 0
     key = Hint(sync, rank, epoch, "leave").key

@@ -1,23 +1,130 @@
-"""What one life of a fixed run does about ranks that it waits for: reports what became of them, and gives them up in the end."""
+"""What one life of a fixed run does about ranks that it waits for: reports what became of them, and gives them up in the end.
+
+A *beat* is a sign of life: a counter that each replica writes again and again, and the others watch. It holds no time, so clocks
+need not agree: by its own clock, the observer measures how long a beat has not changed. Time in which the observer cannot reach
+the store does not count.
+"""
 
 from __future__ import annotations
 
+import itertools
+from functools import partial
 from typing import TYPE_CHECKING, NamedTuple
 
-from ..._errors import MismatchError
+from ..._errors import CorruptedObjectError, MismatchError
 from ..._exchange._base import Schema
 from ..._exchange._schemas import MAY_CHANGE, compare_schemas
 from ..._retry import NOTICE_SECONDS
-from .._claims import claimed_settings
+from ..._store._ahead import in_parallel
+from ..._store._patient import Patient
+from .._claims import claimed_settings, newest_epoch
 from .._records._farewell import Farewell, concluded, read_farewell
-from .._records._keys import Delta, Hint, epochs, farewells, schema
+from .._records._keys import Delta, Hint, beat_key, farewells, schema
 from ._ends import give_up
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Iterable, Mapping
+    from collections.abc import Callable, Collection, Iterable, Mapping
 
+    from ..._store._api import Store
+    from ..._timing import Timing
     from .._life._life import Life
-    from ._beats import Beats
+
+
+_LARGEST = 128
+_MOST_BEATS = 64
+_READS_AT_ONCE = 16
+
+
+def read_beats(store: Patient, ranks: Iterable[int]) -> list[bytes]:
+    """The last beats of some ranks; empty where there is none, or something that is too large for one."""
+
+    def read(rank: int) -> bytes:
+        try:
+            return store.get(beat_key(rank), _LARGEST) or b""
+        except CorruptedObjectError:
+            return b""
+
+    return list(in_parallel(store.store, (partial(read, rank) for rank in ranks), _READS_AT_ONCE))
+
+
+def interval_of(beat: bytes) -> float:
+    """The seconds to the next beat that a beat names; 0 if it names none."""
+    try:
+        return float(beat.split(b" ")[1])
+    except (IndexError, ValueError):
+        return 0.0
+
+
+class Beats:
+    """Writes the beat of one incarnation, and reads those of others.
+
+    To be used by one thread; another one writes the beat.
+
+    Args:
+        store: The run's prefix.
+        rank: The rank.
+        identity: The run and the epoch of this incarnation: what its beats begin with.
+        run: Name of the run. Beats of other runs are no signs of life.
+        timing: Limits and clock.
+    """
+
+    def __init__(self, store: Store, rank: int, identity: str, run: str, timing: Timing) -> None:
+        # Not the store of the syncs: what that checks before it writes is for one thread.
+        self._store = Patient(store, timing)
+        self._rank = rank
+        self._identity = identity
+        self._run = run
+        self._timing = timing
+        self._count = itertools.count()
+        self._stop: Callable[[], None] = bool  # type: ignore[assignment]
+        self._seen: dict[int, tuple[bytes, float]] = {}  # the last beat, and when it was first seen
+        self._downtime = 0.0
+        self._last_read = -1
+
+    def start(self) -> None:
+        """Begin to write the beat, in the background."""
+        self._beat()
+        failure = f"rank {self._rank} could not write its beat"
+        self._stop = self._store.repeat(self._timing.beat_interval, self._beat, failure)
+
+    def stop(self) -> None:
+        """Stop writing the beat; repeatable."""
+        self._stop()
+
+    def silent(self, ranks: Collection[int]) -> dict[int, float]:
+        """Those of some ranks whose beat has not changed for ``lost_after``, with the seconds since it has."""
+        now, found = self._now(), {}
+        read = self._to_read(ranks)
+        for rank, beat in zip(read, read_beats(self._store, read), strict=True):
+            last, since = self._seen.get(rank, (None, now))
+            interval = min(interval_of(beat), self._timing.sync_timeout)
+            if last is None or (beat != last and beat.startswith(f"{self._run} ".encode())):
+                self._seen[rank] = beat, now
+            elif now - since > max(self._timing.lost_after, 2 * interval):
+                found[rank] = now - since
+        return found
+
+    def _to_read(self, ranks: Iterable[int]) -> list[int]:
+        """A limited number, the next ones each time: while beats are read, this replica does not notice that its wait is over."""
+        ordered = sorted(ranks)
+        later = [rank for rank in ordered if rank > self._last_read]
+        chosen = (later + ordered)[: min(_MOST_BEATS, len(ordered))]
+        self._last_read = chosen[-1] if chosen else -1
+        return chosen
+
+    def _now(self) -> float:
+        """The time by the clock of this replica, which stands still while it cannot reach the store."""
+        downtime = self._store.downtime
+        now = self._timing.clock() - downtime
+        if downtime - self._downtime > self._timing.beat_interval:
+            # The store was away for so long that beats were missed: all ranks get the whole time again.
+            self._seen = {rank: (beat, now) for rank, (beat, _) in self._seen.items()}
+        self._downtime = downtime
+        return now
+
+    def _beat(self) -> None:
+        beat = f"{self._run} {self._timing.beat_interval} {self._identity} {next(self._count)}"
+        self._store.put(beat_key(self._rank), lambda: [beat.encode()])
 
 
 class _Gone(NamedTuple):
@@ -145,9 +252,7 @@ class Others:
         for rank, hint in hints.items():
             if rank not in missing or (life.settings.resume and self.is_past(hint)):
                 continue
-            if any(
-                epoch > hint.epoch for epoch in epochs(life.store.list(f"claims/{rank:05}/"), rank)
-            ):
+            if newest_epoch(life.store, rank) > hint.epoch:
                 continue
             if hint.key not in self._endings:
                 self._endings[hint.key] = read_farewell(hint.key, life.store.peek)
@@ -159,8 +264,7 @@ class Others:
         now, allowed, why = life.now, life.settings.return_within, found.why
         gone = self._gone.get(rank)
         if gone is None:
-            claimed = epochs(life.store.list(f"claims/{rank:05}/"), rank)
-            epoch = found.epoch or max(claimed, default=0)
+            epoch = found.epoch or newest_epoch(life.store, rank)
             gone = self._gone[rank] = _Gone(epoch, found.lost, why, now)
             self._said.pop(rank, None)
         left = gone.since + allowed - now

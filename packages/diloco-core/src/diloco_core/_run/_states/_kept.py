@@ -122,7 +122,7 @@ def verified(life: Life, key: str, original: str) -> bytes | None:
         return bytes(data)
 
     try:
-        return life.again(lambda: life.store.read(key, use))
+        return life.read_file(key, use)
     except (CorruptedObjectError, RunExistsError) as error:
         life.say.error("%s", error)
         return None

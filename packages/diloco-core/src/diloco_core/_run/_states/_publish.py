@@ -139,7 +139,7 @@ def _publish_whole(life: Life, progress: Progress, done: Done, missing: Sequence
     start = life.rank % len(shards)
     _publish(life, progress, sorted(missing, key=lambda shard: (shard - start) % len(shards)))
     # A list, so that all shards are checked and mended before they are compared.
-    stored = [_whole_sums(life, progress, done.fragment, shard) for shard in shards]
+    stored = [_whole_sums(life, progress, shard) for shard in shards]
     return all(_is_own(life, done, shard, sums) for shard, sums in enumerate(stored))
 
 
@@ -253,15 +253,18 @@ def _stored_end(life: Life, shard: Shard, key: str, size: int) -> Sums | None:
         return None
 
 
-def _whole_sums(life: Life, progress: Progress, index: int, number: int) -> Sums | None:
+def _whole_sums(life: Life, progress: Progress, number: int) -> Sums | None:
     """The checksums of a published shard, after verifying all of it. If it is damaged, it is written again from memory.
 
     None if it was deleted because there is a newer state.
     """
     try:
-        return check_shard(life, progress.sync, index, number)
+        return check_shard(life, progress.sync, progress.index, number)
     except CorruptedObjectError as error:
-        if newest_done(life.store.list("state/"), len(life.fragments))[index] > progress.sync:
+        if (
+            newest_done(life.store.list("state/"), len(life.fragments))[progress.index]
+            > progress.sync
+        ):
             return None  # it was deleted while it was read, and its space was reused
         return rewrite_shard(life, progress, progress.sync, number, error)
 

@@ -5,7 +5,7 @@ Which life does what, and when, is decided in :mod:`.._round._shares`.
 
 from __future__ import annotations
 
-import logging
+import math
 from typing import TYPE_CHECKING
 
 from ..._errors import CorruptedObjectError, SyncTimeoutError, UnequalSyncsError
@@ -27,8 +27,7 @@ from .._round._shares import (
 from .._states._publish import publish_previous, write_done
 from .._watch import check_run
 from ._compute import Computation
-from ._published import adopt_listed, listed
-from ._result import Result
+from ._result import Result, adopt_listed, listed
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -36,8 +35,6 @@ if TYPE_CHECKING:
     from ..._timing import Wait
     from .._life._life import Life
     from .._records._records import Commit
-
-_log = logging.getLogger("diloco_core")
 
 
 class Adoption:
@@ -137,12 +134,13 @@ class Adoption:
                 raise self._ended
             if isinstance(decision, KeepWaiting):
                 if wait is None:
-                    wait = life.wait(
+                    wait = life.store.wait(
                         life.timing.sync_timeout,
                         expired,
-                        turns,
-                        notice if life.fixed else lambda _: "",
-                        look_around=lambda: self._look(self._missing),
+                        lambda: self._look(self._missing),
+                        alarms=turns,
+                        notice=notice,
+                        notice_after=life.notice_after if life.fixed else math.inf,
                     )
                 wait.pause()
         if wait is not None:
@@ -201,9 +199,8 @@ class Adoption:
         if self._result.mending or not self._local or self._life.fixed:
             raise error
         self._unreadable = error
-        _log.error(
-            "rank %d: %s. Leaving the shards that need it to the other replicas, and waiting for them for %g s.",
-            self._life.rank,
+        self._life.say.error(
+            "%s. Leaving the shards that need it to the other replicas, and waiting for them for %g s.",
             str(error).rstrip("."),
             2 * self._life.settings.grace,
         )

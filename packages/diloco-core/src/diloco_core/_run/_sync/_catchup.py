@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-import logging
 from typing import TYPE_CHECKING
 
 from ..._errors import CorruptedObjectError, DivergedError, NonFiniteUpdateError
 from ..._store._ahead import open_ahead
-from ..._store._reread import read_again
 from .._records._keys import commit_key, commit_sync
 from .._records._records import Rollback
 from .._records._rules import in_force, newest_done, states
-from .._repair import ask_for_repair, mend_published, read_commit
+from .._repair import asking, mend_published, read_commit
 from .._round._reload import ReloadError, Why
 from .._states._load import load
 from .._states._rollback import obey_rollback, roll_back
@@ -27,8 +25,6 @@ if TYPE_CHECKING:
 _PAUSES = (0.0, 0.1, 0.4, 1.5, 1.5)  # seconds after each attempt whose state could not be used
 _ASKING = 2  # how often loading is tried again while other replicas are asked to repair
 _MOST_ROLLBACKS = 3
-
-_log = logging.getLogger("diloco_core")
 
 
 def catch_up(life: Life, *, first: bool = False) -> None:
@@ -66,9 +62,8 @@ def start_again(life: Life, reload: ReloadError) -> None:
             raise _unhealed(reload.why, life.rank)
         life.handover.differed = True
     elif reload.damage is not None:
-        _log.warning(
-            "rank %d: %s. Reloading the published state.",
-            life.rank,
+        life.say.warning(
+            "%s. Reloading the published state.",
             str(reload.damage).rstrip("."),
         )
     last_rollback = life.rollback
@@ -86,37 +81,16 @@ def _take_mended(
     """Ask other replicas to mend what this life cannot read, and wait for them for a grace; then go back, if that is agreed."""
     problem: CorruptedObjectError | NonFiniteUpdateError | None = error
     # If a committed sync would make a tensor infinite, it would do so on every replica, so asking would not help.
-    if isinstance(error, CorruptedObjectError):
-        problem = _ask(life, error)
-        if problem is None:
-            return
-    if first and life.settings.resume == "newest-whole":
-        for _ in range(_MOST_ROLLBACKS):
-            roll_back(life, problem or error)
-            problem = _take_newest(life)
-            if problem is None:
-                return
-    raise problem or error
-
-
-def _ask(
-    life: Life, error: CorruptedObjectError
-) -> CorruptedObjectError | NonFiniteUpdateError | None:
-    """Ask the other replicas to write again what cannot be read. Returns None if that helped, or else what is still wrong."""
-    _log.error(
-        "rank %d: %s. Asking the other replicas to write it again, and waiting for them for %g s.",
-        life.rank,
-        str(error).rstrip("."),
-        life.settings.grace,
-    )
-    ask_for_repair(life)
-    problem: CorruptedObjectError | NonFiniteUpdateError | None = error
-    for _ in range(_ASKING):
-        life.timing.sleep(life.settings.grace / _ASKING)
+    for _ in asking(life, error, _ASKING) if isinstance(error, CorruptedObjectError) else ():
         problem = _take_newest(life)
         if problem is None:
-            break
-    return problem
+            return
+    for _ in range(_MOST_ROLLBACKS if first and life.settings.resume == "newest-whole" else 0):
+        roll_back(life, problem or error)
+        problem = _take_newest(life)
+        if problem is None:
+            return
+    raise problem or error
 
 
 def _take_newest(life: Life) -> CorruptedObjectError | NonFiniteUpdateError | None:
@@ -235,18 +209,13 @@ def _hold_or_make_again(
     progress = life.fragments[index]
 
     def use(reader: ObjectReader) -> bool:
-        hold(life, progress, index, shard, reader)
+        hold(life, progress, shard, reader)
         return True
-
-    def read() -> bool:
-        nonlocal opened  # used by the first attempt only
-        already_open, opened = opened, None
-        return life.store.read(key, use, already_open) or False
 
     damage: CorruptedObjectError | None = None
     try:
         # Only two attempts, since the others may be waiting. If the file is not damaged after all, the same is computed again.
-        if read_again(life.timing, read, most=2):
+        if life.read_file(key, use, opened, most=2):
             return
     except CorruptedObjectError as error:
         damage = error

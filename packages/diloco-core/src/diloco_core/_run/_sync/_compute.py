@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 from typing import TYPE_CHECKING
 
 from ..._arithmetic._reduction import reduce_shards
@@ -18,10 +17,8 @@ from .._round._reload import ReloadError, Why
 from .._round._shares import inputs_are_superseded
 from .._states._kept import bring_back
 from .._states._publications import Publications
-from ._held import begin_to_hold, hold, note_outer, state_before
-from ._published import adopt
-from ._result import Result
-from ._unchanged import watched
+from ._held import begin_to_hold, hold, note_outer, state_before, watched
+from ._result import Result, adopt
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -34,7 +31,6 @@ _IF_ENCODED = (
     " that does not need this one. If the run is going on, start this replica again when the values of the fragment have been "
     "published whole once more (full_state_every)"
 )
-_log = logging.getLogger("diloco_core")
 
 
 class Computation:
@@ -170,7 +166,6 @@ class Computation:
             note_outer(
                 self._life,
                 self._progress,
-                self._commit.fragment,
                 shard,
                 self._commit.sync,
                 self._result.without.get(shard, ""),
@@ -179,10 +174,9 @@ class Computation:
     def _say_what_is_lost(self, own: Delta, batch: Sequence[int]) -> None:
         """An earlier life of this rank took its part of these shards with it, which it did not send."""
         self._result.without.update(dict.fromkeys(batch, f"{own.rank}.{own.epoch}"))
-        _log.warning(
-            "rank %d: sync %d counts a contribution of an earlier life of this rank (epoch %d), whose part of the shards that "
+        self._life.say.warning(
+            "sync %d counts a contribution of an earlier life of this rank (epoch %d), whose part of the shards that "
             "this rank updates is lost with it: what it had learned there, in inner steps %d to %d, counts as nothing.",
-            own.rank,
             self._commit.sync,
             own.epoch,
             own.start,
@@ -236,7 +230,7 @@ class Computation:
 
         def read() -> None:
             with life.store.store.open(key) as reader:
-                hold(life, progress, index, shard, reader)
+                hold(life, progress, shard, reader)
 
         try:
             life.again(read)
@@ -299,16 +293,13 @@ class Computation:
             shard_metadata(self._job, result.sync, result.without.get(shard, ""))
         )
 
-        def read() -> Sums | None:
-            return life.store.read(key, lambda reader: stored.end(reader, life.origin(key)))
-
         try:
-            same = life.again(read) == own_sums
+            end = life.read_file(key, lambda reader: stored.end(reader, life.origin(key)))
         except CorruptedObjectError:
             return False  # reading it whole shows the same, and what is to be done then
-        if same:
+        if end == own_sums:
             result.settle(shard, *own_sums)
-        return same
+        return end == own_sums
 
     def _look_again(self, shard: int, missing: object) -> None:
         """Find out why something that the result is computed from is gone: the result is published, or a newer state is complete.
@@ -367,7 +358,7 @@ def make_again(life: Life, index: int, number: int, damage: CorruptedObjectError
             result.damaged[number] = str(damage)
         Computation(result, local=False).run([[number]])
     except (CorruptedObjectError, ReloadError) as error:
-        _log.error("rank %d: %s could not be made again: %s", life.rank, life.origin(key), error)
+        life.say.error("%s could not be made again: %s", life.origin(key), error)
         return False
     progress.values_at[number] = progress.outer_at[number] = progress.sync
     return True

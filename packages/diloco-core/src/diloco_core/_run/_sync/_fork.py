@@ -6,7 +6,6 @@ obeyed the first record then holds a state that is not the run's, and must neith
 
 from __future__ import annotations
 
-import logging
 from typing import TYPE_CHECKING
 
 from ..._errors import CorruptedObjectError
@@ -18,8 +17,6 @@ from .._round._reload import ReloadError, Why
 if TYPE_CHECKING:
     from .._life._life import Life
     from .._records._records import Commit
-
-_log = logging.getLogger("diloco_core")
 
 
 def look_back(life: Life) -> None:
@@ -87,10 +84,9 @@ def _digest_in_log(life: Life) -> str | None:
 
 
 def _say(life: Life) -> None:
-    _log.error(
-        "rank %d: %s is no longer the record that this replica has obeyed: that record was lost, and another one was decided in "
+    life.say.error(
+        "%s is no longer the record that this replica has obeyed: that record was lost, and another one was decided in "
         "its place while this replica stood still. This replica drops what it holds, which is no longer a state of the run, and "
         "reloads. Something outside this run deletes its objects: find out what does, and stop it.",
-        life.rank,
         life.origin(commit_key(life.sync)),
     )

@@ -1,23 +1,33 @@
 """What an update starts from: the values of a shard after the fragment's last sync, and the outer optimizer's state for it.
 
 Every life holds all values. The outer state of a shard is held only by the life that has updated the shard last. If another life
-updates it next, that life reads the outer state.
+updates it next, that life reads the outer state. What is held is compared with what was published.
 """
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from ..._errors import ObjectNotFoundError
+import xxhash
+
+from ..._errors import CorruptedObjectError, ObjectNotFoundError
 from ..._wire._published import WITHOUT, shard_metadata
+from ..._wire._sections import view
 from .._life._progress import Progress
 from .._records._rules import done_states
 from .._repair import readable_done
-from .._states._values import read_values
+from .._states._load import read_values
 
 if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    import torch
+
+    from ..._arithmetic._layout import Piece
+    from ..._arithmetic._sharded import Source
     from ..._store._api import ObjectReader
     from .._life._life import Life
+    from ._result import Result
 
 
 def begin_to_hold(life: Life, progress: Progress, number: int) -> bool:
@@ -32,15 +42,15 @@ def begin_to_hold(life: Life, progress: Progress, number: int) -> bool:
     return True
 
 
-def hold(life: Life, progress: Progress, index: int, number: int, reader: ObjectReader) -> None:
+def hold(life: Life, progress: Progress, number: int, reader: ObjectReader) -> None:
     """Read what memory lacks of a shard from its file, and from others that its values are made of.
 
     Raises:
         CorruptedObjectError: It is not what was published.
         ObjectNotFoundError: Another file is gone.
     """
-    sync, origin = progress.sync, life.origin(life.key(progress.sync, index, number))
-    stored = life.shard(sync, index, number)
+    key, stored = life.file(progress, number)
+    sync, origin = progress.sync, life.origin(key)
     if sync or life.manifest.first:
         described, chunks, scalars = stored.described(reader, origin, progress.rests[number])
         progress.job.install_outer(chunks, scalars)
@@ -48,24 +58,22 @@ def hold(life: Life, progress: Progress, index: int, number: int, reader: Object
         if WITHOUT in described:
             progress.without[number] = described[WITHOUT]
         life.traffic.received += stored.rest_bytes(reader.size)
-    if progress.values_at[number] != sync and life.made_of(sync, index) == [sync]:
+    if progress.values_at[number] != sync and life.made_of(sync, progress.index) == [sync]:
         stored.load(reader, origin, life.scratch, progress.expected(number))
         life.traffic.received += reader.size - stored.rest_bytes(reader.size)
         progress.values_at[number] = sync
     elif progress.values_at[number] != sync:
-        missing = read_values(life, progress, index, number)
+        missing = read_values(life, progress, number)
         if missing is not None:
             raise ObjectNotFoundError(f"{life.origin(missing)} is gone")
-    note_outer(life, progress, index, number, sync, progress.without.get(number, ""))
+    note_outer(life, progress, number, sync, progress.without.get(number, ""))
 
 
-def note_outer(
-    life: Life, progress: Progress, index: int, number: int, sync: int, without: str
-) -> None:
+def note_outer(life: Life, progress: Progress, number: int, sync: int, without: str) -> None:
     """Note that memory holds the outer state of a shard after a sync, and how to see later whether it has changed there."""
     progress.outer_at[number] = sync
     if sync and progress.job.coded is not None:
-        shard = life.shard(sync, index, number)
+        shard = life.shard(sync, progress.index, number)
         progress.outer_sums[number] = shard.memory_sum(shard_metadata(progress.job, sync, without))
 
 
@@ -88,3 +96,80 @@ def state_before(life: Life, index: int) -> Progress | None:
             if before.digest == progress.commit.base:
                 return before
     return None
+
+
+def watched(
+    result: Result, shards: Sequence[int], first: Source
+) -> tuple[Source, Callable[[], None]]:
+    """Check that the outer optimizer's state is still what was published. Only its owner can tell if it changed in memory.
+
+    So can it of the values, where state is published encoded.
+
+    Its checksum is computed chunk by chunk, right before the update reads the chunk, so that the update finds it in the
+    processor's cache.
+
+    Args:
+        result: The result that is computed.
+        shards: The shards to update, in this order.
+        first: The source that is read first for every chunk.
+
+    Returns:
+        A source to be used instead of ``first``, which computes the checksum too; and a function to be called after the last
+        chunk, which raises an error if the state has changed.
+    """
+    life, progress, previous = result.life, result.progress, result.previous
+    if life.fixed and result.job.coded is None:
+        # What is wrong in the memory of an owner is wrong in what it sends, too: nobody else holds its own part.
+        return first, lambda: None
+    # What is published encoded is decoded in memory.
+    published = progress.rests if result.job.coded is None else progress.outer_sums
+    sums = {
+        shard: result.before(shard).summing(
+            shard_metadata(result.job, previous, progress.without.get(shard, ""))
+        )
+        for shard in shards
+        if previous and published[shard] is not None
+    }
+    # If state is published as it is, all replicas take whatever values the owner publishes. But a change is added to the values
+    # that each of them holds: if those of the owner were others, nobody would come to the sum that it publishes.
+    values = (
+        {}
+        if result.job.coded is None
+        else {shard: xxhash.xxh3_64(seed=result.before(shard).values().seed) for shard in shards}
+    )
+    if not sums and not values:
+        return first, lambda: None
+    # The chunks are read in this order; a chunk itself does not say to which shard it belongs.
+    shard_of_chunk = (
+        shard for shard in shards for _ in result.layout.chunks(shard, life.chunk_bytes)
+    )
+
+    def summed(piece: Piece, out: torch.Tensor) -> torch.Tensor:
+        shard = next(shard_of_chunk)
+        if shard in sums:
+            sums[shard][0](piece)
+        if shard in values:
+            values[shard].update(view(result.job.published(piece)))
+        return first(piece, out)
+
+    def unchanged() -> None:
+        for shard, (_, total) in sums.items():
+            if total() != published[shard]:
+                raise _changed_in_memory(result, shard, "outer optimizer's state")
+        for shard, digest in values.items():
+            if digest.intdigest() != progress.sums[shard]:
+                raise _changed_in_memory(result, shard, "global copy")
+
+    return summed, unchanged
+
+
+def _changed_in_memory(result: Result, shard: int, what: str) -> CorruptedObjectError:
+    error = CorruptedObjectError(
+        f"the {what} of shard {shard} of fragment {result.job.name} has changed in memory since sync "
+        f"{result.previous}: it is not what was published"
+    )
+    result.life.say.error(
+        "%s. Reading it again. Check the memory of this machine.",
+        str(error).rstrip("."),
+    )
+    return error

@@ -1,21 +1,60 @@
-"""Log messages and errors about a sync: which ranks it waits for, which were missing, and what is lost."""
+"""Reports, log messages and errors about a sync: which ranks it waits for, which were missing, and what is lost."""
 
 from __future__ import annotations
 
-import logging
 from typing import TYPE_CHECKING
 
+from ..._arithmetic._weights import shares
 from ..._errors import SyncTimeoutError
 from ..._exchange._endings import named_ranks
+from ..._exchange._report import SyncReport
 from .._records._keys import deltas, highest_epochs
 
 if TYPE_CHECKING:
+    from ..._arithmetic._sync_job import SyncJob
     from .._life._life import Life
     from .._records._keys import Delta
     from .._records._records import Commit
     from .._round._membership import Folder
 
-_log = logging.getLogger("diloco_core")
+
+def report(
+    life: Life,
+    job: SyncJob,
+    commit: Commit | None,
+    contribution: str,
+    *,
+    since: float | None = None,
+    reloaded: bool = False,
+) -> SyncReport:
+    """The report of a sync.
+
+    Args:
+        life: The life, which stands after the sync by now, if it has come so far.
+        job: The fragment.
+        commit: The record of the sync; None if this life does not hold its result.
+        contribution: What became of this life's contribution.
+        since: When the sync began, by the life's clock, if it was completed.
+        reloaded: Whether this life had to start again from the published state.
+    """
+    at, clipped = (0, ()) if commit is None else life.fragments[commit.fragment].clipped
+    members = () if commit is None else commit.members
+    traffic = life.traffic
+    return SyncReport(
+        sync=life.sync - life.takes_means,
+        fragment=job.name,
+        committed=commit is not None,
+        members=len(members),
+        bytes_sent=traffic.sent,
+        bytes_received=traffic.received,
+        wait_seconds=traffic.waited,
+        exchange_seconds=0.0 if since is None else life.timing.clock() - since - traffic.waited,
+        contribution=contribution,
+        reloaded=reloaded,
+        weights=shares(job.terms.weighting, [each.amount for each in members]) if members else (),
+        # A life that computed no shard has read no norms.
+        clipped=clipped if commit is not None and at == commit.sync else (),
+    )
 
 
 def timed_out(life: Life, sync: int, name: str, folder: Folder) -> SyncTimeoutError:
@@ -87,7 +126,7 @@ def say_who_is_missing(life: Life, commit: Commit) -> None:
         commit, lambda: life.store.list(deltas(commit.sync)), life.now
     )
     for level, text in messages:
-        _log.log(level, "rank %d: %s", life.rank, text)
+        life.say.log(level, "%s", text)
 
 
 def say_what_is_lost(
@@ -105,19 +144,17 @@ def say_what_is_lost(
     if steps is None:
         return
     if became == "counted" and left_open and left_open.stop < steps[1]:
-        _log.warning(
-            "rank %d: inner steps %d to %d are dropped: this replica took them after its contribution to sync %d, for whose end "
+        life.say.warning(
+            "inner steps %d to %d are dropped: this replica took them after its contribution to sync %d, for whose end "
             "it had not waited",
-            life.rank,
             left_open.stop,
             steps[1],
             commit.sync,
         )
     if became == "dropped" and life.rank not in {member.rank for member in commit.members}:
-        _log.warning(
-            "rank %d: sync %d was decided without this replica, which was late. Its inner steps %d to %d are lost because of "
+        life.say.warning(
+            "sync %d was decided without this replica, which was late. Its inner steps %d to %d are lost because of "
             "late='drop'.",
-            life.rank,
             commit.sync,
             *steps,
         )

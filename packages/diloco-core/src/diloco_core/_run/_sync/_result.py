@@ -1,16 +1,26 @@
-"""The result of a committed sync, while one life takes or computes it."""
+"""The result of a committed sync, while one life takes or computes it.
+
+Shards are taken as they were published, so that all lives hold the same bytes, whoever computed them.
+"""
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from .._repair import readable_done
+from ..._errors import CorruptedObjectError, DivergedError
+from ..._store._ahead import open_ahead
+from .._repair import check_shard, readable_done
+from .._round._reload import ReloadError, Why
+from .._states._load import read_values
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable
+
     from ..._arithmetic._layout import Layout
     from ..._exchange._resumable import ResumableJob
-    from ..._wire._published import Shard
+    from ..._store._api import ObjectReader
+    from ..._wire._published import Shard, Sums
     from .._life._life import Life
     from .._life._progress import Progress
     from .._records._records import Commit, Done
@@ -85,6 +95,10 @@ class Result:
         """A shard of the result."""
         return self.life.shard(self.sync, self.index, shard)
 
+    def before(self, shard: int) -> Shard:
+        """A shard of the state from which the result is computed."""
+        return self.life.shard(self.previous, self.index, shard)
+
     def settle(self, shard: int, values: int, rest: int | None) -> None:
         """Note that memory now holds the values of a shard, and that these are its checksums."""
         self.progress.values_at[shard] = self.sync
@@ -93,3 +107,79 @@ class Result:
             self.progress.without[shard] = self.without[shard]
         self.progress.sums[shard] = values
         self.progress.rests[shard] = rest
+
+
+def listed(result: Result, shards: Iterable[int]) -> dict[int, int]:
+    """Those of the shards that are published by now, with the sizes of their files."""
+    listing = result.life.store.list(f"state/{result.sync:08}/")
+    keys = {result.key(shard): shard for shard in shards}
+    return {shard: listing[key] for key, shard in keys.items() if key in listing}
+
+
+def adopt_listed(result: Result, listing: dict[int, int]) -> list[int]:
+    """Adopt shards that :func:`listed` returned, as :func:`adopt` does. Returns those that could be read."""
+    life = result.life
+    sizes = {result.key(shard): size for shard, size in listing.items()}
+    numbers = dict(zip(sizes, listing, strict=True))
+
+    def announce(key: str, reader: ObjectReader) -> None:
+        result.shard(numbers[key]).announce(reader, life.origin(key))
+
+    with open_ahead(life.store.store, sizes, announce) as readers:
+        opened = zip(listing, readers, strict=True)
+        return [shard for shard, reader in opened if adopt(result, shard, reader)]
+
+
+def adopt(result: Result, shard: int, opened: ObjectReader | None = None) -> bool:
+    """Adopt a shard as it was published.
+
+    Returns:
+        False if it is not published, or is damaged and has to be computed again.
+
+    Raises:
+        ReloadError: The values in memory, to which a published change is added, are not those that it belongs to.
+    """
+    life, progress = result.life, result.progress
+    key, stored = result.key(shard), result.shard(shard)
+
+    if result.job.coded is not None and progress.values_at[shard] != result.previous:
+        # This life has begun to compute the shard, and a change can only be added to the values before.
+        try:
+            if read_values(life, progress, shard) is not None:
+                return False
+        except CorruptedObjectError as error:
+            raise ReloadError(Why.DAMAGED, damage=error) from error
+
+    def use(reader: ObjectReader) -> Sums:
+        if result.job.coded is None:
+            progress.values_at[shard] = None
+        return stored.adopt(reader, life.origin(key), life.scratch)
+
+    try:
+        if result.mending:  # parts of the file that adopting does not read may be damaged too
+            check_shard(life, result.sync, result.index, shard, result.done)
+        # If it was deleted while it was read, and its space reused, then it is gone when it is read again.
+        sums = life.read_file(key, use, opened)
+    except CorruptedObjectError as error:
+        result.damaged[shard] = str(error)
+        life.say.error("%s. It will be computed again.", str(error).rstrip("."))
+        return False
+    except DivergedError:
+        changed = CorruptedObjectError(
+            f"the global copy of fragment {result.job.name} has changed in memory since sync {result.previous}: with the change "
+            f"in {life.origin(key)}, it does not become what the owner of the shard holds"
+        )
+        life.say.error(
+            "%s.%s Check the memory of this machine.",
+            changed,
+            "" if life.fixed else " Reloading the published state.",
+        )
+        raise ReloadError(Why.CHANGED, damage=changed) from None
+    if sums is None:
+        return False
+    result.damaged.pop(shard, None)
+    result.without.pop(shard, None)
+    result.settle(shard, *sums)
+    progress.forget_outer(shard, life.chunk_bytes)
+    life.traffic.received += stored.adopted_bytes
+    return True

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 from functools import partial
 from typing import TYPE_CHECKING
 
@@ -11,6 +10,7 @@ from ..._arithmetic._rate import Rate, digits, values_of
 from ..._arithmetic._sharded import carried_groups
 from ..._errors import CorruptedObjectError, SyncError
 from ..._wire._delta import ChangedError
+from .._life._life import LOST
 from .._records._keys import Delta, Hint, Wish, commit_key, deltas, schema
 from .._records._records import Commit
 from .._records._rules import former_farewells, in_force, rate_of
@@ -31,13 +31,12 @@ from .._round._membership import (
     read_folder,
 )
 from .._round._reload import ReloadError, Why
+from .._states._load import mend_initial
 from .._states._publish import collect, publish_when_asked
-from .._states._values import mend_initial
 from .._watch import check_run
 from ._adopt import Adoption
 from ._fork import check_not_later, look_back, not_next
-from ._messages import notice, say_what_is_lost, say_who_is_missing, timed_out
-from ._reports import completed, left, reloaded
+from ._messages import notice, report, say_what_is_lost, say_who_is_missing, timed_out
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
@@ -46,8 +45,6 @@ if TYPE_CHECKING:
     from ..._exchange._resumable import ResumableJob
     from ..._store._api import Buffer
     from .._life._life import Life
-
-_log = logging.getLogger("diloco_core")
 
 
 class StoreSync:
@@ -149,7 +146,7 @@ class StoreSync:
         entry = self._decided or self._wait()
         if entry is None:
             life.handover.open = self._own_delta
-            return left(life, self._job)
+            return report(life, self._job, None, "none" if self._own_delta is None else "open")
         commit, record_digest = entry
         if life.fixed:
             check_not_later(life, commit)
@@ -178,7 +175,7 @@ class StoreSync:
             life.standing.has_contributed()
         if designated and not life.deletes_own:
             collect(life)
-        return completed(life, self._job, commit, became, since=start)
+        return report(life, self._job, commit, became, since=start)
 
     def _note(self, decided: tuple[Commit, str] | None) -> None:
         """Note that the record of the sync was read, or that it is not there yet."""
@@ -195,7 +192,7 @@ class StoreSync:
         became = "none" if self._job.contribution.steps is None else "dropped"
         if commit is not None and self._own_delta is not None and self._own_delta in commit.members:
             became = "counted"
-        return reloaded(self._life, self._job, commit, became)
+        return report(self._life, self._job, commit, became, reloaded=True)
 
     def _adopted(self) -> Commit | None:
         """The record of this sync, if the state that was loaded holds its result; otherwise None."""
@@ -251,10 +248,9 @@ class StoreSync:
         try:
             life.traffic.count_sent(life.store.put(delta.key, parts))
         except ChangedError as error:
-            _log.error(
-                "rank %d: the global copy of fragment %s has changed in memory since sync %d (shard %s is not what was "
+            life.say.error(
+                "the global copy of fragment %s has changed in memory since sync %d (shard %s is not what was "
                 "published). Nothing was sent. Reloading the published state. Check the memory of this machine.",
-                life.rank,
                 self._job.name,
                 progress.sync,
                 error,
@@ -291,7 +287,14 @@ class StoreSync:
         if self._patience is not None:
             self._patience += early
         timeout = life.timing.sync_timeout if self._patience is None else self._patience
-        wait = life.wait(timeout, self._timed_out, [deadline], self._notice, early)
+        # Nothing is logged about the time in which nobody else is expected.
+        wait = life.store.wait(
+            timeout,
+            self._timed_out,
+            alarms=[deadline],
+            notice=self._notice,
+            notice_after=early + life.notice_after,
+        )
         moment = None
         folder: Folder | None = self._look()
         decision = on_look(self._round, folder, overdue=False, expired=False)
@@ -355,12 +358,7 @@ class StoreSync:
         life, delta, parts = self._life, self._own_delta, self._parts
         if not life.fixed or delta is None or parts is None or life.rank in self._folder.chosen:
             return
-        _log.error(
-            "rank %d: %s is gone or cut short. It is written again with the same content. Something outside this run deletes or "
-            "changes its objects: find out what does, and stop it.",
-            life.rank,
-            life.origin(delta.key),
-        )
+        life.say.error(LOST, f"{life.origin(delta.key)} is gone or cut short")
         life.store.put(delta.key, parts)
 
     def _create(self, members: tuple[Delta, ...]) -> None:
@@ -406,10 +404,9 @@ class StoreSync:
                 raise not_next(self._life, commit)
 
     def _differs(self, theirs: str) -> ReloadError:
-        _log.error(
-            "rank %d: the state of fragment %s after sync %d is not the one that other replicas hold: its digest is %s in this "
+        self._life.say.error(
+            "the state of fragment %s after sync %d is not the one that other replicas hold: its digest is %s in this "
             "replica, but %s in others.%s",
-            self._life.rank,
             self._job.name,
             self._progress.sync,
             self._base,

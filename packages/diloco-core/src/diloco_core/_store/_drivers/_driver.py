@@ -106,9 +106,6 @@ class Driver(Protocol):
     def renew(self) -> None:
         """Ask the source of the credentials for new ones; called when the service says that they have ended."""
 
-    def close(self) -> None:
-        """Close connections; repeatable, and the driver may still be used."""
-
 
 class TooLargeError(Exception):
     """An object is larger than what may be read in one piece. Raised by drivers; never leaves the store."""

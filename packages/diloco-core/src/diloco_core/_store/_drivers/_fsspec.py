@@ -191,9 +191,6 @@ class FsspecDriver:
             if first:
                 self._fs.connect(refresh=True)
 
-    def close(self) -> None:
-        """Nothing to do: fsspec's drivers close their connections by themselves."""
-
     def _pipe(self, key: str, data: bytes, exclusive: bool) -> None:
         with _memory_lock if self.near else contextlib.nullcontext():
             self._fs.pipe_file(self._path(key), data, **_mode(exclusive))

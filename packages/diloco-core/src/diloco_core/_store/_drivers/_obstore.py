@@ -300,9 +300,6 @@ class ObstoreDriver:
             if first:
                 self._open()
 
-    def close(self) -> None:
-        """Nothing to do: idle connections close by themselves."""
-
 
 def _check_process(uri: str) -> None:
     """Refuse a process that was forked from one in which obstore is in use: requests would hang for ever in both."""

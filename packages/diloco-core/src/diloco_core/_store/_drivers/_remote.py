@@ -166,11 +166,10 @@ class RemoteStore:
             pass
 
     def close(self) -> None:
-        """End the threads and close connections; repeatable, and the store may still be used."""
-        if not self._transfers.is_own_process():
-            return  # threads and connections belong to the process that this one was forked from
-        self._transfers.close()
-        self.driver.close()
+        """End the threads; repeatable, and the store may still be used. Drivers close idle connections by themselves."""
+        # The threads may be those of the process that this one was forked from.
+        if self._transfers.is_own_process():
+            self._transfers.close()
 
     def _write(self, verb: str, key: str, parts: Iterable[Buffer]) -> int:
         """Write (or create) a small object in one request, a large one in parts."""
