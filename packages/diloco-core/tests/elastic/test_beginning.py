@@ -207,7 +207,7 @@ class Hand:
     def wait(self, read=lambda: None, rank=1, grace=8.0, **options):
         """When a replica begins by itself."""
         store = Patient(self.store.store, self.timing(**options))
-        assert wait_for_manifest(store, joiner(rank, grace), read) is None
+        assert wait_for_manifest(store, joiner(rank, grace), read, lambda: None) is None
         return self.now
 
     def begins(self, rank=0, run_id="", grace=8.0, **options):

@@ -71,13 +71,13 @@ class _Reused:
                 self.stand_still(node, *self.hang)
             real = node.connection._request
 
-            def request(kind, act, **options):
+            def request(kind, act, *options):
                 if node.connection.clock() >= 20.0 and next(self.requests) == self.hang:
                     node.sleep(self.seconds)
                 if kind in {"put", "create", "delete"} and node.connection.clock() > _EMPTIED:
                     self.late.append(kind)
                     self.times.append((node.connection.clock(), kind))
-                return real(kind, act, **options)
+                return real(kind, act, *options)
 
             node.connection._request = request
             return self.old(node)
