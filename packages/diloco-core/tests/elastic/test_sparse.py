@@ -41,7 +41,7 @@ def test_every_state_is_that_of_the_log(topology, name, number):
 @pytest.mark.parametrize("topology", ["sharded", "gather"])
 def test_the_mean_of_all_is_caught(topology, monkeypatch):
     def summed(job, chunk, out, scratch, count, shares, **_):
-        return _reduction._Mean(job, chunk, out, scratch)
+        return _reduction._Mean(job, chunk, out, scratch, count)
 
     monkeypatch.setattr(_reduction, "_mean_of", summed)
     assert "off what the log says" in "".join(wrong(0, topology, **OPTIONS["plain"]))

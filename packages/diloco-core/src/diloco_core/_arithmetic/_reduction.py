@@ -7,6 +7,7 @@ reads.
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import torch
@@ -124,40 +125,35 @@ def mean(
     return chunk_mean.result(sync)
 
 
+@dataclass
 class _Mean:
     """The mean of the contributions to a chunk."""
 
-    def __init__(
-        self,
-        job: SyncJob,
-        chunk: Piece,
-        out: torch.Tensor,
-        scratch: Scratch,
-        shares: Sequence[float] = (),
-    ) -> None:
-        self._job = job
-        self._shares = shares  # of the members, in rank order; empty if all count the same
-        self._chunk = chunk
-        self._out = out
-        self._scratch = scratch
-        self._count = 0
-        self._total: torch.Tensor | None = None
+    job: SyncJob
+    chunk: Piece
+    out: torch.Tensor
+    scratch: Scratch
+    members: int  # how many contributions will be added
+    shares: Sequence[float] = ()  # of the members, in rank order; empty if all count the same
+    everything: bool = False
+    count: int = 0
+    total: torch.Tensor | None = None
 
     def add(self, source: Source) -> None:
         """Add the next contribution, in rank order."""
-        self._count += 1
-        if self._total is None:
-            self._total = source(self._chunk, self._out)
+        self.count += 1
+        if self.total is None:
+            self.total = source(self.chunk, self.out)
         else:
-            self._total = torch.add(self._total, self._next(source), out=self._out)
+            self.total = torch.add(self.total, self._next(source), out=self.out)
 
     def result(self, sync: int) -> torch.Tensor:  # noqa: ARG002 - a subclass needs it
-        """The mean."""
-        assert self._total is not None
-        return self._total.div_(self._count) if self._count > 1 else self._total
+        """The mean; with shares, the sum."""
+        assert self.total is not None
+        return self.total.div_(self.count) if self.count > 1 and not self.shares else self.total
 
     def _next(self, source: Source) -> torch.Tensor:
-        return source(self._chunk, self._scratch.tensor(1, self._job.layout, self._chunk))
+        return source(self.chunk, self.scratch.tensor(1, self.job.layout, self.chunk))
 
 
 class _WeightedMean(_Mean):
@@ -165,43 +161,37 @@ class _WeightedMean(_Mean):
 
     def add(self, source: Source) -> None:
         """Add the next contribution, in rank order."""
-        share = self._shares[self._count]
-        self._count += 1
-        if self._total is None:
+        share = self.shares[self.count]
+        self.count += 1
+        if self.total is None:
             # What a source returns may be a view of memory that must not change.
-            self._total = torch.mul(source(self._chunk, self._out), share, out=self._out)
+            self.total = torch.mul(source(self.chunk, self.out), share, out=self.out)
             return
-        product = self._scratch.tensor(1, self._job.layout, self._chunk)
+        product = self.scratch.tensor(1, self.job.layout, self.chunk)
         # Not torch.add(alpha=...), which rounds once or twice, depending on the processor.
         torch.mul(self._next(source), share, out=product)
-        self._total = torch.add(self._total, product, out=self._out)
-
-    def result(self, sync: int) -> torch.Tensor:  # noqa: ARG002 - a subclass needs it
-        """The weighted mean."""
-        assert self._total is not None
-        return self._total
+        self.total = torch.add(self.total, product, out=self.out)
 
 
+@dataclass
 class _TrimmedMean(_Mean):
     """The mean of the contributions to a chunk, in every element without the ``trim`` largest and the ``trim`` smallest values.
 
     It needs memory for a chunk of every contribution.
     """
 
-    def __init__(
-        self, job: SyncJob, chunk: Piece, out: torch.Tensor, scratch: Scratch, count: int
-    ) -> None:
-        super().__init__(job, chunk, out, scratch)
-        self._values = torch.empty((count, chunk.numel), dtype=out.dtype, device="cpu")
+    def __post_init__(self) -> None:
+        shape = self.members, self.chunk.numel
+        self._values = torch.empty(shape, dtype=self.out.dtype, device="cpu")
 
     def add(self, source: Source) -> None:
         """Take the next contribution, in rank order."""
-        self._values[self._count].copy_(self._next(source))
-        self._count += 1
+        self._values[self.count].copy_(self._next(source))
+        self.count += 1
 
     def result(self, sync: int) -> torch.Tensor:  # noqa: ARG002 - a subclass needs it
         """The trimmed mean."""
-        rows, last, trim = list(self._values), self._count - 1, self._job.terms.trim
+        rows, last, trim = list(self._values), self.count - 1, self.job.terms.trim
         # Moves the extremes to the ends, as a bubble sort does. A sort along this dimension takes many times as long.
         for end in range(trim):
             for low in range(end, last - end):
@@ -209,10 +199,10 @@ class _TrimmedMean(_Mean):
             for low in reversed(range(end, last - end - 1)):
                 _put_in_order(rows[low], rows[low + 1])
         # Beginning with 0, so that the sign of a zero does not depend on which of two equal values was moved.
-        self._out.zero_()
-        for row in rows[trim : self._count - trim]:
-            self._out.add_(row)
-        return self._out.div_(self._count - 2 * trim)
+        self.out.zero_()
+        for row in rows[trim : self.count - trim]:
+            self.out.add_(row)
+        return self.out.div_(self.count - 2 * trim)
 
 
 def _put_in_order(low: torch.Tensor, high: torch.Tensor) -> None:
@@ -222,6 +212,7 @@ def _put_in_order(low: torch.Tensor, high: torch.Tensor) -> None:
     low.copy_(smaller)
 
 
+@dataclass
 class _MeanOfSent(_Mean):
     """For each element the mean of those contributions that hold it. A sparse codec sends few, and the others decode to zero.
 
@@ -229,55 +220,34 @@ class _MeanOfSent(_Mean):
     weighted mean.
     """
 
-    def __init__(
-        self,
-        job: SyncJob,
-        chunk: Piece,
-        out: torch.Tensor,
-        scratch: Scratch,
-        shares: Sequence[float],
-    ) -> None:
-        super().__init__(job, chunk, out, scratch, shares)
-        self._sent = torch.zeros_like(out)  # the shares of those who sent an element
+    def __post_init__(self) -> None:
+        self._sent = torch.zeros_like(self.out)  # the shares of those who sent an element
 
     def add(self, source: Source) -> None:
         """Add the next contribution, in rank order."""
-        share = self._shares[self._count] if self._shares else 1.0
-        values = self._next(source) if self._count else source(self._chunk, self._out)
-        self._count += 1
+        share = self.shares[self.count] if self.shares else 1.0
+        values = self._next(source) if self.count else source(self.chunk, self.out)
+        self.count += 1
         self._sent += (values != 0).to(values.dtype).mul_(share)
         if share != 1.0:
             values = values * share
-        self._total = (
-            values if self._total is None else torch.add(self._total, values, out=self._out)
-        )
+        self.total = values if self.total is None else torch.add(self.total, values, out=self.out)
 
     def result(self, sync: int) -> torch.Tensor:  # noqa: ARG002 - a subclass needs it
         """The mean."""
-        assert self._total is not None
-        return self._total.div_(self._sent.masked_fill_(self._sent == 0, 1.0))
+        assert self.total is not None
+        return self.total.div_(self._sent.masked_fill_(self._sent == 0, 1.0))
 
 
 class _First(_Mean):
     """The first contribution to a chunk. With ``everything`` the others are read too, so that their sections can be verified."""
 
-    def __init__(
-        self, job: SyncJob, chunk: Piece, out: torch.Tensor, scratch: Scratch, *, everything: bool
-    ) -> None:
-        super().__init__(job, chunk, out, scratch)
-        self._everything = everything
-
     def add(self, source: Source) -> None:
         """Add the next contribution, in rank order."""
-        if self._total is None:
-            self._total = source(self._chunk, self._out)
-        elif self._everything:
+        if self.total is None:
+            self.total = source(self.chunk, self.out)
+        elif self.everything:
             self._next(source)
-
-    def result(self, sync: int) -> torch.Tensor:  # noqa: ARG002 - a subclass needs it
-        """The values of the first contribution."""
-        assert self._total is not None
-        return self._total
 
 
 class _MeanOfBuffers(_Mean):
@@ -289,18 +259,18 @@ class _MeanOfBuffers(_Mean):
 
     def add(self, source: Source) -> None:
         """Add the next contribution, in rank order."""
-        self._count += 1
-        if self._total is None:
-            self._first = source(self._chunk, self._out).clone()
-            self._total = self._first.clone()
-            self._same = torch.ones(self._chunk.numel, dtype=torch.bool, device="cpu")
+        self.count += 1
+        if self.total is None:
+            self._first = source(self.chunk, self.out).clone()
+            self.total = self._first.clone()
+            self._same = torch.ones(self.chunk.numel, dtype=torch.bool, device="cpu")
             self._infinite, self._nan = self._first.isinf(), self._first.isnan()
             return
         values = self._next(source)
         self._same &= _bits(values) == _bits(self._first)
         self._infinite |= values.isinf()
         self._nan |= values.isnan()
-        self._total += values
+        self.total += values
 
     def result(self, sync: int) -> torch.Tensor:
         """The mean.
@@ -308,13 +278,13 @@ class _MeanOfBuffers(_Mean):
         Raises:
             NonFiniteUpdateError: The mean is not finite, although the contributions are.
         """
-        assert self._total is not None
-        total = torch.where(self._same, self._first, self._total.div_(self._count))
+        assert self.total is not None
+        total = torch.where(self._same, self._first, self.total.div_(self.count))
         # Infinity from finite values is an overflow of the sum; NaN from values without NaN comes from opposite infinities.
         newly_not_finite = (total.isinf() & ~self._infinite) | (total.isnan() & ~self._nan)
         if bool(newly_not_finite.any()):
             index = int(newly_not_finite.nonzero()[0].item())
-            raise NonFiniteUpdateError(self._job.locate(self._chunk, index), total.dtype, sync)
+            raise NonFiniteUpdateError(self.job.locate(self.chunk, index), total.dtype, sync)
         return total
 
 
@@ -329,17 +299,21 @@ def _mean_of(
     everything: bool = False,
 ) -> _Mean:
     rule = job.layout.groups[chunk.group].rule
-    if rule is Rule.FIRST:
-        return _First(job, chunk, out, scratch, everything=everything)
     # Weights say how much was learned, and so do extremes. Buffers were not learned, so their mean has none of that.
-    if rule is Rule.OUTER and job.terms.trim:
-        return _TrimmedMean(job, chunk, out, scratch, count)
-    if rule is Rule.OUTER and is_sparse(job.terms.codec):
-        return _MeanOfSent(job, chunk, out, scratch, shares)
-    if rule is Rule.OUTER and shares:
-        return _WeightedMean(job, chunk, out, scratch, shares)
-    plain = count == 1 or job.must_be_finite(chunk)
-    return (_Mean if plain else _MeanOfBuffers)(job, chunk, out, scratch)
+    if rule is not Rule.OUTER:
+        shares = ()
+    kind: type[_Mean]
+    if rule is Rule.FIRST:
+        kind = _First
+    elif rule is Rule.OUTER and job.terms.trim:
+        kind = _TrimmedMean
+    elif rule is Rule.OUTER and is_sparse(job.terms.codec):
+        kind = _MeanOfSent
+    elif shares:
+        kind = _WeightedMean
+    else:
+        kind = _Mean if count == 1 or job.must_be_finite(chunk) else _MeanOfBuffers
+    return kind(job, chunk, out, scratch, count, shares, everything)
 
 
 def _bits(values: torch.Tensor) -> torch.Tensor:

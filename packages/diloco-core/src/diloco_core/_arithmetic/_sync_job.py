@@ -20,42 +20,27 @@ class SyncJob(Protocol):
     """One replica's side of one sync. Tensors are flat, contiguous, on the CPU and in their group's dtype.
 
     Attributes:
+        name: The name of what is synced.
+        kind: ``initial`` (rank 0's values), ``outer`` (an outer step) or ``mean``.
+        layout: How the values are divided.
+        terms: What the replicas agree on. How contributions are encoded and whether they are clipped is in the fingerprint, too.
+        fingerprint: A digest of everything that replicas must agree on; equal for equal schemas.
         rate: The learning rate with which :meth:`update` takes the outer step. An exchange that agrees on it
             (``Support.agrees_on_lr``) sets it before the first update, and before the sync ends.
         contribution: What this replica brings to the sync under way.
     """
 
+    name: str
+    kind: str
+    layout: Layout
+    terms: Terms
+    fingerprint: str
     rate: Rate
     contribution: Contribution
 
     @property
-    def name(self) -> str:
-        """The name of what is synced."""
-        ...
-
-    @property
-    def kind(self) -> str:
-        """``initial`` (rank 0's values), ``outer`` (an outer step) or ``mean``."""
-        ...
-
-    @property
-    def layout(self) -> Layout:
-        """How the values are divided."""
-        ...
-
-    @property
-    def terms(self) -> Terms:
-        """What the replicas agree on. How contributions are encoded and whether they are clipped is in the fingerprint, too."""
-        ...
-
-    @property
     def coded(self) -> CodedUpdates | None:
         """How the state is published if it is encoded; None if values and outer state are published as they are."""
-        ...
-
-    @property
-    def fingerprint(self) -> str:
-        """A digest of everything that replicas must agree on; equal for equal schemas."""
         ...
 
     def starts(self, group: int) -> Sequence[int]:

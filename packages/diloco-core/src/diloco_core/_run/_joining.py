@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from .._arithmetic._sharded import Scratch
 from .._errors import FencedError, RunExistsError
 from ._claims import claim
-from ._life._life import Life, Seen
+from ._life._life import Life
 from ._life._progress import Progress
 from ._life._standing import Standing
 from ._policy._meeting import TELL_SECONDS
@@ -46,7 +46,7 @@ def new_life(
     """
     store, timing, settings, rank = reader.store, reader.timing, reader.settings, reader.rank
     manifest = reader.manifest
-    seen, run = Seen(timing.clock()), reader.run
+    run, reader.standing.checked = reader.run, timing.clock()
     earlier = highest_epochs(store.list("claims/")) if settings.fixed else {}
 
     def check() -> None:
@@ -66,9 +66,7 @@ def new_life(
         beats = Beats(store.store, rank, f"{epoch}", run, timing)
         beats.start()
         others = Others(beats, changeable or {}, earlier if settings.resume or epoch > 1 else {})
-    return replace(
-        reader, epoch=epoch, claim=record, seen=seen, others=others, passed_over=passed_over
-    )
+    return replace(reader, epoch=epoch, claim=record, others=others, passed_over=passed_over)
 
 
 def reader_of(
@@ -95,7 +93,6 @@ def reader_of(
         chunk_bytes=joiner.chunk_bytes,
         scratch=Scratch(joiner.chunk_bytes),
         standing=Standing(fragments, manifest, store.uri, clock),
-        seen=Seen(clock()),
     )
 
 

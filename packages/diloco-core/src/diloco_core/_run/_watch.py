@@ -22,11 +22,11 @@ def watch_manifest(life: Life) -> None:
         FormatError: Another run's manifest, written by another version, has taken its place.
     """
     # Set the time before writing anything below: the store calls check_run() before every write, which would look again.
-    before, life.seen.at = life.seen.at, life.timing.clock()
+    before, life.standing.checked = life.standing.checked, life.timing.clock()
     try:
         _look(life)
     except BaseException:
-        life.seen.at = before
+        life.standing.checked = before
         raise
 
 
@@ -71,5 +71,5 @@ def check_run(life: Life) -> None:
         RunExistsError: Another run's manifest has taken the place of this run's.
         FormatError: Another run's manifest, written by another version, has taken its place.
     """
-    if life.timing.clock() - life.seen.at >= life.settings.grace:
+    if life.timing.clock() - life.standing.checked >= life.settings.grace:
         watch_manifest(life)

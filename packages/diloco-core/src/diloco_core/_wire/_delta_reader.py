@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 import struct
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, NamedTuple, Protocol, TypeVar
 
 import torch
@@ -59,33 +60,24 @@ class Chunk(NamedTuple):
     codec: Codec
 
 
+@dataclass(eq=False)
 class DeltaReader(Closing):
     """Reads some shards of a contribution one after another. Not thread-safe.
 
     Made by :meth:`.DeltaFormat.reader`.
     """
 
-    def __init__(
-        self,
-        open_file: Callable[[int], ObjectReader],
-        again: Again,
-        origin: str,
-        size: int,
-        norms: Place | None,
-        places: Mapping[int, Place],
-        chunks: Iterator[Chunk],
-        *,
-        verify_first: bool,
-    ) -> None:
-        self._open = open_file
-        self._again = again
-        self._origin = origin
-        self._size = size
-        self._norms = norms
-        self._places = places
-        self._announced = {shard: place.start for shard, place in places.items()}
-        self._chunks = chunks
-        self._verify_first = verify_first
+    open_file: Callable[[int], ObjectReader]
+    again: Again
+    origin: str
+    size: int
+    norms_at: Place | None
+    places: Mapping[int, Place]
+    chunks: Iterator[Chunk]
+    verify_first: bool
+
+    def __post_init__(self) -> None:
+        self._announced = {shard: place.start for shard, place in self.places.items()}
         self._rest = torch.empty(0, device="cpu")  # of a chunk, if the caller's are smaller
         self._reader: ObjectReader | None = None
         self._expect: Callable[[int, int], None] | None = None
@@ -99,12 +91,12 @@ class DeltaReader(Closing):
             ObjectNotFoundError: There is no such file.
             CorruptedObjectError: It does not have the size that it should have.
         """
-        self._again(self._opened)
+        self.again(self._opened)
 
     def announce_norms(self) -> None:
         """Tell the store that the norms will be read, before anything else is announced."""
-        if self._norms is not None and self._expect is not None:
-            self._expect(self._norms.start, self._norms.stop)
+        if self.norms_at is not None and self._expect is not None:
+            self._expect(self.norms_at.start, self.norms_at.stop)
 
     def announce(self, sizes: Mapping[int, int], block_bytes: int) -> None:
         """Tell the store what will be read next, if it can make use of that: for each shard, this number of bytes.
@@ -115,17 +107,17 @@ class DeltaReader(Closing):
             return
         spans: list[tuple[int, int]] = []
         for shard, size in sizes.items():
-            place, start = self._places[shard], self._announced[shard]
+            place, start = self.places[shard], self._announced[shard]
             in_one = place.stop - place.start <= block_bytes
             stop = self._announced[shard] = start + size
-            if self._verify_first and in_one:
+            if self.verify_first and in_one:
                 # All at once, since its checksums, which are at its end, are read first.
                 stop = self._announced[shard] = place.end
-            elif self._verify_first and start == place.start:
+            elif self.verify_first and start == place.start:
                 self._expect(place.end, place.stop)
             if start == place.end:
                 continue
-            if stop == place.end and (in_one or not self._verify_first):
+            if stop == place.end and (in_one or not self.verify_first):
                 stop = place.stop
             if spans and spans[-1][1] == start:
                 start = spans.pop()[0]
@@ -139,7 +131,7 @@ class DeltaReader(Closing):
         Raises:
             CorruptedObjectError: They are damaged, also after they were read again.
         """
-        place = self._norms
+        place = self.norms_at
         assert place is not None  # every contribution to a run with clipping has them
 
         def read(reader: ObjectReader) -> tuple[float, ...]:
@@ -149,7 +141,7 @@ class DeltaReader(Closing):
                 raise self._wrong(place)
             if not all(0 <= norm < math.inf for norm in norms):
                 raise CorruptedObjectError(
-                    f"{self._origin}, section norms: a norm is not a finite number of at least 0"
+                    f"{self.origin}, section norms: a norm is not a finite number of at least 0"
                 )
             return norms
 
@@ -165,7 +157,7 @@ class DeltaReader(Closing):
         filled = 0
         while filled < out.numel():
             if not self._rest.numel():
-                chunk = next(self._chunks)
+                chunk = next(self.chunks)
                 if chunk.numel <= out.numel() - filled:
                     self._fill(chunk, out[filled : filled + chunk.numel])
                     filled += chunk.numel
@@ -184,10 +176,10 @@ class DeltaReader(Closing):
         Raises:
             CorruptedObjectError: What was read is not what was written.
         """
-        if self._verify_first or not self._places[shard].sums:
+        if self.verify_first or not self.places[shard].sums:
             return
         if not self._found.get(shard) or self._found[shard] != self._sums.get(shard, b""):
-            raise self._wrong(self._places[shard])
+            raise self._wrong(self.places[shard])
 
     def close(self) -> None:
         """Close the file; repeatable."""
@@ -196,15 +188,15 @@ class DeltaReader(Closing):
             reader.close()
 
     def _fill(self, chunk: Chunk, out: torch.Tensor) -> None:
-        place = self._places[chunk.shard]
+        place = self.places[chunk.shard]
 
         def read(reader: ObjectReader) -> None:
-            if self._verify_first and chunk.shard not in self._sums:
+            if self.verify_first and chunk.shard not in self._sums:
                 self._read_sums(reader, chunk.shard)
             start = place.start + chunk.offset
             data = fill(chunk.codec, out, lambda into: reader.read_into(start, into))
             found = checksum(data, place.seed, chunk.number)
-            if not self._verify_first:
+            if not self.verify_first:
                 if chunk.number == place.sums - 1:
                     # They were fetched with the last values, whose memory is needed for what is read next.
                     self._read_sums(reader, chunk.shard)
@@ -215,7 +207,7 @@ class DeltaReader(Closing):
         self._attempt(read)
 
     def _read_sums(self, reader: ObjectReader, shard: int) -> None:
-        place = self._places[shard]
+        place = self.places[shard]
         ending = self._bytes(reader, place.end, place.stop)
         self._sums[shard] = ending[-CHECKSUM_BYTES * place.sums :]
 
@@ -231,19 +223,19 @@ class DeltaReader(Closing):
                 return read(self._opened())
             except BaseException:
                 self.close()  # the wrong bytes may be among those that the reader has fetched ahead
-                if self._verify_first:
+                if self.verify_first:
                     self._sums.clear()
                 raise
 
-        return self._again(attempt)
+        return self.again(attempt)
 
     def _opened(self) -> ObjectReader:
         if self._reader is None:
-            reader = self._open(self._size)
-            if reader.size != self._size:
+            reader = self.open_file(self.size)
+            if reader.size != self.size:
                 reader.close()
                 raise CorruptedObjectError(
-                    f"{self._origin} has {reader.size} bytes, but should have {self._size}: it is truncated or damaged"
+                    f"{self.origin} has {reader.size} bytes, but should have {self.size}: it is truncated or damaged"
                 )
             self._reader = reader
             # Looked up once per reader, because isinstance() with a protocol is slow.
@@ -252,7 +244,7 @@ class DeltaReader(Closing):
 
     def _wrong(self, place: Place) -> CorruptedObjectError:
         return CorruptedObjectError(
-            f"{self._origin}, section {place.name}: a checksum is wrong. The object is damaged, or it was written for another "
+            f"{self.origin}, section {place.name}: a checksum is wrong. The object is damaged, or it was written for another "
             "run, model or sync."
         )
 

@@ -13,7 +13,7 @@ from ..._wire._delta import DeltaFormat
 from .._records._attendance import Attendance
 from .._records._keys import commit_key, done_key, shard_key
 from .._records._records import Done, digest, of_run, read_record
-from .._records._rules import made_of
+from .._records._rules import is_whole, made_of
 from ._memory import Damage, Handover, Traffic
 from ._progress import Progress, published_shard, publishes_whole
 
@@ -76,17 +76,6 @@ class _OfRank(logging.LoggerAdapter[logging.Logger]):
         return f"rank {(self.extra or {})['rank']}: {msg}", kwargs
 
 
-@dataclass(slots=True)
-class Seen:
-    """When a life last saw that the prefix still belongs to its run. Written by :func:`.._watch.watch_manifest`.
-
-    Attributes:
-        at: The time by the life's clock, in seconds.
-    """
-
-    at: float
-
-
 @dataclass(frozen=True, slots=True)
 class Life:
     """One life of a rank. Its attributes cannot be set; its parts change only by their own methods.
@@ -103,7 +92,6 @@ class Life:
         chunk_bytes: Bytes handled at once.
         scratch: Buffers.
         standing: Where it stands in the log, and what it holds. Moved by loading, replaying and completing a sync.
-        seen: When it last saw that the prefix still belongs to the run.
         damage: What is damaged, and what this life could write again.
         handover: What one sync leaves to the next.
         traffic: What the sync in progress has cost.
@@ -124,7 +112,6 @@ class Life:
     chunk_bytes: int
     scratch: Scratch
     standing: Standing
-    seen: Seen
     damage: Damage = field(default_factory=Damage)
     handover: Handover = field(default_factory=Handover)
     traffic: Traffic = field(default_factory=Traffic)
@@ -218,7 +205,7 @@ class Life:
         progress.sums = [int(self.run[:16], 16)] * job.layout.shards
         progress.values_at = [self.sync] * job.layout.shards
         progress.outer_at = [self.sync] * job.layout.shards
-        self.standing.hold(0, progress)
+        self.standing.fragments[0] = progress
         self.formats.clear()
 
     @property
@@ -232,10 +219,8 @@ class Life:
 
     def published(self, sync: int) -> bool:
         """Whether the rule says that the state after a sync is published."""
-        return (
-            not self.gather
-            or ((sync - 1) // len(self.fragments) + 1) % self.manifest.publish_every == 0
-        )
+        every = self.manifest.publish_every if self.gather else 1
+        return is_whole(sync, len(self.fragments), every)
 
     @property
     def whole_every(self) -> int:

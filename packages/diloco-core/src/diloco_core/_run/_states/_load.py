@@ -53,7 +53,7 @@ def load(life: Life) -> None:
         if history.rollbacks and bring_back(life):
             history = History(life)
         close_gaps(life, history)
-        life.standing.heed(history.rollbacks)
+        life.standing.rollbacks = history.rollbacks
         life.damage.mending.clear()
         try:
             # A list, so that the others are loaded even if one was deleted in the meantime.
@@ -200,7 +200,7 @@ def _load_fragment(life: Life, index: int, sync: int) -> str | None:
             missing = _load_shard(life, fresh, number, opened, begun=begun)
             if missing is not None:
                 return missing
-    life.standing.hold(index, fresh)
+    life.standing.fragments[index] = fresh
     return None
 
 

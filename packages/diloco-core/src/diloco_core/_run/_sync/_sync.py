@@ -172,7 +172,7 @@ class StoreSync:
         self._job.rate = commit.rate
         life.standing.advance(commit, record_digest, self._seen)
         if became == "counted":
-            life.standing.has_contributed()
+            life.standing.is_new = False
         if designated and not life.deletes_own:
             collect(life)
         return report(life, self._job, commit, became, since=start)
