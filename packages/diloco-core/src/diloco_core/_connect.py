@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import os
 import threading
-from collections.abc import Mapping
-from dataclasses import replace
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, replace
 from functools import partial
 from typing import Literal, NamedTuple, TypeAlias
 
@@ -18,7 +18,6 @@ from ._connect_arguments import (
     given,
     number_of,
     numbers_of,
-    settings_of,
     timing_of,
     uri_of,
     world_size_of,
@@ -195,7 +194,7 @@ def connect(
     asked = {**limits, **membership, **given(chunk_bytes=chunk_bytes, transfer=transfer)}
     asked |= {} if timing is None else numbers_of(all_limits)
     timing = all_limits
-    asked |= {} if elastic is None or membership else settings_of(elastic)
+    asked |= {} if elastic is None or membership else asdict(elastic)
     if elastic is not None:
         elastic.check(world_size, timing.sync_timeout)
     chunks = whole("chunk_bytes", CHUNK_BYTES if chunk_bytes is None else chunk_bytes)
@@ -218,22 +217,21 @@ def connect(
         if connected is not None:
             _check_same(connected.settings, {**identity, **asked}, redact_uri(place), rank)
             return connected.exchange
-        exchange = _new(
-            place,
-            rank,
-            world_size,
-            run_id,
-            elastic,
-            timing,
-            chunks,
-            transfer,
-            (resume or False) if elastic is None else False,
+        make = partial(
+            StoreExchange,
+            rank=rank,
+            world_size=world_size,
+            elastic=elastic,
+            run_id=run_id,
+            timing=timing,
+            chunk_bytes=chunks,
         )
+        exchange = _new(place, transfer, make, (resume or False) if elastic is None else False)
         settings = {**identity, **numbers_of(timing), "chunk_bytes": chunks, "transfer": transfer}
         if elastic is None:
             settings |= {"min_replicas": None, "resume": resume or False}
         else:
-            settings |= settings_of(elastic)
+            settings |= asdict(elastic)
         exchange.when_ended = partial(_forget, key)
         _open[key] = _Connected(exchange, settings)
         return exchange
@@ -264,29 +262,15 @@ def _check_same(
 
 def _new(
     uri: str,
-    rank: int,
-    world_size: int,
-    run_id: str,
-    elastic: Elastic | None,
-    timing: Timing,
-    chunk_bytes: int,
     transfer: Transfer,
+    make: Callable[..., Exchange],
     resume: bool | Literal["newest-whole"],
 ) -> Exchange:
     store = open_store(uri, transfer=transfer)
     if isinstance(store, FolderStore):
         store.of_earlier_run = bool(resume)
     try:
-        return StoreExchange(
-            store,
-            rank,
-            world_size,
-            elastic,
-            run_id=run_id,
-            timing=timing,
-            chunk_bytes=chunk_bytes,
-            resume=resume,
-        )
+        return make(store, resume=resume)
     except BaseException:
         store.unmake() if isinstance(store, FolderStore) else store.close()
         raise

@@ -5,7 +5,6 @@ from __future__ import annotations
 import logging
 import os
 import re
-from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
 from ._checks import check_resume, kind_of
@@ -98,11 +97,6 @@ def check_not_elastic(limits: Mapping[str, Any]) -> None:
                 f"{name}={limits[name]!r} cannot be used in an elastic run, where grace says how long a replica is waited for. "
                 "Leave it out, or pass grace="
             )
-
-
-def settings_of(elastic: Elastic) -> dict[str, object]:
-    """The settings by name."""
-    return asdict(elastic)
 
 
 def _check_once(whole: str, kind: str, single: Mapping[str, Any]) -> None:

@@ -14,34 +14,27 @@ from typing import TYPE_CHECKING, Any
 import torch
 import torch.distributed as dist
 
-from .._arithmetic._clip import Clipping, measure_norms
 from .._arithmetic._layout import Rule
-from .._arithmetic._rate import chosen
 from .._arithmetic._reduction import mean
 from .._arithmetic._sent import as_sent
-from .._arithmetic._sharded import Scratch, check_contribution
 from .._arithmetic._sync_job import SyncJob
-from .._arithmetic._weights import shares
 from .._checks import check_whole
 from .._errors import (
     ConfigurationError,
-    MismatchError,
     NonFiniteUpdateError,
     SyncError,
     SyncTimeoutError,
 )
 from .._terms._support import Support
 from .._timing import Timing
-from ._base import Exchange, Schema
-from ._endings import Ending, Progress, conclude, describe, failure
-from ._pending import Syncs, check_usable
-from ._report import SyncReport
-from ._schemas import compare_schemas
+from ._base import Schema
+from ._endings import Ending, conclude, failure
+from ._in_memory import ExchangeInMemory
+from ._pending import check_usable
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from .._arithmetic._contribution import Contribution
     from .._arithmetic._layout import Piece
     from .._arithmetic._sharded import Source
     from ._pending import Pending, Steps
@@ -50,7 +43,7 @@ GROUP_CHUNK_BYTES = 4 * 2**20
 """Default size of a chunk in bytes: large enough to hide the latency of a message, small compared with a model."""
 
 
-class ProcessGroupExchange(Exchange):
+class ProcessGroupExchange(ExchangeInMemory):
     """One replica's connection to the others over a process group; see :class:`._base.Exchange`.
 
     It needs no store, and keeps nothing from which a run could be restarted. Membership is fixed: if a replica dies, the
@@ -89,11 +82,10 @@ class ProcessGroupExchange(Exchange):
             raise ConfigurationError(
                 "this process is not a member of the process group: pass a group that includes its rank"
             )
+        rank, world_size = dist.get_rank(chosen), dist.get_world_size(chosen)
+        super().__init__(rank, world_size, timing or Timing(), chunk_bytes)
         self._group = chosen
-        self.rank = dist.get_rank(self._group)
-        self.world_size = dist.get_world_size(self._group)
         self._device = torch.device(device) if device is not None else _device_of(self._group)
-        self._timing = timing or Timing()
         self.support = Support(
             weighs=True,
             delays=True,
@@ -102,42 +94,20 @@ class ProcessGroupExchange(Exchange):
             in_background=self._timing.in_background,
             clock=self._timing.clock,
         )
-        self._chunk_bytes = chunk_bytes
-        self._scratch = Scratch(chunk_bytes)
-        self._schema: Schema | None = None
-        self._progress = Progress()
-        self._syncs = Syncs()
         self._in_collectives = False  # whether the others are in the collectives of the same sync
-        self._shares: tuple[float, ...] = ()
-        self._clipping: Clipping | None = None
         self._refused: NonFiniteUpdateError | None = None
-        self._ended = False
         # Held while collectives are called. With a delay, two threads use the exchange, and all replicas need the same order.
         self._turn = threading.RLock()
 
-    def join(self, schema: Schema) -> None:
-        """Compare schemas with all others; see :meth:`._base.Exchange.join`."""
-        if self._schema is None:
-            settings = {"chunk_bytes": str(self._chunk_bytes), **schema.settings}
-            compared = (dict(schema.tensors), settings)
-            own_schema = Schema(*compared)
-            for rank, other in enumerate(self._gather_objects(compared)):
-                compare_schemas(f"rank {self.rank}", own_schema, f"rank {rank}", Schema(*other))
-            self._schema = schema
-        elif schema != self._schema:
-            raise ConfigurationError(
-                "this exchange has already joined with another model or other settings: make another exchange for another outer "
-                "loop"
-            )
+    def _schemas(self, schema: Schema) -> tuple[Schema, list[Schema]]:
+        settings = {"chunk_bytes": str(self._chunk_bytes), **schema.settings}
+        compared = (dict(schema.tensors), settings)
+        return Schema(*compared), [Schema(*other) for other in self._gather_objects(compared)]
 
     def begin(self, job: SyncJob, *, last: bool = False) -> Pending:  # noqa: ARG002 - a replica that leaves tells all at once
         """Do nothing yet: ``finish()`` does the whole sync, since collectives need all replicas. ``ready()`` returns True."""
         check_usable(joined=self._schema is not None, ended=self._ended)
         return self._syncs.begin(job.name, self._sync(job), partial(self._guarded, job))
-
-    def shards(self, size: int) -> int:  # noqa: ARG002 - the signature of Exchange
-        """The number of shards: one per replica."""
-        return self.world_size
 
     def leave(self) -> None:
         """Tell the others that this replica is done; repeatable."""
@@ -176,7 +146,7 @@ class ProcessGroupExchange(Exchange):
             self._ended = True
             # Collectives raise a RuntimeError if a peer is gone or the group's timeout has passed.
             if self._in_collectives and isinstance(error, RuntimeError):
-                raise _translated(error, describe(job.kind, job.name, self._progress)) from error
+                raise _translated(error, self._describe(job)) from error
             raise
 
     def _sync(self, job: SyncJob) -> Steps:
@@ -184,9 +154,7 @@ class ProcessGroupExchange(Exchange):
         clock, layout = self._timing.clock, job.layout
         start = clock()
         self._in_collectives = False
-        for shard in range(layout.shards):
-            check_contribution(job, shard, self.rank, self._chunk_bytes, self._scratch)
-        measure_norms(job, self.rank, self._scratch)
+        self._prepare(job)
         ready = clock()
         self._agree(job)
         waited = clock() - ready
@@ -205,19 +173,7 @@ class ProcessGroupExchange(Exchange):
                     sent += size * contributed
                     received += size
         self._check_all()
-        number, self._progress = self._progress.number, self._progress.plus(job.kind)
-        return SyncReport(
-            sync=number,
-            fragment=job.name,
-            committed=True,
-            members=self.world_size,
-            bytes_sent=sent,
-            bytes_received=received,
-            wait_seconds=waited,
-            exchange_seconds=clock() - start - waited,
-            weights=self._shares,
-            clipped=() if self._clipping is None else self._clipping.report(),
-        )
+        return self._finished(job, sent=sent, received=received, waited=waited, since=start)
 
     def _reduce(self, job: SyncJob, chunk: Piece, owner: int) -> None:
         """Gather a chunk at its owner, sum it in rank order, update it, broadcast and adopt it."""
@@ -275,9 +231,9 @@ class ProcessGroupExchange(Exchange):
         sources: list[Source] = [partial(_moved, part) for part in parts]
         if not sources:
             return None
-        if self._clipping is not None:
-            sources = [self._clipping.clipped(rank, each) for rank, each in enumerate(sources)]
-        return mean(job, chunk, sources, self._scratch, self._progress.next, self._shares)
+        return mean(
+            job, chunk, self._clipped(sources), self._scratch, self._progress.next, self._shares
+        )
 
     def _from_rank_zero(
         self, contribution: torch.Tensor | None, buffer: torch.Tensor, owner: int
@@ -310,17 +266,7 @@ class ProcessGroupExchange(Exchange):
         error = conclude(endings, endings, self.rank, self._progress)
         if error is not None:
             raise error
-        for rank, (fingerprint, *_) in enumerate(answers):
-            if fingerprint != job.fingerprint:
-                raise MismatchError(
-                    f"in {describe(job.kind, job.name, self._progress)}, rank {rank} contributes other tensors than rank "
-                    f"{self.rank}: all replicas must sync the same tensors, with the same shapes and dtypes, in the same order"
-                )
-        contributions: list[Contribution] = [each for *_, each in answers]
-        self._shares = shares(job.terms.weighting, [each.amount for each in contributions])
-        norms = [each.norms for each in contributions]
-        self._clipping = Clipping(job, norms) if job.terms.clip else None
-        job.rate = chosen(each.proposal.rate(rank) for rank, each in enumerate(contributions))
+        self._settle(job, [answer[0] for answer in answers], [answer[2] for answer in answers])
 
     def _gather_objects(self, value: Any) -> list[Any]:
         """The values of all replicas, in rank order."""

@@ -8,29 +8,22 @@ from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from .._arithmetic._clip import Clipping, measure_norms
 from .._arithmetic._layout import CHUNK_BYTES
-from .._arithmetic._rate import chosen
 from .._arithmetic._reduction import reduce_shards
 from .._arithmetic._sent import as_sent
-from .._arithmetic._sharded import Scratch, adopt_shard, check_contribution
+from .._arithmetic._sharded import adopt_shard
 from .._arithmetic._sync_job import SyncJob
-from .._arithmetic._weights import shares
 from .._checks import check_whole
 from .._errors import (
-    ConfigurationError,
-    MismatchError,
     RendezvousTimeoutError,
     SyncTimeoutError,
     UnequalSyncsError,
 )
 from .._terms._support import EVERYTHING_SENT
 from .._timing import Timing
-from ._base import Exchange, Schema
-from ._endings import Ending, Progress, conclude, describe, failure, named_ranks
-from ._pending import GivenUpError, Syncs, check_usable
-from ._report import SyncReport
-from ._schemas import compare_schemas
+from ._endings import Ending, Progress, conclude, failure, named_ranks
+from ._in_memory import ExchangeInMemory
+from ._pending import GivenUpError, check_usable
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -39,7 +32,7 @@ if TYPE_CHECKING:
 
     from .._arithmetic._contribution import Contribution
     from .._arithmetic._layout import Piece
-    from .._arithmetic._sharded import Source
+    from ._base import Schema
     from ._pending import Pending, Steps
 
 
@@ -131,56 +124,34 @@ class _Missing(Exception):  # noqa: N818 - never leaves this file
         self.ranks = ranks
 
 
-class InProcessExchange(Exchange):
+class InProcessExchange(ExchangeInMemory):
     """The exchange of one thread; see :class:`._base.Exchange` and :func:`in_process`."""
 
     def __init__(self, hub: _Hub, rank: int, timing: Timing, chunk_bytes: int) -> None:
-        self.rank = rank
-        self.world_size = hub.world_size
+        super().__init__(rank, hub.world_size, timing, chunk_bytes)
         self._hub = hub
-        self._timing = timing
         self.support = replace(
             EVERYTHING_SENT,
             in_background=timing.in_background,
             clock=timing.clock,
         )
-        self._chunk_bytes = chunk_bytes
-        self._scratch = Scratch(chunk_bytes)
-        self._schema: Schema | None = None
-        self._progress = Progress()
-        self._syncs = Syncs()
-        self._ended = False
 
-    def join(self, schema: Schema) -> None:
-        """Meet the other threads; see :meth:`._base.Exchange.join`."""
-        if self._schema is None:
-            try:
-                schemas = self._hub.meet(
-                    self.rank, "join", self._progress, schema, self._timing.join_timeout
-                )
-            except _Missing as missing:
-                raise RendezvousTimeoutError(
-                    f"not all replicas joined within {self._timing.join_timeout:g} s; missing: "
-                    f"{named_ranks(missing.ranks)}. Each of the {self.world_size} exchanges needs a thread of its own.",
-                    missing.ranks,
-                ) from None
-            for rank, other in enumerate(schemas):
-                compare_schemas(f"rank {self.rank}", schema, f"rank {rank}", other)
-            self._schema = schema
-        elif schema != self._schema:
-            raise ConfigurationError(
-                "this exchange has already joined with another model or other settings: make other exchanges for another outer "
-                "loop"
+    def _schemas(self, schema: Schema) -> tuple[Schema, list[Schema]]:
+        try:
+            return schema, self._hub.meet(
+                self.rank, "join", self._progress, schema, self._timing.join_timeout
             )
+        except _Missing as missing:
+            raise RendezvousTimeoutError(
+                f"not all replicas joined within {self._timing.join_timeout:g} s; missing: "
+                f"{named_ranks(missing.ranks)}. Each of the {self.world_size} exchanges needs a thread of its own.",
+                missing.ranks,
+            ) from None
 
     def begin(self, job: SyncJob, *, last: bool = False) -> Pending:
         """Leave the contribution for the others; see :meth:`._base.Exchange.begin`."""
         check_usable(joined=self._schema is not None, ended=self._ended)
         return self._syncs.begin(job.name, self._sync(job), partial(self._guarded, last))
-
-    def shards(self, size: int) -> int:  # noqa: ARG002 - the signature of Exchange
-        """The number of shards: one per replica."""
-        return self.world_size
 
     def give_up(self) -> None:
         """Make a sync that another thread carries out end soon; see :meth:`._base.Exchange.give_up`."""
@@ -216,10 +187,8 @@ class InProcessExchange(Exchange):
     def _sync(self, job: SyncJob) -> Steps:
         clock = self._timing.clock
         layout, start = job.layout, clock()
-        for shard in range(layout.shards):
-            check_contribution(job, shard, self.rank, self._chunk_bytes, self._scratch)
         # What it contributes is noted now, since a job belongs to its own thread.
-        measure_norms(job, self.rank, self._scratch)
+        self._prepare(job)
         contributed = (job, job.contribution)
         self._hub.arrive(self.rank, "contribute", self._progress, contributed)
         busy = clock() - start
@@ -227,31 +196,19 @@ class InProcessExchange(Exchange):
         start = clock() - busy  # the time between the two halves does not count
         ready = clock()
         met: list[tuple[SyncJob, Contribution]] = self._meet("contribute", job, contributed)
-        jobs, contributions = [other for other, _ in met], [each for _, each in met]
+        jobs = [other for other, _ in met]
         waited = clock() - ready
-        for rank, other in enumerate(jobs):
-            if other.fingerprint != job.fingerprint:
-                raise MismatchError(
-                    f"in {self._describe(job)}, rank {rank} contributes other tensors than rank {self.rank}: all replicas must "
-                    "sync the same tensors, with the same shapes and dtypes, in the same order"
-                )
-        job.rate = chosen(each.proposal.rate(rank) for rank, each in enumerate(contributions))
-        norms = [each.norms for each in contributions]
-        clipping = Clipping(job, norms) if job.terms.clip else None
-        weights = shares(job.terms.weighting, [each.amount for each in contributions])
+        self._settle(job, [other.fingerprint for other in jobs], [each for _, each in met])
         own_shards = range(self.rank, layout.shards, self.world_size)
         for shard in own_shards:
-            sources: list[Source] = [as_sent(other) for other in jobs]
-            if clipping is not None:
-                sources = [clipping.clipped(rank, each) for rank, each in enumerate(sources)]
             reduce_shards(
                 job,
                 [shard],
-                sources,
+                self._clipped([as_sent(other) for other in jobs]),
                 self._chunk_bytes,
                 self._scratch,
                 sync=self._progress.next,
-                shares=weights,
+                shares=self._shares,
             )
         ready = clock()
         self._meet("reduce", job, job)
@@ -266,19 +223,7 @@ class InProcessExchange(Exchange):
         # Published values may be the caller's own tensors, which it may change as soon as this returns: wait for all readers.
         self._meet("adopt", job, job)
         waited += clock() - ready
-        number, self._progress = self._progress.number, self._progress.plus(job.kind)
-        return SyncReport(
-            sync=number,
-            fragment=job.name,
-            committed=True,
-            members=self.world_size,
-            bytes_sent=0,
-            bytes_received=bytes_read,
-            wait_seconds=waited,
-            exchange_seconds=clock() - start - waited,
-            weights=weights,
-            clipped=() if clipping is None else clipping.report(),
-        )
+        return self._finished(job, sent=0, received=bytes_read, waited=waited, since=start)
 
     def _meet(self, round_name: str, job: SyncJob, value: object) -> list[Any]:
         try:
@@ -297,9 +242,6 @@ class InProcessExchange(Exchange):
                 f"{named_ranks(missing.ranks)}. If their threads are only slow, raise sync_timeout.",
                 missing.ranks,
             ) from None
-
-    def _describe(self, job: SyncJob) -> str:
-        return describe(job.kind, job.name, self._progress)
 
 
 def _copy(owner: SyncJob, piece: Piece, out: torch.Tensor) -> torch.Tensor:

@@ -30,12 +30,8 @@ def save_inner(life: Life, parts: Callable[[str], Iterable[Buffer]]) -> None:
         FencedError: A newer life of this rank has taken over.
         RunExistsError: The prefix belongs to another run by now.
     """
-    check_run(life)
-    check_claim(life)
     epoch_and_sync = life.epoch, life.sync
-    key = inner_key(life.rank, *epoch_and_sync)
-    # This skips the check of the run that other writes make, so that nothing comes between check_claim() and the write.
-    life.store.attempt(lambda: life.store.store.put(key, parts(life.bound(key))))
+    _save(life, inner_key(life.rank, *epoch_and_sync), parts)
     older = [each for each in reversed(_keys(life, parse_inner)) if each[0] < epoch_and_sync]
     if life.fixed:
         # The run may go back to the state before its newest one, and this rank with it.
@@ -52,10 +48,7 @@ def save_residual(life: Life, parts: Callable[[str], Iterable[Buffer]]) -> None:
         FencedError: A newer life of this rank has taken over.
         RunExistsError: The prefix belongs to another run by now.
     """
-    check_run(life)
-    check_claim(life)
-    key = residual_key(life.rank, life.epoch, life.sync + 1)
-    life.store.attempt(lambda: life.store.store.put(key, parts(life.bound(key))))
+    _save(life, residual_key(life.rank, life.epoch, life.sync + 1), parts)
     # The one before stays: whether this contribution is counted is not known yet.
     life.store.delete([old for _, old in _keys(life, parse_residual)[:-2]])
 
@@ -66,6 +59,13 @@ def saved(life: Life, parse: _Parse) -> Iterator[SavedInner]:
         data = _read(life, key)
         if data is not None:
             yield SavedInner(sync, life.bound(key), life.origin(key), data)
+
+
+def _save(life: Life, key: str, parts: Callable[[str], Iterable[Buffer]]) -> None:
+    check_run(life)
+    check_claim(life)
+    # This skips the check of the run that other writes make, so that nothing comes between check_claim() and the write.
+    life.store.attempt(lambda: life.store.store.put(key, parts(life.bound(key))))
 
 
 def _keys(life: Life, parse: _Parse) -> list[tuple[tuple[int, int], str]]:

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 from .._errors import CorruptedObjectError
 from .._wire._published import shard_metadata
 from ._life._progress import publishes_whole
-from ._records._keys import Hint, commit_key, commit_sync, done_key
+from ._records._keys import Hint, commit_key, done_key
 from ._records._records import Commit, Done, Rollback, digest
 from ._round._reload import ReloadError, Why
 
@@ -220,7 +220,7 @@ def asking(life: Life, damage: CorruptedObjectError, times: int) -> Iterator[Non
 
 def ask_for_repair(life: Life) -> None:
     """Ask running replicas to repair what this life cannot read. They see the request where they look for contributions."""
-    newest = max(filter(None, map(commit_sync, life.store.list("commits/"))), default=0)
+    newest = max(life.recorded(), default=0)
     for sync in sorted({newest, newest + 1} - {0}):
         life.store.put(Hint(sync, life.rank, life.epoch, "repair").key, lambda: [b"\n"])
 

@@ -11,9 +11,9 @@ from ..._retry import NOTICE_SECONDS
 from ..._store._reread import read_again
 from ..._wire._delta import DeltaFormat
 from .._records._attendance import Attendance
-from .._records._keys import commit_key, done_key, shard_key
+from .._records._keys import commit_key, commit_sync, done_key, shard_key
 from .._records._records import Done, digest, of_run, read_record
-from .._records._rules import is_whole, made_of
+from .._records._rules import is_whole, made_of, newest_done
 from ._memory import Damage, Handover, Traffic
 from ._progress import Progress, published_shard, publishes_whole
 
@@ -227,6 +227,14 @@ class Life:
         """Every so many syncs of a fragment its values are published whole: 1 unless the state is published encoded."""
         coded = self.fragments[0].job.coded
         return 1 if coded is None else coded.full_every
+
+    def newest_done(self) -> list[int]:
+        """For every fragment, the newest sync whose state is complete by now; 0 for the initial state."""
+        return newest_done(self.store.list("state/"), len(self.fragments))
+
+    def recorded(self) -> set[int]:
+        """The syncs of which a listing shows the record."""
+        return set(filter(None, map(commit_sync, self.store.list("commits/"))))
 
     def made_of(self, sync: int, fragment: int) -> list[int]:
         """The syncs whose objects make a fragment's state after a sync, in order; see :func:`.._records._rules.made_of`."""

@@ -17,8 +17,8 @@ from ..._errors import CorruptedObjectError, DivergedError
 from ..._store._ahead import open_ahead
 from ..._store._api import reads_ahead
 from .._life._progress import Progress
-from .._records._keys import Delta, commit_key, commit_sync, deltas, done_key
-from .._records._rules import newest_done, newest_whole
+from .._records._keys import Delta, commit_key, deltas, done_key
+from .._records._rules import newest_whole
 from .._repair import mend_shard, read_commit, read_done
 from ._kept import bring_back, mend_from_copies
 from ._rollback import History, NothingWholeError, close_gaps
@@ -61,7 +61,7 @@ def load(life: Life) -> None:
                 break
         except CorruptedObjectError:
             # Perhaps it is not damaged, but was deleted while it was read and its space reused. Then there is a newer state.
-            if newest_done(life.store.list("state/"), count) == history.newest:
+            if life.newest_done() == history.newest:
                 raise
     else:
         raise CorruptedObjectError(
@@ -103,10 +103,7 @@ def _load_newest(life: Life, index: int, history: History) -> bool:
             missing = _load_or_mend(life, index, sync)
             if missing is None:
                 return True
-            if (
-                newest_done(life.store.list("state/"), len(life.fragments))[index]
-                > history.newest[index]
-            ):
+            if life.newest_done()[index] > history.newest[index]:
                 return False
             if sync:
                 raise CorruptedObjectError(f"{life.origin(missing)} is gone")
@@ -138,7 +135,7 @@ def _load_or_mend(life: Life, index: int, sync: int) -> str | None:
 
 def _initial_gone(life: Life, index: int, missing: str) -> CorruptedObjectError:
     """The error for an initial state that is not there: it is deleted when there are two newer ones, so these may be lost."""
-    recorded = max(filter(None, map(commit_sync, life.store.list("commits/"))), default=0)
+    recorded = max(life.recorded(), default=0)
     if not recorded:
         return CorruptedObjectError(f"{life.origin(missing)} is gone")
     return CorruptedObjectError(
@@ -311,7 +308,7 @@ def shards_to_look_at(life: Life, held: Iterable[int]) -> set[int]:
     others asks for it. If there are syncs already, a rank checks all shards: it will replay the syncs, and then no longer hold
     these values.
     """
-    if any(map(commit_sync, life.store.list("commits/"))):
+    if life.recorded():
         return set(held)
     return {number for number in held if number % life.manifest.world_size == life.rank}
 

@@ -80,7 +80,7 @@ def finish(life: Life) -> None:
 
 def publish_when_asked(life: Life) -> None:
     """Gather: publish the state that this life holds, even if no publication is due, since another replica cannot compute it."""
-    newest = newest_done(life.store.list("state/"), len(life.fragments)) if life.gather else []
+    newest = life.newest_done() if life.gather else []
     for complete, progress in zip(newest, life.fragments, strict=False):
         if progress.commit is None or complete >= progress.sync or None in progress.values_at:
             continue
@@ -261,10 +261,7 @@ def _whole_sums(life: Life, progress: Progress, number: int) -> Sums | None:
     try:
         return check_shard(life, progress.sync, progress.index, number)
     except CorruptedObjectError as error:
-        if (
-            newest_done(life.store.list("state/"), len(life.fragments))[progress.index]
-            > progress.sync
-        ):
+        if life.newest_done()[progress.index] > progress.sync:
             return None  # it was deleted while it was read, and its space was reused
         return rewrite_shard(life, progress, progress.sync, number, error)
 

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from ..._errors import CorruptedObjectError, FencedError
 from .._policy._ends import obey_end
-from .._records._keys import Delta, commit_key, commit_sync, highest_epochs
+from .._records._keys import Delta, commit_key, highest_epochs
 from .._records._records import Rollback
 from .._records._rules import done_states, in_force, states
 from .._repair import check_shard, commit_again, read_done, readable_done
@@ -46,7 +46,7 @@ class History:
     def __init__(self, life: Life) -> None:
         self._life = life
         self._done = done_states(life.store.list("state/"), len(life.fragments))
-        self.recorded = _recorded(life)
+        self.recorded = life.recorded()
         self.rollbacks = _rollbacks(life, self.recorded)
 
     @property
@@ -106,7 +106,7 @@ def given_up_since(life: Life, sync: int, rollback: int) -> bool:
 
 def ends_in_log(life: Life) -> list[Rollback]:
     """The ends of a fixed run that the log holds, the newest first."""
-    rollbacks = _rollbacks(life, _recorded(life))
+    rollbacks = _rollbacks(life, life.recorded())
     return [rollback for rollback, _ in reversed(rollbacks) if rollback.end is not None]
 
 
@@ -146,10 +146,6 @@ def close_gaps(life: Life, history: History) -> None:
 def _last_before(sync: int, index: int, count: int) -> int:
     """The last sync of a fragment before another sync; 0 if there is none."""
     return max(0, sync - 1 - (sync - 2 - index) % count)
-
-
-def _recorded(life: Life) -> set[int]:
-    return set(filter(None, map(commit_sync, life.store.list("commits/"))))
 
 
 def _rollbacks(life: Life, recorded: set[int]) -> list[tuple[Rollback, str]]:

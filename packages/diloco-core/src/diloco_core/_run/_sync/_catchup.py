@@ -6,9 +6,9 @@ from typing import TYPE_CHECKING
 
 from ..._errors import CorruptedObjectError, DivergedError, NonFiniteUpdateError
 from ..._store._ahead import open_ahead
-from .._records._keys import commit_key, commit_sync
+from .._records._keys import commit_key
 from .._records._records import Rollback
-from .._records._rules import in_force, newest_done, states
+from .._records._rules import in_force, states
 from .._repair import asking, mend_published, read_commit
 from .._round._reload import ReloadError, Why
 from .._states._load import load
@@ -150,7 +150,7 @@ def replay(life: Life) -> None:
             mend_published(life, commit.fragment)
             life.damage.mended(commit.fragment, commit.sync)
     # Several records in a row may be lost. The next one may just have been decided, so read it once more.
-    newest = max(filter(None, map(commit_sync, life.store.list("commits/"))), default=0)
+    newest = max(life.recorded(), default=0)
     has_gap = newest > life.sync + 1 and life.log(life.sync + 1) is None
     if life.sync < published or has_gap:
         raise CorruptedObjectError(
@@ -220,7 +220,7 @@ def _hold_or_make_again(
     except CorruptedObjectError as error:
         damage = error
         progress.forget_outer(shard, life.chunk_bytes)
-    if newest_done(life.store.list("state/"), len(life.fragments))[index] > progress.sync:
+    if life.newest_done()[index] > progress.sync:
         return  # it was deleted while it was read, because the others have gone on
     if make_again(life, index, shard, damage):
         return

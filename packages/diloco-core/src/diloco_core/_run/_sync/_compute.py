@@ -235,7 +235,7 @@ class Computation:
         try:
             life.again(read)
         except ObjectNotFoundError:
-            newest = newest_done(life.store.list("state/"), len(life.fragments))[index]
+            newest = life.newest_done()[index]
             if (
                 newest <= progress.sync
                 and not self._result.mending

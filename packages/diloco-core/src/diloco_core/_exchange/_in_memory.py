@@ -1,0 +1,121 @@
+"""What exchanges without a store have in common: all replicas are in every sync, and they hold everything in memory."""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from typing import TYPE_CHECKING
+
+from .._arithmetic._clip import Clipping, measure_norms
+from .._arithmetic._rate import chosen
+from .._arithmetic._sharded import Scratch, check_contribution
+from .._arithmetic._weights import shares
+from .._errors import ConfigurationError, MismatchError
+from ._base import Exchange, Schema
+from ._endings import Progress, describe
+from ._pending import Syncs
+from ._report import SyncReport
+from ._schemas import compare_schemas
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Sequence
+
+    from .._arithmetic._contribution import Contribution
+    from .._arithmetic._sharded import Source
+    from .._arithmetic._sync_job import SyncJob
+    from .._timing import Timing
+
+
+class ExchangeInMemory(Exchange):
+    """An exchange without a store; see :class:`._base.Exchange`.
+
+    Args:
+        rank: The rank of this replica.
+        world_size: The number of ranks.
+        timing: Limits and clock.
+        chunk_bytes: Number of bytes handled at once.
+    """
+
+    def __init__(self, rank: int, world_size: int, timing: Timing, chunk_bytes: int) -> None:
+        self.rank = rank
+        self.world_size = world_size
+        self._timing = timing
+        self._chunk_bytes = chunk_bytes
+        self._scratch = Scratch(chunk_bytes)
+        self._schema: Schema | None = None
+        self._progress = Progress()
+        self._syncs = Syncs()
+        self._ended = False
+        self._shares: tuple[float, ...] = ()
+        self._clipping: Clipping | None = None
+
+    def join(self, schema: Schema) -> None:
+        """Compare schemas with all others; see :meth:`._base.Exchange.join`."""
+        if self._schema is None:
+            own, schemas = self._schemas(schema)
+            for rank, other in enumerate(schemas):
+                compare_schemas(f"rank {self.rank}", own, f"rank {rank}", other)
+            self._schema = schema
+        elif schema != self._schema:
+            raise ConfigurationError(
+                "this exchange has already joined with another model or other settings: make another exchange for another outer "
+                "loop"
+            )
+
+    @abstractmethod
+    def _schemas(self, schema: Schema) -> tuple[Schema, Iterable[Schema]]:
+        """What is compared: this replica's schema, and those of all ranks in order."""
+
+    def shards(self, size: int) -> int:  # noqa: ARG002 - the signature of Exchange
+        """The number of shards: one per replica."""
+        return self.world_size
+
+    def _prepare(self, job: SyncJob) -> None:
+        """Check what this replica contributes, and measure it."""
+        for shard in range(job.layout.shards):
+            check_contribution(job, shard, self.rank, self._chunk_bytes, self._scratch)
+        measure_norms(job, self.rank, self._scratch)
+
+    def _settle(
+        self, job: SyncJob, fingerprints: Iterable[str], contributions: Sequence[Contribution]
+    ) -> None:
+        """Conclude from the contributions of all ranks how much each counts, and the learning rate.
+
+        Raises:
+            MismatchError: A rank contributes other tensors.
+        """
+        for rank, fingerprint in enumerate(fingerprints):
+            if fingerprint != job.fingerprint:
+                raise MismatchError(
+                    f"in {self._describe(job)}, rank {rank} contributes other tensors than rank {self.rank}: all replicas must "
+                    "sync the same tensors, with the same shapes and dtypes, in the same order"
+                )
+        self._shares = shares(job.terms.weighting, [each.amount for each in contributions])
+        norms = [each.norms for each in contributions]
+        self._clipping = Clipping(job, norms) if job.terms.clip else None
+        job.rate = chosen(each.proposal.rate(rank) for rank, each in enumerate(contributions))
+
+    def _clipped(self, sources: list[Source]) -> list[Source]:
+        if self._clipping is None:
+            return sources
+        return [self._clipping.clipped(rank, each) for rank, each in enumerate(sources)]
+
+    def _finished(
+        self, job: SyncJob, *, sent: int, received: int, waited: float, since: float
+    ) -> SyncReport:
+        """Count the sync, and report it."""
+        number, self._progress = self._progress.number, self._progress.plus(job.kind)
+        return SyncReport(
+            sync=number,
+            fragment=job.name,
+            committed=True,
+            members=self.world_size,
+            bytes_sent=sent,
+            bytes_received=received,
+            wait_seconds=waited,
+            exchange_seconds=self._timing.clock() - since - waited,
+            weights=self._shares,
+            clipped=() if self._clipping is None else self._clipping.report(),
+        )
+
+    def _describe(self, job: SyncJob) -> str:
+        return describe(job.kind, job.name, self._progress)
