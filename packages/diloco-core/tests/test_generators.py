@@ -4,8 +4,8 @@ import torch
 
 from diloco_core._generators import undisturbed
 from diloco_core._inner._random import random_state, set_random_state
+from diloco_core._outer._groups import try_out
 from diloco_core._outer._optimizer import OuterOptimizer, outer_factory
-from diloco_core._outer._trial import try_out
 from diloco_core._terms._terms import OuterGroup
 
 

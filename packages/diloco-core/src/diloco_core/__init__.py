@@ -36,8 +36,8 @@ from ._exchange._threads import InProcessExchange, in_process
 from ._export._export import export
 from ._loop._diloco import DiLoCo
 from ._loop._factory import make_diloco_outer_loop
+from ._planner._costs import StoreModel
 from ._planner._plan import ExchangePlan, plan_exchange
-from ._planner._store_model import StoreModel
 from ._run._exchange import StoreExchange
 from ._run._settings import Elastic
 from ._seconds import Seconds

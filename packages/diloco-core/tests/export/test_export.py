@@ -20,7 +20,7 @@ from diloco_core import (
     StoreExchange,
     export,
 )
-from diloco_core._export import _choice, _run_states, _sources
+from diloco_core._export import _choice, _run_states
 from diloco_core._run._records._records import Done
 from diloco_core._store._open import open_store
 
@@ -222,7 +222,7 @@ def test_nothing_is_made_of_a_mistyped_uri(tmp_path, uri):
 
 
 def test_a_run_that_begins_meanwhile_is_not_taken_for_a_damaged_one(tmp_path, monkeypatch):
-    read = _sources.read_or_copy
+    read = _run_states.read_or_copy
 
     def begins_after(*arguments):
         manifest = read(*arguments)
@@ -230,7 +230,7 @@ def test_a_run_that_begins_meanwhile_is_not_taken_for_a_damaged_one(tmp_path, mo
         (tmp_path / "run" / "state" / "shard").touch()
         return manifest
 
-    monkeypatch.setattr(_sources, "read_or_copy", begins_after)
+    monkeypatch.setattr(_run_states, "read_or_copy", begins_after)
     with pytest.raises(RendezvousError, match="holds no run"):
         export(tmp_path / "run", tmp_path / "model")
 

@@ -3,7 +3,7 @@
 import pytest
 
 from diloco_core import UnequalSyncsError
-from diloco_core._loop._parting import Parting
+from diloco_core._loop._flight import Parting
 
 
 def left():

@@ -7,8 +7,8 @@ import torch
 from torch import nn
 
 from diloco_core import ConfigurationError, DiLoCo, Elastic, StoreExchange, in_process
+from diloco_core._outer._groups import try_out
 from diloco_core._outer._optimizer import OuterOptimizer
-from diloco_core._outer._trial import try_out
 from diloco_core._store._open import open_store
 from diloco_core._terms._terms import OuterGroup
 

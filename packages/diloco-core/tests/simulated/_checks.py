@@ -55,7 +55,7 @@ def violations(
     problems = [
         f"life {key} raised {error!r}"
         for key, error in outcome.errors().items()
-        if not _is_fenced(error)
+        if not isinstance(error, FencedError)
     ]
     if not outcome.finished:
         problems.append(f"not every rank came to the end (virtual time {outcome.seconds:.0f} s)")
@@ -353,7 +353,3 @@ def broken_promises(store: SimulatedStore, removed: Iterable[str] = ()) -> list[
             if key not in store.objects and f"kept/{key}" not in store.objects
         ]
     return problems
-
-
-def _is_fenced(error: BaseException) -> bool:
-    return isinstance(error, FencedError)

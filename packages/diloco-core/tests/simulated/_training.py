@@ -16,9 +16,8 @@ from diloco_core._run._records._records import Commit, Rollback
 from diloco_core._seconds import Seconds
 
 from ._feedback import Feedback
-from ._mixing import Mixing
-from ._sparse import is_near, sent_of
-from ._timeline import Timeline
+from ._recomputed import is_near, sent_of
+from ._timeline import Mixing, Timeline
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence

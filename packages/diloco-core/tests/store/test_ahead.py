@@ -8,10 +8,10 @@ import pytest
 import torch
 
 from diloco_core import DiLoCo, Elastic, ObjectNotFoundError, StoreExchange
-from diloco_core._store._ahead import open_ahead
 from diloco_core._store._drivers._blocks import BlockReader
 from diloco_core._store._drivers._remote import RemoteStore
 from diloco_core._store._open import open_store
+from diloco_core._store._reread import open_ahead
 from diloco_core._store._transfer import PART_BYTES
 
 

@@ -9,10 +9,10 @@ import pytest
 from training_lab import PATIENCE
 
 from diloco_core._run._states._publications import Publications
-from diloco_core._store._ahead import in_parallel
 from diloco_core._store._api import InBackground
 from diloco_core._store._drivers._remote import RemoteStore
 from diloco_core._store._open import open_store
+from diloco_core._store._reread import in_parallel
 
 pytestmark = pytest.mark.processes
 

@@ -5,8 +5,7 @@ import pytest
 from diloco_core import ConfigurationError, StoreUnavailableError, connect, export
 from diloco_core._store import _open as stores
 from diloco_core._store._drivers._obstore import ObstoreDriver
-from diloco_core._store._open import open_store
-from diloco_core._store._uri import check_uri
+from diloco_core._store._open import check_uri, open_store
 
 SECRET = "hunter2/Zx+9q"
 

@@ -16,7 +16,7 @@ from diloco_core import (
     MockManager,
     in_process,
 )
-from diloco_core._torchft._agreement import Compared, first_difference, numbers
+from diloco_core._torchft._exchange import Compared, first_difference, numbers
 from diloco_core.testing import run_replicas
 
 REPLICAS = 2

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from .._errors import CorruptedObjectError, ObjectNotFoundError, RendezvousError
 from .._run._records._keys import commit_key
-from ._sources import sentence
+from ._run_states import sentence
 from ._tensors import as_damage, read_tensors, reading_again
 
 if TYPE_CHECKING:

@@ -19,7 +19,7 @@ from .._store._open import open_store
 from .._wire._safetensors import entry, header_bytes
 from .._wire._sections import view
 from ._choice import newer_unfinished, newest_whole, the_states
-from ._sources import find_source, sentence, unsynced_files, without_unsynced
+from ._run_states import find_source, sentence, unsynced_files, without_unsynced
 from ._tensors import as_damage, read_tensors
 
 if TYPE_CHECKING:

@@ -11,8 +11,7 @@ import xxhash
 
 from .._arithmetic._layout import CHUNK_BYTES, Group, Layout, Piece, Rule
 from .._errors import ConfigurationError, CorruptedObjectError, ObjectNotFoundError
-from .._store._ahead import open_ahead
-from .._store._reread import copy_key, read_again
+from .._store._reread import copy_key, open_ahead, read_again
 from .._timing import Timing
 from .._wire._coded import EncodedUpdate
 from .._wire._published import ValuesReader, end_sums

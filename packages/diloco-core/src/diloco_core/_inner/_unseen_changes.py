@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from .._errors import UnseenStepsError
-from ._untraced import untraced
+from ._steps import untraced
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

@@ -13,21 +13,20 @@ from .._inner._own_weights import OwnWeights
 from .._inner._steps import optimizers_of
 from .._inner._unseen_changes import UnseenChanges
 from .._model._loads import Loads
-from .._model._names import plain_name
 from .._model._partition import Buffers, split
+from .._model._values import plain_name
 from .._outer._groups import checked_groups, group_of_parameters
 from .._outer._groups import outer_groups as outer_groups_of
 from .._seconds import Seconds
 from .._terms._making import make_terms
 from . import _notices as notices
 from ._arguments import check_parties, check_topology, fragments_of, stateful_of, tokens_counted
-from ._inner_loop import InnerLoop
+from ._inner_loop import InnerLoop, TrainingProcess
 from ._membership import SAVE_INNER_EVERY, membership_of
 from ._outer_lr import OuterLr, check_changeable
 from ._outer_steps import OuterSteps
 from ._own_buffers import OwnBuffers
 from ._place import Place
-from ._process import TrainingProcess
 from ._saved import SavedState
 from ._synced_model import SyncedModel
 

@@ -1,11 +1,16 @@
-"""A sync under way: in the background while its replica trains, or at once while the replica waits for it."""
+"""A sync under way: in the background while its replica trains, or at once while the replica waits for it.
+
+Also when it is due, if ``sync_every`` is a time, and what becomes of it when another replica has left.
+"""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from .._errors import UnequalSyncsError
 from .._outer._delayed import DelayedFragment
+from . import _notices as notices
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -15,6 +20,8 @@ if TYPE_CHECKING:
     from .._exchange._pending import Pending
     from .._exchange._report import SyncReport
     from .._outer._fragment import Fragment
+    from .._terms._schedule import Due
+    from .._terms._windows import Windows
     from ._membership import Membership
 
 _STOP_SECONDS = 5.0
@@ -136,3 +143,103 @@ class Flight:
 def undecided(report: SyncReport) -> bool:
     """Whether the sync has ended without a decision, so that the replica holds what it held before."""
     return not (report.committed or report.reloaded or report.contribution == "dropped")
+
+
+class Parting:
+    """Whether another replica has left, and what this one learns in vain since then. Not thread-safe."""
+
+    def __init__(self) -> None:
+        self._error: UnequalSyncsError | None = None
+        self._dropped_steps = 0
+
+    def part(self, error: UnequalSyncsError, dropped_steps: int) -> None:
+        """Take note of it, and of inner steps that cannot become part of the model."""
+        self._error = copied(error)
+        self._dropped_steps += dropped_steps
+
+    def check_sync(self) -> None:
+        """Refuse another sync.
+
+        Raises:
+            UnequalSyncsError: Another replica has left.
+        """
+        if self._error is not None:
+            raise copied(self._error)
+
+    def check_steps(self, most: int) -> None:
+        """Refuse further inner steps once so many were taken in vain.
+
+        Raises:
+            UnequalSyncsError: Another replica has left, and this one still trains.
+        """
+        error = self._error
+        if error is None or self._dropped_steps < most:
+            return
+        raise UnequalSyncsError(
+            f"{error} This replica is still training, but nothing that it learns can become part of the model any more. "
+            f"Rank {error.rank} has taken fewer inner steps: its gradient scaler may have skipped some, or its data may "
+            "have ended. Let all replicas train until `outer.committed` has the same value, or give all of them the same number "
+            "of steps.",
+            error.rank,
+        )
+
+
+def copied(error: UnequalSyncsError) -> UnequalSyncsError:
+    """The same error without the frames that it was raised in, which it would keep in memory."""
+    return UnequalSyncsError(str(error), error.rank)
+
+
+class WindowClock:
+    """Asks the clock for :class:`._windows.Windows`, which decide. Not thread-safe.
+
+    Args:
+        windows: They say when a fragment is sent and adopted.
+        membership: Says when the window began, and whether the others wait for this replica's contribution.
+    """
+
+    def __init__(self, windows: Windows, membership: Membership) -> None:
+        self._windows = windows
+        self._membership = membership
+        self._clock = membership.support.clock
+        self._began = self._looked = 0.0
+        self._is_expected = True
+        self._slow_windows = 0
+
+    def begin(self) -> None:
+        """Begin the next window: a sync was adopted, or the run's state was loaded."""
+        position = self._membership.position
+        self._began, self._is_expected = position.seen, position.expected
+        self._looked = self._clock()
+
+    @property
+    def elapsed(self) -> float:
+        """Seconds since the window began."""
+        return self._clock() - self._began
+
+    def due(self, since_adoption: int, since_sent: int | None, *, half_taken: bool) -> Due:
+        """What has to be done after an inner step.
+
+        Args:
+            since_adoption: Inner steps since the last adoption of any fragment.
+            since_sent: Inner steps since the fragment whose turn it is was sent; None if it has not been sent.
+            half_taken: Whether some of several inner optimizers have already taken their next step.
+        """
+        due = self._windows.due(self.elapsed, since_sent=since_sent, half_taken=half_taken)
+        if due.send and not half_taken and self._windows.late(self.elapsed, since_adoption):
+            self._slow_windows += 1
+            # Not the first time: the first step of a program may take long, because something is compiled.
+            if self._slow_windows == 2:
+                took = (self.elapsed, self._windows.length)
+                rank = self._membership.exchange.rank
+                notices.log.warning(notices.SLOW_FOR_ITS_WINDOW, rank, *took)
+        return due
+
+    def may_look(self) -> bool:
+        """Whether it is time to look, in the middle of a window, for syncs without this replica. Counts as having looked."""
+        if self._is_expected:
+            return False
+        now = self._clock()
+        if not self._windows.may_look(now - self._looked):
+            return False
+        self._looked = now
+        return True

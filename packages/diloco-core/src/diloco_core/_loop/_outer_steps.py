@@ -16,9 +16,7 @@ from .._terms._windows import Windows
 from . import _notices as notices
 from ._arguments import check_counted
 from ._counters import Counters
-from ._flight import Flight, undecided
-from ._parting import Parting, copied
-from ._window_clock import WindowClock
+from ._flight import Flight, Parting, WindowClock, copied, undecided
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence

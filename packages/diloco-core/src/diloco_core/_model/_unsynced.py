@@ -29,10 +29,9 @@ from .._wire._sections import (
     section_parts,
     seed,
 )
-from ._names import plain_name
 from ._partition import NamedTensor
 from ._segments import arrange, tensor_table
-from ._values import is_plain
+from ._values import is_plain, plain_name
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping

@@ -20,8 +20,8 @@ from ._costs import Costs, Ranges
 from ._model import BEAT, END_BYTES
 
 if TYPE_CHECKING:
+    from ._costs import StoreModel
     from ._model import Model
-    from ._store_model import StoreModel
 
 _KEPT_SYNCS = 2
 """Contributions to so many syncs stay at least, since others may still read them."""

@@ -14,8 +14,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
 
     from .._store._api import Buffer
-    from ._faults import Fault
-    from ._scheduler import Scheduler
+    from ._scheduler import Fault, Scheduler
     from ._store import SimulatedStore
 
 T = TypeVar("T")

@@ -14,8 +14,7 @@ from .._run._exchange import StoreExchange
 from .._run._settings import Fixed, Settings
 from .._timing import Timing
 from ._connection import Connection
-from ._faults import Fault
-from ._scheduler import Killed, Scheduler
+from ._scheduler import Fault, Killed, Scheduler
 from ._store import SimulatedStore
 
 if TYPE_CHECKING:

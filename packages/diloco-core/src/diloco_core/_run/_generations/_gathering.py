@@ -28,8 +28,8 @@ from ..._errors import (
 )
 from ..._exchange._endings import named_ranks
 from ..._host import host_name, is_gone
-from ..._store._ahead import in_parallel
 from ..._store._patient import Patient
+from ..._store._reread import in_parallel
 from ..._wire._fields import Fields
 from ..._wire._sealed import seal, unseal
 from .._claims import read_claim

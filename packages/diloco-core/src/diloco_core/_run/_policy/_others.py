@@ -15,8 +15,8 @@ from ..._errors import CorruptedObjectError, MismatchError
 from ..._exchange._base import Schema
 from ..._exchange._schemas import MAY_CHANGE, compare_schemas
 from ..._retry import NOTICE_SECONDS
-from ..._store._ahead import in_parallel
 from ..._store._patient import Patient
+from ..._store._reread import in_parallel
 from .._claims import claimed_settings, newest_epoch
 from .._records._farewell import Farewell, concluded, read_farewell
 from .._records._keys import Delta, Hint, beat_key, farewells, schema

@@ -11,9 +11,8 @@ from typing import TYPE_CHECKING
 
 from ..._errors import CorruptedObjectError
 from ..._exchange._endings import named_ranks
-from ..._store._ahead import in_parallel
 from ..._store._api import InBackground
-from ..._store._reread import read_again
+from ..._store._reread import in_parallel, read_again
 from ..._wire._published import shard_metadata
 from ..._wire._sections import fingerprint
 from .._life._progress import published_shard

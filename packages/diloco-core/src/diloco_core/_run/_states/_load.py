@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING
 
 from ..._arithmetic._sharded import adopt_shard
 from ..._errors import CorruptedObjectError, DivergedError
-from ..._store._ahead import open_ahead
 from ..._store._api import reads_ahead
+from ..._store._reread import open_ahead
 from .._life._progress import Progress
 from .._records._keys import Delta, commit_key, deltas, done_key
 from .._records._rules import newest_whole

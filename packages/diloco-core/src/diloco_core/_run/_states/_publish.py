@@ -6,7 +6,7 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from ..._errors import CorruptedObjectError, ObjectNotFoundError
-from ..._store._ahead import in_parallel
+from ..._store._reread import in_parallel
 from ..._store._transfer import CONNECTIONS
 from ..._wire._published import shard_metadata
 from .._life._progress import publishes_whole

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from ..._errors import CorruptedObjectError, DivergedError, NonFiniteUpdateError
-from ..._store._ahead import open_ahead
+from ..._store._reread import open_ahead
 from .._records._keys import commit_key
 from .._records._records import Rollback
 from .._records._rules import in_force, states

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from ..._errors import CorruptedObjectError, DivergedError
-from ..._store._ahead import open_ahead
+from ..._store._reread import open_ahead
 from .._repair import check_shard, readable_done
 from .._round._reload import ReloadError, Why
 from .._states._load import read_values

@@ -13,9 +13,9 @@ from typing import TYPE_CHECKING, TypeVar
 from ..._errors import CorruptedObjectError, ObjectNotFoundError, StoreError, StoreUnavailableError
 from ..._redact import redact_uri
 from ..._retry import Downtime, Notices, Retries
-from .._ahead import in_parallel
 from .._api import RECORD_BYTES, is_key, too_large
 from .._guard import endpoint, without_secrets, without_secrets_in
+from .._reread import in_parallel
 from .._transfer import PART_BYTES, Transfer
 from ._blocks import BlockReader, Transfers, threads
 from ._codes import advice
