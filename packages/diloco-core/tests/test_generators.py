@@ -2,8 +2,7 @@
 
 import torch
 
-from diloco_core._generators import undisturbed
-from diloco_core._inner._random import random_state, set_random_state
+from diloco_core._generators import random_state, set_random_state, undisturbed
 from diloco_core._outer._groups import try_out
 from diloco_core._outer._optimizer import OuterOptimizer, outer_factory
 from diloco_core._terms._terms import OuterGroup
@@ -43,6 +42,6 @@ def test_whoever_reads_or_sets_the_state_takes_turns(monkeypatch):
     ):
         turns = Counted()
         monkeypatch.setattr("diloco_core._generators.TURNS", turns)
-        monkeypatch.setattr("diloco_core._inner._random.TURNS", turns)
+        monkeypatch.setattr("diloco_core._generators.TURNS", turns)
         use()
         assert turns.taken == 1

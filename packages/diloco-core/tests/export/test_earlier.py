@@ -12,7 +12,7 @@ from safetensors import safe_open
 from safetensors.torch import load_file
 
 from diloco_core import ConfigurationError, CorruptedObjectError, DiLoCo, RendezvousError, export
-from diloco_core._export import _choice, _export, _tensors
+from diloco_core._export import _choice, _export
 from diloco_core._run._records._keys import MANIFEST, commit_key
 from diloco_core._run._records._records import Rollback, digest
 from diloco_core._store._open import open_store
@@ -200,7 +200,7 @@ class TestEarlierStates:
         self, lab, tmp_path, caplog, monkeypatch, kind
     ):
         held = self.history(lab, tmp_path / "run", kind)
-        values, failed = _tensors._values, set()
+        values, failed = _choice._values, set()
 
         def once(store, layout, file, reader):
             if file.key not in failed:
@@ -208,7 +208,7 @@ class TestEarlierStates:
                 raise CorruptedObjectError(f"{file.key} does not match its checksum")
             return values(store, layout, file, reader)
 
-        monkeypatch.setattr(_tensors, "_values", once)
+        monkeypatch.setattr(_choice, "_values", once)
         assert export(str(tmp_path / "run"), tmp_path / "model") == max(held)
         assert caplog.text.count("reading again in") == len(failed) >= 2
         loads_exactly(tmp_path / "model", Adapted, held[max(held)])

@@ -15,9 +15,8 @@ from diloco_core._run._records._keys import Delta
 from diloco_core._run._records._records import Commit, Rollback
 from diloco_core._seconds import Seconds
 
-from ._feedback import Feedback
 from ._recomputed import is_near, sent_of
-from ._timeline import Mixing, Timeline
+from ._timeline import Feedback, Mixing, Timeline
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence

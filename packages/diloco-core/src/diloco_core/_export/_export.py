@@ -18,9 +18,8 @@ from .._store._drivers._folder import FolderStore
 from .._store._open import open_store
 from .._wire._safetensors import entry, header_bytes
 from .._wire._sections import view
-from ._choice import newer_unfinished, newest_whole, the_states
+from ._choice import as_damage, newer_unfinished, newest_whole, read_tensors, the_states
 from ._run_states import find_source, sentence, unsynced_files, without_unsynced
-from ._tensors import as_damage, read_tensors
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping

@@ -9,9 +9,9 @@ import torch
 
 from .._checks import kind_of
 from .._errors import ConfigurationError
+from .._generators import random_state, set_random_state
 from ._file import check_size, file_parts, verified
 from ._packed import pack, unpack
-from ._random import random_state, set_random_state
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence

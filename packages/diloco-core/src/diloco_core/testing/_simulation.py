@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import math
 import random
+import threading
 from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from .._arithmetic._layout import CHUNK_BYTES
 from .._run._exchange import StoreExchange
@@ -19,6 +20,8 @@ from ._store import SimulatedStore
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
+
+    from .._exchange._base import Exchange
 
 
 @dataclass(frozen=True, slots=True)
@@ -223,3 +226,39 @@ def _repeat(
 
     scheduler.start_at(scheduler.now, body)
     return stop
+
+
+T = TypeVar("T")
+
+
+def run_replicas(
+    train: Callable[[Exchange], T], exchanges: Sequence[Exchange], *, timeout: float = 600.0
+) -> list[T | BaseException]:
+    """Call ``train(exchange)`` in one thread per exchange; returns what each returned or raised, in their order.
+
+    Torch's global random generator is shared by all threads: give every replica a ``torch.Generator`` of its own.
+
+    Raises:
+        TimeoutError: A thread is still running after ``timeout`` seconds.
+    """
+    results: list[T | BaseException] = [RuntimeError("not run")] * len(exchanges)
+
+    def replica(number: int) -> None:
+        try:
+            results[number] = train(exchanges[number])
+            exchanges[number].leave()
+        except BaseException as error:  # noqa: BLE001 - handed to the caller
+            results[number] = error
+            exchanges[number].abort(error)
+
+    threads = [
+        threading.Thread(target=replica, args=(number,), daemon=True)
+        for number in range(len(exchanges))
+    ]
+    for thread in threads:
+        thread.start()
+    for number, thread in enumerate(threads):
+        thread.join(timeout)
+        if thread.is_alive():
+            raise TimeoutError(f"replica {number} is still running after {timeout:g} s")
+    return results

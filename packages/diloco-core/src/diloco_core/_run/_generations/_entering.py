@@ -13,7 +13,7 @@ from ..._errors import (
     RunExistsError,
 )
 from ..._exchange._endings import named_ranks
-from ..._store._below import below
+from ..._store._api import below
 from ..._store._patient import Patient
 from ..._store._reread import copy_key, read_again, read_or_copy
 from .._compare import check_same_run

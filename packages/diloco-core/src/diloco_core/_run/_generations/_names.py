@@ -15,7 +15,7 @@ import re
 from typing import TYPE_CHECKING
 
 from ..._errors import CorruptedObjectError
-from ..._store._below import below
+from ..._store._api import below
 from ..._store._reread import copy_key
 from ..._wire._sections import fingerprint
 from .._records._keys import MANIFEST

@@ -17,7 +17,9 @@ from ..._redact import redact_uri
 from .._api import RECORD_BYTES, too_large
 from ._files import (
     FULL,
+    LARGE_BYTES,
     FileReader,
+    Spares,
     check_replaceable,
     create_file,
     is_ours_alone,
@@ -25,21 +27,23 @@ from ._files import (
     keep_aside,
     link,
     make_folders,
+    new_store_name,
     open_to_read,
     open_to_write_over,
     opened_below,
     opened_folder,
     remove_empty,
     remove_folders,
+    remove_leftovers,
     rename,
     sizes,
     split,
     sync_folder,
+    temporary_name,
     unavailable,
     unlink,
     unreadable,
 )
-from ._temporary import LARGE_BYTES, Spares, new_store_name, remove_leftovers, temporary_name
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
