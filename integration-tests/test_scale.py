@@ -194,9 +194,9 @@ class TestScaling:
         assert small.received == pytest.approx(large.received, rel=0.01)
 
     def test_constants_that_nobody_has_thought_of_are_told_of(self, scale, monkeypatch):
-        monkeypatch.setattr("diloco_core._store._ahead._AHEAD_BYTES", 2**20, raising=False)
+        monkeypatch.setattr("diloco_core._store._reread._AHEAD_BYTES", 2**20, raising=False)
         with (
-            pytest.raises(RuntimeError, match=r"_store\._ahead\._AHEAD_BYTES"),
+            pytest.raises(RuntimeError, match=r"_store\._reread\._AHEAD_BYTES"),
             scale.scaling.scaled(2),
         ):
             pass

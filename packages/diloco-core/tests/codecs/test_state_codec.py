@@ -208,8 +208,8 @@ def test_a_damaged_update_is_written_again(membership, tmp_path, monkeypatch):
     damaged = []
     put = StoreExchange.__init__
 
-    def init(self, store, *args, **options):
-        put(self, Damaging(store, damaged) if args[0] == 0 else store, *args, **options)
+    def init(self, store, **options):
+        put(self, Damaging(store, damaged) if options["rank"] == 0 else store, **options)
 
     monkeypatch.setattr(StoreExchange, "__init__", init)
     ends = train(make, over_store(tmp_path, **membership), steps=8, **INT8)

@@ -9,7 +9,6 @@ from damage_lab import Rotten
 from simulated import SimulatedTraining, violations
 
 from diloco_core import CorruptedObjectError, Elastic
-from diloco_core._run._records._keys import done_key
 from diloco_core._run._states import _publish
 from diloco_core.testing import Schedule, simulate
 
@@ -61,8 +60,6 @@ def test_what_the_others_have_collected_meanwhile_is_not_written_again(monkeypat
 
     monkeypatch.setattr(_publish, "check_shard", read)
     monkeypatch.setattr(_publish, "rewrite_shard", lambda *_: wrote.append("again"))
-    life = SimpleNamespace(
-        store=SimpleNamespace(list=lambda _: {done_key(newest, 0): 9}), fragments=[None]
-    )
+    life = SimpleNamespace(newest_done=lambda: [newest])
     assert _publish._whole_sums(life, SimpleNamespace(sync=1, index=0), 0) is None
     assert wrote == (["again"] if newest == 1 else [])

@@ -325,6 +325,9 @@ def test_a_state_that_was_given_up_is_none_to_begin_from_when_newer_ones_are_dam
         def list(self, _):
             return store.below("state/")
 
+        def recorded(self):
+            return {rollback.sync}
+
         def peek(self, key):
             return store.objects.get(key)
 
