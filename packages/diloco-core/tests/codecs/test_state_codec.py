@@ -290,7 +290,7 @@ def test_replicas_and_lives_need_the_same(other, setting, membership, tmp_path):
         assert all(isinstance(error, MismatchError) for error in caught.value.exceptions)
         assert all(f"{setting}=" in str(error) for error in caught.value.exceptions)
     if membership:  # who comes second does not join
-        first, second = over_store(tmp_path / "both", **membership)
+        first, second = over_store(tmp_path / "both", **{**membership, "grace": 1.0})
         until(2, first, **INT8)
         with pytest.raises(MismatchError, match=f"{setting}="):
             until(2, second, **other)

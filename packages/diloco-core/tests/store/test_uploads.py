@@ -9,6 +9,7 @@ import torch
 
 from diloco_core import DiLoCo, Elastic, StoreExchange
 from diloco_core._arithmetic import _shard_sizes
+from diloco_core._retry import Retries
 from diloco_core._run._life._life import Life
 from diloco_core._run._life._memory import Traffic
 from diloco_core._store._drivers._fsspec import FsspecDriver
@@ -43,8 +44,9 @@ class RecordingDriver(FsspecDriver):
 
 @pytest.fixture(params=[0, 2], ids=["sends what it was given", "copies twice"])
 def store(request):
-    driver = RecordingDriver(request.param)
-    driver.store = RemoteStore("s3://bucket/run", driver)
+    driver, now = RecordingDriver(request.param), [0.0]
+    retries = Retries(clock=lambda: now[0], sleep=lambda s: now.__setitem__(0, now[0] + s))
+    driver.store = RemoteStore("s3://bucket/run", driver, retries)
     yield driver.store
     driver.store.close()
 
