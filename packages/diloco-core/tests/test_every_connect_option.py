@@ -77,7 +77,8 @@ def test_a_limit_is_asked_for_or_refused(tmp_path, kind):
     ASKED.clear()
     run(train, each)
     # In a fixed run lost_after is asked for where a replica has been silent for a while: tests/fixed/test_failures.py.
-    used = {*ASKED, *(["lost_after", "return_within"] if kind == "fixed" else [])}
+    # Who finds the run begun by a faster replica does not ask for join_timeout: tests/elastic/test_beginning.py.
+    used = {"join_timeout", *ASKED, *(["lost_after", "return_within"] if kind == "fixed" else [])}
     for name in LIMITS:
         more = {"lost_after": 999.0} if name == "beat_interval" and kind == "fixed" else {}
         options = {**KINDS[kind], name: 88.0 if more or name != "beat_interval" else 8.0, **more}

@@ -381,7 +381,9 @@ class Life:
         if record is None:
             return None
         of_run(record, self.run, self.origin(key))
-        if record.full != publishes_whole(self.fragments[fragment].job, sync):
+        job = self.fragments[fragment].job
+        record.check_shards(job.layout.shards, self.origin(key))
+        if record.full != publishes_whole(job, sync):
             raise CorruptedObjectError(
                 f"{self.origin(key)} is undamaged, but it says that the state is "
                 f"{'whole' if record.full else 'not whole'}, which is not what follows from the run's full_state_every"

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 import xxhash
 
 from ..._arithmetic._rate import NO_RATE, Rate, digits, values_of
-from ..._errors import RunExistsError
+from ..._errors import CorruptedObjectError, RunExistsError
 from ..._wire._fields import Fields
 from ..._wire._sealed import seal, unseal
 from ._keys import Delta, commit_key, done_key
@@ -289,6 +289,17 @@ class Done:
         return cls(
             sync, fragment, sums, rests, commit, "full" not in record or fields.truth("full")
         )
+
+    def check_shards(self, shards: int, origin: str) -> None:
+        """Refuse a record of another number of shards than the fragment has.
+
+        Raises:
+            CorruptedObjectError: It has another number of them.
+        """
+        if not len(self.sums) == len(self.rests) == shards:
+            raise CorruptedObjectError(
+                f"{origin} names {len(self.sums)} shards, but fragment {self.fragment} has {shards}"
+            )
 
 
 def of_run(record: T, run: str, origin: str) -> T:

@@ -151,10 +151,7 @@ def _load_fragment(life: Life, index: int, sync: int) -> str | None:
     if done is None:
         return done_key(sync, index)
     shards = job.layout.shards
-    if not len(done.sums) == len(done.rests) == shards:
-        raise CorruptedObjectError(
-            f"{life.origin(done_key(sync, index))} names {len(done.sums)} shards, but fragment {index} has {shards}"
-        )
+    done.check_shards(shards, life.origin(done_key(sync, index)))
     fresh = Progress.recorded(job, done)
     parts = life.made_of(sync, index)
     # The files of a shard one after another, since each changes the values of the one before.
