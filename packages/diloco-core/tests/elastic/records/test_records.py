@@ -209,3 +209,10 @@ def test_tokens_are_written_in_one_way_only(tokens):
     key = replace(_delta(0), tokens=7).key
     assert Delta.parse(key).tokens == 7
     assert Delta.parse(key.replace(".7.", f".{tokens}.")) is None
+
+
+@pytest.mark.parametrize("wrong", [{"sums": ()}, {"rests": (5, 6, 7)}])
+def test_a_done_record_of_another_number_of_shards_is_damage(wrong):
+    DONE.check_shards(2, "here")
+    with pytest.raises(CorruptedObjectError, match=r"^here names \d shards, but fragment 1 has 2"):
+        replace(DONE, **wrong).check_shards(2, "here")
