@@ -44,6 +44,12 @@ def test_any_field_and_any_key(tmp_path, request, membership, act):
     assert met(tmp_path, membership, act, 1000, request.config.option.seed or 0) == {}
 
 
+@pytest.mark.processes
+def test_a_state_that_names_no_shards(tmp_path):
+    """A life that resumes reads its record in more places than where it is loaded."""
+    assert met(tmp_path, "sharded", "resume", 99, 0, "('sums',) []") == {}
+
+
 @pytest.mark.slow
 @pytest.mark.processes
 @pytest.mark.parametrize("act", ["export", "resume"])

@@ -23,8 +23,8 @@ from diloco_core import (
     in_process,
 )
 from diloco_core._model import _unsynced
+from diloco_core._model._names import plain_name
 from diloco_core._model._unsynced import Unsynced
-from diloco_core._model._values import plain_name
 from diloco_core._store._open import open_store
 
 

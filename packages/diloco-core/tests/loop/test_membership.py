@@ -13,7 +13,7 @@ from diloco_core import DiLoCo, SyncError, in_process
 from diloco_core._exchange._resumable import Position
 from diloco_core._loop._counters import Counters
 from diloco_core._loop._membership import StoreMembership, membership_of
-from diloco_core._loop._own_state import Residuals
+from diloco_core._loop._residuals import Residuals
 
 
 class SaysThatItReloaded:

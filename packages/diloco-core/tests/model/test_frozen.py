@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch import nn
 
-import diloco_core._model._watch as frozen
+import diloco_core._model._frozen as frozen
 from diloco_core import DiLoCo, ModelChangedError, in_process
 from diloco_core._model._values import checksum
 from diloco_core.testing import run_replicas

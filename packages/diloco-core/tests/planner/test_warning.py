@@ -14,7 +14,7 @@ from diloco_core import (
     Transfer,
     plan_exchange,
 )
-from diloco_core._planner._plan import warn_of_long_syncs
+from diloco_core._planner._warning import warn_of_long_syncs
 from diloco_core._store._open import open_store
 
 MIB = 2**20
@@ -180,7 +180,7 @@ class TestWarned:
             planned.append((named["fixed"], named["outer_state"]))
             return plan_exchange(*args, **named)
 
-        monkeypatch.setattr("diloco_core._planner._plan.plan_exchange", plan)
+        monkeypatch.setattr("diloco_core._planner._warning.plan_exchange", plan)
         store = open_store(str(tmp_path))
         store.near = False  # syncs over folders are not planned
         exchange = StoreExchange(store, 0, 1) if fixed else StoreExchange(store, 0, 1, Elastic(1))

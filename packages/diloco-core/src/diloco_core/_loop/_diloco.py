@@ -12,9 +12,9 @@ from .._inner._kept_weights import KeptWeights
 from .._inner._own_weights import OwnWeights
 from .._inner._steps import optimizers_of
 from .._inner._unseen_changes import UnseenChanges
+from .._model._loads import Loads
+from .._model._names import plain_name
 from .._model._partition import Buffers, split
-from .._model._values import plain_name
-from .._model._watch import Loads
 from .._outer._groups import checked_groups, group_of_parameters
 from .._outer._groups import outer_groups as outer_groups_of
 from .._seconds import Seconds

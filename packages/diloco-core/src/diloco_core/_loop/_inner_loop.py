@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
     from .._inner._kept_weights import KeptWeights
     from .._inner._unseen_changes import UnseenChanges
-    from .._model._watch import Loads
+    from .._model._loads import Loads
     from .._terms._schedule import Due
     from ._outer_steps import OuterSteps
 

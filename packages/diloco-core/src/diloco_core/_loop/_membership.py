@@ -11,7 +11,8 @@ from .._outer._initial import Initial
 from .._run._exchange import StoreExchange
 from .._terms._support import support_of
 from . import _notices as notices
-from ._own_state import NothingSaved, OpenSteps, OwnState
+from ._open_steps import OpenSteps
+from ._own_state import NothingSaved, OwnState
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence

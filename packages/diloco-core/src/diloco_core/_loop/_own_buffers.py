@@ -10,7 +10,8 @@ import torch
 from .._checks import kind_of
 from .._errors import ConfigurationError
 from .._model._memory import first_overlap
-from .._model._values import as_bytes, buffer_slots, is_plain, plain_name
+from .._model._names import plain_name
+from .._model._values import as_bytes, buffer_slots, is_plain
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence

@@ -7,10 +7,11 @@ from typing import TYPE_CHECKING
 from .._arithmetic._coded import CodedUpdates
 from .._arithmetic._layout import Rule
 from .._exchange._base import Schema
+from .._model._frozen import FrozenValues
 from .._model._partition import Buffers
 from .._model._unsynced import Unsynced
 from .._model._values import compared_tensors
-from .._model._watch import FrozenValues, ModelWatch
+from .._model._watch import ModelWatch
 from .._outer._delayed import DelayedFragment
 from .._outer._fragment import Fragment
 from .._outer._optimizer import OuterOptimizer, check_settings

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import torch
 
 from .._errors import ConfigurationError
-from ._values import plain_name
+from ._names import plain_name
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

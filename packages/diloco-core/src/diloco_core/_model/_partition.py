@@ -15,7 +15,8 @@ from .._checks import kind_of
 from .._errors import ConfigurationError
 from .._wire._safetensors import SAFETENSORS_DTYPES
 from ._layers import Pattern, deal_out
-from ._values import describe, is_plain, named_buffers, plain_name
+from ._names import plain_name
+from ._values import describe, is_plain, named_buffers
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence

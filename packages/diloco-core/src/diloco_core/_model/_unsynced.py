@@ -29,9 +29,10 @@ from .._wire._sections import (
     section_parts,
     seed,
 )
+from ._names import plain_name
 from ._partition import NamedTensor
 from ._segments import arrange, tensor_table
-from ._values import is_plain, plain_name
+from ._values import is_plain
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping

@@ -7,23 +7,19 @@ no value is read.
 
 from __future__ import annotations
 
-import itertools
-import weakref
 from dataclasses import dataclass
-from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import torch
 
 from .._errors import ConfigurationError, ModelChangedError
 from ._memory import address, first_overlap
-from ._values import checksum, describe, named_buffers
+from ._values import describe, named_buffers
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Mapping, Sequence
+    from collections.abc import Callable, Mapping, Sequence
 
     import torch
-    from torch.utils.hooks import RemovableHandle
 
     from ._partition import NamedTensor
 
@@ -242,174 +238,3 @@ def _refuse_argument(name: str, message: str) -> None:  # noqa: ARG001 - the sig
 
 def _refuse_change(name: str, message: str) -> None:
     raise ModelChangedError(message, name)
-
-
-# Bytes that are read at every sync although nothing shows that they were changed, since a change through parameter.data leaves
-# no trace. So such a change is found a few syncs later, or at the end.
-_READ_AT_ONCE = 2**24
-
-
-class FrozenValues:
-    """Remembers checksums of the values of frozen parameters, and compares them later, some parameters at a time.
-
-    For example, a moving average or a target network that follows the trained parameters differs between the replicas, and no
-    sync ever makes it equal again. Not thread-safe.
-
-    Args:
-        parameters: The frozen parameters by name.
-    """
-
-    def __init__(self, parameters: Mapping[str, torch.Tensor]) -> None:
-        self._parameters = parameters
-        self._checksums: dict[str, str] = {}
-        self._traces: dict[str, tuple[int, int]] = {}
-        self._next_names: list[str] = []
-
-    def remember(self, sums: Mapping[int, str | None]) -> None:
-        """Remember the present values of the parameters, which are to stay as they are.
-
-        Args:
-            sums: Their checksums by the ``id`` of the tensor; None if its values cannot be read.
-        """
-        for name, parameter in self._parameters.items():
-            value = sums.get(id(parameter))
-            if value is not None:
-                self._checksums[name] = value
-                self._traces[name] = _trace(parameter)
-
-    def check(self, *, everything: bool = False) -> None:
-        """Compare the parameters that were written to and some of the others in turn, or ``everything``.
-
-        Raises:
-            ModelChangedError: The values of a parameter have changed.
-        """
-        for name in self._checksums if everything else self._due():
-            parameter = self._parameters[name]
-            if checksum(parameter) != self._checksums[name]:
-                raise ModelChangedError(
-                    f"parameter {name!r} was frozen when the outer loop was made, and its values have been changed since. It is "
-                    "not synced, so every replica would end with different values. Keep tensors that follow the trained "
-                    "parameters (a moving average, a target network) outside the model, or in buffers, which are synced. If you "
-                    "have loaded values, do that before the block is entered.",
-                    name,
-                )
-            self._traces[name] = _trace(parameter)
-
-    def _due(self) -> list[str]:
-        due = [
-            name for name, trace in self._traces.items() if _trace(self._parameters[name]) != trace
-        ]
-        room = _READ_AT_ONCE
-        self._next_names = self._next_names or list(self._checksums)
-        while self._next_names and room > 0:
-            name = self._next_names.pop()
-            parameter = self._parameters[name]
-            size = parameter.numel() * parameter.itemsize
-            if size <= _READ_AT_ONCE:  # larger ones would delay the sync; they are read at the end
-                due.append(name)
-                room -= size
-        return due
-
-
-def _trace(parameter: torch.Tensor) -> tuple[int, int]:
-    """A value that changes when a parameter is written to, or is given other memory."""
-    version = 0 if parameter.is_inference() else parameter._version  # noqa: SLF001 - torch has no public way
-    return version, address(parameter)
-
-
-_MOST_VALUES = 64  # of each parameter
-_MOST_COUNTERS = 3
-
-
-class Loads:
-    """Compares a few values of every synced parameter before the first load since a step with those at the next step.
-
-    Nothing is read where nothing was loaded. Values that the training loop itself changes between steps (by clamping them, say)
-    are its own concern, and what replaces a parameter is noticed elsewhere. Not thread-safe.
-
-    Args:
-        model: The model.
-        tensors: The synced parameters.
-    """
-
-    def __init__(self, model: torch.nn.Module, tensors: Sequence[NamedTensor]) -> None:
-        self._model = model
-        self._tensors = tuple(tensors)
-        self._counted = [named.tensor for named in self._tensors[:_MOST_COUNTERS]]
-        self._versions: list[int] = []
-        self._before: list[torch.Tensor] | None = None
-        self._handles: list[RemovableHandle] = []
-
-    def watch(self) -> None:
-        """Begin to watch."""
-        self.stepped()
-        for module in self._model.modules():
-            if not isinstance(module, torch.jit.ScriptModule):
-                hook = _Hook(self)
-                handle = module.register_load_state_dict_pre_hook(hook)  # type: ignore[no-untyped-call]
-                self._handles.append(handle)
-
-    def stop(self) -> None:
-        """Stop watching; repeatable."""
-        self._before = None
-        for handle in self._handles:
-            handle.remove()
-        self._handles.clear()
-
-    def stepped(self) -> None:
-        """Note that the model holds what the training, or a sync, has given it."""
-        self._versions = [tensor._version for tensor in self._counted]  # noqa: SLF001 - it is public only in C++
-
-    def begins(self) -> None:
-        """Note that something is loaded now."""
-        # Where the loop has already changed the model by other means, a load may be what puts it back.
-        known = self._versions == [tensor._version for tensor in self._counted]  # noqa: SLF001
-        if self._before is None and known:
-            self._before = [_values(named.tensor) for named in self._tensors]
-
-    def check(self, settled: Collection[str] = ()) -> None:
-        """Refuse to go on with other values than before the load.
-
-        Args:
-            settled: Names of parameters that may hold others, since their committed values will be restored.
-
-        Raises:
-            ModelChangedError: The values were not put back; the error names the first parameter.
-        """
-        if self._before is None:
-            return
-        before, self._before = self._before, None
-        for named, values in zip(self._tensors, before, strict=True):
-            if named.name in settled:
-                continue
-            if not torch.equal(_values(named.tensor), values):
-                raise ModelChangedError(
-                    "values were loaded into the model inside the block, and parameter "
-                    f"{named.name!r} still holds them. They would be sent as what this replica has "
-                    "learned. Load before the block begins, or let the store decide: connect() with "
-                    "resume=True continues from the state of the run (elastic runs always do), and only "
-                    "what it does not hold is left to load. To evaluate with other weights, put the old "
-                    "values back before the next step.",
-                    named.name,
-                )
-
-
-class _Hook:
-    """Calls :meth:`Loads.begins`. A copy of the model, or a file that it is saved to, does not get it."""
-
-    def __init__(self, owner: Loads) -> None:
-        self._owner = weakref.ref(owner)
-
-    def __call__(self, *_: Any) -> None:
-        owner = self._owner()
-        if owner is not None:
-            owner.begins()
-
-    def __reduce__(self) -> tuple[type[partial[object]], tuple[Callable[..., object]]]:
-        return partial, (itertools.chain,)  # takes any arguments, and does nothing with them
-
-
-def _values(tensor: torch.Tensor) -> torch.Tensor:
-    """Some values of a tensor, evenly spread, as bytes: NaN equals NaN."""
-    flat = tensor.detach().reshape(-1)
-    return flat[:: max(1, -(-flat.numel() // _MOST_VALUES))].clone().view(torch.uint8)

@@ -15,7 +15,7 @@ from .._arithmetic._layout import Piece
 from .._checks import kind_of
 from .._errors import ConfigurationError
 from .._generators import undisturbed
-from .._model._values import plain_name
+from .._model._names import plain_name
 from .._terms._terms import OuterGroup
 from ._learning_rate import lr_of_sync
 from ._optimizer import OuterOptimizer, make, outer_factory

@@ -29,7 +29,7 @@ from .._exchange._pending import GivenUpError, Syncs
 from .._exchange._report import SyncReport
 from .._exchange._resumable import Position
 from .._model._unsynced import UnsyncedWatch
-from .._planner._plan import warn_of_long_syncs
+from .._planner._warning import warn_of_long_syncs
 from .._store._api import InBackground, check_size
 from .._store._patient import Patient
 from .._terms._support import EVERYTHING_SENT

@@ -1,0 +1,73 @@
+"""What a replica of a fixed run has learned in fragments whose turn has not come yet: saved with its own state.
+
+With several fragments, each is synced at a different time, and the others then hold inner steps that no sync counts. They are
+in no published state. So they are saved with the inner optimizers, and a run that is resumed exactly there goes on as if it had
+not stopped. With one fragment, there is nothing to save, unless the outer loop was loaded in the middle of a period.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from .._model._values import as_bytes
+from ._counters import Counters
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from .._outer._fragment import Fragment
+
+
+class OpenSteps:
+    """These inner steps, as an object that is saved and restored; see :class:`.Stateful`. Not thread-safe.
+
+    Attributes:
+        applied: Whether the replica continues with saved inner steps.
+    """
+
+    def __init__(self) -> None:
+        self.applied = False
+        self._fragments: Sequence[Fragment] = ()
+        self._count = Counters([])
+        self._loaded: dict[str, Any] = {}
+
+    def watch(self, fragments: Sequence[Fragment], count: Counters) -> None:
+        """Save the inner steps of these fragments from now on."""
+        self._fragments, self._count = fragments, count
+
+    def state_dict(self) -> dict[str, Any]:
+        """For every fragment, its inner steps since its last sync; and as bytes the values of those that are not as synced."""
+        count, steps = self._count, list(self._count.since_sync)
+        values = {
+            named.name: as_bytes(named.tensor)
+            for fragment, since_sync in zip(self._fragments, steps, strict=True)
+            if since_sync or fragment.alpha
+            for named in fragment.followed()
+        }
+        saved = {"since_sync": steps, "since_event": count.since_event, "values": values}
+        return {**saved, "tokens": list(count.tokens)} if any(count.tokens) else saved
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Remember a saved state, for :meth:`apply`."""
+        self._loaded = state
+
+    def apply(self, inner_steps: int) -> None:
+        """Continue with the saved inner steps. The fragments must hold the values of the sync before them.
+
+        Args:
+            inner_steps: How many inner steps the replica had taken when it saved them.
+        """
+        steps, values = self._loaded["since_sync"], self._loaded["values"]
+        with torch.no_grad():
+            for fragment, since_sync in zip(self._fragments, steps, strict=True):
+                if since_sync or fragment.alpha:
+                    for named in fragment.followed():
+                        saved = values[named.name].view(named.tensor.dtype)
+                        named.tensor.copy_(saved.view(named.tensor.shape))
+        self.applied = True
+        self._count.inner_steps = inner_steps
+        self._count.since_sync = [int(number) for number in steps]
+        self._count.tokens = [int(n) for n in self._loaded.get("tokens", [0] * len(steps))]
+        self._count.since_event = int(self._loaded["since_event"])
