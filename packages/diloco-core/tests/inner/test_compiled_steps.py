@@ -5,7 +5,7 @@ import warnings
 import pytest
 import torch
 
-from diloco_core import DiLoCo, in_process
+from diloco_core import ConfigurationError, DiLoCo, in_process
 
 SLOW = pytest.mark.slow  # tracing takes seconds
 
@@ -106,6 +106,20 @@ def test_a_compiled_step_is_counted_and_synced(lab, way, optimizer):
     # torch computes Adam's corrections in another order where it is compiled.
     for name, tensor in plain.items():
         torch.testing.assert_close(values[name], tensor, rtol=1e-4, atol=1e-5)
+
+
+def test_a_step_that_is_captured_into_a_cuda_graph_is_refused(lab, monkeypatch):
+    """Its replays would call no hooks. The capture was seen on a GPU; here torch only says that it is under way."""
+    model = lab.small_model()
+    inner = torch.optim.SGD(model.parameters(), lr=0.01)
+    with DiLoCo(model, inner, in_process(1)[0], sync_every=3) as outer:
+        step_compiled(model, inner, lambda step: step)()
+        monkeypatch.setattr(torch.cuda, "is_initialized", lambda: True)
+        monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: True)
+        with pytest.raises(ConfigurationError, match=r"0 \(SGD\) steps while a CUDA graph"):
+            inner.step()
+        monkeypatch.undo()
+    assert outer.inner_steps == 1
 
 
 def test_a_graph_without_breaks_is_refused_with_what_to_do(lab):

@@ -120,6 +120,26 @@ class Lion(torch.optim.Optimizer):
                 state["average"].lerp_(parameter.grad, 1 - second)
 
 
+class FilledByConstructor(torch.optim.Optimizer):
+    """As Adagrad of torch 2.11: the constructor makes the state, and a step takes it for granted."""
+
+    def __init__(self, parameters, lr=0.1):
+        super().__init__(parameters, {"lr": lr})
+        for parameter in self.param_groups[0]["params"]:
+            self.state[parameter].update(
+                step=torch.tensor(0.0), sum=torch.full_like(parameter, 0.25)
+            )
+
+    @torch.no_grad()
+    def step(self, closure=None):
+        for group in self.param_groups:
+            for parameter in group["params"]:
+                state = self.state[parameter]
+                state["step"] += 1
+                state["sum"].addcmul_(parameter.grad, parameter.grad)
+                parameter.addcdiv_(parameter.grad, state["sum"].sqrt(), value=-group["lr"])
+
+
 NOT_ELEMENTWISE = [Clipped, ClippedHigh, TrustRatio, Centred, Neighbours, CountsItsCalls, Noisy]
 
 
@@ -136,6 +156,7 @@ def test_what_is_not_elementwise_is_refused_though_its_class_is_sgds(kind):
     [
         torch.optim.Adadelta, torch.optim.Adagrad, torch.optim.Adam, torch.optim.Adamax, torch.optim.AdamW, torch.optim.ASGD,
         torch.optim.NAdam, torch.optim.RAdam, torch.optim.RMSprop, torch.optim.Rprop, torch.optim.SGD, Changed, Lion,
+        FilledByConstructor,
     ],
 )  # fmt: skip
 def test_what_is_elementwise_is_taken_whatever_its_class(kind):

@@ -125,6 +125,13 @@ class InnerSteps:
     # call each other.
 
     def _begins(self, number: int, optimizer: torch.optim.Optimizer, *_: Any) -> None:
+        # The question itself would begin to use the device, in a process that does not.
+        if torch.cuda.is_initialized() and torch.cuda.is_current_stream_capturing():
+            raise ConfigurationError(
+                f"{self.describe(number)} steps while a CUDA graph is captured. A replay of the graph calls no hooks, so its "
+                "steps would not be counted and nothing would be synced: capture the forward and backward passes alone, and "
+                "call step() after each replay"
+            )
         # A fused optimizer is called by a gradient scaler for a step that it skips, too. Reading what the scaler has found waits
         # for the device, as the scaler itself does before the step of an optimizer that is not fused.
         if bool(getattr(optimizer, "found_inf", False)):

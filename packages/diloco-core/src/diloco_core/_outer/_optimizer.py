@@ -76,9 +76,11 @@ class _Part:
     """The torch optimizer of one outer parameter group."""
 
     def __init__(self, group: OuterGroup) -> None:
-        probe = [torch.nn.Parameter(torch.zeros(1, device="cpu"))]
+        probe = torch.nn.Parameter(torch.zeros(1, device="cpu"))
         self.factory = group.factory
-        self.optimizer = make(group.factory, probe)
+        self.optimizer = make(group.factory, [probe])
+        # Some make a parameter's state in their constructor and nowhere else, as Adagrad of torch 2.11.
+        self._state_comes_from_constructor = bool(self.optimizer.state.pop(probe, None))
         self.group["params"] = []
         self.name = type(self.optimizer).__name__
         self._scheduled = group.schedule is not None
@@ -89,6 +91,14 @@ class _Part:
     @property
     def group(self) -> dict[str, Any]:
         return self.optimizer.param_groups[0]
+
+    def step(self, parameter: torch.nn.Parameter) -> None:
+        state = self.optimizer.state
+        if self._state_comes_from_constructor and not state.get(parameter):
+            state[parameter] = make(self.factory, [parameter]).state[parameter]
+        self.group["params"] = [parameter]
+        self.optimizer.step()
+        self.group["params"] = []
 
     def settings(self) -> dict[str, str]:
         values = {key: _as_text(value) for key, value in self.group.items() if key != "params"}
@@ -214,12 +224,10 @@ class OuterOptimizer:
 
     def step(self, piece: Piece, values: torch.Tensor, gradient: torch.Tensor) -> None:
         """Update ``values`` (a flat view that stays the same from step to step) in place."""
-        part, parameter = self._part(piece), self._parameter(piece, values)
+        parameter = self._parameter(piece, values)
         parameter.grad = gradient
-        part.group["params"] = [parameter]
         with _on_cpu():
-            part.optimizer.step()
-        part.group["params"] = []
+            self._part(piece).step(parameter)
         parameter.grad = None
 
     def prepare(self, piece: Piece, values: torch.Tensor) -> None:
