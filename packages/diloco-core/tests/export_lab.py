@@ -81,7 +81,8 @@ WRAPPERS = {
     "DDP": Distributed,
     "compiled DDP": lambda model: compiled_by_torch(Distributed(model)),
     "DDP of compiled": lambda model: Distributed(compiled_by_torch(model)),
-    "DataParallel": nn.DataParallel,
+    # On a GPU it moves the model there, which parts buffers that share their values.
+    **({} if torch.accelerator.is_available() else {"DataParallel": nn.DataParallel}),
 }
 
 

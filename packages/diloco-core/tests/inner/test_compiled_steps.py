@@ -7,6 +7,8 @@ import torch
 
 from diloco_core import ConfigurationError, DiLoCo, in_process
 
+# torch 2.11 warns of what it imports itself.
+pytestmark = pytest.mark.filterwarnings("ignore:.torch.jit:DeprecationWarning")
 SLOW = pytest.mark.slow  # tracing takes seconds
 
 

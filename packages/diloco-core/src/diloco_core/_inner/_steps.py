@@ -126,7 +126,8 @@ class InnerSteps:
 
     def _begins(self, number: int, optimizer: torch.optim.Optimizer, *_: Any) -> None:
         # The question itself would begin to use the device, in a process that does not.
-        if torch.cuda.is_initialized() and torch.cuda.is_current_stream_capturing():
+        in_use = torch.cuda.is_initialized()  # type: ignore[no-untyped-call] # so in torch
+        if in_use and torch.cuda.is_current_stream_capturing():
             raise ConfigurationError(
                 f"{self.describe(number)} steps while a CUDA graph is captured. A replay of the graph calls no hooks, so its "
                 "steps would not be counted and nothing would be synced: capture the forward and backward passes alone, and "
