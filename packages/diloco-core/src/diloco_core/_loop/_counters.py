@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from .._arithmetic._rate import NO_RATE, Rate
+from .._inner._steps import StepCounter
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -23,6 +24,7 @@ class Counters:
 
     Attributes:
         since_sync: For every fragment, the inner steps since its last sync. Its next contribution covers them.
+        step: Knows which optimizers have stepped in the inner step under way.
         committed: Outer steps that the model has taken.
         inner_steps: Inner steps of this rank.
         since_event: Inner steps since the last sync of any fragment.
@@ -33,6 +35,7 @@ class Counters:
     """
 
     since_sync: list[int]
+    step: StepCounter = field(default_factory=lambda: StepCounter(1))
     committed: int = 0
     inner_steps: int = 0
     since_event: int = 0
@@ -77,10 +80,11 @@ class Counters:
     def state_dict(self) -> dict[str, Any]:
         """The counters by name."""
         counters = {name: copy(getattr(self, name)) for name in _SAVED}
-        return {**counters, "outer_lr": self.rate.text}
+        return {**counters, "outer_lr": self.rate.text, "stepped": self.step.stepped}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Continue from saved counters; other entries of ``state`` are ignored."""
         for name in _SAVED:
             setattr(self, name, copy(state[name]))
         self.rate = Rate.parse(state["outer_lr"]) or NO_RATE
+        self.step.load(state["stepped"])

@@ -10,7 +10,7 @@ from .._checks import one_of, whole
 from .._errors import ConfigurationError, SyncError, UnequalSyncsError, UnseenStepsError
 from .._inner._kept_weights import KeptWeights
 from .._inner._own_weights import OwnWeights
-from .._inner._steps import optimizers_of
+from .._inner._steps import StepCounter, optimizers_of
 from .._inner._unseen_changes import UnseenChanges
 from .._model._loads import Loads
 from .._model._names import plain_name
@@ -21,6 +21,7 @@ from .._seconds import Seconds
 from .._terms._making import make_terms
 from . import _notices as notices
 from ._arguments import check_parties, check_topology, fragments_of, stateful_of, tokens_counted
+from ._counters import Counters
 from ._inner_loop import InnerLoop, TrainingProcess
 from ._membership import SAVE_INNER_EVERY, membership_of
 from ._outer_lr import OuterLr, check_changeable
@@ -257,8 +258,10 @@ class DiLoCo:
         schedules = [group.schedule for group in groups]
         self._loads = Loads(model, self._model.trained)
         self._lr = OuterLr(self._model.outer.rates, schedules, exchange.rank)
+        self._count = Counters([0] * len(parts), StepCounter(len(optimizers)))
         self._outer_steps = OuterSteps(
             self._fragments,
+            self._count,
             self._schedule,
             self._membership,
             self._lr,
@@ -266,7 +269,6 @@ class DiLoCo:
             adopted=self._note_sync,
             on_sync=on_sync,
         )
-        self._count = self._outer_steps.count
         self._saved = SavedState(self._model, optimizers, exchange, self._count)
         self._place = Place(self._model.synced, self._model.held, exchange)
         guards = (self._unseen, self._kept, self._loads)
@@ -343,7 +345,7 @@ class DiLoCo:
                     fragment.take_snapshot()
             self._exchange.join(self._schema())
             self._outer_steps.begin(restored=bool(self._saved.loaded))
-            if self._saved.loaded and not self._inner.step.stepped:
+            if self._saved.loaded:
                 self._membership.own.save_loaded(self.inner_steps)
         except BaseException as error:
             self._stop()
@@ -526,7 +528,7 @@ class DiLoCo:
                 "state_dict() in on_sync, or after a step at which `outer.syncing` is False."
             )
         self._model.check()
-        return self._saved.of(self._inner.step.stepped)
+        return self._saved.of()
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Continue from a saved state. Call it before entering the block, after loading the model and the inner optimizer.
@@ -552,7 +554,6 @@ class DiLoCo:
                 "this call out, or begin a new run with the loaded state: on another prefix, without resume=."
             )
         self._saved.load(state)
-        self._inner.step.load(state["stepped"])
 
     def _watch_steps(self, check: Callable[[], None]) -> None:
         self._inner.steps.watch()

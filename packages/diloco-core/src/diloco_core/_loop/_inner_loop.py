@@ -10,7 +10,7 @@ from dataclasses import InitVar, dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from .._errors import CoreError, SyncError, UnequalSyncsError
-from .._inner._steps import InnerSteps, StepCounter
+from .._inner._steps import InnerSteps
 from . import _notices as notices
 
 if TYPE_CHECKING:
@@ -41,7 +41,6 @@ class InnerLoop:
     Attributes:
         entered: Whether the loop's block has been entered: steps are counted from then on.
         steps: Notices the steps.
-        step: Knows which optimizers have stepped in the inner step under way.
     """
 
     optimizers: InitVar[Sequence[torch.optim.Optimizer]]
@@ -54,7 +53,6 @@ class InnerLoop:
 
     def __post_init__(self, optimizers: Sequence[torch.optim.Optimizer]) -> None:
         self._count = self.outer_steps.count
-        self.step = StepCounter(len(optimizers))
         self._steps_outside = [0] * len(optimizers)
         # The optimizers that have not stepped since the last sync, by number.
         self._idle = set(range(len(optimizers)))
@@ -68,7 +66,7 @@ class InnerLoop:
 
     def end_step(self) -> None:
         """Count an inner step that only some of the optimizers have taken, if any: the others will no longer take it."""
-        if self.step.end():
+        if self._count.step.end():
             self._count.count()
 
     def _before(self, optimizer: int) -> None:
@@ -78,7 +76,7 @@ class InnerLoop:
             self.loads.check()
         self.outer_steps.check_not_parted()
         asked = (self.steps.has_used_gradient, self.steps.has_replaced_gradient)
-        if self.entered and self.step.before(optimizer, *asked):
+        if self.entered and self._count.step.before(optimizer, *asked):
             self._count.count()
             if self.process.told_to_end:
                 self._end()
@@ -95,7 +93,7 @@ class InnerLoop:
         self.unseen.seen()
         self.kept.check(optimizer)
         self._idle.discard(optimizer)
-        if self.step.after(optimizer, self.steps.has_new_gradient):
+        if self._count.step.after(optimizer, self.steps.has_new_gradient):
             self._count.count()
             if not self._tried_own_state:
                 # A second time: optimizers create their state in their first step.
@@ -103,10 +101,10 @@ class InnerLoop:
                 self._tried_own_state = True
         # Do not sync in the middle of an inner step: that would drop the gradients of the optimizers that have not stepped
         # yet. But an optimizer may never step again, so wait for one period only.
-        half_taken = bool(self.step.stepped)
+        half_taken = bool(self._count.step.stepped)
         due = self.outer_steps.due(half_taken=half_taken)
         # The sync holds what was learned in the step under way, so it has to count it: a later life begins after it.
-        if (due.send or due.adopt) and self.step.count_early():
+        if (due.send or due.adopt) and self._count.step.count_early():
             self._count.count()
         if self.process.told_to_end and (due.adopt or not half_taken):
             self._end()

@@ -2,7 +2,8 @@
 
 With several fragments, each is synced at a different time, and the others then hold inner steps that no sync counts. They are
 in no published state. So they are saved with the inner optimizers, and a run that is resumed exactly there goes on as if it had
-not stopped. With one fragment, there is nothing to save, unless the outer loop was loaded in the middle of a period.
+not stopped. With one fragment, there is nothing to save, unless the outer loop was loaded in the middle of a period, or of an
+inner step that several optimizers take.
 """
 
 from __future__ import annotations
@@ -40,14 +41,19 @@ class OpenSteps:
     def state_dict(self) -> dict[str, Any]:
         """For every fragment, its inner steps since its last sync; and as bytes the values of those that are not as synced."""
         count, steps = self._count, list(self._count.since_sync)
+        stepped = count.step.stepped
         values = {
             named.name: as_bytes(named.tensor)
             for fragment, since_sync in zip(self._fragments, steps, strict=True)
-            if since_sync or fragment.alpha
+            if since_sync or stepped or fragment.alpha
             for named in fragment.followed()
         }
         saved = {"since_sync": steps, "since_event": count.since_event, "values": values}
-        return {**saved, "tokens": list(count.tokens)} if any(count.tokens) else saved
+        if any(count.tokens):
+            saved["tokens"] = list(count.tokens)
+        if stepped:
+            saved["stepped"] = stepped
+        return saved
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Remember a saved state, for :meth:`apply`."""
@@ -60,14 +66,16 @@ class OpenSteps:
             inner_steps: How many inner steps the replica had taken when it saved them.
         """
         steps, values = self._loaded["since_sync"], self._loaded["values"]
+        stepped = [int(number) for number in self._loaded.get("stepped", [])]
         with torch.no_grad():
             for fragment, since_sync in zip(self._fragments, steps, strict=True):
-                if since_sync or fragment.alpha:
+                if since_sync or stepped or fragment.alpha:
                     for named in fragment.followed():
                         saved = values[named.name].view(named.tensor.dtype)
                         named.tensor.copy_(saved.view(named.tensor.shape))
         self.applied = True
         self._count.inner_steps = inner_steps
+        self._count.step.load(stepped)
         self._count.since_sync = [int(number) for number in steps]
         self._count.tokens = [int(n) for n in self._loaded.get("tokens", [0] * len(steps))]
         self._count.since_event = int(self._loaded["since_event"])

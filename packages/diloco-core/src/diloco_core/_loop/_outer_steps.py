@@ -35,6 +35,7 @@ class OuterSteps:
 
     Args:
         fragments: All of them, in the order of their turns.
+        count: The inner and outer steps of this replica.
         schedule: Says which fragment is next, and when.
         membership: The kind of membership of the run.
         lr: Says which learning rate this replica proposes.
@@ -43,11 +44,11 @@ class OuterSteps:
         on_sync: Called with the report of every sync while this replica trains, or None.
 
     Attributes:
-        count: The inner and outer steps of this replica.
         training: Whether inner steps are taken between the syncs; False while a replica begins.
     """
 
     fragments: Sequence[Fragment]
+    count: Counters
     schedule: Schedule | Windows
     membership: Membership
     lr: OuterLr
@@ -57,7 +58,6 @@ class OuterSteps:
     training: bool = field(default=False, init=False)
 
     def __post_init__(self) -> None:
-        self.count = Counters([0] * len(self.fragments))
         self._rank = self.membership.exchange.rank
         self._clock = self.membership.support.clock
         self._failure = ""

@@ -46,15 +46,14 @@ class SavedState:
     count: Counters
     loaded: Mapping[str, Any] | None = field(default=None, init=False)
 
-    def of(self, stepped: Sequence[int]) -> dict[str, Any]:
-        """The state now. ``stepped`` names the inner optimizers that have stepped in the inner step under way."""
+    def of(self) -> dict[str, Any]:
+        """The state now."""
         state = {
             **self._identity(),
             "settings": dict(self.model.settings),
             "tensors": self.model.tensors(),
             "model": _model_checksums(self.model.fragments),
             **self.count.state_dict(),
-            "stepped": stepped,
             "has_inner_state": [bool(optimizer.state) for optimizer in self.optimizers],
             "fragments": [
                 {
