@@ -12,8 +12,8 @@ from diloco_core._run._life._life import Life
 from diloco_core._run._policy import _ends
 from diloco_core._run._records._records import read_record
 from diloco_core._run._round._shares import Shares
-from diloco_core._run._states import _publish
-from diloco_core._run._sync import _adopt, _catchup, _compute, _sync
+from diloco_core._run._states import _publish, _rollback
+from diloco_core._run._sync import _adopt, _compute, _sync
 from diloco_core._store._patient import Patient
 
 KINDS = ("kill before", "kill after", "zombie", "lose answer", "tear", "delay")
@@ -143,9 +143,21 @@ def everything_is_deleted_at_the_commit(monkeypatch):
 
 
 def nobody_obeys_an_end(monkeypatch):
-    for module in (_ends, _exchange, _catchup):
+    for module in (_ends, _exchange, _rollback):
         for name in {"obey_end", "refuse_ended"} & vars(module).keys():
             monkeypatch.setattr(module, name, lambda *_, **__: None)
+
+
+def whoever_resumes_passes_every_end(monkeypatch):
+    """Also one that was made after its claim, which those who made it obey."""
+    for module in (_ends, _rollback):
+        obey = module.obey_end
+
+        def mutant(life, record, obey=obey):
+            if not life.settings.resume:
+                obey(life, record)
+
+        monkeypatch.setattr(module, "obey_end", mutant)
 
 
 def an_end_has_a_key_of_its_own(monkeypatch):
@@ -184,6 +196,7 @@ def test_it_is_caught(mutant, first, monkeypatch):
         (records_are_put, 5),
         (ends_are_put, 5),
         (nobody_obeys_an_end, 1),
+        (whoever_resumes_passes_every_end, 22),
         (an_end_has_a_key_of_its_own, 1),
     ],
 )
