@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable
 from numbers import Integral, Real
-from typing import TYPE_CHECKING, TypeGuard
+from typing import TypeGuard
 
 import torch
 
 from ._errors import ConfigurationError
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable
 
 MOST_RANKS = 10**5
 """Ranks have five digits in keys."""

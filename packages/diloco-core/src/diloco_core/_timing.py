@@ -5,15 +5,13 @@ from __future__ import annotations
 import logging
 import threading
 import time
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 from ._checks import check_positive
 from ._errors import ConfigurationError
 from ._retry import NOTICE_SECONDS
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
 
 WATCH_EVERY = 8
 """Once in so many syncs, replicas check what has to stay in the store while a run goes on.

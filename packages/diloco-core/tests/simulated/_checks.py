@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 import torch
@@ -17,8 +18,6 @@ from diloco_core._seconds import Seconds
 from ._recomputed import Recomputed, contributed, lost_parts, recompute
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping, Sequence
-
     from diloco_core.testing._simulation import Outcome
     from diloco_core.testing._store import SimulatedStore
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from typing import TYPE_CHECKING, Any, Literal
@@ -19,8 +20,6 @@ from ._recomputed import is_near, sent_of
 from ._timeline import Feedback, Mixing, Timeline
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
-
     from diloco_core._exchange._report import SyncReport
     from diloco_core._outer._fragment import Fragment
     from diloco_core.testing._simulation import Node

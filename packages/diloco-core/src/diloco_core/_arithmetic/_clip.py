@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import math
 from bisect import bisect_right
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -29,8 +30,6 @@ from ._sent import codec_of
 from ._sharded import checked
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
-
     from ._sharded import Scratch, Source
     from ._sync_job import SyncJob
 

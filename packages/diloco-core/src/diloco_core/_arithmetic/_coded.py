@@ -10,13 +10,12 @@ whole as well; a run that is resumed starts there, and adds the updates since.
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, NamedTuple
 
 import torch
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
-
     from .._codecs._codec import Codec
     from ._layout import Piece
 

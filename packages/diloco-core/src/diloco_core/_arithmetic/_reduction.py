@@ -7,6 +7,7 @@ reads.
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -14,12 +15,9 @@ import torch
 
 from .._codecs._codec import is_sparse
 from .._errors import NonFiniteUpdateError
-from ._layout import Rule
+from ._layout import Layout, Piece, Rule
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator, Sequence
-
-    from ._layout import Layout, Piece
     from ._sharded import Scratch, Source
     from ._sync_job import SyncJob
 

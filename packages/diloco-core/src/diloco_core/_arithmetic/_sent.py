@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from .._codecs._plain import PLAIN
-from ._layout import Rule
+from ._layout import Layout, Piece, Rule
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
     import torch
 
     from .._codecs._codec import Codec
-    from ._layout import Layout, Piece
     from ._sync_job import SyncJob
 
 

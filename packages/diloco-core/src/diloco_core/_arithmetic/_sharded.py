@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable, Sequence
 from itertools import accumulate, pairwise
 from typing import TYPE_CHECKING, TypeAlias
 
@@ -12,8 +13,6 @@ from .._errors import NonFiniteDeltaError
 from ._layout import Layout, Piece, Rule
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
-
     from ._sync_job import SyncJob
 
     # Fills the buffer with a rank's contribution to a chunk and returns the buffer; or returns a view that already holds it.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from abc import abstractmethod
+from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING
 
 from .._arithmetic._clip import Clipping, measure_norms
@@ -17,8 +18,6 @@ from ._report import SyncReport
 from ._schemas import compare_schemas
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
-
     from .._arithmetic._contribution import Contribution
     from .._arithmetic._sharded import Source
     from .._arithmetic._sync_job import SyncJob

@@ -7,6 +7,7 @@ them. The arithmetic is the same as that of the exchange over a store, and the r
 from __future__ import annotations
 
 import threading
+from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -14,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 import torch.distributed as dist
 
-from .._arithmetic._layout import Rule
+from .._arithmetic._layout import Piece, Rule
 from .._arithmetic._reduction import mean
 from .._arithmetic._sent import as_sent
 from .._arithmetic._sync_job import SyncJob
@@ -30,14 +31,10 @@ from .._timing import Timing
 from ._base import Schema
 from ._endings import Ending, conclude, failure
 from ._in_memory import ExchangeInMemory
-from ._pending import check_usable
+from ._pending import Pending, Steps, check_usable
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    from .._arithmetic._layout import Piece
     from .._arithmetic._sharded import Source
-    from ._pending import Pending, Steps
 
 GROUP_CHUNK_BYTES = 4 * 2**20
 """Default size of a chunk in bytes: large enough to hide the latency of a message, small compared with a model."""

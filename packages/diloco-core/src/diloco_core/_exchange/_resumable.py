@@ -6,6 +6,7 @@ takes the run's newest state when it begins, may come back, and learns after eac
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
 
@@ -13,8 +14,6 @@ from .._arithmetic._rate import NO_RATE, Rate
 from .._arithmetic._sync_job import SyncJob
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping, Sequence
-
     import torch
 
     from .._arithmetic._layout import Piece

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, NamedTuple
 
 from .._errors import MismatchError
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
-
     from ._base import Schema
 
 

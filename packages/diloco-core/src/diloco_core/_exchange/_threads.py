@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import threading
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from .._arithmetic._layout import CHUNK_BYTES
+from .._arithmetic._layout import CHUNK_BYTES, Piece
 from .._arithmetic._reduction import reduce_shards
 from .._arithmetic._sent import as_sent
 from .._arithmetic._sharded import adopt_shard
@@ -23,17 +24,13 @@ from .._terms._support import EVERYTHING_SENT
 from .._timing import Timing
 from ._endings import Ending, Progress, conclude, failure, named_ranks
 from ._in_memory import ExchangeInMemory
-from ._pending import GivenUpError, check_usable
+from ._pending import GivenUpError, Pending, Steps, check_usable
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
-
     import torch
 
     from .._arithmetic._contribution import Contribution
-    from .._arithmetic._layout import Piece
     from ._base import Schema
-    from ._pending import Pending, Steps
 
 
 def in_process(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from itertools import islice, takewhile
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
@@ -18,15 +19,10 @@ from .._timing import Timing
 from .._wire._coded import EncodedUpdate
 from .._wire._published import ValuesReader, end_sums
 from .._wire._sections import Section, view
-from ._run_states import sentence
+from ._run_states import PublishedFile, RunStates, sentence
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
-
-    import torch
-
     from .._store._api import ObjectReader, Store
-    from ._run_states import PublishedFile, RunStates
 
 _TRIES = 8
 # How many numbers of the log are looked at, from the newest one on, for a state that is not complete.

@@ -6,6 +6,7 @@ import contextlib
 import logging
 import os
 import secrets
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -18,15 +19,11 @@ from .._store._drivers._folder import FolderStore
 from .._store._open import open_store
 from .._wire._safetensors import entry, header_bytes
 from .._wire._sections import view
-from ._choice import as_damage, newer_unfinished, newest_whole, read_tensors, the_states
-from ._run_states import find_source, sentence, unsynced_files, without_unsynced
+from ._choice import Choice, as_damage, newer_unfinished, newest_whole, read_tensors, the_states
+from ._run_states import RunStates, find_source, sentence, unsynced_files, without_unsynced
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
-
     from .._store._api import Store
-    from ._choice import Choice
-    from ._run_states import RunStates
 
 _log = logging.getLogger("diloco_core")
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import sys
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, TypeVar
@@ -35,10 +36,7 @@ from .._store._reread import read_again, read_or_copy
 from .._timing import Timing
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Mapping, Sequence
-
     from .._codecs._codec import Codec
-    from .._run._records._manifest import Manifest
     from .._store._api import Store
 
 T = TypeVar("T", bound="Commit | Rollback | Done")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
@@ -14,8 +15,6 @@ from ._file import check_size, file_parts, verified
 from ._packed import pack, unpack
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
-
     from .._store._api import Buffer
 
 # Fields of a saved file that are not states of objects.

@@ -6,8 +6,10 @@ import inspect
 import sys
 import threading
 import weakref
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from functools import partial
+from types import FrameType
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -15,9 +17,6 @@ import torch
 from .._errors import ConfigurationError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Sequence
-    from types import FrameType
-
     from torch.utils.hooks import RemovableHandle
 
 _lock = threading.Lock()

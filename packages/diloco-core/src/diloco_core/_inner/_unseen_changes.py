@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import weakref
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -12,8 +13,6 @@ from .._errors import UnseenStepsError
 from ._steps import untraced
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
     from torch.utils.hooks import RemovableHandle
 
     from .._model._partition import NamedTensor

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 import torch
@@ -15,8 +15,6 @@ from .._terms._support import support_of
 from .._terms._weighting import Weighting
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
     from .._arithmetic._weights import Amount
     from .._exchange._base import Exchange
     from .._inner._state import Stateful

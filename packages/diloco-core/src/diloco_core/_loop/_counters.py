@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from copy import copy
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
@@ -10,8 +11,6 @@ from .._arithmetic._rate import NO_RATE, Rate
 from .._inner._steps import StepCounter
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
-
     from .._exchange._resumable import Position
 
 

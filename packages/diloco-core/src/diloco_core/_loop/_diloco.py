@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Literal, Self
 
 import torch
@@ -32,8 +33,6 @@ from ._saved import SavedState
 from ._synced_model import SyncedModel
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
-
     from .._codecs._codec import Codec
     from .._exchange._base import Exchange, Schema
     from .._exchange._report import SyncReport

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from .._connect import connect
 from ._diloco import DiLoCo
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
     import torch
 
     from .._exchange._base import Exchange

@@ -5,6 +5,7 @@ Also when it is due, if ``sync_every`` is a time, and what becomes of it when an
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -13,9 +14,6 @@ from .._outer._delayed import DelayedFragment
 from . import _notices as notices
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from .._errors import UnequalSyncsError
     from .._exchange._base import Exchange
     from .._exchange._pending import Pending
     from .._exchange._report import SyncReport

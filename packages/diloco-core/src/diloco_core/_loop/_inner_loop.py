@@ -5,8 +5,10 @@ from __future__ import annotations
 import os
 import signal
 import threading
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import InitVar, dataclass, field
+from types import FrameType
 from typing import TYPE_CHECKING, Any
 
 from .._errors import CoreError, SyncError, UnequalSyncsError
@@ -14,9 +16,6 @@ from .._inner._steps import InnerSteps
 from . import _notices as notices
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
-    from types import FrameType
-
     import torch
 
     from .._inner._kept_weights import KeptWeights

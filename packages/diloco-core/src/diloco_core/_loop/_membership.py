@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, TypeAlias
 
 import torch
@@ -15,8 +16,6 @@ from ._open_steps import OpenSteps
 from ._own_state import NothingSaved, OwnState
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
-
     from .._exchange._base import Exchange
     from .._exchange._pending import Pending
     from .._exchange._resumable import Position

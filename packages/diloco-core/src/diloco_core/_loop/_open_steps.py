@@ -8,6 +8,7 @@ inner step that several optimizers take.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -16,8 +17,6 @@ from .._model._values import as_bytes
 from ._counters import Counters
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
     from .._outer._fragment import Fragment
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from itertools import chain
 from typing import TYPE_CHECKING, Any, TypeAlias
 
@@ -14,8 +15,6 @@ from .._model._names import plain_name
 from .._model._values import as_bytes, buffer_slots, is_plain
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
-
     _Slot: TypeAlias = tuple[torch.nn.Module, str]  # a module, and the name of one of its buffers
 
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import threading
 import weakref
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -15,8 +16,6 @@ from .._errors import ConfigurationError
 from .._model._memory import address, first_overlap
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
-
     import torch
 
     from .._exchange._base import Exchange

@@ -2,20 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from .._errors import CorruptedObjectError, FormatError
-from .._inner._file import file_parts, verified
+from .._inner._file import SavedInner, file_parts, verified
 from .._inner._packed import pack, unpack
 from . import _notices as notices
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Sequence
-
     import torch
 
-    from .._inner._file import SavedInner
     from .._outer._fragment import Fragment
     from .._outer._residual import Residual
     from .._store._api import Buffer

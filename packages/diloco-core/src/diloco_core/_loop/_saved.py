@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -14,8 +14,6 @@ from .._wire._sections import fingerprint
 from . import _notices as notices
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
     import torch
 
     from .._exchange._base import Exchange

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 from .._errors import ModelChangedError
@@ -9,8 +10,6 @@ from ._memory import address
 from ._values import checksum
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
-
     import torch
 
 # Bytes that are read at every sync although nothing shows that they were changed, since a change through parameter.data leaves

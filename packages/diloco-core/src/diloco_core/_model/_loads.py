@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import weakref
+from collections.abc import Callable, Collection, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -12,8 +13,6 @@ import torch
 from .._errors import ModelChangedError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Sequence
-
     from torch.utils.hooks import RemovableHandle
 
     from ._partition import NamedTensor

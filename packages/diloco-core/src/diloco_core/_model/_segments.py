@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from bisect import bisect_right
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import chain
 from typing import TYPE_CHECKING, Any
@@ -14,8 +15,6 @@ from .._arithmetic._layout import Group, Layout, Piece, Rule
 from .._squares import sum_of_squares
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
-
     from ._partition import NamedTensor
 
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import logging
 import secrets
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -15,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 import xxhash
 
-from .._arithmetic._layout import CHUNK_BYTES, Layout, Rule
+from .._arithmetic._layout import CHUNK_BYTES, Layout, Piece, Rule
 from .._errors import ConfigurationError, CorruptedObjectError
 from .._store._reread import read_again
 from .._wire._published import END, Sums, ValuesReader, ending
@@ -35,9 +36,6 @@ from ._segments import arrange, tensor_table
 from ._values import is_plain
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator, Mapping
-
-    from .._arithmetic._layout import Piece
     from .._store._api import Buffer, ObjectReader
     from .._store._patient import Patient
 

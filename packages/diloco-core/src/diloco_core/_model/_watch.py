@@ -7,6 +7,7 @@ no value is read.
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -17,10 +18,6 @@ from ._memory import address, first_overlap
 from ._values import describe, named_buffers
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
-
-    import torch
-
     from ._partition import NamedTensor
 
 

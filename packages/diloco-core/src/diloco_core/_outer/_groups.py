@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any
@@ -17,13 +17,10 @@ from .._errors import ConfigurationError
 from .._generators import undisturbed
 from .._model._names import plain_name
 from .._terms._terms import OuterGroup
-from ._learning_rate import lr_of_sync
+from ._learning_rate import LearningRate, lr_of_sync
 from ._optimizer import OuterOptimizer, make, outer_factory
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
-
-    from ._learning_rate import LearningRate
     from ._optimizer import OuterOptimizerFactory
 
 

@@ -18,12 +18,11 @@ from .._timing import WATCH_EVERY, Timing
 from .._wire._delta import SUMMED_BYTES
 from .._wire._published import END
 from .._wire._sections import CHECKSUM_BYTES, NUMBER_BYTES
-from ._costs import Costs, Ranges
+from ._costs import Costs, Ranges, StoreModel
 
 if TYPE_CHECKING:
     from .._codecs._codec import Codec
     from .._store._transfer import Transfer
-    from ._costs import StoreModel
 
 _WINDOW = 16  # how many blocks are laid out to see how chunks fill them
 # Bytes, as they are in the middle of a run; tests compare them with those of real runs.

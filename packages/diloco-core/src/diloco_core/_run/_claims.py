@@ -9,6 +9,7 @@ from __future__ import annotations
 import logging
 import os
 import secrets
+from collections.abc import Callable, Iterator, Mapping
 from functools import partial
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -20,8 +21,6 @@ from ._records._keys import Delta, Hint, Wish, claim_key, commit_key, epochs, pa
 from ._records._records import Rollback, of_run, read_record
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping
-
     from .._store._patient import Patient
     from ._life._life import Life
 

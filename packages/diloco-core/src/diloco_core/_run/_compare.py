@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
@@ -17,8 +18,6 @@ from .._exchange._schemas import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
-
     from ._records._manifest import Manifest
     from ._settings import Joiner
 

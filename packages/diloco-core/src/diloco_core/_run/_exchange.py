@@ -6,6 +6,7 @@ holds enough to continue the run: the newest published state, and everything tha
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
@@ -25,12 +26,12 @@ from .._errors import (
 from .._exchange._base import Exchange, Schema
 from .._exchange._endings import as_text
 from .._exchange._one_thread import one_thread
-from .._exchange._pending import GivenUpError, Syncs
+from .._exchange._pending import GivenUpError, Pending, Steps, Syncs
 from .._exchange._report import SyncReport
-from .._exchange._resumable import Position
+from .._exchange._resumable import Position, ResumableJob
 from .._model._unsynced import UnsyncedWatch
 from .._planner._warning import warn_of_long_syncs
-from .._store._api import InBackground, check_size
+from .._store._api import Buffer, InBackground, Store, check_size
 from .._store._patient import Patient
 from .._terms._support import EVERYTHING_SENT
 from .._timing import WATCH_EVERY, Timing
@@ -60,13 +61,8 @@ from ._sync._sync import StoreSync, stands_in
 from ._watch import check_run, watch_manifest
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator, Sequence
-
     from .._arithmetic._sync_job import SyncJob
-    from .._exchange._pending import Pending, Steps
-    from .._exchange._resumable import ResumableJob
     from .._inner._file import SavedInner
-    from .._store._api import Buffer, Store
     from ._life._life import Life
 
 

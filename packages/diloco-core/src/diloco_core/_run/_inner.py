@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterable, Iterator
 from typing import TYPE_CHECKING
 
 from .._errors import CorruptedObjectError
@@ -12,8 +13,6 @@ from ._records._keys import inner_key, parse_inner, parse_residual, residual_key
 from ._watch import check_run
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator
-
     from .._store._api import Buffer
     from ._life._life import Life
 

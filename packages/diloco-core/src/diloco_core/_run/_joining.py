@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from typing import TYPE_CHECKING
@@ -23,8 +24,6 @@ from ._sync._fork import look_back
 from ._watch import watch_manifest
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Mapping, Sequence
-
     from .._exchange._resumable import ResumableJob
     from .._model._unsynced import UnsyncedWatch
     from .._store._patient import Patient

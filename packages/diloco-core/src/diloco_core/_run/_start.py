@@ -12,6 +12,7 @@ import logging
 import math
 import re
 import secrets
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
@@ -34,15 +35,12 @@ from ._policy._together import sums_of_all, upload, upload_own
 from ._records._keys import BEGINNING, MANIFEST, commit_sync, is_claim
 from ._records._manifest import Manifest
 from ._records._rules import states
-from ._settings import choose_topology
+from ._settings import Joiner, choose_topology
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator, Sequence
-
     from .._exchange._base import Schema
     from .._exchange._resumable import ResumableJob
     from .._store._patient import Patient
-    from ._settings import Joiner
 
 # Signs in a grace. A few of them may be late or not be seen before the other replicas consider the sender dead.
 _SIGNS = 4

@@ -5,9 +5,10 @@ from __future__ import annotations
 import math
 import secrets
 from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterable
+from concurrent.futures import Future
 from contextlib import AbstractContextManager
 from typing import (
-    TYPE_CHECKING,
     Any,
     Protocol,
     Self,
@@ -19,12 +20,6 @@ from typing import (
 
 from .._errors import ConfigurationError, CorruptedObjectError, ObjectNotFoundError
 from ._transfer import BLOCK_BYTES, Transfer
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
-    from concurrent.futures import Future
-
-    from ._transfer import Transfer
 
 T = TypeVar("T")
 

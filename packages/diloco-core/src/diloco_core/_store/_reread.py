@@ -9,19 +9,17 @@ from __future__ import annotations
 
 import logging
 from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from concurrent.futures import Future
 from contextlib import ExitStack, contextmanager, suppress
 from itertools import islice
 from typing import TYPE_CHECKING, TypeVar
 
 from .._errors import CorruptedObjectError, StoreError
-from ._api import InBackground
+from ._api import InBackground, ObjectReader, Store
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator, Mapping
-    from concurrent.futures import Future
-
     from .._timing import Timing
-    from ._api import ObjectReader, Store
 
 T = TypeVar("T")
 

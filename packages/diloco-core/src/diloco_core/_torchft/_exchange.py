@@ -5,34 +5,29 @@ from __future__ import annotations
 import json
 import logging
 import time
+from collections.abc import Sequence
 from contextlib import nullcontext
 from typing import TYPE_CHECKING, NamedTuple
 
 import torch
 import xxhash
 
-from .._arithmetic._layout import CHUNK_BYTES, Piece, Rule
+from .._arithmetic._layout import CHUNK_BYTES, Layout, Piece, Rule
 from .._arithmetic._sharded import Scratch, checked
 from .._checks import check_identity
 from .._errors import ConfigurationError, MismatchError
-from .._exchange._base import Exchange
+from .._exchange._base import Exchange, Schema
 from .._exchange._endings import Progress
-from .._exchange._pending import Syncs
+from .._exchange._pending import Pending, Steps, Syncs
 from .._exchange._report import SyncReport
 from .._outer._initial import Initial
 from .._terms._support import Support
 from .._wire._sections import view
-from ._manager import MockManager
+from ._manager import Manager, MockManager
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from .._arithmetic._layout import Layout
     from .._arithmetic._sync_job import SyncJob
-    from .._exchange._base import Schema
-    from .._exchange._pending import Pending, Steps
     from .._outer._fragment import Fragment
-    from ._manager import Manager
 
 
 _log = logging.getLogger("diloco_core")

@@ -2,19 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
 
 from .._allreduce import Mean
 from .._errors import ConfigurationError
-from .._exchange._base import Schema
+from .._exchange._base import Exchange, Schema
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
     from .._arithmetic._sync_job import SyncJob
-    from .._exchange._base import Exchange
     from .._exchange._report import SyncReport
 
 

@@ -14,6 +14,7 @@ readers do not need the header, which is for people and other tools.
 from __future__ import annotations
 
 import struct
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 import xxhash
@@ -21,8 +22,8 @@ import xxhash
 from .._arithmetic._clip import norm_count
 from .._arithmetic._layout import CHUNK_BYTES, Rule
 from .._arithmetic._sent import codec_of, sent_bytes
-from .._arithmetic._sharded import carries, check_contribution, checked, may_carry
-from ._delta_reader import Chunk, DeltaReader, Place, checksum, once
+from .._arithmetic._sharded import Scratch, carries, check_contribution, checked, may_carry
+from ._delta_reader import Again, Chunk, DeltaReader, Place, checksum, once
 from ._sections import (
     Section,
     header,
@@ -34,12 +35,8 @@ from ._sections import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator, Sequence
-
-    from .._arithmetic._sharded import Scratch
     from .._arithmetic._sync_job import SyncJob
     from .._store._api import Buffer, ObjectReader
-    from ._delta_reader import Again
 
 SUMMED_BYTES = CHUNK_BYTES
 """Bytes of values that have a checksum of their own. Other than buffers, it is the same for all replicas of all runs."""

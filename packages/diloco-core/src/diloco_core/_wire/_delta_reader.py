@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 import struct
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, NamedTuple, Protocol, TypeVar
 
@@ -16,14 +17,11 @@ import torch
 import xxhash
 
 from .._errors import CorruptedObjectError
-from .._store._api import Closing, reads_ahead
+from .._store._api import Buffer, Closing, ObjectReader, reads_ahead
 from ._sections import CHECKSUM_BYTES, fill
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping
-
     from .._codecs._codec import Codec
-    from .._store._api import Buffer, ObjectReader
 
 T = TypeVar("T")
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, TypeVar
 
@@ -11,11 +12,9 @@ from .._arithmetic._sent import as_sent, sent_bytes
 from .._arithmetic._sharded import carries, with_unchanged, without_progress
 from .._store._api import Closing
 from .._store._reread import read_again
-from ._delta_reader import once
+from ._delta_reader import DeltaReader, once
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Sequence
-
     import torch
 
     from .._arithmetic._layout import Piece
@@ -24,7 +23,6 @@ if TYPE_CHECKING:
     from .._store._patient import Patient
     from .._timing import Timing
     from ._delta import DeltaFormat, Named
-    from ._delta_reader import DeltaReader
 
 T = TypeVar("T")
 

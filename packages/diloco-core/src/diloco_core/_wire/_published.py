@@ -12,14 +12,15 @@ from __future__ import annotations
 
 import json
 from collections import deque
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 import xxhash
 
-from .._arithmetic._sharded import adopt_shard
+from .._arithmetic._sharded import Scratch, adopt_shard
 from .._errors import CorruptedObjectError
-from .._store._api import reads_ahead
+from .._store._api import Buffer, ObjectReader, reads_ahead
 from ._safetensors import read_header
 from ._sections import (
     CHECKSUM_BYTES,
@@ -33,12 +34,8 @@ from ._sections import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping, Sequence
-
     from .._arithmetic._layout import Layout, Piece
-    from .._arithmetic._sharded import Scratch
     from .._arithmetic._sync_job import SyncJob
-    from .._store._api import Buffer, ObjectReader
 
 # What follows the values: sections without tensors, which consist only of a checksum.
 END = (Section("rest", (), 0), Section("both", (), 0))

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import json
 from bisect import bisect_right
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
 from typing import TYPE_CHECKING, Any
@@ -26,8 +27,6 @@ from .._errors import CorruptedObjectError
 from ._safetensors import LENGTH_BYTES, entry, header_bytes
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-
     from .._arithmetic._layout import Layout, Piece
     from .._codecs._codec import Codec
     from .._store._api import Buffer, ObjectReader

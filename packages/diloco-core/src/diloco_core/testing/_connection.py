@@ -4,17 +4,14 @@ from __future__ import annotations
 
 import random
 from collections import Counter
+from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING, TypeVar
 
 from .._errors import CorruptedObjectError, ObjectNotFoundError, StoreUnavailableError
-from .._store._api import RECORD_BYTES, Closing, too_large
-from ._scheduler import Killed
+from .._store._api import RECORD_BYTES, Buffer, Closing, too_large
+from ._scheduler import Fault, Killed, Scheduler
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Sequence
-
-    from .._store._api import Buffer
-    from ._scheduler import Fault, Scheduler
     from ._store import SimulatedStore
 
 T = TypeVar("T")

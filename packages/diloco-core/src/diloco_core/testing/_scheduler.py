@@ -5,13 +5,10 @@ from __future__ import annotations
 import heapq
 import itertools
 import threading
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 from .._checks import one_of
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
 
 
 class Killed(BaseException):

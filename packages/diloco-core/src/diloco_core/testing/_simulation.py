@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import random
 import threading
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
@@ -19,8 +20,6 @@ from ._scheduler import Fault, Killed, Scheduler
 from ._store import SimulatedStore
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
-
     from .._exchange._base import Exchange
 
 

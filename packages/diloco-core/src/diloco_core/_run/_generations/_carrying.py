@@ -7,6 +7,7 @@ rank 0 carries the records, and the manifest when everything else is there.
 from __future__ import annotations
 
 import logging
+from collections.abc import Iterator
 from functools import partial
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -20,8 +21,6 @@ from .._states._kept import keys_of, verified
 from ._names import FOLDER
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
-
     from ..._store._api import ObjectReader
     from ..._store._patient import Patient
     from .._life._life import Life

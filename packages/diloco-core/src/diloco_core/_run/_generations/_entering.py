@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from typing import TYPE_CHECKING
 
@@ -35,8 +36,6 @@ from ._gathering import Gathering, check_stopped
 from ._names import FOLDER, before, begun, folder, headless, next_number, without_manifest
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Sequence
-
     from ..._exchange._base import Schema
     from ..._exchange._resumable import ResumableJob
     from .._life._life import Life

@@ -24,12 +24,11 @@ from .._records._keys import (
     highest_epochs,
 )
 from .._records._records import GivenUp, Rollback
-from .._round._reload import Why
+from .._round._reload import ReloadError, Why
 
 if TYPE_CHECKING:
     from ..._store._patient import Patient
     from .._life._life import Life
-    from .._round._reload import ReloadError
 
 
 def refuse_ended(ends: list[Rollback], uri: str, *, means: bool = False) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from ..._errors import MismatchError, RendezvousTimeoutError, ReplicaLostError
@@ -12,8 +13,6 @@ from .._records._keys import Hint, deltas, farewells, highest_epochs
 from .._records._rules import former_farewells
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
     from ..._store._patient import Patient
     from .._life._life import Life
 

@@ -8,6 +8,7 @@ the store does not count.
 from __future__ import annotations
 
 import itertools
+from collections.abc import Callable, Collection, Iterable, Mapping
 from functools import partial
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -23,8 +24,6 @@ from .._records._keys import Delta, Hint, beat_key, farewells, schema
 from ._ends import give_up
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Iterable, Mapping
-
     from ..._store._api import Store
     from ..._timing import Timing
     from .._life._life import Life

@@ -26,6 +26,7 @@ ignored.
 from __future__ import annotations
 
 import re
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -34,8 +35,6 @@ from ..._arithmetic._weights import Amount
 from ..._wire._sections import fingerprint
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
-
     from ..._arithmetic._sync_job import SyncJob
 
 BEGINNING = "beginning.json"

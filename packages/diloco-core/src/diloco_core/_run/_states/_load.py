@@ -10,11 +10,12 @@ hold other values.
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from ..._arithmetic._sharded import adopt_shard
 from ..._errors import CorruptedObjectError, DivergedError
-from ..._store._api import reads_ahead
+from ..._store._api import ObjectReader, reads_ahead
 from ..._store._reread import open_ahead
 from .._life._progress import Progress
 from .._records._keys import Delta, commit_key, deltas, done_key
@@ -24,12 +25,9 @@ from ._kept import bring_back, mend_from_copies
 from ._rollback import History, NothingWholeError, close_gaps
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping, Sequence
-
     import torch
 
     from ..._arithmetic._layout import Piece
-    from ..._store._api import ObjectReader
     from .._life._life import Life
     from .._records._records import Done
 

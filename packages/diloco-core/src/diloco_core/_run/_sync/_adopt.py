@@ -6,13 +6,14 @@ Which life does what, and when, is decided in :mod:`.._round._shares`.
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from ..._errors import CorruptedObjectError, SyncTimeoutError, UnequalSyncsError
 from ..._exchange._endings import named_ranks
 from .._claims import check_claim
 from .._records._keys import Delta, deltas
-from .._records._records import Rollback
+from .._records._records import Commit, Rollback
 from .._repair import ask_for_repair
 from .._round._reload import ReloadError, Why
 from .._round._shares import (
@@ -30,11 +31,8 @@ from ._compute import Computation
 from ._result import Result, adopt_listed, listed
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
     from ..._timing import Wait
     from .._life._life import Life
-    from .._records._records import Commit
 
 
 class Adoption:

@@ -4,7 +4,12 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from ..._errors import CorruptedObjectError, DivergedError, NonFiniteUpdateError
+from ..._errors import (
+    CorruptedObjectError,
+    DivergedError,
+    NonFiniteUpdateError,
+    StoreUnavailableError,
+)
 from ..._store._reread import open_ahead
 from .._records._keys import commit_key
 from .._records._records import Rollback
@@ -18,7 +23,6 @@ from ._compute import make_again
 from ._held import begin_to_hold, hold
 
 if TYPE_CHECKING:
-    from ..._errors import StoreUnavailableError
     from ..._store._api import ObjectReader
     from .._life._life import Life
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 
 from ..._arithmetic._reduction import reduce_shards
@@ -10,7 +11,7 @@ from ..._errors import CorruptedObjectError, ObjectNotFoundError, StoreUnavailab
 from ..._store._api import block_bytes_of
 from ..._store._patient import PAUSES
 from ..._wire._inputs import Inputs
-from ..._wire._published import shard_metadata
+from ..._wire._published import Sums, shard_metadata
 from .._records._rules import newest_done, newest_whole
 from .._repair import computed_otherwise, read_commit, rewrite_shard
 from .._round._reload import ReloadError, Why
@@ -21,9 +22,6 @@ from ._held import begin_to_hold, hold, note_outer, state_before, watched
 from ._result import Result, adopt
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
-
-    from ..._wire._published import Sums
     from .._life._life import Life
     from .._records._keys import Delta
 

@@ -6,6 +6,7 @@ updates it next, that life reads the outer state. What is held is compared with 
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
 import xxhash
@@ -19,8 +20,6 @@ from .._repair import readable_done
 from .._states._load import read_values
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
-
     import torch
 
     from ..._arithmetic._layout import Piece

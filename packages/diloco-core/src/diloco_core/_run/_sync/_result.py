@@ -5,6 +5,7 @@ Shards are taken as they were published, so that all lives hold the same bytes, 
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
@@ -15,8 +16,6 @@ from .._round._reload import ReloadError, Why
 from .._states._load import read_values
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
-
     from ..._arithmetic._layout import Layout
     from ..._exchange._resumable import ResumableJob
     from ..._store._api import ObjectReader

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from typing import TYPE_CHECKING
 
@@ -10,7 +11,7 @@ from ..._arithmetic._rate import Rate, digits, values_of
 from ..._arithmetic._sharded import carried_groups
 from ..._errors import CorruptedObjectError, SyncError
 from ..._wire._delta import ChangedError
-from .._life._life import LOST
+from .._life._life import LOST, Life
 from .._records._keys import Delta, Hint, Wish, commit_key, deltas, schema
 from .._records._records import Commit
 from .._records._rules import former_farewells, in_force, rate_of
@@ -39,12 +40,9 @@ from ._fork import check_not_later, look_back, not_next
 from ._messages import notice, report, say_what_is_lost, say_who_is_missing, timed_out
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Sequence
-
     from ..._exchange._report import SyncReport
     from ..._exchange._resumable import ResumableJob
     from ..._store._api import Buffer
-    from .._life._life import Life
 
 
 class StoreSync:

@@ -12,19 +12,16 @@ import mmap
 import os
 import threading
 from collections import deque
-from concurrent.futures import CancelledError, Future, ThreadPoolExecutor
+from collections.abc import Callable
+from concurrent.futures import CancelledError, Executor, Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, TypeVar
 
 from ..._errors import CorruptedObjectError, StoreUnavailableError
-from .._api import Closing
+from .._api import Buffer, Closing
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-    from concurrent.futures import Executor
-
-    from .._api import Buffer
     from .._transfer import Transfer
 
 T = TypeVar("T")

@@ -7,14 +7,14 @@ import errno
 import itertools
 import os
 import threading
+from collections.abc import Callable, Iterable, Iterator
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING
 from urllib.parse import unquote, urlparse
 
 from ..._errors import ConfigurationError, ObjectNotFoundError, StoreUnavailableError
 from ..._redact import redact_uri
-from .._api import RECORD_BYTES, too_large
+from .._api import RECORD_BYTES, Buffer, too_large
 from ._files import (
     FULL,
     LARGE_BYTES,
@@ -44,12 +44,6 @@ from ._files import (
     unlink,
     unreadable,
 )
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator
-
-    from .._api import Buffer
-
 
 _ADVICE = "Check that this user may read and write the run's folder, and that the file system is mounted and has room."
 

@@ -8,6 +8,7 @@ import functools
 import os
 import tempfile
 import threading
+from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 import fsspec
@@ -26,8 +27,6 @@ from ._files import FULL
 from ._uploads import MOST_PARTS
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
-
     from .._api import Buffer
 
 _S3, _GCS, _AZURE = {"s3", "s3a"}, {"gs", "gcs"}, {"az", "abfs", "abfss"}

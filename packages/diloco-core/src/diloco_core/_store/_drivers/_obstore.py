@@ -6,6 +6,7 @@ import contextlib
 import os
 import re
 import threading
+from collections.abc import Callable, Iterator, Sequence
 from datetime import timedelta
 from html import unescape
 from typing import TYPE_CHECKING
@@ -29,8 +30,6 @@ from ._driver import Sending, TooLargeError, Verdict
 from ._uploads import Sent
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
-
     from obstore.store import BackoffConfig, ClientConfig, RetryConfig
 
     from .._api import Buffer

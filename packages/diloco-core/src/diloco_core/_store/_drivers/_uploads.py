@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
@@ -13,8 +13,6 @@ from .._transfer import PART_BYTES, Transfer
 from ._blocks import Transfers, new_buffer
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
-
     from .._api import Buffer
 
 MOST_PARTS = 10_000
