@@ -16,15 +16,13 @@ import logging
 import os
 import sys
 from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 
 from ._connect import connect
 from ._errors import ConfigurationError
-
-if TYPE_CHECKING:
-    from ._run._exchange import StoreExchange
+from ._run._exchange import StoreExchange
 
 _log = logging.getLogger("diloco_core")
 

@@ -5,24 +5,22 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
 import torch
 
 from diloco_core._codecs._codec import is_sparse
 from diloco_core._codecs._named import find_codec
+from diloco_core._exchange._report import SyncReport
 from diloco_core._loop._diloco import DiLoCo
+from diloco_core._outer._fragment import Fragment
 from diloco_core._run._records._keys import Delta
 from diloco_core._run._records._records import Commit, Rollback
 from diloco_core._seconds import Seconds
+from diloco_core.testing._simulation import Node
 
 from ._recomputed import is_near, sent_of
 from ._timeline import Feedback, Mixing, Timeline
-
-if TYPE_CHECKING:
-    from diloco_core._exchange._report import SyncReport
-    from diloco_core._outer._fragment import Fragment
-    from diloco_core.testing._simulation import Node
 
 _OUTER_LR = 0.7
 _OUTER_MOMENTUM = 0.9

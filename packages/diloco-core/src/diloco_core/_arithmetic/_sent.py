@@ -3,16 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING
 
+import torch
+
+from .._codecs._codec import Codec
 from .._codecs._plain import PLAIN
 from ._layout import Layout, Piece, Rule
-
-if TYPE_CHECKING:
-    import torch
-
-    from .._codecs._codec import Codec
-    from ._sync_job import SyncJob
+from ._sync_job import SyncJob
 
 
 def codec_of(codec: Codec, layout: Layout, group: int) -> Codec:

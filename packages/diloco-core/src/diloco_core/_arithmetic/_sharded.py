@@ -5,18 +5,16 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from itertools import accumulate, pairwise
-from typing import TYPE_CHECKING, TypeAlias
+from typing import TypeAlias
 
 import torch
 
 from .._errors import NonFiniteDeltaError
 from ._layout import Layout, Piece, Rule
+from ._sync_job import SyncJob
 
-if TYPE_CHECKING:
-    from ._sync_job import SyncJob
-
-    # Fills the buffer with a rank's contribution to a chunk and returns the buffer; or returns a view that already holds it.
-    Source: TypeAlias = Callable[[Piece, torch.Tensor], torch.Tensor]
+# Fills the buffer with a rank's contribution to a chunk and returns the buffer; or returns a view that already holds it.
+Source: TypeAlias = Callable[[Piece, torch.Tensor], torch.Tensor]
 
 
 _WORD = 64  # bytes; parts of a buffer begin at multiples of it, so that they are aligned as whole tensors are

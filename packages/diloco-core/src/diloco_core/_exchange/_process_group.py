@@ -10,7 +10,7 @@ import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -18,6 +18,7 @@ import torch.distributed as dist
 from .._arithmetic._layout import Piece, Rule
 from .._arithmetic._reduction import mean
 from .._arithmetic._sent import as_sent
+from .._arithmetic._sharded import Source
 from .._arithmetic._sync_job import SyncJob
 from .._checks import check_whole
 from .._errors import (
@@ -32,9 +33,6 @@ from ._base import Schema
 from ._endings import Ending, conclude, failure
 from ._in_memory import ExchangeInMemory
 from ._pending import Pending, Steps, check_usable
-
-if TYPE_CHECKING:
-    from .._arithmetic._sharded import Source
 
 GROUP_CHUNK_BYTES = 4 * 2**20
 """Default size of a chunk in bytes: large enough to hide the latency of a message, small compared with a model."""

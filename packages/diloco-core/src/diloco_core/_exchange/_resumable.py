@@ -8,15 +8,13 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Protocol
+from typing import Protocol
 
+import torch
+
+from .._arithmetic._layout import Piece
 from .._arithmetic._rate import NO_RATE, Rate
 from .._arithmetic._sync_job import SyncJob
-
-if TYPE_CHECKING:
-    import torch
-
-    from .._arithmetic._layout import Piece
 
 
 @dataclass(frozen=True, slots=True)

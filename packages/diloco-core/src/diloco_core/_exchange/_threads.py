@@ -7,8 +7,11 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+import torch
+
+from .._arithmetic._contribution import Contribution
 from .._arithmetic._layout import CHUNK_BYTES, Piece
 from .._arithmetic._reduction import reduce_shards
 from .._arithmetic._sent import as_sent
@@ -22,15 +25,10 @@ from .._errors import (
 )
 from .._terms._support import EVERYTHING_SENT
 from .._timing import Timing
+from ._base import Schema
 from ._endings import Ending, Progress, conclude, failure, named_ranks
 from ._in_memory import ExchangeInMemory
 from ._pending import GivenUpError, Pending, Steps, check_usable
-
-if TYPE_CHECKING:
-    import torch
-
-    from .._arithmetic._contribution import Contribution
-    from ._base import Schema
 
 
 def in_process(

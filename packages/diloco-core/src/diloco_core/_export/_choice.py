@@ -6,7 +6,7 @@ import logging
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from itertools import islice, takewhile
-from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 import torch
 import xxhash
@@ -14,15 +14,13 @@ import xxhash
 from .._arithmetic._layout import CHUNK_BYTES, Group, Layout, Piece, Rule
 from .._errors import ConfigurationError, CorruptedObjectError, ObjectNotFoundError, RendezvousError
 from .._run._records._keys import commit_key
+from .._store._api import ObjectReader, Store
 from .._store._reread import copy_key, open_ahead, read_again
 from .._timing import Timing
 from .._wire._coded import EncodedUpdate
 from .._wire._published import ValuesReader, end_sums
 from .._wire._sections import Section, view
 from ._run_states import PublishedFile, RunStates, sentence
-
-if TYPE_CHECKING:
-    from .._store._api import ObjectReader, Store
 
 _TRIES = 8
 # How many numbers of the log are looked at, from the newest one on, for a state that is not complete.

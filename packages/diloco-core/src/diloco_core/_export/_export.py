@@ -8,22 +8,20 @@ import os
 import secrets
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 
 from .._checks import is_whole
 from .._errors import ConfigurationError, CorruptedObjectError, ObjectNotFoundError
 from .._run._generations._names import place_of_run
+from .._store._api import Store
 from .._store._drivers._folder import FolderStore
 from .._store._open import open_store
 from .._wire._safetensors import entry, header_bytes
 from .._wire._sections import view
 from ._choice import Choice, as_damage, newer_unfinished, newest_whole, read_tensors, the_states
 from ._run_states import RunStates, find_source, sentence, unsynced_files, without_unsynced
-
-if TYPE_CHECKING:
-    from .._store._api import Store
 
 _log = logging.getLogger("diloco_core")
 

@@ -7,8 +7,9 @@ import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING, TypeVar
+from typing import TypeVar
 
+from .._codecs._codec import Codec
 from .._codecs._named import CODECS
 from .._errors import (
     CorruptedObjectError,
@@ -32,12 +33,9 @@ from .._run._records._manifest import Manifest
 from .._run._records._records import Commit, Done, Rollback, of_run, read_record
 from .._run._records._rules import done_states, is_whole, made_of
 from .._run._records._rules import states as published_states
+from .._store._api import Store
 from .._store._reread import read_again, read_or_copy
 from .._timing import Timing
-
-if TYPE_CHECKING:
-    from .._codecs._codec import Codec
-    from .._store._api import Store
 
 T = TypeVar("T", bound="Commit | Rollback | Done")
 

@@ -10,14 +10,12 @@ from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from functools import partial
 from types import FrameType
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
+from torch.utils.hooks import RemovableHandle
 
 from .._errors import ConfigurationError
-
-if TYPE_CHECKING:
-    from torch.utils.hooks import RemovableHandle
 
 _lock = threading.Lock()
 # Weak on both sides, since an InnerSteps refers to its optimizers, and through the outer loop to a model. The hooks keep it

@@ -7,20 +7,17 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 from .._errors import UnequalSyncsError
+from .._exchange._base import Exchange
+from .._exchange._pending import Pending
+from .._exchange._report import SyncReport
 from .._outer._delayed import DelayedFragment
+from .._outer._fragment import Fragment
+from .._terms._schedule import Due
+from .._terms._windows import Windows
 from . import _notices as notices
-
-if TYPE_CHECKING:
-    from .._exchange._base import Exchange
-    from .._exchange._pending import Pending
-    from .._exchange._report import SyncReport
-    from .._outer._fragment import Fragment
-    from .._terms._schedule import Due
-    from .._terms._windows import Windows
-    from ._membership import Membership
+from ._membership import Membership
 
 _STOP_SECONDS = 5.0
 

@@ -5,25 +5,23 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 
 from .._arithmetic._contribution import Contribution
 from .._errors import SyncError, UnequalSyncsError
+from .._exchange._report import SyncReport
 from .._outer._delayed import DelayedFragment
+from .._outer._fragment import Fragment
 from .._terms._schedule import Due, Schedule
 from .._terms._windows import Windows
 from . import _notices as notices
 from ._arguments import check_counted
 from ._counters import Counters
 from ._flight import Flight, Parting, WindowClock, copied, undecided
-
-if TYPE_CHECKING:
-    from .._exchange._report import SyncReport
-    from .._outer._fragment import Fragment
-    from ._membership import Membership
-    from ._outer_lr import OuterLr
+from ._membership import Membership
+from ._outer_lr import OuterLr
 
 
 @dataclass(eq=False)

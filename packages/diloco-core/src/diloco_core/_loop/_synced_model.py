@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
+
+import torch
 
 from .._arithmetic._coded import CodedUpdates
 from .._arithmetic._layout import Rule
@@ -18,11 +19,7 @@ from .._outer._fragment import Fragment
 from .._outer._optimizer import OuterOptimizer, check_settings
 from .._outer._residual import Residual
 from .._terms._support import support_of
-
-if TYPE_CHECKING:
-    import torch
-
-    from .._terms._terms import Terms
+from .._terms._terms import Terms
 
 
 class SyncedModel:

@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING
+
+import torch
 
 from .._errors import ModelChangedError
 from ._memory import address
 from ._values import checksum
-
-if TYPE_CHECKING:
-    import torch
 
 # Bytes that are read at every sync although nothing shows that they were changed, since a change through parameter.data leaves
 # no trace. So such a change is found a few syncs later, or at the end.

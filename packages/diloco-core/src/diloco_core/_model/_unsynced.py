@@ -11,13 +11,15 @@ import secrets
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 import xxhash
 
 from .._arithmetic._layout import CHUNK_BYTES, Layout, Piece, Rule
 from .._errors import ConfigurationError, CorruptedObjectError
+from .._store._api import Buffer, ObjectReader
+from .._store._patient import Patient
 from .._store._reread import read_again
 from .._wire._published import END, Sums, ValuesReader, ending
 from .._wire._safetensors import SAFETENSORS_DTYPES
@@ -34,10 +36,6 @@ from ._names import plain_name
 from ._partition import NamedTensor
 from ._segments import arrange, tensor_table
 from ._values import is_plain
-
-if TYPE_CHECKING:
-    from .._store._api import Buffer, ObjectReader
-    from .._store._patient import Patient
 
 _log = logging.getLogger("diloco_core")
 

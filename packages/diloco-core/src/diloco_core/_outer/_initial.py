@@ -3,17 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from typing import TYPE_CHECKING
+
+import torch
 
 from .._arithmetic._contribution import Contribution
 from .._arithmetic._layout import Group, Layout, Piece, Rule
 from .._arithmetic._rate import Proposal
 from .._wire._sections import fingerprint
-
-if TYPE_CHECKING:
-    import torch
-
-    from ._fragment import Fragment
+from ._fragment import Fragment
 
 
 class Initial:

@@ -6,7 +6,7 @@ import copy
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from functools import partial
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import Any, TypeAlias
 
 import torch
 
@@ -18,8 +18,7 @@ from .._squares import not_finite
 from .._terms._terms import OuterGroup
 from ._learning_rate import OF_THE_SYNC, LearningRate, checked_lr, lr_of_sync
 
-if TYPE_CHECKING:
-    OuterOptimizerFactory: TypeAlias = Callable[[list[torch.nn.Parameter]], torch.optim.Optimizer]
+OuterOptimizerFactory: TypeAlias = Callable[[list[torch.nn.Parameter]], torch.optim.Optimizer]
 
 
 def outer_factory(

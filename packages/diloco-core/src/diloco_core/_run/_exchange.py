@@ -10,10 +10,11 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
-from typing import TYPE_CHECKING, Literal, cast
+from typing import Literal, cast
 
 from .._arithmetic._layout import CHUNK_BYTES
 from .._arithmetic._shard_sizes import shards_of
+from .._arithmetic._sync_job import SyncJob
 from .._checks import check_identity, check_resume, check_whole
 from .._errors import (
     ConfigurationError,
@@ -29,6 +30,7 @@ from .._exchange._one_thread import one_thread
 from .._exchange._pending import GivenUpError, Pending, Steps, Syncs
 from .._exchange._report import SyncReport
 from .._exchange._resumable import Position, ResumableJob
+from .._inner._file import SavedInner
 from .._model._unsynced import UnsyncedWatch
 from .._planner._warning import warn_of_long_syncs
 from .._store._api import Buffer, InBackground, Store, check_size
@@ -40,6 +42,7 @@ from ._generations._entering import Entrance
 from ._generations._names import FOLDER
 from ._inner import save_inner, save_residual, saved
 from ._joining import leave_run, new_life, reader_of, tell_failure
+from ._life._life import Life
 from ._life._progress import layout_bytes
 from ._policy._ends import refuse_again, refuse_ended, refuse_left, refuse_reload
 from ._policy._meeting import meet, tell_refusal
@@ -59,11 +62,6 @@ from ._states._rollback import (
 from ._sync._catchup import catch_up, start_again
 from ._sync._sync import StoreSync, stands_in
 from ._watch import check_run, watch_manifest
-
-if TYPE_CHECKING:
-    from .._arithmetic._sync_job import SyncJob
-    from .._inner._file import SavedInner
-    from ._life._life import Life
 
 
 class StoreExchange(Exchange):

@@ -16,7 +16,6 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING
 
 from .._arithmetic._rate import NO_RATE
 from .._errors import (
@@ -25,7 +24,10 @@ from .._errors import (
     RendezvousTimeoutError,
     RunExistsError,
 )
+from .._exchange._base import Schema
+from .._exchange._resumable import ResumableJob
 from .._store._api import InBackground
+from .._store._patient import Patient
 from .._store._reread import copy_key, read_again
 from ._claims import newest_epoch
 from ._compare import check_same_run
@@ -36,11 +38,6 @@ from ._records._keys import BEGINNING, MANIFEST, commit_sync, is_claim
 from ._records._manifest import Manifest
 from ._records._rules import states
 from ._settings import Joiner, choose_topology
-
-if TYPE_CHECKING:
-    from .._exchange._base import Schema
-    from .._exchange._resumable import ResumableJob
-    from .._store._patient import Patient
 
 # Signs in a grace. A few of them may be late or not be seen before the other replicas consider the sender dead.
 _SIGNS = 4

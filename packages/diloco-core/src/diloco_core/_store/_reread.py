@@ -13,13 +13,11 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import Future
 from contextlib import ExitStack, contextmanager, suppress
 from itertools import islice
-from typing import TYPE_CHECKING, TypeVar
+from typing import TypeVar
 
 from .._errors import CorruptedObjectError, StoreError
+from .._timing import Timing
 from ._api import InBackground, ObjectReader, Store
-
-if TYPE_CHECKING:
-    from .._timing import Timing
 
 T = TypeVar("T")
 

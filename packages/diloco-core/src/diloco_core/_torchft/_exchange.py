@@ -7,28 +7,25 @@ import logging
 import time
 from collections.abc import Sequence
 from contextlib import nullcontext
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 import torch
 import xxhash
 
 from .._arithmetic._layout import CHUNK_BYTES, Layout, Piece, Rule
 from .._arithmetic._sharded import Scratch, checked
+from .._arithmetic._sync_job import SyncJob
 from .._checks import check_identity
 from .._errors import ConfigurationError, MismatchError
 from .._exchange._base import Exchange, Schema
 from .._exchange._endings import Progress
 from .._exchange._pending import Pending, Steps, Syncs
 from .._exchange._report import SyncReport
+from .._outer._fragment import Fragment
 from .._outer._initial import Initial
 from .._terms._support import Support
 from .._wire._sections import view
 from ._manager import Manager, MockManager
-
-if TYPE_CHECKING:
-    from .._arithmetic._sync_job import SyncJob
-    from .._outer._fragment import Fragment
-
 
 _log = logging.getLogger("diloco_core")
 

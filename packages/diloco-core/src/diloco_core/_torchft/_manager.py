@@ -3,17 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import Any, Protocol
 
 import torch
 
 from .._allreduce import Mean
+from .._arithmetic._sync_job import SyncJob
 from .._errors import ConfigurationError
 from .._exchange._base import Exchange, Schema
-
-if TYPE_CHECKING:
-    from .._arithmetic._sync_job import SyncJob
-    from .._exchange._report import SyncReport
+from .._exchange._report import SyncReport
 
 
 class Manager(Protocol):

@@ -12,24 +12,21 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING
 
 import torch
 import xxhash
 
+from .._arithmetic._coded import CodedUpdates
+from .._arithmetic._layout import Layout, Piece
 from .._arithmetic._sent import codec_of, sent_bytes
+from .._arithmetic._sharded import Scratch
+from .._arithmetic._sync_job import SyncJob
+from .._codecs._codec import Codec
 from .._errors import CorruptedObjectError, DivergedError
 from .._store._api import Buffer, ObjectReader, reads_ahead
 from ._published import END, Shard, Sums, as_recorded
 from ._safetensors import LENGTH_BYTES
 from ._sections import CHECKSUM_BYTES, Section, padding_bytes, section_bytes, view
-
-if TYPE_CHECKING:
-    from .._arithmetic._coded import CodedUpdates
-    from .._arithmetic._layout import Layout, Piece
-    from .._arithmetic._sharded import Scratch
-    from .._arithmetic._sync_job import SyncJob
-    from .._codecs._codec import Codec
 
 
 class EncodedUpdate:

@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from typing import TYPE_CHECKING, NamedTuple, Protocol
+from typing import NamedTuple, Protocol
 
 import xxhash
 
@@ -23,6 +23,8 @@ from .._arithmetic._clip import norm_count
 from .._arithmetic._layout import CHUNK_BYTES, Rule
 from .._arithmetic._sent import codec_of, sent_bytes
 from .._arithmetic._sharded import Scratch, carries, check_contribution, checked, may_carry
+from .._arithmetic._sync_job import SyncJob
+from .._store._api import Buffer, ObjectReader
 from ._delta_reader import Again, Chunk, DeltaReader, Place, checksum, once
 from ._sections import (
     Section,
@@ -33,10 +35,6 @@ from ._sections import (
     seed,
     view,
 )
-
-if TYPE_CHECKING:
-    from .._arithmetic._sync_job import SyncJob
-    from .._store._api import Buffer, ObjectReader
 
 SUMMED_BYTES = CHUNK_BYTES
 """Bytes of values that have a checksum of their own. Other than buffers, it is the same for all replicas of all runs."""

@@ -11,17 +11,15 @@ import math
 import struct
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, NamedTuple, Protocol, TypeVar
+from typing import NamedTuple, Protocol, TypeVar
 
 import torch
 import xxhash
 
+from .._codecs._codec import Codec
 from .._errors import CorruptedObjectError
 from .._store._api import Buffer, Closing, ObjectReader, reads_ahead
 from ._sections import CHECKSUM_BYTES, fill
-
-if TYPE_CHECKING:
-    from .._codecs._codec import Codec
 
 T = TypeVar("T")
 

@@ -13,12 +13,14 @@ from __future__ import annotations
 import json
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 import xxhash
 
+from .._arithmetic._layout import Layout, Piece
 from .._arithmetic._sharded import Scratch, adopt_shard
+from .._arithmetic._sync_job import SyncJob
 from .._errors import CorruptedObjectError
 from .._store._api import Buffer, ObjectReader, reads_ahead
 from ._safetensors import read_header
@@ -32,10 +34,6 @@ from ._sections import (
     section_starts,
     view,
 )
-
-if TYPE_CHECKING:
-    from .._arithmetic._layout import Layout, Piece
-    from .._arithmetic._sync_job import SyncJob
 
 # What follows the values: sections without tensors, which consist only of a checksum.
 END = (Section("rest", (), 0), Section("both", (), 0))

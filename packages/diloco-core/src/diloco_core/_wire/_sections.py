@@ -16,20 +16,18 @@ from bisect import bisect_right
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 import xxhash
 
+from .._arithmetic._layout import Layout, Piece
 from .._arithmetic._sent import codec_of, sent_bytes
+from .._codecs._codec import Codec
 from .._codecs._plain import PLAIN
 from .._errors import CorruptedObjectError
+from .._store._api import Buffer, ObjectReader
 from ._safetensors import LENGTH_BYTES, entry, header_bytes
-
-if TYPE_CHECKING:
-    from .._arithmetic._layout import Layout, Piece
-    from .._codecs._codec import Codec
-    from .._store._api import Buffer, ObjectReader
 
 CHECKSUM_BYTES = 8
 NUMBER_BYTES = 8

@@ -5,14 +5,12 @@ from __future__ import annotations
 import random
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
-from typing import TYPE_CHECKING, TypeVar
+from typing import TypeVar
 
 from .._errors import CorruptedObjectError, ObjectNotFoundError, StoreUnavailableError
 from .._store._api import RECORD_BYTES, Buffer, Closing, too_large
 from ._scheduler import Fault, Killed, Scheduler
-
-if TYPE_CHECKING:
-    from ._store import SimulatedStore
+from ._store import SimulatedStore
 
 T = TypeVar("T")
 

@@ -3,16 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING
 
+from ..._arithmetic._rate import Rate
 from ..._errors import CorruptedObjectError
 from .._records._keys import commit_key
-
-if TYPE_CHECKING:
-    from ..._arithmetic._rate import Rate
-    from .._records._manifest import Manifest
-    from .._records._records import Commit, Rollback
-    from ._progress import Progress
+from .._records._manifest import Manifest
+from .._records._records import Commit, Rollback
+from ._progress import Progress
 
 
 class Standing:

@@ -8,23 +8,20 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import partial
-from typing import TYPE_CHECKING
 
 from ..._errors import CorruptedObjectError
+from ..._exchange._base import Schema
 from ..._exchange._endings import named_ranks
+from ..._exchange._resumable import ResumableJob
 from ..._store._api import InBackground, ObjectReader
+from ..._store._patient import Patient
 from ..._store._reread import in_parallel, read_again
 from ..._wire._published import Shard, Sums, shard_metadata
 from ..._wire._sections import fingerprint
 from .._life._progress import published_shard
 from .._records._keys import shard_key
+from .._settings import Joiner
 from ._meeting import await_ranks
-
-if TYPE_CHECKING:
-    from ..._exchange._base import Schema
-    from ..._exchange._resumable import ResumableJob
-    from ..._store._patient import Patient
-    from .._settings import Joiner
 
 _DIGITS = 16
 

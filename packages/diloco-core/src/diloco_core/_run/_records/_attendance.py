@@ -4,13 +4,10 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Collection, Iterable, Mapping
-from typing import TYPE_CHECKING
 
 from ._farewell import Farewell, read_farewell
 from ._keys import Delta, Hint
-
-if TYPE_CHECKING:
-    from ._records import Commit
+from ._records import Commit
 
 
 class Attendance:

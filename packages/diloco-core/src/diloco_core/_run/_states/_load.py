@@ -11,25 +11,22 @@ hold other values.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from typing import TYPE_CHECKING
 
+import torch
+
+from ..._arithmetic._layout import Piece
 from ..._arithmetic._sharded import adopt_shard
 from ..._errors import CorruptedObjectError, DivergedError
 from ..._store._api import ObjectReader, reads_ahead
 from ..._store._reread import open_ahead
+from .._life._life import Life
 from .._life._progress import Progress
 from .._records._keys import Delta, commit_key, deltas, done_key
+from .._records._records import Done
 from .._records._rules import newest_whole
 from .._repair import mend_shard, read_commit, read_done
 from ._kept import bring_back, mend_from_copies
 from ._rollback import History, NothingWholeError, close_gaps
-
-if TYPE_CHECKING:
-    import torch
-
-    from ..._arithmetic._layout import Piece
-    from .._life._life import Life
-    from .._records._records import Done
 
 _TRIES = 8
 

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from functools import partial
-from typing import TYPE_CHECKING
 
 from ..._errors import CorruptedObjectError, ObjectNotFoundError
 from ..._store._reread import in_parallel
 from ..._store._transfer import CONNECTIONS
 from ..._wire._published import Shard, Sums, shard_metadata
+from .._life._life import Life
 from .._life._progress import Progress, publishes_whole
 from .._records._keys import done_key
 from .._records._records import Commit, Done
@@ -17,9 +17,6 @@ from .._records._rules import collectable, kept_from, newest_done, states_kept_f
 from .._repair import check_shard, readable_done, rewrite_shard
 from ._kept import forget_kept
 from ._publications import Publications
-
-if TYPE_CHECKING:
-    from .._life._life import Life
 
 LOOK_AGAIN = 64
 """The number of syncs between two searches for objects that are usually deleted early in a run; each costs a listing or two."""

@@ -7,9 +7,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from typing import TYPE_CHECKING
 
 from ..._errors import CorruptedObjectError, FencedError, NonFiniteUpdateError
+from .._life._life import Life
 from .._policy._ends import obey_end
 from .._records._keys import Delta, commit_key, highest_epochs
 from .._records._records import Commit, Rollback
@@ -17,9 +17,6 @@ from .._records._rules import done_states, in_force, states
 from .._repair import check_shard, commit_again, read_done, readable_done
 from .._round._reload import ReloadError
 from ._kept import keep
-
-if TYPE_CHECKING:
-    from .._life._life import Life
 
 # More cannot be meant: the record would list each of them, and a number in a name may be anything.
 _MOST_GIVEN_UP = 100_000

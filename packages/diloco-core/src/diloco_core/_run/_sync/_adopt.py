@@ -7,11 +7,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
 
 from ..._errors import CorruptedObjectError, SyncTimeoutError, UnequalSyncsError
 from ..._exchange._endings import named_ranks
+from ..._timing import Wait
 from .._claims import check_claim
+from .._life._life import Life
 from .._records._keys import Delta, deltas
 from .._records._records import Commit, Rollback
 from .._repair import ask_for_repair
@@ -29,10 +30,6 @@ from .._states._publish import publish_previous, write_done
 from .._watch import check_run
 from ._compute import Computation
 from ._result import Result, adopt_listed, listed
-
-if TYPE_CHECKING:
-    from ..._timing import Wait
-    from .._life._life import Life
 
 
 class Adoption:

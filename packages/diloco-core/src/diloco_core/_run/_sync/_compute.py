@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from typing import TYPE_CHECKING
 
 from ..._arithmetic._reduction import reduce_shards
 from ..._arithmetic._weights import shares
@@ -12,6 +11,8 @@ from ..._store._api import block_bytes_of
 from ..._store._patient import PAUSES
 from ..._wire._inputs import Inputs
 from ..._wire._published import Sums, shard_metadata
+from .._life._life import Life
+from .._records._keys import Delta
 from .._records._rules import newest_done, newest_whole
 from .._repair import computed_otherwise, read_commit, rewrite_shard
 from .._round._reload import ReloadError, Why
@@ -20,10 +21,6 @@ from .._states._kept import bring_back
 from .._states._publications import Publications
 from ._held import begin_to_hold, hold, note_outer, state_before, watched
 from ._result import Result, adopt
-
-if TYPE_CHECKING:
-    from .._life._life import Life
-    from .._records._keys import Delta
 
 _IF_ENCODED = (
     " that does not need this one. If the run is going on, start this replica again when the values of the fragment have been "

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from functools import partial
-from typing import TYPE_CHECKING
 
 from ..._arithmetic._clip import measure_norms
 from ..._arithmetic._rate import Rate, digits, values_of
 from ..._arithmetic._sharded import carried_groups
 from ..._errors import CorruptedObjectError, SyncError
+from ..._exchange._report import SyncReport
+from ..._exchange._resumable import ResumableJob
+from ..._store._api import Buffer
 from ..._wire._delta import ChangedError
 from .._life._life import LOST, Life
 from .._records._keys import Delta, Hint, Wish, commit_key, deltas, schema
@@ -38,11 +40,6 @@ from .._watch import check_run
 from ._adopt import Adoption
 from ._fork import check_not_later, look_back, not_next
 from ._messages import notice, report, say_what_is_lost, say_who_is_missing, timed_out
-
-if TYPE_CHECKING:
-    from ..._exchange._report import SyncReport
-    from ..._exchange._resumable import ResumableJob
-    from ..._store._api import Buffer
 
 
 class StoreSync:

@@ -16,13 +16,11 @@ from collections.abc import Callable
 from concurrent.futures import CancelledError, Executor, Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING, TypeVar
+from typing import TypeVar
 
 from ..._errors import CorruptedObjectError, StoreUnavailableError
 from .._api import Buffer, Closing
-
-if TYPE_CHECKING:
-    from .._transfer import Transfer
+from .._transfer import Transfer
 
 T = TypeVar("T")
 

@@ -15,6 +15,7 @@ from diloco_protocol import MissingDependencyError
 
 from ..._errors import ConfigurationError, StoreUnavailableError
 from ..._redact import redact_uri
+from .._api import Buffer
 from .._guard import (
     ANSWER_SECONDS,
     CONNECT_SECONDS,
@@ -31,8 +32,6 @@ from ._uploads import Sent
 
 if TYPE_CHECKING:
     from obstore.store import BackoffConfig, ClientConfig, RetryConfig
-
-    from .._api import Buffer
 
 _CONNECT = timedelta(seconds=CONNECT_SECONDS)
 _ANSWER = timedelta(seconds=ANSWER_SECONDS)
