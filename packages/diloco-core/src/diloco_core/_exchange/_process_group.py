@@ -21,12 +21,7 @@ from .._arithmetic._sent import as_sent
 from .._arithmetic._sharded import Source
 from .._arithmetic._sync_job import SyncJob
 from .._checks import check_whole
-from .._errors import (
-    ConfigurationError,
-    NonFiniteUpdateError,
-    SyncError,
-    SyncTimeoutError,
-)
+from .._errors import ConfigurationError, NonFiniteUpdateError, SyncError, SyncTimeoutError
 from .._terms._support import Support
 from .._timing import Timing
 from ._base import Schema

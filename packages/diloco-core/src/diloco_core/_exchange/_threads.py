@@ -18,11 +18,7 @@ from .._arithmetic._sent import as_sent
 from .._arithmetic._sharded import adopt_shard
 from .._arithmetic._sync_job import SyncJob
 from .._checks import check_whole
-from .._errors import (
-    RendezvousTimeoutError,
-    SyncTimeoutError,
-    UnequalSyncsError,
-)
+from .._errors import RendezvousTimeoutError, SyncTimeoutError, UnequalSyncsError
 from .._terms._support import EVERYTHING_SENT
 from .._timing import Timing
 from ._base import Schema

@@ -13,15 +13,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from functools import partial
 
-from .._checks import (
-    MOST_RANKS,
-    check_positive,
-    kind_of,
-    number,
-    one_of,
-    whole,
-    yes_or_no,
-)
+from .._checks import MOST_RANKS, check_positive, kind_of, number, one_of, whole, yes_or_no
 from .._codecs._codec import Codec, check_state_codec
 from .._codecs._named import find_codec
 from .._errors import ConfigurationError

@@ -53,12 +53,7 @@ from ._repair import read_commit
 from ._round._reload import ReloadError
 from ._settings import Elastic, Fixed, Joiner, Settings
 from ._start import Opening, committed_in
-from ._states._rollback import (
-    ends_in_log,
-    given_up_since,
-    obey_rollback,
-    saying_what_to_do,
-)
+from ._states._rollback import ends_in_log, given_up_since, obey_rollback, saying_what_to_do
 from ._sync._catchup import catch_up, start_again
 from ._sync._sync import StoreSync, stands_in
 from ._watch import check_run, watch_manifest

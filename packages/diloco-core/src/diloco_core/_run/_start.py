@@ -18,12 +18,7 @@ from dataclasses import dataclass
 from functools import partial
 
 from .._arithmetic._rate import NO_RATE
-from .._errors import (
-    CorruptedObjectError,
-    RendezvousError,
-    RendezvousTimeoutError,
-    RunExistsError,
-)
+from .._errors import CorruptedObjectError, RendezvousError, RendezvousTimeoutError, RunExistsError
 from .._exchange._base import Schema
 from .._exchange._resumable import ResumableJob
 from .._store._api import InBackground

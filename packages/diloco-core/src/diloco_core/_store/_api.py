@@ -8,15 +8,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable
 from concurrent.futures import Future
 from contextlib import AbstractContextManager
-from typing import (
-    Any,
-    Protocol,
-    Self,
-    TypeAlias,
-    TypeGuard,
-    TypeVar,
-    runtime_checkable,
-)
+from typing import Any, Protocol, Self, TypeAlias, TypeGuard, TypeVar, runtime_checkable
 
 from .._errors import ConfigurationError, CorruptedObjectError, ObjectNotFoundError
 from ._transfer import BLOCK_BYTES, Transfer

@@ -26,15 +26,7 @@ from .._arithmetic._sharded import Scratch, carries, check_contribution, checked
 from .._arithmetic._sync_job import SyncJob
 from .._store._api import Buffer, ObjectReader
 from ._delta_reader import Again, Chunk, DeltaReader, Place, checksum, once
-from ._sections import (
-    Section,
-    header,
-    padding_bytes,
-    section_bytes,
-    section_starts,
-    seed,
-    view,
-)
+from ._sections import Section, header, padding_bytes, section_bytes, section_starts, seed, view
 
 SUMMED_BYTES = CHUNK_BYTES
 """Bytes of values that have a checksum of their own. Other than buffers, it is the same for all replicas of all runs."""

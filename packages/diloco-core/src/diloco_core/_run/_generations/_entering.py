@@ -6,12 +6,7 @@ import logging
 from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 
-from ..._errors import (
-    ConfigurationError,
-    CorruptedObjectError,
-    RendezvousError,
-    RunExistsError,
-)
+from ..._errors import ConfigurationError, CorruptedObjectError, RendezvousError, RunExistsError
 from ..._exchange._base import Schema
 from ..._exchange._endings import named_ranks
 from ..._exchange._resumable import ResumableJob
@@ -27,15 +22,7 @@ from .._records._manifest import Manifest
 from .._settings import Joiner
 from .._start import committed_in, stored_manifest
 from .._states._load import mend_initial
-from ._carrying import (
-    GO_BACK,
-    Choice,
-    carry,
-    newest_state,
-    not_carried,
-    read_choice,
-    write_choice,
-)
+from ._carrying import GO_BACK, Choice, carry, newest_state, not_carried, read_choice, write_choice
 from ._gathering import Gathering, check_stopped
 from ._names import FOLDER, before, begun, folder, headless, next_number, without_manifest
 

@@ -20,12 +20,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 
-from ..._errors import (
-    CorruptedObjectError,
-    MismatchError,
-    RendezvousTimeoutError,
-    RunExistsError,
-)
+from ..._errors import CorruptedObjectError, MismatchError, RendezvousTimeoutError, RunExistsError
 from ..._exchange._endings import named_ranks
 from ..._host import host_name, is_gone
 from ..._store._patient import Patient

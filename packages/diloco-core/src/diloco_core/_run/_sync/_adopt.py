@@ -17,15 +17,7 @@ from .._records._keys import Delta, deltas
 from .._records._records import Commit, Rollback
 from .._repair import ask_for_repair
 from .._round._reload import ReloadError, Why
-from .._round._shares import (
-    Adopt,
-    Compute,
-    GiveUp,
-    KeepWaiting,
-    Pending,
-    Shares,
-    on_pending,
-)
+from .._round._shares import Adopt, Compute, GiveUp, KeepWaiting, Pending, Shares, on_pending
 from .._states._publish import publish_previous, write_done
 from .._watch import check_run
 from ._compute import Computation
