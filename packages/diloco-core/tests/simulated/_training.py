@@ -316,9 +316,8 @@ class SimulatedTraining:
                     life = self.salts.get((member.rank, member.epoch), 0)
                     delta = self._learned(values, record, member, life)
                     values_sent = self._as_sent(delta, record, member, life, read.get(member.key))
-                    norms.append(
-                        values_sent.double().norm()
-                    )  # as the contribution says, whatever is lost later
+                    # As the contribution says, whatever is lost later.
+                    norms.append(values_sent.double().norm())
                     if member.key in gone:
                         values_sent = values_sent.masked_fill(gone[member.key], 0.0)
                     sent.append(values_sent.double())
@@ -428,9 +427,8 @@ class SimulatedTraining:
 
     def outer_steps(self, log: Sequence[Commit | Rollback]) -> dict[int, int]:
         """How many outer steps the model has taken after every record of the log."""
-        steps = dict.fromkeys(
-            ((0, index) for index in range(len(self.sizes))), 0
-        )  # by sync and fragment
+        # By sync and fragment.
+        steps = dict.fromkeys(((0, index) for index in range(len(self.sizes))), 0)
         now, counts = [0] * len(self.sizes), {}
         for record in log:
             if isinstance(record, Rollback):

@@ -182,9 +182,8 @@ class RunStates:
         )
 
     def _made_of(self, index: int, sync: int) -> list[int]:
-        last = (
-            sync if sync > self.initial_steps else 0
-        )  # the initial state has the number 0 in keys
+        # The initial state has the number 0 in keys.
+        last = sync if sync > self.initial_steps else 0
         return made_of(last, index, len(self.fragments), self._whole_every, self.rollbacks)
 
     def _keys(self, index: int, sync: int, *, before: bool = False) -> list[str]:

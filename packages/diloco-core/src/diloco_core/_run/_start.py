@@ -163,9 +163,8 @@ class Opening:
         If it was loaded (``loaded`` is the name of the state), the others have uploaded their parts of it.
         """
         store, schema, joiner, settings = self.store, self.schema, self.joiner, self.joiner.settings
-        stateful = (
-            [] if schema.settings.get("operation") else self.jobs
-        )  # plain means have no state
+        # Plain means have no state.
+        stateful = [] if schema.settings.get("operation") else self.jobs
         shards = [range(job.layout.shards) for job in stateful]
         numbers = [(index, number) for index, each in enumerate(shards) for number in each]
         nonce = self.loaded or secrets.token_hex(8)

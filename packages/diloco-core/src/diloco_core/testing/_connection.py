@@ -55,9 +55,8 @@ class Connection:
         self.killed = False
         self.injected = 0.0
         self.counted: Counter[str] = Counter()
-        self.saw: dict[
-            str, float
-        ] = {}  # when each record of the log first arrived, by the process's clock
+        # When each record of the log first arrived, by the process's clock.
+        self.saw: dict[str, float] = {}
         self._shared = shared
         self._scheduler = scheduler
         self._faults = {f.operation: f for f in faults if (f.rank, f.life) == (rank, life)}
@@ -242,7 +241,7 @@ class Connection:
             self._kill()
         result = act()
         if what == "repeat" and kind in {"put", "create"}:
-            self._scheduler.call_at(self._scheduler.now + seconds, lambda: _ignore(act()))
+            self._scheduler.call_at(self._scheduler.now + seconds, act)
         self._wait()
         if what == "kill after":
             self._kill()
@@ -282,7 +281,3 @@ class Reader(Closing):
 
     def close(self) -> None:
         """Nothing is held."""
-
-
-def _ignore(_: object) -> None:
-    pass

@@ -139,9 +139,8 @@ class Adoption:
         if life.others is None:
             return
         check_run(life)
-        check_claim(
-            life
-        )  # if a newer life has finished this sync, nobody publishes anything for this one
+        # If a newer life has finished this sync, nobody publishes anything for this one.
+        check_claim(life)
         following = self._commit.sync + 1
         owners = {*self._owners(missing)} - {life.rank}
         listing = life.store.list(deltas(following))
