@@ -19,7 +19,7 @@ import xxhash
 from .._codecs._codec import Codec
 from .._errors import CorruptedObjectError
 from .._store._api import Buffer, Closing, ObjectReader, reads_ahead
-from ._sections import CHECKSUM_BYTES, fill
+from ._sections import CHECKSUM_BYTES, fill, sum_bytes
 
 T = TypeVar("T")
 
@@ -248,4 +248,4 @@ class DeltaReader(Closing):
 def checksum(data: Buffer, first_seed: int, number: int) -> bytes:
     """The checksum of the chunk with this number in a section, which is valid in no other place of the file."""
     digest = xxhash.xxh3_64_intdigest(data, seed=(first_seed + number) % 2**64)
-    return digest.to_bytes(CHECKSUM_BYTES, "little")
+    return sum_bytes(digest)

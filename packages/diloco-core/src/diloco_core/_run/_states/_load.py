@@ -209,7 +209,7 @@ def _load_shard(
 
     def use(reader: ObjectReader) -> bool:
         life.traffic.received += reader.size
-        fresh.job.install_outer(*shard.outer_state(reader, life.origin(key), expected.rest))
+        fresh.job.install_outer(*shard.described(reader, life.origin(key), expected.rest)[1:])
         shard.load(reader, life.origin(key), life.scratch, expected)
         fresh.values_at[number] = fresh.outer_at[number] = fresh.sync
         return True

@@ -8,7 +8,7 @@ from functools import partial
 from ..._errors import CorruptedObjectError, ObjectNotFoundError
 from ..._store._reread import in_parallel
 from ..._store._transfer import CONNECTIONS
-from ..._wire._published import Shard, Sums, shard_metadata
+from ..._wire._published import Sums, end_sums, shard_metadata
 from .._life._life import Life
 from .._life._progress import Progress, publishes_whole
 from .._records._keys import done_key
@@ -203,10 +203,7 @@ def _is_published(life: Life, done: Done) -> bool:
     keys = [life.key(sync, index, shard) for shard in range(len(done.sums))]
     if not all(key in listing for key in keys):
         return False
-    ends = (
-        partial(_stored_end, life, life.shard(sync, index, shard), key, listing[key])
-        for shard, key in enumerate(keys)
-    )
+    ends = (partial(_stored_end, life, key, listing[key]) for key in keys)
     stored = in_parallel(life.store.store, ends, CONNECTIONS)
     return all(_is_own(life, done, shard, sums) for shard, sums in enumerate(stored))
 
@@ -225,7 +222,7 @@ def _is_own(life: Life, done: Done, shard: int, stored: Sums | None) -> bool:
     return False
 
 
-def _stored_end(life: Life, shard: Shard, key: str, size: int) -> Sums | None:
+def _stored_end(life: Life, key: str, size: int) -> Sums | None:
     """The checksums at the end of a published shard; None if they cannot be used: a later publication makes up for it."""
 
     def read() -> Sums | None:
@@ -234,7 +231,7 @@ def _stored_end(life: Life, shard: Shard, key: str, size: int) -> Sums | None:
             opened = life.store.store.open(key, size)
         except ObjectNotFoundError:
             return None
-        return life.store.read(key, lambda reader: shard.end(reader, life.origin(key)), opened)
+        return life.store.read(key, lambda reader: end_sums(reader, life.origin(key)), opened)
 
     try:
         return life.again(read)

@@ -10,7 +10,7 @@ from ..._errors import CorruptedObjectError, ObjectNotFoundError, StoreUnavailab
 from ..._store._api import block_bytes_of
 from ..._store._patient import PAUSES
 from ..._wire._inputs import Inputs
-from ..._wire._published import Sums, shard_metadata
+from ..._wire._published import Sums, end_sums, shard_metadata
 from .._life._life import Life
 from .._records._keys import Delta
 from .._records._rules import newest_done, newest_whole
@@ -289,7 +289,7 @@ class Computation:
         )
 
         try:
-            end = life.read_file(key, lambda reader: stored.end(reader, life.origin(key)))
+            end = life.read_file(key, lambda reader: end_sums(reader, life.origin(key)))
         except CorruptedObjectError:
             return False  # reading it whole shows the same, and what is to be done then
         if end == own_sums:
