@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from .._checks import check_whole, kind_of
+from .._checks import kind_of, whole
 from .._errors import ConfigurationError
 from ._cast import Cast
 from ._codec import Codec
@@ -45,7 +45,7 @@ def find_codec(given: object) -> Codec:
         raise ConfigurationError(
             f"the plain of codec {codec.name!r} must be True or False, not {codec.plain!r}"
         )
-    check_whole(f"the block of codec {codec.name!r}", codec.block)
+    whole(f"the block of codec {codec.name!r}", codec.block)
     if CODECS.get(codec.name, codec) is not codec:
         raise ConfigurationError(
             f"a codec of your own is named {codec.name!r}, like one of diloco-core: replicas compare codecs by their names, so "

@@ -20,7 +20,7 @@ from .._arithmetic._reduction import mean
 from .._arithmetic._sent import as_sent
 from .._arithmetic._sharded import Source
 from .._arithmetic._sync_job import SyncJob
-from .._checks import check_whole
+from .._checks import whole
 from .._errors import ConfigurationError, NonFiniteUpdateError, SyncError, SyncTimeoutError
 from .._terms._support import Support
 from .._timing import Timing
@@ -66,7 +66,7 @@ class ProcessGroupExchange(ExchangeInMemory):
             raise ConfigurationError(
                 "there is no process group: call torch.distributed.init_process_group() first"
             )
-        check_whole("chunk_bytes", chunk_bytes)
+        whole("chunk_bytes", chunk_bytes)
         chosen = group if group is not None else dist.group.WORLD
         if chosen is None or dist.get_rank(chosen) < 0:
             raise ConfigurationError(

@@ -17,7 +17,7 @@ from .._arithmetic._reduction import reduce_shards
 from .._arithmetic._sent import as_sent
 from .._arithmetic._sharded import adopt_shard
 from .._arithmetic._sync_job import SyncJob
-from .._checks import check_whole
+from .._checks import whole
 from .._errors import RendezvousTimeoutError, SyncTimeoutError, UnequalSyncsError
 from .._terms._support import EVERYTHING_SENT
 from .._timing import Timing
@@ -40,8 +40,8 @@ def in_process(
     Raises:
         ConfigurationError: ``world_size`` or ``chunk_bytes`` is not a whole number of at least 1.
     """
-    check_whole("world_size", world_size)
-    check_whole("chunk_bytes", chunk_bytes)
+    whole("world_size", world_size)
+    whole("chunk_bytes", chunk_bytes)
     hub = _Hub(int(world_size))
     return [
         InProcessExchange(hub, rank, timing or Timing(), chunk_bytes)

@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 
-from .._checks import is_whole
+from .._checks import is_whole, yes_or_no
 from .._errors import ConfigurationError, CorruptedObjectError, ObjectNotFoundError
 from .._run._generations._names import place_of_run
 from .._store._api import Store
@@ -85,8 +85,7 @@ def export(
         raise ConfigurationError(f"path must be the name of a file, not {path!r}")
     if not isinstance(uri, (str, os.PathLike)):
         raise ConfigurationError(f"uri must be the run's prefix, as text or a path, not {uri!r}")
-    if not isinstance(synced_only, bool):
-        raise ConfigurationError(f"synced_only must be True or False, not {synced_only!r}")
+    yes_or_no("synced_only", synced_only)
     target = Path(path)
     with _replacing(target) as temporary:
         store: Store = open_store(os.fspath(uri), reading=True)

@@ -147,8 +147,8 @@ class OuterSteps:
         sent = self._sent
         if sent is None:
             return True
-        sent.stop(self.membership.exchange)
-        if adopt and sent.succeeded:
+        sent.stop()
+        if adopt and sent.report is not None:
             self._adopt(last=False)
             return True
         self._forget_sent()

@@ -15,7 +15,7 @@ from typing import Literal, cast
 from .._arithmetic._layout import CHUNK_BYTES
 from .._arithmetic._shard_sizes import shards_of
 from .._arithmetic._sync_job import SyncJob
-from .._checks import check_identity, check_resume, check_whole
+from .._checks import check_identity, check_resume, whole
 from .._errors import (
     ConfigurationError,
     CorruptedObjectError,
@@ -103,7 +103,7 @@ class StoreExchange(Exchange):
         resume: bool | Literal["newest-whole"] = False,
     ) -> None:
         rank, world_size = check_identity(rank, world_size)
-        check_whole("chunk_bytes", chunk_bytes)
+        whole("chunk_bytes", chunk_bytes)
         check_resume(resume)
         if not isinstance(run_id, str):
             raise ConfigurationError(
