@@ -1,4 +1,4 @@
-"""What exchanges without a store have in common: all replicas are in every sync, and they hold everything in memory."""
+"""What exchanges without a store have in common: they hold everything in memory."""
 
 from __future__ import annotations
 

@@ -15,7 +15,7 @@ from .._arithmetic._layout import CHUNK_BYTES, Group, Layout, Piece, Rule
 from .._errors import ConfigurationError, CorruptedObjectError, ObjectNotFoundError, RendezvousError
 from .._run._records._keys import commit_key
 from .._store._api import ObjectReader, Store
-from .._store._reread import copy_key, open_ahead, read_again
+from .._store._reread import copy_key, list_folders, open_ahead, read_again
 from .._timing import Timing
 from .._wire._coded import EncodedUpdate
 from .._wire._published import ValuesReader, end_sums
@@ -197,9 +197,7 @@ def read_tensors(
     flat = [torch.empty(group.numel, dtype=group.dtype, device="cpu") for group in layout.groups]
     reading = Reading(store, layout, flat)
     by_key = {file.key: file for file in files}
-    listing: dict[str, int] = {}
-    for folder in sorted({file.key.rpartition("/")[0] for file in files}):
-        listing.update(store.list(f"{folder}/"))
+    listing = list_folders(store.list, by_key)
 
     def announce(key: str, reader: ObjectReader) -> None:
         reading.announce(by_key[key], reader)

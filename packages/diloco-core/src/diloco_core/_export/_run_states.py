@@ -34,7 +34,7 @@ from .._run._records._records import Commit, Done, Rollback, of_run, read_record
 from .._run._records._rules import done_states, is_whole, made_of
 from .._run._records._rules import states as published_states
 from .._store._api import Store
-from .._store._reread import read_again, read_or_copy
+from .._store._reread import list_folders, read_again, read_or_copy
 from .._timing import Timing
 
 T = TypeVar("T", bound="Commit | Rollback | Done")
@@ -241,9 +241,7 @@ class RunStates:
         for index, sync in enumerate(self.state(number)):
             keys += self._keys(index, sync)
             keys += [done_key(sync, index)] if sync > self.initial_steps else []
-        listing: dict[str, int] = {}
-        for folder in dict.fromkeys(key.rpartition("/")[0] for key in keys):
-            listing.update(self._store.list(f"{folder}/"))
+        listing = list_folders(self._store.list, keys)
         return [key for key in keys if key not in listing]
 
     def _given_up(self, number: int) -> set[int]:

@@ -89,6 +89,16 @@ def read_or_copy(read: Callable[[str], T], key: str, uri: str) -> T:
     return found
 
 
+def list_folders(
+    list_below: Callable[[str], dict[str, int]], keys: Iterable[str]
+) -> dict[str, int]:
+    """List the folders in which some objects belong, given the ``list`` of a store: the sizes of what is there, by key."""
+    listing: dict[str, int] = {}
+    for folder in dict.fromkeys(key.rpartition("/")[0] for key in keys):
+        listing.update(list_below(f"{folder}/"))
+    return listing
+
+
 @contextmanager
 def open_ahead(
     store: Store, sizes: Mapping[str, int | None], announce: Callable[[str, ObjectReader], object]

@@ -18,7 +18,7 @@ from ..._arithmetic._layout import Piece
 from ..._arithmetic._sharded import adopt_shard
 from ..._errors import CorruptedObjectError, DivergedError
 from ..._store._api import ObjectReader, reads_ahead
-from ..._store._reread import open_ahead
+from ..._store._reread import list_folders, open_ahead
 from .._life._life import Life
 from .._life._progress import Progress
 from .._records._keys import Delta, commit_key, deltas, done_key
@@ -153,9 +153,7 @@ def _load_fragment(life: Life, index: int, sync: int) -> str | None:
     files = {
         life.key(part, index, number): (part, number) for number in range(shards) for part in parts
     }
-    listing: dict[str, int] = {}
-    for folder in dict.fromkeys(key.rpartition("/")[0] for key in files):
-        listing.update(life.store.list(f"{folder}/"))
+    listing = list_folders(life.store.list, files)
 
     def announce(key: str, reader: ObjectReader) -> None:
         if life.gather and sync:
