@@ -3,25 +3,20 @@
 from __future__ import annotations
 
 import os
-from typing import TYPE_CHECKING, Any, Self
+from collections.abc import Sequence
+from types import TracebackType
+from typing import Any, Self
 
 import torch
 
-from ._arithmetic._layout import Rule
+from ._arithmetic._layout import Piece, Rule
 from ._connect import connect
 from ._errors import ConfigurationError
-from ._exchange._base import Schema
+from ._exchange._base import Exchange, Schema
+from ._exchange._report import SyncReport
 from ._model._partition import NamedTensor
 from ._outer._fragment import Fragment
 from ._outer._optimizer import OuterOptimizer
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-    from types import TracebackType
-
-    from ._arithmetic._layout import Piece
-    from ._exchange._base import Exchange
-    from ._exchange._report import SyncReport
 
 
 class Mean(Fragment):

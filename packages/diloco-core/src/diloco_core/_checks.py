@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable
 from numbers import Integral, Real
-from typing import TYPE_CHECKING, TypeGuard
+from typing import TypeGuard
 
 import torch
 
 from ._errors import ConfigurationError
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable
 
 MOST_RANKS = 10**5
 """Ranks have five digits in keys."""
@@ -44,23 +42,13 @@ def check_positive(name: str, value: object, unit: str = "") -> None:
         raise ConfigurationError(f"{name} must be a positive number{unit}, not {value!r}")
 
 
-def check_whole(name: str, value: object) -> None:
-    """Refuse a value that is not a whole number of at least 1.
-
-    Raises:
-        ConfigurationError: The value is refused. The message names the argument and the value.
-    """
-    if not is_whole(value) or value < 1:
-        raise ConfigurationError(f"{name} must be a whole number of at least 1, not {value!r}")
-
-
 def whole(name: str, value: object, least: int = 1) -> int:
     """Convert a whole number to an ``int``. Numbers of numpy are accepted; True and False are not.
 
     Raises:
         ConfigurationError: The value is something else, or is less than ``least``.
     """
-    if isinstance(value, bool) or not isinstance(value, Integral) or value < least:
+    if not is_whole(value) or value < least:
         raise ConfigurationError(
             f"{name} must be a whole number of at least {least}, not {value!r}"
         )

@@ -5,16 +5,14 @@ from __future__ import annotations
 import logging
 import os
 import re
-from typing import TYPE_CHECKING, Any
+from collections.abc import Mapping
+from typing import Any
 
 from ._checks import check_resume, kind_of
 from ._errors import ConfigurationError
 from ._redact import redact_uri
 from ._run._settings import Elastic
 from ._timing import Timing
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping
 
 _log = logging.getLogger("diloco_core")
 _LIMITS = ("join_timeout", "sync_timeout", "beat_interval", "lost_after", "return_within")

@@ -11,13 +11,11 @@ from __future__ import annotations
 import contextlib
 import random
 import threading
-from typing import TYPE_CHECKING, Any
+from collections.abc import Iterator
+from typing import Any
 
 import numpy as np
 import torch
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
 
 TURNS = threading.RLock()
 """Held by whoever reads or sets the generator's state."""

@@ -3,13 +3,10 @@
 from __future__ import annotations
 
 import re
-from typing import TYPE_CHECKING
+from collections.abc import Iterable, Iterator
 from urllib.parse import quote, unquote
 
 from diloco_protocol.backend import REDACTED, redact_text
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
 
 _PARAMETER = re.compile(r"(?<=[?&;])([^=&;#?\s]+)=([^&;#\s]*)")
 _SECRET_NAME = re.compile(r"key|secret|token|pass|pwd|sig|credential|auth|sas", re.IGNORECASE)

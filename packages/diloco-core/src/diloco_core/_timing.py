@@ -5,15 +5,13 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, NamedTuple
+from collections.abc import Callable, Iterable
+from dataclasses import InitVar, dataclass, field
+from typing import NamedTuple
 
 from ._checks import check_positive
 from ._errors import ConfigurationError
 from ._retry import NOTICE_SECONDS
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
 
 WATCH_EVERY = 8
 """Once in so many syncs, replicas check what has to stay in the store while a run goes on.
@@ -127,6 +125,7 @@ class Moment(NamedTuple):
     now: float
 
 
+@dataclass(eq=False)
 class Wait:
     """One wait for other replicas: polls quickly at first, then more and more slowly, and looks around from time to time.
 
@@ -145,30 +144,23 @@ class Wait:
         notice_after: Seconds until the first such message.
     """
 
-    def __init__(
-        self,
-        timing: Timing,
-        near: bool,
-        timeout: float,
-        look_around: Callable[[], None],
-        expired: Callable[[], Exception],
-        alarms: Iterable[float] = (),
-        downtime: Callable[[], float] = lambda: 0.0,
-        notice: Callable[[float], str] = lambda _: "",
-        notice_after: float = NOTICE_SECONDS,
-    ) -> None:
-        self._timing = timing
-        self._downtime = downtime
+    timing: Timing
+    near: InitVar[bool]
+    timeout: float
+    look_around: Callable[[], None]
+    expired: Callable[[], Exception]
+    alarms: InitVar[Iterable[float]] = ()
+    downtime: Callable[[], float] = lambda: 0.0
+    notice: Callable[[float], str] = lambda _: ""
+    notice_after: InitVar[float] = NOTICE_SECONDS
+
+    def __post_init__(self, near: bool, alarms: Iterable[float], notice_after: float) -> None:
         self._shortest, self._longest = (0.0002, 0.02) if near else (0.05, 2.0)
         self._look_every = 0.25 if near else 5.0
-        self._look_around = look_around
-        self._expired = expired
-        self._timeout = timeout
         self._start = self._now()
-        self._deadline = self._start + timeout
+        self._deadline = self._start + self.timeout
         self._overdue = False
         self._looked = self._start
-        self._notice = notice
         self._notice_at = self._start + notice_after
         self._alarms = sorted(self._start + alarm for alarm in alarms)
 
@@ -180,10 +172,10 @@ class Wait:
         """
         moment = self.moment()
         if moment.expired and self._overdue:
-            raise self._expired()
+            raise self.expired()
         self._overdue = moment.expired
         if moment.look or moment.expired:
-            self._look_around()
+            self.look_around()
         self.sleep(moment)
 
     def moment(self) -> Moment:
@@ -204,19 +196,19 @@ class Wait:
         now = moment.now
         if now >= self._notice_at:
             self._notice_at = now + NOTICE_SECONDS
-            if text := self._notice(moment.elapsed):
+            if text := self.notice(moment.elapsed):
                 _log.warning("%s", text)
         pause = min(max(self._shortest, moment.elapsed / 20), self._longest)
         left = min(pause, *(alarm - now for alarm in self._alarms), self._deadline - now)
         # Past the deadline too, where the caller has found something to do in the last moment.
-        self._timing.sleep(max(0.0, left))
+        self.timing.sleep(max(0.0, left))
 
     def extend(self) -> None:
         """There is progress: the whole timeout starts again from now."""
-        self._deadline = self._now() + self._timeout
+        self._deadline = self._now() + self.timeout
 
     def _now(self) -> float:
-        return self._timing.clock() - self._downtime()
+        return self.timing.clock() - self.downtime()
 
     def elapsed(self) -> float:
         """Seconds since the wait began."""

@@ -10,16 +10,14 @@ from __future__ import annotations
 import argparse
 import sys
 import time
-from typing import TYPE_CHECKING, Any
+from collections.abc import Sequence
+from typing import Any
 
 from diloco_protocol import DilocoError
 
 from ._errors import ConfigurationError
 from ._store._api import creates_once
 from ._store._open import open_store
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
 
 
 def run(uri: str) -> dict[str, Any]:

@@ -15,17 +15,14 @@ import json
 import logging
 import os
 import sys
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
 import torch
 
 from ._connect import connect
 from ._errors import ConfigurationError
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
-
-    from ._run._exchange import StoreExchange
+from ._run._exchange import StoreExchange
 
 _log = logging.getLogger("diloco_core")
 

@@ -14,6 +14,7 @@ from diloco_core._run._records._rules import newest_done
 from diloco_core._run._states import _publish as _elastic_publish
 from diloco_core._run._sync import _compute, _result
 from diloco_core._wire._coded import CodedShard
+from diloco_core._wire._published import end_sums
 from diloco_core.testing import Fault, Schedule, SimulatedStore, simulate
 
 
@@ -81,7 +82,7 @@ def _without_sums(monkeypatch):
             values = self._job.destination(chunk)
             offset = self._update.add(data, chunk, offset, values)
             self._job.adopt(chunk, values)
-        return self.end(reader, origin)
+        return end_sums(reader, origin)
 
     monkeypatch.setattr(CodedShard, "_add", add)
 

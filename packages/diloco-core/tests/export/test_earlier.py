@@ -200,15 +200,15 @@ class TestEarlierStates:
         self, lab, tmp_path, caplog, monkeypatch, kind
     ):
         held = self.history(lab, tmp_path / "run", kind)
-        values, failed = _choice._values, set()
+        values, failed = _choice.Reading.values, set()
 
-        def once(store, layout, file, reader):
+        def once(reading, file, reader):
             if file.key not in failed:
                 failed.add(file.key)
                 raise CorruptedObjectError(f"{file.key} does not match its checksum")
-            return values(store, layout, file, reader)
+            return values(reading, file, reader)
 
-        monkeypatch.setattr(_choice, "_values", once)
+        monkeypatch.setattr(_choice.Reading, "values", once)
         assert export(str(tmp_path / "run"), tmp_path / "model") == max(held)
         assert caplog.text.count("reading again in") == len(failed) >= 2
         loads_exactly(tmp_path / "model", Adapted, held[max(held)])

@@ -255,7 +255,7 @@ def test_every_bit_of_a_published_state(step):
         return [job.adopted[piece.start :]]
 
     def outer_state(reader):
-        chunks, scalars = shard.outer_state(reader, "x")
+        _, chunks, scalars = shard.described(reader, "x")
         return [
             torch.cat([chunk["momentum_buffer"] for chunk in chunks.values()]),
             torch.tensor(scalars["step"]),

@@ -47,14 +47,14 @@ def _settled(computation, shard):
 
 def a_sync_is_decided_without_all(monkeypatch):
     """With a quorum of one."""
-    on_look = _sync.on_look
+    on_look = _sync.rounds.on_look
 
     def early(at, folder, *, overdue, expired):
         if folder is not None and at.rank in folder.chosen:
-            return _sync.Create(tuple(folder.chosen.values()))
+            return _sync.rounds.Create(tuple(folder.chosen.values()))
         return on_look(at, folder, overdue=overdue, expired=expired)
 
-    monkeypatch.setattr(_sync, "on_look", early)
+    monkeypatch.setattr(_sync.rounds, "on_look", early)
 
 
 def _puts(monkeypatch, written):
@@ -118,13 +118,13 @@ def who_commits_keeps_its_own_list(monkeypatch):
 
 def what_a_former_life_contributed_counts_as_own(monkeypatch):
     """What this life holds in memory is not what the record names."""
-    fate = _sync.fate
+    fate = _sync.rounds.fate
 
     def mutant(commit, rank, own, **options):
         named = any(member.rank == rank for member in commit.members)
         return "counted" if named else fate(commit, rank, own, **options)
 
-    monkeypatch.setattr(_sync, "fate", mutant)
+    monkeypatch.setattr(_sync.rounds, "fate", mutant)
 
 
 def no_life_is_fenced(monkeypatch):

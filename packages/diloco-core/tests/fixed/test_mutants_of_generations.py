@@ -86,14 +86,14 @@ def _bytes(reader):
 
 
 def a_sync_is_decided_without_all(monkeypatch):
-    on_look = _sync.on_look
+    on_look = _sync.rounds.on_look
 
     def mutant(at, folder, *, overdue, expired):
         if folder is not None and at.rank in folder.chosen:
-            return _sync.Create(tuple(folder.chosen.values()))
+            return _sync.rounds.Create(tuple(folder.chosen.values()))
         return on_look(at, folder, overdue=overdue, expired=expired)
 
-    monkeypatch.setattr(_sync, "on_look", mutant)
+    monkeypatch.setattr(_sync.rounds, "on_look", mutant)
 
 
 @pytest.mark.parametrize(

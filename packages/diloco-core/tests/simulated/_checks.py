@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Iterable, Mapping, Sequence
 
 import torch
 
@@ -13,16 +13,11 @@ from diloco_core._run._records._manifest import Manifest
 from diloco_core._run._records._records import Commit, Rollback, digest, read_record
 from diloco_core._run._records._rules import done_states, made_of
 from diloco_core._seconds import Seconds
+from diloco_core.testing._simulation import Outcome
+from diloco_core.testing._store import SimulatedStore
 
 from ._recomputed import Recomputed, contributed, lost_parts, recompute
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping, Sequence
-
-    from diloco_core.testing._simulation import Outcome
-    from diloco_core.testing._store import SimulatedStore
-
-    from ._training import SimulatedTraining
+from ._training import SimulatedTraining
 
 _TOLERANCE = 1e-4
 _ROUNDING = 1e-12

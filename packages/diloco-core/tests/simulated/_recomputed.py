@@ -3,36 +3,29 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
 
 import torch
 
 from diloco_core._arithmetic._clip import Clipping
 from diloco_core._arithmetic._coded import CodedUpdates
-from diloco_core._arithmetic._layout import CHUNK_BYTES
+from diloco_core._arithmetic._layout import CHUNK_BYTES, Piece
 from diloco_core._arithmetic._reduction import reduce_shards
-from diloco_core._arithmetic._sharded import Scratch
+from diloco_core._arithmetic._sharded import Scratch, Source
 from diloco_core._arithmetic._weights import shares
+from diloco_core._codecs._codec import Codec
 from diloco_core._outer._delayed import DelayedFragment
+from diloco_core._outer._fragment import Fragment
 from diloco_core._run._life._progress import published_shard, publishes_whole
-from diloco_core._run._records._keys import MANIFEST, shard_key
+from diloco_core._run._records._keys import MANIFEST, Delta, shard_key
 from diloco_core._run._records._manifest import Manifest
 from diloco_core._run._records._records import Commit, Rollback
 from diloco_core._run._states._kept import InMemory
 from diloco_core._wire._delta import DeltaFormat
+from diloco_core._wire._delta_reader import DeltaReader
 from diloco_core._wire._published import WITHOUT, shard_metadata
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from diloco_core._arithmetic._layout import Piece
-    from diloco_core._arithmetic._sharded import Source
-    from diloco_core._codecs._codec import Codec
-    from diloco_core._outer._fragment import Fragment
-    from diloco_core._run._records._keys import Delta
-    from diloco_core._wire._delta_reader import DeltaReader
-    from diloco_core.testing._store import SimulatedStore
+from diloco_core.testing._store import SimulatedStore
 
 
 @dataclass(slots=True)

@@ -4,23 +4,18 @@ from __future__ import annotations
 
 import logging
 import threading
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 import torch
 
-from diloco_core._run._records._keys import commit_key
-from diloco_core._run._records._records import Rollback
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
-
-    from diloco_core._exchange._report import SyncReport
-    from diloco_core._exchange._resumable import Position
-    from diloco_core._outer._fragment import Fragment
-    from diloco_core._run._records._keys import Delta
-    from diloco_core._run._records._records import Commit
+from diloco_core._exchange._report import SyncReport
+from diloco_core._exchange._resumable import Position
+from diloco_core._outer._fragment import Fragment
+from diloco_core._run._records._keys import Delta, commit_key
+from diloco_core._run._records._records import Commit, Rollback
 
 
 class Adoption(NamedTuple):

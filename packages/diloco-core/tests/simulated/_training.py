@@ -2,28 +2,25 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
 import torch
 
 from diloco_core._codecs._codec import is_sparse
 from diloco_core._codecs._named import find_codec
+from diloco_core._exchange._report import SyncReport
 from diloco_core._loop._diloco import DiLoCo
+from diloco_core._outer._fragment import Fragment
 from diloco_core._run._records._keys import Delta
 from diloco_core._run._records._records import Commit, Rollback
 from diloco_core._seconds import Seconds
+from diloco_core.testing._simulation import Node
 
 from ._recomputed import is_near, sent_of
 from ._timeline import Feedback, Mixing, Timeline
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
-
-    from diloco_core._exchange._report import SyncReport
-    from diloco_core._outer._fragment import Fragment
-    from diloco_core.testing._simulation import Node
 
 _OUTER_LR = 0.7
 _OUTER_MOMENTUM = 0.9
@@ -319,9 +316,8 @@ class SimulatedTraining:
                     life = self.salts.get((member.rank, member.epoch), 0)
                     delta = self._learned(values, record, member, life)
                     values_sent = self._as_sent(delta, record, member, life, read.get(member.key))
-                    norms.append(
-                        values_sent.double().norm()
-                    )  # as the contribution says, whatever is lost later
+                    # As the contribution says, whatever is lost later.
+                    norms.append(values_sent.double().norm())
                     if member.key in gone:
                         values_sent = values_sent.masked_fill(gone[member.key], 0.0)
                     sent.append(values_sent.double())
@@ -431,9 +427,8 @@ class SimulatedTraining:
 
     def outer_steps(self, log: Sequence[Commit | Rollback]) -> dict[int, int]:
         """How many outer steps the model has taken after every record of the log."""
-        steps = dict.fromkeys(
-            ((0, index) for index in range(len(self.sizes))), 0
-        )  # by sync and fragment
+        # By sync and fragment.
+        steps = dict.fromkeys(((0, index) for index in range(len(self.sizes))), 0)
         now, counts = [0] * len(self.sizes), {}
         for record in log:
             if isinstance(record, Rollback):

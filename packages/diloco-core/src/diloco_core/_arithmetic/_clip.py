@@ -16,8 +16,9 @@ from __future__ import annotations
 
 import math
 from bisect import bisect_right
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -26,13 +27,8 @@ from .._codecs._codec import is_sparse
 from .._errors import NonFiniteDeltaError
 from ._layout import CHUNK_BYTES, Piece, Rule
 from ._sent import codec_of
-from ._sharded import checked
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
-
-    from ._sharded import Scratch, Source
-    from ._sync_job import SyncJob
+from ._sharded import Scratch, Source, checked
+from ._sync_job import SyncJob
 
 
 class Clipped(NamedTuple):

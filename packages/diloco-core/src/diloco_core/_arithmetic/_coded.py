@@ -10,15 +10,13 @@ whole as well; a run that is resumed starts there, and adds the updates since.
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING, NamedTuple
+from collections.abc import Iterable, Mapping
+from typing import NamedTuple
 
 import torch
 
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
-
-    from .._codecs._codec import Codec
-    from ._layout import Piece
+from .._codecs._codec import Codec
+from ._layout import Piece
 
 RESIDUAL = "update_residual"
 """The name of the residual among the outer optimizer's tensors, with which it is published, saved and loaded."""

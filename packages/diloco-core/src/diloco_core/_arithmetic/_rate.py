@@ -5,11 +5,8 @@ from __future__ import annotations
 import math
 import re
 import struct
+from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable
 
 DIGITS = "(?:[0-9a-f]{16})"
 _TEXT = re.compile(rf"(\d{{1,9}})-(\d{{1,5}})-({DIGITS}+)", re.ASCII)

@@ -7,21 +7,16 @@ reads.
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 import torch
 
 from .._codecs._codec import is_sparse
 from .._errors import NonFiniteUpdateError
-from ._layout import Rule
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator, Sequence
-
-    from ._layout import Layout, Piece
-    from ._sharded import Scratch, Source
-    from ._sync_job import SyncJob
+from ._layout import Layout, Piece, Rule
+from ._sharded import Scratch, Source
+from ._sync_job import SyncJob
 
 
 def blocks(

@@ -2,19 +2,14 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Callable
 
+import torch
+
+from .._codecs._codec import Codec
 from .._codecs._plain import PLAIN
-from ._layout import Rule
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    import torch
-
-    from .._codecs._codec import Codec
-    from ._layout import Layout, Piece
-    from ._sync_job import SyncJob
+from ._layout import Layout, Piece, Rule
+from ._sync_job import SyncJob
 
 
 def codec_of(codec: Codec, layout: Layout, group: int) -> Codec:

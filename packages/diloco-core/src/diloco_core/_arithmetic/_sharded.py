@@ -2,22 +2,19 @@
 
 from __future__ import annotations
 
-import math
+from collections.abc import Callable, Sequence
 from itertools import accumulate, pairwise
-from typing import TYPE_CHECKING, TypeAlias
+from typing import TypeAlias
 
 import torch
 
 from .._errors import NonFiniteDeltaError
+from .._squares import not_finite
 from ._layout import Layout, Piece, Rule
+from ._sync_job import SyncJob
 
-if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
-
-    from ._sync_job import SyncJob
-
-    # Fills the buffer with a rank's contribution to a chunk and returns the buffer; or returns a view that already holds it.
-    Source: TypeAlias = Callable[[Piece, torch.Tensor], torch.Tensor]
+# Fills the buffer with a rank's contribution to a chunk and returns the buffer; or returns a view that already holds it.
+Source: TypeAlias = Callable[[Piece, torch.Tensor], torch.Tensor]
 
 
 _WORD = 64  # bytes; parts of a buffer begin at multiples of it, so that they are aligned as whole tensors are
@@ -116,7 +113,9 @@ def checked(job: SyncJob, chunk: Piece, rank: int, scratch: Scratch) -> torch.Te
     """
     values = job.contributed(chunk, scratch.tensor(0, job.layout, chunk))
     if job.must_be_finite(chunk):
-        _check_finite(job, chunk, values, rank)
+        index = not_finite(values)
+        if index is not None:
+            raise NonFiniteDeltaError(job.locate(chunk, index), rank)
     else:
         _check_buffers(job, chunk, values, rank)
     return values
@@ -158,15 +157,6 @@ def adopt_shard(job: SyncJob, shard: int, read: Source, chunk_bytes: int, scratc
         job.adopt(chunk, values)
 
 
-def _check_finite(job: SyncJob, chunk: Piece, values: torch.Tensor, rank: int) -> None:
-    # NaN or infinity always shows in the sum, which costs a fifth of isfinite(). A sum of finite values can overflow, though.
-    if not values.is_floating_point() or math.isfinite(values.sum().item()):
-        return
-    finite = values.isfinite()
-    if not bool(finite.all()):
-        raise NonFiniteDeltaError(job.locate(chunk, _first(~finite)), rank)
-
-
 def _check_buffers(job: SyncJob, chunk: Piece, values: torch.Tensor, rank: int) -> None:
     """Refuse NaN, unless all replicas hold it already. Infinity may be intended (masks, the start of a running minimum)."""
     if not values.is_floating_point():
@@ -176,14 +166,9 @@ def _check_buffers(job: SyncJob, chunk: Piece, values: torch.Tensor, rank: int) 
     if bool(nan.any()) and global_copy is not None:
         nan &= ~_is_nan(global_copy)
     if bool(nan.any()):
-        raise NonFiniteDeltaError(job.locate(chunk, _first(nan)), rank)
+        raise NonFiniteDeltaError(job.locate(chunk, int(nan.nonzero()[0].item())), rank)
 
 
 def _is_nan(values: torch.Tensor) -> torch.Tensor:
     # torch has no isnan() for floating-point dtypes of eight bits.
     return (values if values.dtype.itemsize > 1 else values.float()).isnan()
-
-
-def _first(mask: torch.Tensor) -> int:
-    """Index of the first element that is true."""
-    return int(mask.nonzero()[0].item())

@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Protocol
+from collections.abc import Collection, Mapping, Sequence
+from typing import Protocol
 
-if TYPE_CHECKING:
-    from collections.abc import Collection, Mapping, Sequence
+import torch
 
-    import torch
-
-    from .._terms._terms import Terms
-    from ._coded import CodedUpdates
-    from ._contribution import Contribution
-    from ._layout import Layout, Piece
-    from ._rate import Rate
+from .._terms._terms import Terms
+from ._coded import CodedUpdates
+from ._contribution import Contribution
+from ._layout import Layout, Piece
+from ._rate import Rate
 
 
 class SyncJob(Protocol):

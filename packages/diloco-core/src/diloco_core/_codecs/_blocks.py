@@ -24,23 +24,13 @@ class BlockCodec(ABC):
     plain = False
 
     def __init__(self, name: str, block: int) -> None:
-        self._name = name
-        self._block = block
-
-    @property
-    def name(self) -> str:
-        """Name in options and schemas."""
-        return self._name
-
-    @property
-    def block(self) -> int:
-        """Elements in a block."""
-        return self._block
+        self.name = name
+        self.block = block
 
     def size(self, dtype: torch.dtype, numel: int) -> int:  # noqa: ARG002
         """The bytes of the whole blocks, and of a shorter one at the end."""
-        blocks, rest = divmod(numel, self._block)
-        return blocks * self.row_bytes(self._block) + (self.row_bytes(rest) if rest else 0)
+        blocks, rest = divmod(numel, self.block)
+        return blocks * self.row_bytes(self.block) + (self.row_bytes(rest) if rest else 0)
 
     def encode(self, values: torch.Tensor) -> torch.Tensor:
         """Encode a chunk block by block."""
@@ -62,15 +52,15 @@ class BlockCodec(ABC):
         self, values: torch.Tensor, data: torch.Tensor
     ) -> list[tuple[torch.Tensor, torch.Tensor]]:
         """The whole blocks and their bytes, as the rows of matrices, and the shorter block at the end as one row."""
-        width = self.row_bytes(self._block)
-        blocks, rest = divmod(values.numel(), self._block)
+        width = self.row_bytes(self.block)
+        blocks, rest = divmod(values.numel(), self.block)
         if blocks and not rest:
-            return [(values.view(blocks, self._block), data.view(blocks, width))]
-        end = blocks * self._block
+            return [(values.view(blocks, self.block), data.view(blocks, width))]
+        end = blocks * self.block
         matrices = []
         if blocks:
             whole = data[: blocks * width].view(blocks, width)
-            matrices.append((values[:end].view(blocks, self._block), whole))
+            matrices.append((values[:end].view(blocks, self.block), whole))
         matrices.append((values[end:].view(1, rest), data[blocks * width :].view(1, -1)))
         return matrices
 

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Protocol
+from typing import Protocol
+
+import torch
 
 from .._errors import ConfigurationError
-
-if TYPE_CHECKING:
-    import torch
 
 
 def is_sparse(codec: Codec) -> bool:

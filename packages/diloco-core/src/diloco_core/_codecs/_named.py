@@ -2,20 +2,16 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 import torch
 
-from .._checks import check_whole, kind_of
+from .._checks import kind_of, whole
 from .._errors import ConfigurationError
 from ._cast import Cast
+from ._codec import Codec
 from ._float4 import E2M1
 from ._int8 import Int8
 from ._plain import PLAIN
 from ._top_k import TopK
-
-if TYPE_CHECKING:
-    from ._codec import Codec
 
 _FP32, _BF16, _FP16 = torch.float32, torch.bfloat16, torch.float16
 _OURS = PLAIN, Cast("fp32", _FP32), Cast("bf16", _BF16), Cast("fp16", _FP16), Int8(), E2M1()
@@ -49,7 +45,7 @@ def find_codec(given: object) -> Codec:
         raise ConfigurationError(
             f"the plain of codec {codec.name!r} must be True or False, not {codec.plain!r}"
         )
-    check_whole(f"the block of codec {codec.name!r}", codec.block)
+    whole(f"the block of codec {codec.name!r}", codec.block)
     if CODECS.get(codec.name, codec) is not codec:
         raise ConfigurationError(
             f"a codec of your own is named {codec.name!r}, like one of diloco-core: replicas compare codecs by their names, so "

@@ -9,19 +9,16 @@ need memory of the size of the model.
 from __future__ import annotations
 
 from abc import abstractmethod
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import Any, Protocol
 
+from .._arithmetic._sync_job import SyncJob
+from .._model._unsynced import Unsynced
 from .._terms._support import Support
 from .._terms._terms import DEFAULT, Terms
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
-
-    from .._arithmetic._sync_job import SyncJob
-    from .._model._unsynced import Unsynced
-    from ._pending import Pending
-    from ._report import SyncReport
+from ._pending import Pending
+from ._report import SyncReport
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,8 +6,9 @@ a user sees must name the replica that died first, not one that only failed beca
 
 from __future__ import annotations
 
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal
+from typing import Literal
 
 from .._errors import (
     RendezvousTimeoutError,
@@ -17,9 +18,6 @@ from .._errors import (
     UnequalSyncsError,
 )
 from .._redact import redact
-
-if TYPE_CHECKING:
-    from collections.abc import Collection, Mapping, Sequence
 
 _LONGEST_MESSAGE = 10_000
 

@@ -1,28 +1,23 @@
-"""What exchanges without a store have in common: all replicas are in every sync, and they hold everything in memory."""
+"""What exchanges without a store have in common: they hold everything in memory."""
 
 from __future__ import annotations
 
 from abc import abstractmethod
-from typing import TYPE_CHECKING
+from collections.abc import Iterable, Sequence
 
 from .._arithmetic._clip import Clipping, measure_norms
+from .._arithmetic._contribution import Contribution
 from .._arithmetic._rate import chosen
-from .._arithmetic._sharded import Scratch, check_contribution
+from .._arithmetic._sharded import Scratch, Source, check_contribution
+from .._arithmetic._sync_job import SyncJob
 from .._arithmetic._weights import shares
 from .._errors import ConfigurationError, MismatchError
+from .._timing import Timing
 from ._base import Exchange, Schema
 from ._endings import Progress, describe
 from ._pending import Syncs
 from ._report import SyncReport
 from ._schemas import compare_schemas
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
-
-    from .._arithmetic._contribution import Contribution
-    from .._arithmetic._sharded import Source
-    from .._arithmetic._sync_job import SyncJob
-    from .._timing import Timing
 
 
 class ExchangeInMemory(Exchange):

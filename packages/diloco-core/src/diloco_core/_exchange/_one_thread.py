@@ -11,15 +11,12 @@ OpenMP itself keeps the number for each thread that starts others.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import cache
-from typing import TYPE_CHECKING
 
 import torch
 from threadpoolctl import ThreadpoolController
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
 
 
 @contextmanager

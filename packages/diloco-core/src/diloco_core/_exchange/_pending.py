@@ -9,12 +9,10 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Generator
 from contextlib import AbstractContextManager
-from typing import TYPE_CHECKING, Protocol, TypeVar
+from typing import Protocol, TypeVar
 
 from .._errors import SyncError
-
-if TYPE_CHECKING:
-    from ._report import SyncReport
+from ._report import SyncReport
 
 T = TypeVar("T")
 

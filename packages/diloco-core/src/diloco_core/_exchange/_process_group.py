@@ -7,37 +7,27 @@ them. The arithmetic is the same as that of the exchange over a store, and the r
 from __future__ import annotations
 
 import threading
+from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 import torch.distributed as dist
 
-from .._arithmetic._layout import Rule
+from .._arithmetic._layout import Piece, Rule
 from .._arithmetic._reduction import mean
 from .._arithmetic._sent import as_sent
+from .._arithmetic._sharded import Source
 from .._arithmetic._sync_job import SyncJob
-from .._checks import check_whole
-from .._errors import (
-    ConfigurationError,
-    NonFiniteUpdateError,
-    SyncError,
-    SyncTimeoutError,
-)
+from .._checks import whole
+from .._errors import ConfigurationError, NonFiniteUpdateError, SyncError, SyncTimeoutError
 from .._terms._support import Support
 from .._timing import Timing
 from ._base import Schema
 from ._endings import Ending, conclude, failure
 from ._in_memory import ExchangeInMemory
-from ._pending import check_usable
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    from .._arithmetic._layout import Piece
-    from .._arithmetic._sharded import Source
-    from ._pending import Pending, Steps
+from ._pending import Pending, Steps, check_usable
 
 GROUP_CHUNK_BYTES = 4 * 2**20
 """Default size of a chunk in bytes: large enough to hide the latency of a message, small compared with a model."""
@@ -76,7 +66,7 @@ class ProcessGroupExchange(ExchangeInMemory):
             raise ConfigurationError(
                 "there is no process group: call torch.distributed.init_process_group() first"
             )
-        check_whole("chunk_bytes", chunk_bytes)
+        whole("chunk_bytes", chunk_bytes)
         chosen = group if group is not None else dist.group.WORLD
         if chosen is None or dist.get_rank(chosen) < 0:
             raise ConfigurationError(

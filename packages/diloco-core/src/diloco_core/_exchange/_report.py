@@ -4,10 +4,9 @@ from __future__ import annotations
 
 from dataclasses import asdict, dataclass
 from json import dumps
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-if TYPE_CHECKING:
-    from .._arithmetic._clip import Clipped
+from .._arithmetic._clip import Clipped
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,18 +6,15 @@ takes the run's newest state when it begins, may come back, and learns after eac
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Protocol
+from typing import Protocol
 
+import torch
+
+from .._arithmetic._layout import Piece
 from .._arithmetic._rate import NO_RATE, Rate
 from .._arithmetic._sync_job import SyncJob
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping, Sequence
-
-    import torch
-
-    from .._arithmetic._layout import Piece
 
 
 @dataclass(frozen=True, slots=True)

@@ -3,15 +3,11 @@
 from __future__ import annotations
 
 import re
-from typing import TYPE_CHECKING, NamedTuple
+from collections.abc import Mapping
+from typing import NamedTuple
 
 from .._errors import MismatchError
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping
-
-    from ._base import Schema
-
+from ._base import Schema
 
 MAY_CHANGE = frozenset({"sync_every", "init", "flush", "committed"})
 """Settings that may have other values when a fixed run continues, as long as they are the same on all replicas."""

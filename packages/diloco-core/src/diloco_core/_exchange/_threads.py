@@ -3,37 +3,28 @@
 from __future__ import annotations
 
 import threading
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from .._arithmetic._layout import CHUNK_BYTES
+import torch
+
+from .._arithmetic._contribution import Contribution
+from .._arithmetic._layout import CHUNK_BYTES, Piece
 from .._arithmetic._reduction import reduce_shards
 from .._arithmetic._sent import as_sent
 from .._arithmetic._sharded import adopt_shard
 from .._arithmetic._sync_job import SyncJob
-from .._checks import check_whole
-from .._errors import (
-    RendezvousTimeoutError,
-    SyncTimeoutError,
-    UnequalSyncsError,
-)
+from .._checks import whole
+from .._errors import RendezvousTimeoutError, SyncTimeoutError, UnequalSyncsError
 from .._terms._support import EVERYTHING_SENT
 from .._timing import Timing
+from ._base import Schema
 from ._endings import Ending, Progress, conclude, failure, named_ranks
 from ._in_memory import ExchangeInMemory
-from ._pending import GivenUpError, check_usable
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
-
-    import torch
-
-    from .._arithmetic._contribution import Contribution
-    from .._arithmetic._layout import Piece
-    from ._base import Schema
-    from ._pending import Pending, Steps
+from ._pending import GivenUpError, Pending, Steps, check_usable
 
 
 def in_process(
@@ -49,8 +40,8 @@ def in_process(
     Raises:
         ConfigurationError: ``world_size`` or ``chunk_bytes`` is not a whole number of at least 1.
     """
-    check_whole("world_size", world_size)
-    check_whole("chunk_bytes", chunk_bytes)
+    whole("world_size", world_size)
+    whole("chunk_bytes", chunk_bytes)
     hub = _Hub(int(world_size))
     return [
         InProcessExchange(hub, rank, timing or Timing(), chunk_bytes)

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import logging
-from dataclasses import replace
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
 from itertools import islice, takewhile
-from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 import torch
 import xxhash
@@ -13,20 +14,13 @@ import xxhash
 from .._arithmetic._layout import CHUNK_BYTES, Group, Layout, Piece, Rule
 from .._errors import ConfigurationError, CorruptedObjectError, ObjectNotFoundError, RendezvousError
 from .._run._records._keys import commit_key
-from .._store._reread import copy_key, open_ahead, read_again
+from .._store._api import ObjectReader, Store
+from .._store._reread import copy_key, list_folders, open_ahead, read_again
 from .._timing import Timing
 from .._wire._coded import EncodedUpdate
 from .._wire._published import ValuesReader, end_sums
 from .._wire._sections import Section, view
-from ._run_states import sentence
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
-
-    import torch
-
-    from .._store._api import ObjectReader, Store
-    from ._run_states import PublishedFile, RunStates
+from ._run_states import PublishedFile, RunStates, sentence
 
 _TRIES = 8
 # How many numbers of the log are looked at, from the newest one on, for a state that is not complete.
@@ -201,106 +195,93 @@ def read_tensors(
         return {}
     layout = Layout(tuple(map(_group, table["groups"])), table["shards"], table.get("block", 1))
     flat = [torch.empty(group.numel, dtype=group.dtype, device="cpu") for group in layout.groups]
+    reading = Reading(store, layout, flat)
     by_key = {file.key: file for file in files}
-    listing: dict[str, int] = {}
-    for folder in sorted({file.key.rpartition("/")[0] for file in files}):
-        listing.update(store.list(f"{folder}/"))
+    listing = list_folders(store.list, by_key)
 
     def announce(key: str, reader: ObjectReader) -> None:
-        _announce(store, layout, by_key[key], reader)
+        reading.announce(by_key[key], reader)
 
     with open_ahead(store, {key: listing.get(key) for key in by_key}, announce) as readers:
         for file, opened in zip(files, readers, strict=True):
             try:
-                _read_file(store, layout, flat, file, opened)
+                reading.read(file, opened)
             except (CorruptedObjectError, ObjectNotFoundError) as error:
                 if copy_key(file.key) not in listing:
                     raise
                 _log.warning("%s. Its copy is read instead.", str(as_damage(error)).rstrip("."))
-                copy = replace(file, key=copy_key(file.key))
-                _read_file(store, layout, flat, copy, None)
+                reading.read(replace(file, key=copy_key(file.key)), None)
     return {entry["name"]: _tensor(flat, entry, dtype) for entry in table["tensors"]}
 
 
-def _read_file(
-    store: Store,
-    layout: Layout,
-    flat: list[torch.Tensor],
-    file: PublishedFile,
-    opened: ObjectReader | None,
-) -> None:
-    """Read a file into its place in ``flat``, again if it is damaged; ``opened`` serves only the first reading."""
+@dataclass(frozen=True, slots=True)
+class Reading:
+    """Reads files into their places in the flat vectors of the groups of a layout."""
 
-    def read() -> None:
-        nonlocal opened
-        reader, opened = opened or store.open(file.key), None
-        with reader:
-            if file.update is not None:
-                checksum = _add_update(store, layout, flat, file, reader)
-            else:
-                values = _values(store, layout, file, reader)
-                for piece in layout.shard(file.shard):
-                    values.read(_part(flat, piece))
-                checksum = values.verify().values
+    store: Store
+    layout: Layout
+    flat: list[torch.Tensor]
+
+    def read(self, file: PublishedFile, opened: ObjectReader | None) -> None:
+        """Read a file, again if it is damaged; ``opened`` serves only the first reading."""
+
+        def read() -> None:
+            nonlocal opened
+            reader, opened = opened or self.store.open(file.key), None
+            with reader:
+                if file.update is not None:
+                    checksum = self._add_update(file, reader)
+                else:
+                    values = self.values(file, reader)
+                    for piece in self.layout.shard(file.shard):
+                        values.read(self._part(piece))
+                    checksum = values.verify().values
+            self._check(file, checksum)
+
+        reading_again(read)
+
+    def announce(self, file: PublishedFile, reader: ObjectReader) -> None:
+        """Announce what will be read of a file."""
+        if file.update is not None:
+            self._update(file).announce(reader)
+        else:
+            self.values(file, reader)
+
+    def values(self, file: PublishedFile, reader: ObjectReader) -> ValuesReader:
+        """A reader of a file's values. Making it announces what it will read."""
+        section = Section("values", self.layout.shard(file.shard), file.seed)
+        return ValuesReader(reader, self.layout, section, f"{self.store.uri}/{file.key}")
+
+    def _add_update(self, file: PublishedFile, reader: ObjectReader) -> int:
+        """Add the update in a file to the values before it. Returns the checksum of the new values."""
+        origin = f"{self.store.uri}/{file.key}"
+        update, expected = self._update(file), end_sums(reader, origin).values
+        self._check(file, expected)  # before anything is added, as the update itself is
+        data, offset = update.read(reader, origin, CHUNK_BYTES), 0
+        digest = xxhash.xxh3_64(seed=file.seed)
+        for chunk in self.layout.chunks(file.shard, CHUNK_BYTES):
+            values = self._part(chunk)
+            offset = update.add(data, chunk, offset, values)
+            digest.update(view(values))
+        if digest.intdigest() != expected:
+            raise CorruptedObjectError(
+                f"{origin} does not fit the files before it: the values after its update do not have the checksum that it says"
+            )
+        return expected
+
+    def _check(self, file: PublishedFile, checksum: int) -> None:
         if file.checksum not in {None, checksum}:
             raise CorruptedObjectError(
-                f"{store.uri}/{file.key} does not have the checksum that the record of its sync says"
+                f"{self.store.uri}/{file.key} does not have the checksum that the record of its sync says"
             )
 
-    reading_again(read)
+    def _update(self, file: PublishedFile) -> EncodedUpdate:
+        assert file.update is not None
+        codec, seed = file.update
+        return EncodedUpdate(self.layout, file.shard, codec, seed, Section("values", (), file.seed))
 
-
-def _add_update(
-    store: Store,
-    layout: Layout,
-    flat: list[torch.Tensor],
-    file: PublishedFile,
-    reader: ObjectReader,
-) -> int:
-    """Add the update in a file to its place in ``flat``. Returns the checksum of the new values."""
-    origin = f"{store.uri}/{file.key}"
-    update = _update(layout, file)
-    expected = end_sums(reader, origin).values
-    if file.checksum not in {
-        None,
-        expected,
-    }:  # checked before anything is added, as the update itself is
-        raise CorruptedObjectError(
-            f"{origin} does not have the checksum that the record of its sync says"
-        )
-    data, offset = update.read(reader, origin, CHUNK_BYTES), 0
-    digest = xxhash.xxh3_64(seed=file.seed)
-    for chunk in layout.chunks(file.shard, CHUNK_BYTES):
-        values = _part(flat, chunk)
-        offset = update.add(data, chunk, offset, values)
-        digest.update(view(values))
-    if digest.intdigest() != expected:
-        raise CorruptedObjectError(
-            f"{origin} does not fit the files before it: the values after its update do not have the checksum that it says"
-        )
-    return expected
-
-
-def _announce(store: Store, layout: Layout, file: PublishedFile, reader: ObjectReader) -> None:
-    """Announce what will be read of a file."""
-    if file.update is not None:
-        _update(layout, file).announce(reader)
-    else:
-        _values(store, layout, file, reader)
-
-
-def _update(layout: Layout, file: PublishedFile) -> EncodedUpdate:
-    assert file.update is not None
-    codec, seed = file.update
-    return EncodedUpdate(layout, file.shard, codec, seed, Section("values", (), file.seed))
-
-
-def _values(
-    store: Store, layout: Layout, file: PublishedFile, reader: ObjectReader
-) -> ValuesReader:
-    """A reader of a file's values. Making it announces what it will read."""
-    section = Section("values", layout.shard(file.shard), file.seed)
-    return ValuesReader(reader, layout, section, f"{store.uri}/{file.key}")
+    def _part(self, piece: Piece) -> torch.Tensor:
+        return self.flat[piece.group][piece.start : piece.stop]
 
 
 def _tensor(
@@ -320,10 +301,6 @@ def _tensor(
             "larger range."
         )
     return values.to(dtype, copy=True)
-
-
-def _part(flat: list[torch.Tensor], piece: Piece) -> torch.Tensor:
-    return flat[piece.group][piece.start : piece.stop]
 
 
 def _group(entry: Mapping[str, Any]) -> Group:

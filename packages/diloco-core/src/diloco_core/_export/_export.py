@@ -6,27 +6,22 @@ import contextlib
 import logging
 import os
 import secrets
+from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 
-from .._checks import is_whole
+from .._checks import is_whole, yes_or_no
 from .._errors import ConfigurationError, CorruptedObjectError, ObjectNotFoundError
 from .._run._generations._names import place_of_run
+from .._store._api import Store
 from .._store._drivers._folder import FolderStore
 from .._store._open import open_store
 from .._wire._safetensors import entry, header_bytes
 from .._wire._sections import view
-from ._choice import as_damage, newer_unfinished, newest_whole, read_tensors, the_states
-from ._run_states import find_source, sentence, unsynced_files, without_unsynced
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
-
-    from .._store._api import Store
-    from ._choice import Choice
-    from ._run_states import RunStates
+from ._choice import Choice, as_damage, newer_unfinished, newest_whole, read_tensors, the_states
+from ._run_states import RunStates, find_source, sentence, unsynced_files, without_unsynced
 
 _log = logging.getLogger("diloco_core")
 
@@ -90,8 +85,7 @@ def export(
         raise ConfigurationError(f"path must be the name of a file, not {path!r}")
     if not isinstance(uri, (str, os.PathLike)):
         raise ConfigurationError(f"uri must be the run's prefix, as text or a path, not {uri!r}")
-    if not isinstance(synced_only, bool):
-        raise ConfigurationError(f"synced_only must be True or False, not {synced_only!r}")
+    yes_or_no("synced_only", synced_only)
     target = Path(path)
     with _replacing(target) as temporary:
         store: Store = open_store(os.fspath(uri), reading=True)

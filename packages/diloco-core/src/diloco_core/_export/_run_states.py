@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import logging
 import sys
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING, TypeVar
+from typing import TypeVar
 
+from .._codecs._codec import Codec
 from .._codecs._named import CODECS
 from .._errors import (
     CorruptedObjectError,
@@ -31,15 +33,9 @@ from .._run._records._manifest import Manifest
 from .._run._records._records import Commit, Done, Rollback, of_run, read_record
 from .._run._records._rules import done_states, is_whole, made_of
 from .._run._records._rules import states as published_states
-from .._store._reread import read_again, read_or_copy
+from .._store._api import Store
+from .._store._reread import list_folders, read_again, read_or_copy
 from .._timing import Timing
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Mapping, Sequence
-
-    from .._codecs._codec import Codec
-    from .._run._records._manifest import Manifest
-    from .._store._api import Store
 
 T = TypeVar("T", bound="Commit | Rollback | Done")
 
@@ -186,9 +182,8 @@ class RunStates:
         )
 
     def _made_of(self, index: int, sync: int) -> list[int]:
-        last = (
-            sync if sync > self.initial_steps else 0
-        )  # the initial state has the number 0 in keys
+        # The initial state has the number 0 in keys.
+        last = sync if sync > self.initial_steps else 0
         return made_of(last, index, len(self.fragments), self._whole_every, self.rollbacks)
 
     def _keys(self, index: int, sync: int, *, before: bool = False) -> list[str]:
@@ -246,9 +241,7 @@ class RunStates:
         for index, sync in enumerate(self.state(number)):
             keys += self._keys(index, sync)
             keys += [done_key(sync, index)] if sync > self.initial_steps else []
-        listing: dict[str, int] = {}
-        for folder in dict.fromkeys(key.rpartition("/")[0] for key in keys):
-            listing.update(self._store.list(f"{folder}/"))
+        listing = list_folders(self._store.list, keys)
         return [key for key in keys if key not in listing]
 
     def _given_up(self, number: int) -> set[int]:

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 import xxhash
@@ -12,14 +13,10 @@ from safetensors import SafetensorError
 from safetensors.torch import load as load_tensors
 
 from .._errors import ConfigurationError, CorruptedObjectError, FormatError
+from .._store._api import Buffer
 from .._wire._safetensors import LENGTH_BYTES, MOST_HEADER_BYTES, entry, header_bytes, parse_header
 from .._wire._sealed import FORMAT
 from .._wire._sections import view
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
-
-    from .._store._api import Buffer
 
 _CHECKSUM_BYTES = 8
 _CHECKSUM = "xxh3"

@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 import torch
 
 from .._errors import ModelChangedError
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
 
 _MOST_PARAMETERS = 8
 _MOST_VALUES = 64

@@ -15,14 +15,12 @@ at once, what is written back less often than the twin steps, and what only stan
 from __future__ import annotations
 
 from collections import OrderedDict, defaultdict, deque
-from typing import TYPE_CHECKING, Any, NamedTuple
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, NamedTuple
 
 import torch
 
 from .._errors import ModelChangedError
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
 
 _MOST_PARAMETERS = 4
 _MOST_VALUES = 3  # in every dimension of a tensor

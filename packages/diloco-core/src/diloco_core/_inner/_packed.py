@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from collections.abc import Mapping
+from typing import Any
 
 import torch
 
 from .._checks import kind_of
 from .._errors import ConfigurationError
 from .._model._values import is_plain
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping
 
 # Integers with more bits are written as hexadecimal text, since Python refuses to read and write thousands of decimal digits.
 _DECIMAL_BITS = 1024

@@ -3,20 +3,17 @@
 from __future__ import annotations
 
 import json
-from typing import TYPE_CHECKING, Any, Protocol
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, Protocol
 
 import torch
 
 from .._checks import kind_of
 from .._errors import ConfigurationError
 from .._generators import random_state, set_random_state
+from .._store._api import Buffer
 from ._file import check_size, file_parts, verified
 from ._packed import pack, unpack
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
-
-    from .._store._api import Buffer
 
 # Fields of a saved file that are not states of objects.
 _OTHER_FIELDS = {"random", "inner_steps", "rollback", "kinds", "parameters"}

@@ -6,19 +6,16 @@ import inspect
 import sys
 import threading
 import weakref
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from types import FrameType
+from typing import Any
 
 import torch
+from torch.utils.hooks import RemovableHandle
 
 from .._errors import ConfigurationError
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Sequence
-    from types import FrameType
-
-    from torch.utils.hooks import RemovableHandle
 
 _lock = threading.Lock()
 # Weak on both sides, since an InnerSteps refers to its optimizers, and through the outer loop to a model. The hooks keep it

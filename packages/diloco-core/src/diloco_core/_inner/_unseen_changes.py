@@ -3,20 +3,15 @@
 from __future__ import annotations
 
 import weakref
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 import torch
+from torch.utils.hooks import RemovableHandle
 
 from .._errors import UnseenStepsError
+from .._model._partition import NamedTensor
 from ._steps import untraced
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from torch.utils.hooks import RemovableHandle
-
-    from .._model._partition import NamedTensor
 
 _LEAST = 10  # backward passes between two checks; many micro-batches may make one step
 _MOST_VALUES = 4096

@@ -3,23 +3,18 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterable, Mapping
-from typing import TYPE_CHECKING
+from collections.abc import Iterable, Mapping, Sequence
 
 import torch
 
+from .._arithmetic._weights import Amount
 from .._checks import kind_of, one_of, whole
 from .._errors import ConfigurationError
+from .._exchange._base import Exchange
+from .._inner._state import Stateful
 from .._model._layers import PATTERNS, Pattern
 from .._terms._support import support_of
 from .._terms._weighting import Weighting
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from .._arithmetic._weights import Amount
-    from .._exchange._base import Exchange
-    from .._inner._state import Stateful
 
 _MOST_TOKENS = 10**18 - 1  # keys have 18 digits for them
 # Module and class of each wrapper, and what it has once it talks to other processes. The classes are looked up and not imported:

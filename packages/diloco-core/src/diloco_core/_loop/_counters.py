@@ -2,18 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from copy import copy
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from .._arithmetic._rate import NO_RATE, Rate
+from .._exchange._resumable import Position
 from .._inner._steps import StepCounter
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping
-
-    from .._exchange._resumable import Position
-
 
 _SAVED = ("committed", "inner_steps", "since_event", "since_sync", "tokens")
 

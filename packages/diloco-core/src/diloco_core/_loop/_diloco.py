@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Literal, Self
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Literal, Self
 
 import torch
 
 from .._checks import one_of, whole
+from .._codecs._codec import Codec
 from .._errors import ConfigurationError, SyncError, UnequalSyncsError, UnseenStepsError
+from .._exchange._base import Exchange, Schema
+from .._exchange._report import SyncReport
 from .._inner._kept_weights import KeptWeights
 from .._inner._own_weights import OwnWeights
+from .._inner._state import Stateful
 from .._inner._steps import StepCounter, optimizers_of
 from .._inner._unseen_changes import UnseenChanges
 from .._model._loads import Loads
@@ -17,6 +22,7 @@ from .._model._names import plain_name
 from .._model._partition import Buffers, split
 from .._outer._groups import checked_groups, group_of_parameters
 from .._outer._groups import outer_groups as outer_groups_of
+from .._outer._optimizer import OuterOptimizerFactory
 from .._seconds import Seconds
 from .._terms._making import make_terms
 from . import _notices as notices
@@ -30,15 +36,6 @@ from ._own_buffers import OwnBuffers
 from ._place import Place
 from ._saved import SavedState
 from ._synced_model import SyncedModel
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
-
-    from .._codecs._codec import Codec
-    from .._exchange._base import Exchange, Schema
-    from .._exchange._report import SyncReport
-    from .._inner._state import Stateful
-    from .._outer._optimizer import OuterOptimizerFactory
 
 
 class DiLoCo:

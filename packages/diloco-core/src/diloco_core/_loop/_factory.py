@@ -2,18 +2,15 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from collections.abc import Sequence
+from typing import Any
+
+import torch
 
 from .._connect import connect
+from .._exchange._base import Exchange
+from .._seconds import Seconds
 from ._diloco import DiLoCo
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    import torch
-
-    from .._exchange._base import Exchange
-    from .._seconds import Seconds
 
 
 def make_diloco_outer_loop(

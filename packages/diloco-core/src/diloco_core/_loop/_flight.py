@@ -5,24 +5,18 @@ Also when it is due, if ``sync_every`` is a time, and what becomes of it when an
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 from .._errors import UnequalSyncsError
+from .._exchange._pending import Pending
+from .._exchange._report import SyncReport
 from .._outer._delayed import DelayedFragment
+from .._outer._fragment import Fragment
+from .._terms._schedule import Due
+from .._terms._windows import Windows
 from . import _notices as notices
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from .._errors import UnequalSyncsError
-    from .._exchange._base import Exchange
-    from .._exchange._pending import Pending
-    from .._exchange._report import SyncReport
-    from .._outer._fragment import Fragment
-    from .._terms._schedule import Due
-    from .._terms._windows import Windows
-    from ._membership import Membership
+from ._membership import Membership
 
 _STOP_SECONDS = 5.0
 
@@ -42,6 +36,7 @@ class Flight:
         behind: Whether the replica trains meanwhile.
         seconds: How long the sync took; 0 as long as it goes on.
         parted: Says that another replica has left after fewer syncs, if that is known already.
+        report: The result; None as long as it is not there.
     """
 
     fragment: Fragment
@@ -55,7 +50,7 @@ class Flight:
     seconds: float = 0.0
     parted: UnequalSyncsError | None = None
     _pending: Pending | None = None
-    _report: SyncReport | None = None
+    report: SyncReport | None = None
     _error: BaseException | None = None
     _ended: Callable[[float | None], bool] | None = None
 
@@ -77,15 +72,15 @@ class Flight:
         if self._ended is not None:
             self._ended(None)
             self.check()
-        elif self._report is None:
-            self._report = self._carry_out()
-        assert self._report is not None
-        return self._report
+        elif self.report is None:
+            self.report = self._carry_out()
+        assert self.report is not None
+        return self.report
 
     def again(self) -> None:
         """Forget the result, and begin the sync once more as one after which this replica leaves."""
         self.last = True
-        self._pending = self._report = self._ended = None
+        self._pending = self.report = self._ended = None
 
     def check(self) -> None:
         """Raise the error of a sync that has failed by now. Does not wait."""
@@ -95,20 +90,15 @@ class Flight:
             finally:
                 self._error = None  # it would keep many frames in memory
 
-    def stop(self, exchange: Exchange) -> None:
+    def stop(self) -> None:
         """End a sync whose result is not wanted any more.
 
         Returns when it has ended, but after five seconds at most: it may be in a request that takes long.
         """
         if not self.over:
-            exchange.give_up()
+            self.membership.exchange.give_up()
             if self._ended is not None:
                 self._ended(_STOP_SECONDS)
-
-    @property
-    def succeeded(self) -> bool:
-        """Whether the result is there."""
-        return self._report is not None
 
     @property
     def over(self) -> bool:
@@ -117,7 +107,7 @@ class Flight:
 
     def _act(self) -> None:
         try:
-            self._report = self._carry_out()
+            self.report = self._carry_out()
         except BaseException as error:  # noqa: BLE001 - it is raised in the thread that trains
             self._error = error
 

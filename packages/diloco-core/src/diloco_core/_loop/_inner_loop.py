@@ -5,25 +5,22 @@ from __future__ import annotations
 import os
 import signal
 import threading
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import InitVar, dataclass, field
-from typing import TYPE_CHECKING, Any
+from types import FrameType
+from typing import Any
+
+import torch
 
 from .._errors import CoreError, SyncError, UnequalSyncsError
+from .._inner._kept_weights import KeptWeights
 from .._inner._steps import InnerSteps
+from .._inner._unseen_changes import UnseenChanges
+from .._model._loads import Loads
+from .._terms._schedule import Due
 from . import _notices as notices
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
-    from types import FrameType
-
-    import torch
-
-    from .._inner._kept_weights import KeptWeights
-    from .._inner._unseen_changes import UnseenChanges
-    from .._model._loads import Loads
-    from .._terms._schedule import Due
-    from ._outer_steps import OuterSteps
+from ._outer_steps import OuterSteps
 
 
 @dataclass(eq=False)

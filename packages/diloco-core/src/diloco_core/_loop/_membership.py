@@ -2,30 +2,27 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, TypeAlias
+from collections.abc import Callable, Mapping, Sequence
+from typing import TypeAlias
 
 import torch
 
 from .._errors import ConfigurationError, SyncError
+from .._exchange._base import Exchange
+from .._exchange._pending import Pending
+from .._exchange._resumable import Position
+from .._inner._state import Stateful
+from .._outer._fragment import Fragment
 from .._outer._initial import Initial
 from .._run._exchange import StoreExchange
 from .._terms._support import support_of
 from . import _notices as notices
+from ._counters import Counters
 from ._open_steps import OpenSteps
+from ._own_buffers import OwnBuffers
 from ._own_state import NothingSaved, OwnState
 
-if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
-
-    from .._exchange._base import Exchange
-    from .._exchange._pending import Pending
-    from .._exchange._resumable import Position
-    from .._inner._state import Stateful
-    from .._outer._fragment import Fragment
-    from ._counters import Counters
-    from ._own_buffers import OwnBuffers
-
-    CatchUp: TypeAlias = Callable[[], None]
+CatchUp: TypeAlias = Callable[[], None]
 
 SAVE_INNER_EVERY = 10
 

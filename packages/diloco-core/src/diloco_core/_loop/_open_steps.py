@@ -8,17 +8,14 @@ inner step that several optimizers take.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from collections.abc import Sequence
+from typing import Any
 
 import torch
 
 from .._model._values import as_bytes
+from .._outer._fragment import Fragment
 from ._counters import Counters
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from .._outer._fragment import Fragment
 
 
 class OpenSteps:

@@ -2,20 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 from .._arithmetic._rate import Proposal, Rate
 from .._checks import whole
 from .._errors import ConfigurationError
-from .._outer._learning_rate import checked_lr, lr_of_sync
+from .._outer._learning_rate import LearningRate, checked_lr, lr_of_sync
 from .._terms._support import support_of
 from . import _notices as notices
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from .._outer._learning_rate import LearningRate
 
 
 @dataclass(eq=False)

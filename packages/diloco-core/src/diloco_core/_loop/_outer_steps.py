@@ -2,31 +2,26 @@
 
 from __future__ import annotations
 
-from contextlib import nullcontext
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 
 from .._arithmetic._contribution import Contribution
 from .._errors import SyncError, UnequalSyncsError
+from .._exchange._report import SyncReport
 from .._outer._delayed import DelayedFragment
-from .._terms._schedule import Schedule
+from .._outer._fragment import Fragment
+from .._terms._schedule import Due, Schedule
 from .._terms._windows import Windows
 from . import _notices as notices
 from ._arguments import check_counted
 from ._counters import Counters
 from ._flight import Flight, Parting, WindowClock, copied, undecided
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
-    from contextlib import AbstractContextManager
-
-    from .._exchange._report import SyncReport
-    from .._outer._fragment import Fragment
-    from .._terms._schedule import Due
-    from ._membership import Membership
-    from ._outer_lr import OuterLr
+from ._membership import Membership
+from ._outer_lr import OuterLr
 
 
 @dataclass(eq=False)
@@ -152,8 +147,8 @@ class OuterSteps:
         sent = self._sent
         if sent is None:
             return True
-        sent.stop(self.membership.exchange)
-        if adopt and sent.succeeded:
+        sent.stop()
+        if adopt and sent.report is not None:
             self._adopt(last=False)
             return True
         self._forget_sent()

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from itertools import chain
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import Any, TypeAlias
 
 import torch
 
@@ -13,10 +14,7 @@ from .._model._memory import first_overlap
 from .._model._names import plain_name
 from .._model._values import as_bytes, buffer_slots, is_plain
 
-if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
-
-    _Slot: TypeAlias = tuple[torch.nn.Module, str]  # a module, and the name of one of its buffers
+_Slot: TypeAlias = tuple[torch.nn.Module, str]  # a module, and the name of one of its buffers
 
 
 class OwnBuffers:

@@ -3,27 +3,19 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 import torch
 
 from .._errors import CorruptedObjectError
-from .._inner._state import InnerState
+from .._inner._state import InnerState, Stateful
+from .._outer._fragment import Fragment
+from .._run._exchange import StoreExchange
 from . import _notices as notices
+from ._open_steps import OpenSteps
+from ._own_buffers import OwnBuffers
 from ._residuals import Residuals
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
-
-    import torch
-
-    from .._inner._state import Stateful
-    from .._outer._fragment import Fragment
-    from .._run._exchange import StoreExchange
-    from ._open_steps import OpenSteps
-    from ._own_buffers import OwnBuffers
-
 
 # What is often in stateful, and does not know which batches were learned.
 _NO_DATA = (torch.optim.lr_scheduler.LRScheduler, torch.amp.GradScaler)

@@ -8,18 +8,14 @@ from __future__ import annotations
 
 import threading
 import weakref
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+
+import torch
 
 from .._errors import ConfigurationError
+from .._exchange._base import Exchange
 from .._model._memory import address, first_overlap
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
-
-    import torch
-
-    from .._exchange._base import Exchange
 
 _lock = threading.Lock()
 _under_way: weakref.WeakSet[Place] = weakref.WeakSet()

@@ -2,23 +2,19 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterable, Sequence
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
+
+import torch
 
 from .._errors import CorruptedObjectError, FormatError
-from .._inner._file import file_parts, verified
+from .._inner._file import SavedInner, file_parts, verified
 from .._inner._packed import pack, unpack
+from .._outer._fragment import Fragment
+from .._outer._residual import Residual
+from .._store._api import Buffer
 from . import _notices as notices
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Sequence
-
-    import torch
-
-    from .._inner._file import SavedInner
-    from .._outer._fragment import Fragment
-    from .._outer._residual import Residual
-    from .._store._api import Buffer
 
 
 class Residuals:

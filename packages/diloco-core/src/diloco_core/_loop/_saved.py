@@ -2,26 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import Any
+
+import torch
 
 from .._checks import kind_of
 from .._errors import ConfigurationError
+from .._exchange._base import Exchange
 from .._exchange._schemas import MAY_CHANGE
 from .._model._values import checksum
+from .._outer._fragment import Fragment
 from .._wire._sections import fingerprint
 from . import _notices as notices
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    import torch
-
-    from .._exchange._base import Exchange
-    from .._outer._fragment import Fragment
-    from ._counters import Counters
-    from ._synced_model import SyncedModel
+from ._counters import Counters
+from ._synced_model import SyncedModel
 
 STATE_VERSION = 4
 

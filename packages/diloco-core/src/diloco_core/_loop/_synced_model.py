@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Sequence
+
+import torch
 
 from .._arithmetic._coded import CodedUpdates
 from .._arithmetic._layout import Rule
-from .._exchange._base import Schema
+from .._exchange._base import Exchange, Schema
 from .._model._frozen import FrozenValues
-from .._model._partition import Buffers
+from .._model._partition import Buffers, NamedTensor
 from .._model._unsynced import Unsynced
 from .._model._values import compared_tensors
 from .._model._watch import ModelWatch
@@ -17,15 +19,7 @@ from .._outer._fragment import Fragment
 from .._outer._optimizer import OuterOptimizer, check_settings
 from .._outer._residual import Residual
 from .._terms._support import support_of
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    import torch
-
-    from .._exchange._base import Exchange
-    from .._model._partition import NamedTensor
-    from .._terms._terms import Terms
+from .._terms._terms import Terms
 
 
 class SyncedModel:

@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Mapping
+
+import torch
 
 from .._errors import ModelChangedError
 from ._memory import address
 from ._values import checksum
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping
-
-    import torch
 
 # Bytes that are read at every sync although nothing shows that they were changed, since a change through parameter.data leaves
 # no trace. So such a change is found a few syncs later, or at the end.

@@ -4,16 +4,14 @@ from __future__ import annotations
 
 import logging
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 import torch
 
 from .._errors import ConfigurationError
 from ._names import plain_name
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
 
 STRIDED = "strided"
 SEQUENTIAL = "sequential"

@@ -4,19 +4,15 @@ from __future__ import annotations
 
 import itertools
 import weakref
+from collections.abc import Callable, Collection, Sequence
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
+from torch.utils.hooks import RemovableHandle
 
 from .._errors import ModelChangedError
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Sequence
-
-    from torch.utils.hooks import RemovableHandle
-
-    from ._partition import NamedTensor
+from ._partition import NamedTensor
 
 _MOST_VALUES = 64  # of each parameter
 _MOST_COUNTERS = 3

@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Sequence
 
 import numpy as np
 import torch
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
 
 # A parameter that is made from a tensor of another class has that class, and is not a torch.nn.Parameter.
 _PLAIN = {torch.Tensor, torch.nn.Parameter}

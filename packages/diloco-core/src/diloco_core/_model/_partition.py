@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import itertools
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import TYPE_CHECKING
 
 import torch
 from torch.nn.parameter import is_lazy
@@ -17,9 +17,6 @@ from .._wire._safetensors import SAFETENSORS_DTYPES
 from ._layers import Pattern, deal_out
 from ._names import plain_name
 from ._values import describe, is_plain, named_buffers
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
 
 
 class Buffers(StrEnum):

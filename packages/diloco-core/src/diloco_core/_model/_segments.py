@@ -4,20 +4,16 @@ from __future__ import annotations
 
 import math
 from bisect import bisect_right
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import chain
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 
 from .._arithmetic._layout import Group, Layout, Piece, Rule
 from .._squares import sum_of_squares
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
-
-    from ._partition import NamedTensor
-
+from ._partition import NamedTensor
 
 # Numbers below these stay finite when they are rounded to the dtype: half a step above its largest finite number.
 _ROUNDS_TO_INFINITY = {torch.float16: 65520.0, torch.bfloat16: 2.0**128 - 2.0**119}

@@ -8,23 +8,28 @@ from __future__ import annotations
 
 import logging
 import secrets
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 import xxhash
 
-from .._arithmetic._layout import CHUNK_BYTES, Layout, Rule
+from .._arithmetic._layout import CHUNK_BYTES, Layout, Piece, Rule
 from .._errors import ConfigurationError, CorruptedObjectError
+from .._store._api import Buffer, ObjectReader
+from .._store._patient import Patient
 from .._store._reread import read_again
 from .._wire._published import END, Sums, ValuesReader, ending
 from .._wire._safetensors import SAFETENSORS_DTYPES
 from .._wire._sections import (
     CHECKSUM_BYTES,
+    Parts,
     Section,
     fingerprint,
     header,
+    result_of,
     section_bytes,
     section_parts,
     seed,
@@ -33,13 +38,6 @@ from ._names import plain_name
 from ._partition import NamedTensor
 from ._segments import arrange, tensor_table
 from ._values import is_plain
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator, Mapping
-
-    from .._arithmetic._layout import Piece
-    from .._store._api import Buffer, ObjectReader
-    from .._store._patient import Patient
 
 _log = logging.getLogger("diloco_core")
 
@@ -142,31 +140,22 @@ class Unsynced:
 
     def checksum(self, folder: str, number: int) -> int:
         """The checksum of the values that an object would have if it were written now."""
-        sums: list[int] = []
-        for _ in self.parts(folder, number, sums.append):
-            pass  # only the checksum is wanted
-        return sums[0]
+        return result_of(self.parts(folder, number))
 
     def read_over(self, number: int, read: Callable[[torch.Tensor], None]) -> None:
         """Call ``read`` to fill a buffer with each chunk of an object's values, which are then discarded."""
         for piece in self._chunks(number):
             read(self._empty(piece))
 
-    def parts(
-        self, folder: str, number: int, written: Callable[[int], object] = bool
-    ) -> Iterator[Buffer]:
-        """The bytes of an object. ``written`` is called with the checksum of its values after the last of them was yielded."""
+    def parts(self, folder: str, number: int, written: Callable[[int], object] = bool) -> Parts:
+        """The bytes of an object. Returns the checksum of its values; ``written`` is called with it after the last byte."""
         yield self.header(number)
-        last_part: Buffer = b""
         chunks = map(self._chunk, self._chunks(number))
-        for last_part in section_parts(self.section(folder, number), chunks):
-            yield last_part
+        values = yield from section_parts(self.section(folder, number), chunks)
         self._copied = None
-        sums = Sums(
-            int.from_bytes(last_part[-CHECKSUM_BYTES:], "little"), self.header_checksum(number)
-        )
-        yield ending(sums)
-        written(sums.values)
+        yield ending(Sums(values, self.header_checksum(number)))
+        written(values)
+        return values
 
     def _chunks(self, number: int) -> tuple[Piece, ...]:
         return self.layout.chunks(number, CHUNK_BYTES)

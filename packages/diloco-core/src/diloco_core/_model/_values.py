@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from typing import TYPE_CHECKING
+from collections.abc import Mapping
 
 import torch
 import xxhash
@@ -11,9 +11,6 @@ import xxhash
 from .._checks import kind_of
 from .._wire._sections import view
 from ._names import plain_name
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping
 
 _log = logging.getLogger("diloco_core")
 

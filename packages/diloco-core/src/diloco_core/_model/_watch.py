@@ -7,22 +7,15 @@ no value is read.
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 import torch
 
 from .._errors import ConfigurationError, ModelChangedError
 from ._memory import address, first_overlap
+from ._partition import NamedTensor
 from ._values import describe, named_buffers
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
-
-    import torch
-
-    from ._partition import NamedTensor
-
 
 _WHEN = "when the outer loop was made"
 

@@ -2,24 +2,19 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
 
 import torch
 
+from .._arithmetic._layout import Piece
 from .._model._segments import ready
-from ._device_copies import ACCELERATOR, VALUES, DeviceCopies
+from ._device_copies import ACCELERATOR, VALUES, Accelerator, DeviceCopies, Taken
 from ._fragment import Fragment
 
-if TYPE_CHECKING:
-    from collections.abc import Collection, Iterator, Mapping, Sequence
-
-    from .._arithmetic._layout import Piece
-    from ._device_copies import Accelerator, Taken
-
-    # What was brought to a device, by the pinned buffer, the group, and where it starts in the group.
-    _Near = Mapping[tuple[str, int, int], torch.Tensor]
+# What was brought to a device, by the pinned buffer, the group, and where it starts in the group.
+_Near = Mapping[tuple[str, int, int], torch.Tensor]
 
 _OLD = "old"  # the pinned buffer for the global copy before the sync
 

@@ -3,31 +3,25 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 import xxhash
 
-from .._arithmetic._coded import RESIDUAL, encode_update
+from .._arithmetic._coded import RESIDUAL, CodedUpdates, encode_update
 from .._arithmetic._contribution import Contribution
 from .._arithmetic._layout import Layout, Piece, Rule
 from .._arithmetic._rate import NO_RATE
 from .._errors import NonFiniteUpdateError
-from .._model._segments import Segments, arrange, ready, tensor_table
+from .._model._partition import NamedTensor
+from .._model._segments import Segment, Segments, arrange, ready, tensor_table
 from .._squares import sum_of_squares
-from .._terms._terms import DEFAULT
+from .._terms._terms import DEFAULT, Terms
 from .._wire._sections import fingerprint, view
-
-if TYPE_CHECKING:
-    from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-
-    from .._arithmetic._coded import CodedUpdates
-    from .._model._partition import NamedTensor
-    from .._model._segments import Segment
-    from .._terms._terms import Terms
-    from ._optimizer import OuterOptimizer
-    from ._residual import Residual
+from ._optimizer import OuterOptimizer
+from ._residual import Residual
 
 
 class Fragment:

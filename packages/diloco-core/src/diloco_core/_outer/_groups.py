@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import copy
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from itertools import pairwise
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 
@@ -17,15 +17,8 @@ from .._errors import ConfigurationError
 from .._generators import undisturbed
 from .._model._names import plain_name
 from .._terms._terms import OuterGroup
-from ._learning_rate import lr_of_sync
-from ._optimizer import OuterOptimizer, make, outer_factory
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
-
-    from ._learning_rate import LearningRate
-    from ._optimizer import OuterOptimizerFactory
-
+from ._learning_rate import LearningRate, lr_of_sync
+from ._optimizer import OuterOptimizer, OuterOptimizerFactory, make, outer_factory
 
 _MOST_GROUPS = 8
 """The most outer parameter groups: keys in the store hold a learning rate for each of them, and a file's name is limited."""

@@ -2,20 +2,15 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Iterable, Mapping
+
+import torch
 
 from .._arithmetic._contribution import Contribution
-from .._arithmetic._layout import Group, Layout, Rule
+from .._arithmetic._layout import Group, Layout, Piece, Rule
 from .._arithmetic._rate import Proposal
 from .._wire._sections import fingerprint
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
-
-    import torch
-
-    from .._arithmetic._layout import Piece
-    from ._fragment import Fragment
+from ._fragment import Fragment
 
 
 class Initial:

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import copy
-from contextlib import nullcontext
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any, TypeAlias
 
 import torch
 
@@ -17,12 +18,7 @@ from .._squares import not_finite
 from .._terms._terms import OuterGroup
 from ._learning_rate import OF_THE_SYNC, LearningRate, checked_lr, lr_of_sync
 
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Mapping, Sequence
-    from contextlib import AbstractContextManager
-    from typing import TypeAlias
-
-    OuterOptimizerFactory: TypeAlias = Callable[[list[torch.nn.Parameter]], torch.optim.Optimizer]
+OuterOptimizerFactory: TypeAlias = Callable[[list[torch.nn.Parameter]], torch.optim.Optimizer]
 
 
 def outer_factory(

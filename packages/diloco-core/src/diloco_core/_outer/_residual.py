@@ -2,20 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 import torch
 
-from .._arithmetic._layout import CHUNK_BYTES, Piece, Rule
+from .._arithmetic._layout import CHUNK_BYTES, Layout, Piece, Rule
+from .._codecs._codec import Codec
 from .._errors import NonFiniteDeltaError
 from .._squares import not_finite
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
-
-    from .._arithmetic._layout import Layout
-    from .._codecs._codec import Codec
 
 
 @dataclass(eq=False)

@@ -5,14 +5,10 @@ from __future__ import annotations
 import math
 from collections import defaultdict
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
-from .._checks import check_positive, check_whole
+from .._checks import check_positive, whole
 from .._errors import ConfigurationError
-from .._store._transfer import PART_BYTES
-
-if TYPE_CHECKING:
-    from .._store._transfer import Transfer
+from .._store._transfer import PART_BYTES, Transfer
 
 _MANY = 8  # with more rounds than this, it does not matter that the last one may not be full
 
@@ -280,7 +276,7 @@ class StoreModel:
 
     def __post_init__(self) -> None:
         check_positive("connection_bandwidth", self.connection_bandwidth)
-        check_whole("page", self.page)
+        whole("page", self.page)
         for name in ("reads", "writes"):
             if getattr(self, name) is not None:
                 check_positive(

@@ -5,25 +5,21 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 from functools import cached_property
-from typing import TYPE_CHECKING
 
 import torch
 
 from .._arithmetic._layout import CHUNK_BYTES, Group, Layout, Rule
 from .._arithmetic._reduction import blocks
 from .._arithmetic._shard_sizes import shards_of
+from .._codecs._codec import Codec
 from .._codecs._plain import PLAIN
 from .._store._drivers._uploads import creates_at_once, parts_at_once
+from .._store._transfer import Transfer
 from .._timing import WATCH_EVERY, Timing
 from .._wire._delta import SUMMED_BYTES
 from .._wire._published import END
 from .._wire._sections import CHECKSUM_BYTES, NUMBER_BYTES
-from ._costs import Costs, Ranges
-
-if TYPE_CHECKING:
-    from .._codecs._codec import Codec
-    from .._store._transfer import Transfer
-    from ._costs import StoreModel
+from ._costs import Costs, Ranges, StoreModel
 
 _WINDOW = 16  # how many blocks are laid out to see how chunks fill them
 # Bytes, as they are in the middle of a run; tests compare them with those of real runs.

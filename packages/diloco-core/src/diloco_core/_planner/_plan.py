@@ -9,35 +9,20 @@ from __future__ import annotations
 
 import contextlib
 import math
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import TYPE_CHECKING
 
-from .._checks import (
-    MOST_RANKS,
-    check_positive,
-    kind_of,
-    number,
-    one_of,
-    whole,
-    yes_or_no,
-)
-from .._codecs._codec import check_state_codec
+from .._checks import MOST_RANKS, check_positive, kind_of, number, one_of, whole, yes_or_no
+from .._codecs._codec import Codec, check_state_codec
 from .._codecs._named import find_codec
 from .._errors import ConfigurationError
 from .._seconds import Seconds
 from .._store._api import most_values
 from .._store._drivers._uploads import MOST_PARTS
 from .._store._transfer import PART_BYTES, Transfer
-from ._costs import StoreModel, check_amount
+from ._costs import Costs, StoreModel, check_amount
 from ._model import Model, gather_sync, sharded_sync
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
-
-    from .._codecs._codec import Codec
-    from ._costs import Costs
-    from ._model import Model
 
 TOPOLOGIES = ("sharded", "gather")
 USUAL_BANDWIDTH = 1.25e9

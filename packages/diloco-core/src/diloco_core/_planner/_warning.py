@@ -3,20 +3,14 @@
 from __future__ import annotations
 
 import logging
-from typing import TYPE_CHECKING
+from collections.abc import Callable
 
 import torch
 
 from .._codecs._plain import PLAIN
-from .._store._api import InBackground
-from .._terms._terms import DEFAULT
+from .._store._api import InBackground, Store
+from .._terms._terms import DEFAULT, Terms
 from ._plan import USUAL_BANDWIDTH, plan_exchange
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from .._store._api import Store
-    from .._terms._terms import Terms
 
 _BITS = 8
 

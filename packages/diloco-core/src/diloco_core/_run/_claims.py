@@ -9,21 +9,18 @@ from __future__ import annotations
 import logging
 import os
 import secrets
+from collections.abc import Callable, Iterator, Mapping
 from functools import partial
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import Any, TypeVar
 
 from .._errors import CorruptedObjectError, FencedError, FormatError, RunExistsError
 from .._host import host_name
+from .._store._patient import Patient
 from .._wire._fields import Fields
 from .._wire._sealed import seal, unseal
+from ._life._life import Life
 from ._records._keys import Delta, Hint, Wish, claim_key, commit_key, epochs, parse_inner
 from ._records._records import Rollback, of_run, read_record
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping
-
-    from .._store._patient import Patient
-    from ._life._life import Life
 
 T = TypeVar("T")
 

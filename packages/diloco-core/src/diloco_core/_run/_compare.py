@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
 from dataclasses import replace
-from typing import TYPE_CHECKING
 
 from .._errors import MismatchError, RunExistsError
 from .._exchange._base import Schema
@@ -15,12 +15,8 @@ from .._exchange._schemas import (
     first_difference,
     only_another,
 )
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping
-
-    from ._records._manifest import Manifest
-    from ._settings import Joiner
+from ._records._manifest import Manifest
+from ._settings import Joiner
 
 # Only what is synced: a replica that comes back takes the values of the run. What is not synced must hold the same ones.
 _VALUES = re.compile(r"( in fragment .*) with values [0-9a-f]+")

@@ -6,14 +6,16 @@ holds enough to continue the run: the newest published state, and everything tha
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
-from typing import TYPE_CHECKING, Literal, cast
+from typing import Literal, cast
 
 from .._arithmetic._layout import CHUNK_BYTES
 from .._arithmetic._shard_sizes import shards_of
-from .._checks import check_identity, check_resume, check_whole
+from .._arithmetic._sync_job import SyncJob
+from .._checks import check_identity, check_resume, whole
 from .._errors import (
     ConfigurationError,
     CorruptedObjectError,
@@ -25,12 +27,13 @@ from .._errors import (
 from .._exchange._base import Exchange, Schema
 from .._exchange._endings import as_text
 from .._exchange._one_thread import one_thread
-from .._exchange._pending import GivenUpError, Syncs
+from .._exchange._pending import GivenUpError, Pending, Steps, Syncs
 from .._exchange._report import SyncReport
-from .._exchange._resumable import Position
+from .._exchange._resumable import Position, ResumableJob
+from .._inner._file import SavedInner
 from .._model._unsynced import UnsyncedWatch
 from .._planner._warning import warn_of_long_syncs
-from .._store._api import InBackground, check_size
+from .._store._api import Buffer, InBackground, Store, check_size
 from .._store._patient import Patient
 from .._terms._support import EVERYTHING_SENT
 from .._timing import WATCH_EVERY, Timing
@@ -39,6 +42,7 @@ from ._generations._entering import Entrance
 from ._generations._names import FOLDER
 from ._inner import save_inner, save_residual, saved
 from ._joining import leave_run, new_life, reader_of, tell_failure
+from ._life._life import Life
 from ._life._progress import layout_bytes
 from ._policy._ends import refuse_again, refuse_ended, refuse_left, refuse_reload
 from ._policy._meeting import meet, tell_refusal
@@ -49,25 +53,10 @@ from ._repair import read_commit
 from ._round._reload import ReloadError
 from ._settings import Elastic, Fixed, Joiner, Settings
 from ._start import Opening, committed_in
-from ._states._rollback import (
-    ends_in_log,
-    given_up_since,
-    obey_rollback,
-    saying_what_to_do,
-)
+from ._states._rollback import ends_in_log, given_up_since, obey_rollback, saying_what_to_do
 from ._sync._catchup import catch_up, start_again
 from ._sync._sync import StoreSync, stands_in
 from ._watch import check_run, watch_manifest
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator, Sequence
-
-    from .._arithmetic._sync_job import SyncJob
-    from .._exchange._pending import Pending, Steps
-    from .._exchange._resumable import ResumableJob
-    from .._inner._file import SavedInner
-    from .._store._api import Buffer, Store
-    from ._life._life import Life
 
 
 class StoreExchange(Exchange):
@@ -114,7 +103,7 @@ class StoreExchange(Exchange):
         resume: bool | Literal["newest-whole"] = False,
     ) -> None:
         rank, world_size = check_identity(rank, world_size)
-        check_whole("chunk_bytes", chunk_bytes)
+        whole("chunk_bytes", chunk_bytes)
         check_resume(resume)
         if not isinstance(run_id, str):
             raise ConfigurationError(

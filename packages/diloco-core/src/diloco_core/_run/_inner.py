@@ -2,22 +2,18 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Iterable, Iterator
 
 from .._errors import CorruptedObjectError
 from .._inner._file import SavedInner, check_inner
+from .._store._api import Buffer
 from .._wire._safetensors import check_extent
 from ._claims import check_claim
+from ._life._life import Life
 from ._records._keys import inner_key, parse_inner, parse_residual, residual_key
 from ._watch import check_run
 
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator
-
-    from .._store._api import Buffer
-    from ._life._life import Life
-
-    _Parse = Callable[[str], tuple[int, int] | None]
+_Parse = Callable[[str], tuple[int, int] | None]
 
 
 def save_inner(life: Life, parts: Callable[[str], Iterable[Buffer]]) -> None:

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
-from typing import TYPE_CHECKING
 
 from .._arithmetic._sharded import Scratch
 from .._errors import FencedError, RunExistsError
+from .._exchange._resumable import ResumableJob
+from .._model._unsynced import UnsyncedWatch
+from .._store._patient import Patient
 from ._claims import claim
 from ._life._life import Life
 from ._life._progress import Progress
@@ -16,20 +19,13 @@ from ._policy._meeting import TELL_SECONDS
 from ._policy._others import Beats, Others
 from ._records._farewell import farewell
 from ._records._keys import MANIFEST, Hint, highest_epochs
+from ._records._manifest import Manifest
 from ._round._reload import ReloadError
+from ._settings import Joiner
 from ._start import read_manifest
 from ._states._publish import collect, finish
 from ._sync._fork import look_back
 from ._watch import watch_manifest
-
-if TYPE_CHECKING:
-    from collections.abc import Collection, Mapping, Sequence
-
-    from .._exchange._resumable import ResumableJob
-    from .._model._unsynced import UnsyncedWatch
-    from .._store._patient import Patient
-    from ._records._manifest import Manifest
-    from ._settings import Joiner
 
 
 def new_life(

@@ -9,22 +9,16 @@ A record of another run does not count as damage: reading it is an error that no
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Iterator
 
 from .._errors import CorruptedObjectError
-from .._wire._published import shard_metadata
-from ._life._progress import publishes_whole
+from .._store._api import ObjectReader
+from .._wire._published import Sums, shard_metadata
+from ._life._life import Life
+from ._life._progress import Progress, publishes_whole
 from ._records._keys import Hint, commit_key, done_key
 from ._records._records import Commit, Done, Rollback, digest
 from ._round._reload import ReloadError, Why
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    from .._store._api import ObjectReader
-    from .._wire._published import Sums
-    from ._life._life import Life
-    from ._life._progress import Progress
 
 _ASKING = 4  # how often a record is read again while other replicas are asked to repair it
 

@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, ClassVar, Literal, TypeAlias
+from typing import ClassVar, Literal, TypeAlias
 
-from .._checks import check_positive, check_resume, check_whole, one_of, whole
+from .._checks import check_positive, check_resume, one_of, whole
+from .._codecs._codec import Codec
 from .._codecs._plain import PLAIN
 from .._errors import ConfigurationError
 from .._planner._plan import USUAL_BANDWIDTH, plan_exchange
-
-if TYPE_CHECKING:
-    from .._codecs._codec import Codec
-    from .._store._transfer import Transfer
+from .._store._transfer import Transfer
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,8 +52,8 @@ class Elastic:
         one_of("late", self.late, ("carry", "drop"))
         one_of("topology", self.topology, ("auto", "sharded", "gather"))
         check_resume(self.resume)
-        check_whole("publish_every", self.published_every)
-        check_whole("retention", self.retention)
+        whole("publish_every", self.published_every)
+        whole("retention", self.retention)
         self._check_published(self.topology)
 
     @property

@@ -12,19 +12,17 @@ import logging
 import math
 import re
 import secrets
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING
 
 from .._arithmetic._rate import NO_RATE
-from .._errors import (
-    CorruptedObjectError,
-    RendezvousError,
-    RendezvousTimeoutError,
-    RunExistsError,
-)
+from .._errors import CorruptedObjectError, RendezvousError, RendezvousTimeoutError, RunExistsError
+from .._exchange._base import Schema
+from .._exchange._resumable import ResumableJob
 from .._store._api import InBackground
+from .._store._patient import Patient
 from .._store._reread import copy_key, read_again
 from ._claims import newest_epoch
 from ._compare import check_same_run
@@ -34,15 +32,7 @@ from ._policy._together import sums_of_all, upload, upload_own
 from ._records._keys import BEGINNING, MANIFEST, commit_sync, is_claim
 from ._records._manifest import Manifest
 from ._records._rules import states
-from ._settings import choose_topology
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator, Sequence
-
-    from .._exchange._base import Schema
-    from .._exchange._resumable import ResumableJob
-    from .._store._patient import Patient
-    from ._settings import Joiner
+from ._settings import Joiner, choose_topology
 
 # Signs in a grace. A few of them may be late or not be seen before the other replicas consider the sender dead.
 _SIGNS = 4
@@ -173,9 +163,8 @@ class Opening:
         If it was loaded (``loaded`` is the name of the state), the others have uploaded their parts of it.
         """
         store, schema, joiner, settings = self.store, self.schema, self.joiner, self.joiner.settings
-        stateful = (
-            [] if schema.settings.get("operation") else self.jobs
-        )  # plain means have no state
+        # Plain means have no state.
+        stateful = [] if schema.settings.get("operation") else self.jobs
         shards = [range(job.layout.shards) for job in stateful]
         numbers = [(index, number) for index, each in enumerate(shards) for number in each]
         nonce = self.loaded or secrets.token_hex(8)

@@ -2,16 +2,11 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 from .._errors import RunExistsError, StoreError
 from .._store._reread import copy_key
-from ._life._life import LOST
+from ._life._life import LOST, Life
 from ._records._keys import MANIFEST
 from ._records._manifest import Manifest
-
-if TYPE_CHECKING:
-    from ._life._life import Life
 
 
 def watch_manifest(life: Life) -> None:

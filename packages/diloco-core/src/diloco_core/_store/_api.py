@@ -5,26 +5,13 @@ from __future__ import annotations
 import math
 import secrets
 from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterable
+from concurrent.futures import Future
 from contextlib import AbstractContextManager
-from typing import (
-    TYPE_CHECKING,
-    Any,
-    Protocol,
-    Self,
-    TypeAlias,
-    TypeGuard,
-    TypeVar,
-    runtime_checkable,
-)
+from typing import Any, Protocol, Self, TypeAlias, TypeGuard, TypeVar, runtime_checkable
 
 from .._errors import ConfigurationError, CorruptedObjectError, ObjectNotFoundError
 from ._transfer import BLOCK_BYTES, Transfer
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
-    from concurrent.futures import Future
-
-    from ._transfer import Transfer
 
 T = TypeVar("T")
 

@@ -5,16 +5,14 @@ from __future__ import annotations
 import os
 import re
 import threading
-from typing import TYPE_CHECKING, TypeVar
+from collections.abc import Callable, Iterator
+from typing import TypeVar
 from urllib.parse import urlsplit
 
 from fsspec.config import conf
 
 from .._errors import ConfigurationError, StoreUnavailableError
 from .._redact import redact, redact_uri
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
 
 T = TypeVar("T")
 

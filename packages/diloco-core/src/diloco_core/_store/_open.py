@@ -7,17 +7,15 @@ behind a network; :mod:`._fsspec` or :mod:`._obstore` sends its requests.
 from __future__ import annotations
 
 import re
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 from fsspec.registry import known_implementations
 
 from .._errors import ConfigurationError
 from .._redact import redact_uri, userinfo_of
+from ._api import Store
 from ._guard import OPENING_SECONDS, check_endpoint, in_time
 from ._transfer import Transfer
-
-if TYPE_CHECKING:
-    from ._api import Store
 
 _S3 = {"s3", "s3a"}
 

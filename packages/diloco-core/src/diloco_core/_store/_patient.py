@@ -3,18 +3,13 @@
 from __future__ import annotations
 
 import logging
-from typing import TYPE_CHECKING, TypeVar
+from collections.abc import Callable, Iterable
+from typing import TypeVar
 
 from .._errors import CorruptedObjectError, ObjectNotFoundError, StoreError, StoreUnavailableError
 from .._retry import NOTICE_SECONDS, Downtime, Notices, Retries
-from .._timing import Wait
-from ._api import RECORD_BYTES, creates_once
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
-
-    from .._timing import Timing
-    from ._api import Buffer, ObjectReader, Store
+from .._timing import Timing, Wait
+from ._api import RECORD_BYTES, Buffer, ObjectReader, Store, creates_once
 
 T = TypeVar("T")
 

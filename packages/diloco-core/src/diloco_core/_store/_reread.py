@@ -9,19 +9,15 @@ from __future__ import annotations
 
 import logging
 from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from concurrent.futures import Future
 from contextlib import ExitStack, contextmanager, suppress
 from itertools import islice
-from typing import TYPE_CHECKING, TypeVar
+from typing import TypeVar
 
 from .._errors import CorruptedObjectError, StoreError
-from ._api import InBackground
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator, Mapping
-    from concurrent.futures import Future
-
-    from .._timing import Timing
-    from ._api import ObjectReader, Store
+from .._timing import Timing
+from ._api import InBackground, ObjectReader, Store
 
 T = TypeVar("T")
 
@@ -91,6 +87,16 @@ def read_or_copy(read: Callable[[str], T], key: str, uri: str) -> T:
     elif damage is not None:
         raise CorruptedObjectError(f"{lost}. Its copy {copy_key(key)} is gone") from damage
     return found
+
+
+def list_folders(
+    list_below: Callable[[str], dict[str, int]], keys: Iterable[str]
+) -> dict[str, int]:
+    """List the folders in which some objects belong, given the ``list`` of a store: the sizes of what is there, by key."""
+    listing: dict[str, int] = {}
+    for folder in dict.fromkeys(key.rpartition("/")[0] for key in keys):
+        listing.update(list_below(f"{folder}/"))
+    return listing
 
 
 @contextmanager

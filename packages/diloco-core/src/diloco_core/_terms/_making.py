@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from numbers import Integral
-from typing import TYPE_CHECKING
 
 from .._checks import kind_of, one_of, whole
 from .._codecs._codec import Codec, check_state_codec, is_sparse
@@ -12,14 +12,9 @@ from .._errors import ConfigurationError
 from .._seconds import Seconds
 from ._schedule import Schedule
 from ._support import support_of
-from ._terms import StateCoding, Terms
+from ._terms import OuterGroup, StateCoding, Terms
 from ._weighting import Weighting
 from ._windows import Windows
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from ._terms import OuterGroup
 
 _NOT_LOCAL = {"rda", "rfa", "krum", "multi-krum", "geometric-median"}
 _FULL_STATE_EVERY = 8

@@ -6,10 +6,8 @@ For schedules in seconds, see :mod:`._windows`.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
-if TYPE_CHECKING:
-    from .._seconds import Seconds
+from .._seconds import Seconds
 
 
 @dataclass(frozen=True, slots=True)

@@ -4,18 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
+import torch
+
+from .._codecs._codec import Codec
 from .._codecs._plain import PLAIN
 from ._schedule import Schedule
 from ._weighting import Weighting
-
-if TYPE_CHECKING:
-    import torch
-
-    from .._codecs._codec import Codec
-    from ._windows import Windows
-
+from ._windows import Windows
 
 _EVERY_STEP = Schedule(1, 1)
 

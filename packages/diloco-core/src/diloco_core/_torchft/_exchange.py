@@ -4,36 +4,28 @@ from __future__ import annotations
 
 import json
 import logging
-import time
+from collections.abc import Sequence
 from contextlib import nullcontext
-from typing import TYPE_CHECKING, NamedTuple
+from dataclasses import replace
+from typing import NamedTuple
 
 import torch
 import xxhash
 
-from .._arithmetic._layout import CHUNK_BYTES, Piece, Rule
-from .._arithmetic._sharded import Scratch, checked
+from .._arithmetic._layout import CHUNK_BYTES, Layout, Piece, Rule
+from .._arithmetic._sharded import checked
+from .._arithmetic._sync_job import SyncJob
 from .._checks import check_identity
 from .._errors import ConfigurationError, MismatchError
-from .._exchange._base import Exchange
-from .._exchange._endings import Progress
-from .._exchange._pending import Syncs
-from .._exchange._report import SyncReport
+from .._exchange._base import Schema
+from .._exchange._in_memory import ExchangeInMemory
+from .._exchange._pending import Pending, Steps
+from .._outer._fragment import Fragment
 from .._outer._initial import Initial
 from .._terms._support import Support
+from .._timing import Timing
 from .._wire._sections import view
-from ._manager import MockManager
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from .._arithmetic._layout import Layout
-    from .._arithmetic._sync_job import SyncJob
-    from .._exchange._base import Schema
-    from .._exchange._pending import Pending, Steps
-    from .._outer._fragment import Fragment
-    from ._manager import Manager
-
+from ._manager import Manager, MockManager
 
 _log = logging.getLogger("diloco_core")
 
@@ -48,7 +40,7 @@ _MEMBERS = (
 _STATE_KEY = "diloco_core.ManagerExchange"
 
 
-class ManagerExchange(Exchange):
+class ManagerExchange(ExchangeInMemory):
     """Our outer loop over a torchft-shaped manager; see :class:`._base.Exchange`.
 
     Every replica averages everything and takes the whole outer step itself. The manager decides who takes part, and votes
@@ -91,36 +83,22 @@ class ManagerExchange(Exchange):
                 "the manager uses asynchronous quorums, in which a replica takes part before it has been healed: make the "
                 "manager with use_async_quorum=False, as torchft's own DiLoCo requires, too"
             )
-        self.rank, self.world_size = check_identity(rank, world_size)
+        super().__init__(*check_identity(rank, world_size), Timing(), CHUNK_BYTES)
         self._manager = manager
-        self._scratch = Scratch(CHUNK_BYTES)
-        self._progress = Progress()
-        self._syncs = Syncs()
-        self._schema: Schema | None = None
         self._items: list[Compared] = []
         self._fragments: list[Fragment] = []
         self._committed = 0
         self._job: SyncJob | None = None
         self._healed = False
 
-    def join(self, schema: Schema) -> None:
-        """Over a :class:`MockManager`, meet the other replicas and compare. With other managers they meet at every sync.
-
-        Raises:
-            MismatchError: The replicas disagree; the error says on what.
-        """
-        if self._schema is not None:
-            if schema != self._schema:
-                raise ConfigurationError(
-                    "this exchange has already joined with another model or other settings: make another exchange for another "
-                    "outer loop"
-                )
-            return
+    def _schemas(self, schema: Schema) -> tuple[Schema, Sequence[Schema]]:
+        # A MockManager compares them when the replicas meet. With other managers they meet at every sync, and compare there.
         if isinstance(self._manager, MockManager):
             self._manager.meet(schema)
         elif callable(getattr(self._manager, "register_state_dict_fn", None)):
             self._manager.register_state_dict_fn(_STATE_KEY, self._heal, self._state)
-        self._schema, self._items = schema, compared(schema)
+        self._items = compared(schema)
+        return schema, ()
 
     def begin(self, job: SyncJob, *, last: bool = False) -> Pending:  # noqa: ARG002 - the manager knows who takes part
         """Meet the replicas that take part. ``finish()`` compares, averages, votes and updates; ``ready()`` is always true.
@@ -131,30 +109,21 @@ class ManagerExchange(Exchange):
         return self._syncs.begin(job.name, self._sync(job), nullcontext)
 
     def _sync(self, job: SyncJob) -> Steps:
-        start = time.monotonic()
+        clock = self._timing.clock
+        start = clock()
         sums = [] if job.kind == "initial" else self._start_step(job)
-        begun = time.monotonic() - start
+        begun = clock() - start
         yield lambda: True
-        start = time.monotonic() - begun
+        start = clock() - begun
         committed, contribution = True, "counted"
         if job.kind == "initial":
             self._begin(job)
         else:
             committed = self._average_and_apply(job, sums)
             contribution = "counted" if committed and not self._healed else "dropped"
-        number = self._progress.number
-        self._progress = self._progress.plus(job.kind)
-        return SyncReport(
-            sync=number,
-            fragment=job.name,
-            committed=committed,
-            members=self.world_size if committed else 0,
-            bytes_sent=0,
-            bytes_received=0,
-            wait_seconds=0.0,
-            exchange_seconds=time.monotonic() - start,
-            contribution=contribution,
-        )
+        report = self._finished(job, sent=0, received=0, waited=0.0, since=start)
+        members = self.world_size if committed else 0
+        return replace(report, committed=committed, members=members, contribution=contribution)
 
     def shards(self, size: int) -> int:  # noqa: ARG002 - the signature of Exchange
         """The number of shards is one: every replica updates everything."""

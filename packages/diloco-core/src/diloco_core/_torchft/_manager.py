@@ -2,20 +2,16 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Protocol
+from collections.abc import Callable
+from typing import Any, Protocol
 
 import torch
 
 from .._allreduce import Mean
+from .._arithmetic._sync_job import SyncJob
 from .._errors import ConfigurationError
-from .._exchange._base import Schema
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from .._arithmetic._sync_job import SyncJob
-    from .._exchange._base import Exchange
-    from .._exchange._report import SyncReport
+from .._exchange._base import Exchange, Schema
+from .._exchange._report import SyncReport
 
 
 class Manager(Protocol):

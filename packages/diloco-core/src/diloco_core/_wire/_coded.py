@@ -10,29 +10,23 @@ the values before must come to it. Values that take no outer step, such as buffe
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING
 
 import torch
 import xxhash
 
+from .._arithmetic._coded import CodedUpdates
+from .._arithmetic._layout import Layout, Piece
 from .._arithmetic._sent import codec_of, sent_bytes
+from .._arithmetic._sharded import Scratch
+from .._arithmetic._sync_job import SyncJob
+from .._codecs._codec import Codec
 from .._errors import CorruptedObjectError, DivergedError
-from .._store._api import reads_ahead
-from ._published import END, Shard, as_recorded
+from .._store._api import ObjectReader, reads_ahead
+from ._published import END, Shard, Sums, as_recorded, end_sums
 from ._safetensors import LENGTH_BYTES
-from ._sections import CHECKSUM_BYTES, Section, padding_bytes, section_bytes, view
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
-
-    from .._arithmetic._coded import CodedUpdates
-    from .._arithmetic._layout import Layout, Piece
-    from .._arithmetic._sharded import Scratch
-    from .._arithmetic._sync_job import SyncJob
-    from .._codecs._codec import Codec
-    from .._store._api import Buffer, ObjectReader
-    from ._published import Sums
+from ._sections import CHECKSUM_BYTES, Parts, Section, padding_bytes, section_bytes, sum_bytes, view
 
 
 class EncodedUpdate:
@@ -88,7 +82,7 @@ class EncodedUpdate:
         for offset in range(0, len(whole), chunk_bytes):
             reader.read_into(start + offset, whole[offset : offset + chunk_bytes])
         checksum = xxhash.xxh3_64_intdigest(whole[: self.size], seed=self.section.seed)
-        ending = bytes(padding_bytes(self.size)) + checksum.to_bytes(CHECKSUM_BYTES, "little")
+        ending = bytes(padding_bytes(self.size)) + sum_bytes(checksum)
         if bytes(whole[self.size :]) != ending:
             raise CorruptedObjectError(
                 f"{origin}, section update: the checksum is wrong. The object is damaged, or it was written for another run, "
@@ -178,7 +172,7 @@ class CodedShard(Shard):
         return self._add(reader, origin, None)
 
     def _add(self, reader: ObjectReader, origin: str, expected: Sums | None) -> Sums:
-        sums = as_recorded(self.end(reader, origin), expected, origin)
+        sums = as_recorded(end_sums(reader, origin), expected, origin)
         # All of it is read and verified before any of it is added: values to which a part was added could not be restored.
         data = self._update.read(reader, origin, self._chunk_bytes)
         digest = xxhash.xxh3_64(seed=self.values().seed)
@@ -221,8 +215,8 @@ class CodedShard(Shard):
         if self._full:
             return super().check(reader, origin, scratch, whole=whole)
         if whole:
-            self.outer_state(reader, origin)
-        return self.end(reader, origin)
+            self.described(reader, origin)
+        return end_sums(reader, origin)
 
     def outer(self, name: str) -> Section:
         """The section of one of the outer optimizer's tensors."""
@@ -246,7 +240,9 @@ class CodedShard(Shard):
     def _encoded(self, chunk: Piece) -> torch.Tensor:
         return self._coded.update(chunk) if self._is_outer(chunk) else self._job.published(chunk)
 
-    def _values_parts(self) -> Iterator[Buffer]:
+    def _values_parts(self) -> Parts:
         if self._full:
-            return super()._values_parts()
-        return iter([self.digest().to_bytes(CHECKSUM_BYTES, "little")])
+            return (yield from super()._values_parts())
+        digest = self.digest()
+        yield sum_bytes(digest)
+        return digest

@@ -14,32 +14,20 @@ readers do not need the header, which is for people and other tools.
 from __future__ import annotations
 
 import struct
-from typing import TYPE_CHECKING, NamedTuple, Protocol
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import NamedTuple, Protocol
 
 import xxhash
 
 from .._arithmetic._clip import norm_count
 from .._arithmetic._layout import CHUNK_BYTES, Rule
 from .._arithmetic._sent import codec_of, sent_bytes
-from .._arithmetic._sharded import carries, check_contribution, checked, may_carry
-from ._delta_reader import Chunk, DeltaReader, Place, checksum, once
-from ._sections import (
-    Section,
-    header,
-    padding_bytes,
-    section_bytes,
-    section_starts,
-    seed,
-    view,
-)
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator, Sequence
-
-    from .._arithmetic._sharded import Scratch
-    from .._arithmetic._sync_job import SyncJob
-    from .._store._api import Buffer, ObjectReader
-    from ._delta_reader import Again
+from .._arithmetic._sharded import Scratch, carries, check_contribution, checked, may_carry
+from .._arithmetic._sync_job import SyncJob
+from .._store._api import Buffer, ObjectReader
+from ._delta_reader import Again, Chunk, DeltaReader, Place, checksum, once
+from ._sections import Section, header, padding_bytes, section_bytes, section_starts, seed, view
 
 SUMMED_BYTES = CHUNK_BYTES
 """Bytes of values that have a checksum of their own. Other than buffers, it is the same for all replicas of all runs."""
@@ -86,6 +74,7 @@ class _Plan(NamedTuple):
     beginning: int
 
 
+@dataclass(eq=False)
 class DeltaFormat:
     """The format of contributions to a sync. Not thread-safe.
 
@@ -99,21 +88,14 @@ class DeltaFormat:
         summed_bytes: Bytes of values that have a checksum of their own; ``SUMMED_BYTES`` if left out.
     """
 
-    def __init__(
-        self,
-        job: SyncJob,
-        *,
-        omit: Callable[[int], Sequence[int]] = lambda _: (),
-        sends_first: Callable[[int], bool] = lambda _: True,
-        verify_first: bool = True,
-        summed_bytes: int | None = None,
-    ) -> None:
-        self._job = job
-        self._layout = job.layout
-        self.omit = omit
-        self._sends_first = sends_first
-        self.verify_first = verify_first
-        self._summed_bytes = summed_bytes or SUMMED_BYTES
+    job: SyncJob
+    omit: Callable[[int], Sequence[int]] = lambda _: ()
+    sends_first: Callable[[int], bool] = lambda _: True
+    verify_first: bool = True
+    summed_bytes: int = field(default_factory=lambda: SUMMED_BYTES)
+
+    def __post_init__(self) -> None:
+        self._layout = self.job.layout
         self._plans: dict[int, _Plan] = {}
 
     def size(self, groups: int, rank: int = 0) -> int | None:
@@ -124,7 +106,7 @@ class DeltaFormat:
 
     def sent(self, groups: int, rank: int) -> int:
         """Those of the groups that a contribution carries whose values are in its file, as a bit mask."""
-        if self._sends_first(rank):
+        if self.sends_first(rank):
             return groups
         first = (g for g, group in enumerate(self._layout.groups) if group.rule is Rule.FIRST)
         return groups & ~sum(1 << group for group in first)
@@ -150,11 +132,11 @@ class DeltaFormat:
         rank, plan = named.rank, self._plan(named.groups, named.rank)
         omitted = self.omit(rank)
         for shard in omitted:
-            check_contribution(self._job, shard, rank, self._summed_bytes, scratch)
+            check_contribution(self.job, shard, rank, self.summed_bytes, scratch)
         shards = [shard for shard in range(self._layout.shards) if shard not in omitted]
         yield self._header(plan, shards)
         if plan.norms is not None:
-            norms = struct.pack(f"<{plan.norms.numbers}d", *self._job.contribution.norms)
+            norms = struct.pack(f"<{plan.norms.numbers}d", *self.job.contribution.norms)
             yield norms + checksum(norms, self._seed(named, "norms"), 0)
         for shard in shards:
             first_seed, sums = self._seed(named, shard), list[bytes]()
@@ -207,13 +189,13 @@ class DeltaFormat:
     def _plan(self, groups: int, rank: int) -> _Plan:
         layout, groups = self._layout, self.sent(groups, rank)
         if groups not in self._plans:
-            norms = norm_count(self._job) if self._job.terms.clip else None
+            norms = norm_count(self.job) if self.job.terms.clip else None
             section = norms if norms is None else Section("norms", (), 0, numbers=norms)
             shards = []
             for shard in range(layout.shards):
                 pieces = tuple(p for p in layout.shard(shard) if carries(groups, p.group))
-                sums = sum(layout.chunk_count(piece, self._summed_bytes) for piece in pieces)
-                shards.append(Section(f"shard.{shard}", pieces, 0, sums, self._job.terms.codec))
+                sums = sum(layout.chunk_count(piece, self.summed_bytes) for piece in pieces)
+                shards.append(Section(f"shard.{shard}", pieces, 0, sums, self.job.terms.codec))
             plan = _Plan(groups, section, shards, [], 0)
             size = len(self._header(plan, range(layout.shards)))
             start = size + (0 if section is None else section_bytes(layout, section))
@@ -229,7 +211,7 @@ class DeltaFormat:
 
     def _header(self, plan: _Plan, shards: Sequence[int]) -> bytes:
         sections = [*filter(None, [plan.norms]), *(plan.shards[shard] for shard in shards)]
-        job = self._job
+        job = self.job
         metadata = {"diloco": "delta", "name": job.name, "fingerprint": job.fingerprint}
         return header(self._layout, sections, metadata, plan.beginning)
 
@@ -244,15 +226,15 @@ class DeltaFormat:
         """The chunks of a shard as they are sent; on the way, the global copy is compared with what was published."""
         start, expected = (0, None) if published is None else published(shard)
         copy = xxhash.xxh3_64(seed=start)
-        for piece in self._layout.chunks(shard, self._summed_bytes):
+        for piece in self._layout.chunks(shard, self.summed_bytes):
             data = None
             if carries(plan.groups, piece.group):
-                values = checked(self._job, piece, rank, scratch)
+                values = checked(self.job, piece, rank, scratch)
                 data = view(
-                    codec_of(self._job.terms.codec, self._layout, piece.group).encode(values)
+                    codec_of(self.job.terms.codec, self._layout, piece.group).encode(values)
                 )
             if expected is not None:
-                copy.update(view(self._job.published(piece)))
+                copy.update(view(self.job.published(piece)))
             if data is not None:
                 yield data
         if expected is not None and copy.intdigest() != expected:
@@ -261,12 +243,12 @@ class DeltaFormat:
     def _chunks(self, plan: _Plan, shards: Iterable[int]) -> Iterator[Chunk]:
         for shard in shards:
             offset = number = 0
-            for piece in self._layout.chunks(shard, self._summed_bytes):
+            for piece in self._layout.chunks(shard, self.summed_bytes):
                 if carries(plan.groups, piece.group):
-                    codec = codec_of(self._job.terms.codec, self._layout, piece.group)
+                    codec = codec_of(self.job.terms.codec, self._layout, piece.group)
                     yield Chunk(shard, number, offset, piece.numel, codec)
-                    offset += sent_bytes(self._job.terms.codec, self._layout, piece)
+                    offset += sent_bytes(self.job.terms.codec, self._layout, piece)
                     number += 1
 
     def _seed(self, named: Named, section: int | str) -> int:
-        return seed(self._job.fingerprint, named.key, section)
+        return seed(self.job.fingerprint, named.key, section)

@@ -9,21 +9,17 @@ from __future__ import annotations
 
 import math
 import struct
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, NamedTuple, Protocol, TypeVar
+from typing import NamedTuple, Protocol, TypeVar
 
 import torch
 import xxhash
 
+from .._codecs._codec import Codec
 from .._errors import CorruptedObjectError
-from .._store._api import Closing, reads_ahead
-from ._sections import CHECKSUM_BYTES, fill
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping
-
-    from .._codecs._codec import Codec
-    from .._store._api import Buffer, ObjectReader
+from .._store._api import Buffer, Closing, ObjectReader, reads_ahead
+from ._sections import CHECKSUM_BYTES, fill, sum_bytes
 
 T = TypeVar("T")
 
@@ -252,4 +248,4 @@ class DeltaReader(Closing):
 def checksum(data: Buffer, first_seed: int, number: int) -> bytes:
     """The checksum of the chunk with this number in a section, which is valid in no other place of the file."""
     digest = xxhash.xxh3_64_intdigest(data, seed=(first_seed + number) % 2**64)
-    return digest.to_bytes(CHECKSUM_BYTES, "little")
+    return sum_bytes(digest)

@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import re
-from typing import TYPE_CHECKING, Any
+from collections.abc import Mapping
+from typing import Any
 
 from .._errors import CorruptedObjectError
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping
 
 LARGEST = 2**63 - 1
 

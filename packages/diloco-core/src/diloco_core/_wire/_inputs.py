@@ -2,29 +2,24 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterable, Sequence
 from functools import partial
-from typing import TYPE_CHECKING, TypeVar
+from typing import TypeVar
+
+import torch
 
 from .._arithmetic._clip import Clipping
+from .._arithmetic._layout import Piece
 from .._arithmetic._reduction import blocks
 from .._arithmetic._sent import as_sent, sent_bytes
-from .._arithmetic._sharded import carries, with_unchanged, without_progress
+from .._arithmetic._sharded import Source, carries, with_unchanged, without_progress
+from .._arithmetic._sync_job import SyncJob
 from .._store._api import Closing
+from .._store._patient import Patient
 from .._store._reread import read_again
-from ._delta_reader import once
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Sequence
-
-    import torch
-
-    from .._arithmetic._layout import Piece
-    from .._arithmetic._sharded import Source
-    from .._arithmetic._sync_job import SyncJob
-    from .._store._patient import Patient
-    from .._timing import Timing
-    from ._delta import DeltaFormat, Named
-    from ._delta_reader import DeltaReader
+from .._timing import Timing
+from ._delta import DeltaFormat, Named
+from ._delta_reader import DeltaReader, once
 
 T = TypeVar("T")
 

@@ -11,34 +11,31 @@ next to the values, so that a replica that adopts the values also gets this chec
 from __future__ import annotations
 
 import json
-from collections import deque
-from typing import TYPE_CHECKING, Any, NamedTuple
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
+from typing import Any, NamedTuple
 
 import torch
 import xxhash
 
-from .._arithmetic._sharded import adopt_shard
+from .._arithmetic._layout import Layout, Piece
+from .._arithmetic._sharded import Scratch, adopt_shard
+from .._arithmetic._sync_job import SyncJob
 from .._errors import CorruptedObjectError
-from .._store._api import reads_ahead
+from .._store._api import Buffer, ObjectReader, reads_ahead
 from ._safetensors import read_header
 from ._sections import (
     CHECKSUM_BYTES,
+    Parts,
     Section,
     SectionReader,
     header,
+    result_of,
     section_bytes,
     section_parts,
     section_starts,
+    sum_bytes,
     view,
 )
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping, Sequence
-
-    from .._arithmetic._layout import Layout, Piece
-    from .._arithmetic._sharded import Scratch
-    from .._arithmetic._sync_job import SyncJob
-    from .._store._api import Buffer, ObjectReader
 
 # What follows the values: sections without tensors, which consist only of a checksum.
 END = (Section("rest", (), 0), Section("both", (), 0))
@@ -117,29 +114,22 @@ class Shard:
 
     def parts(
         self, metadata: Mapping[str, str], written: Callable[[Sums], None] | None = None
-    ) -> Iterator[Buffer]:
-        """The bytes of the file. ``written`` is called with its checksums after the last of them was yielded."""
-        rest: list[int] = []
-        yield from self._before_values(metadata, rest.append)
-        last_part: Buffer = b""
-        for last_part in self._values_parts():
-            yield last_part
-        sums = Sums(int.from_bytes(last_part[-CHECKSUM_BYTES:], "little"), rest[0])
+    ) -> Generator[Buffer, None, Sums]:
+        """The bytes of the file. Returns its checksums, with which ``written`` is called after the last byte was yielded."""
+        rest = yield from self._before_values(metadata)
+        sums = Sums((yield from self._values_parts()), rest)
         yield ending(sums)
         if written is not None:
             written(sums)
+        return sums
 
     def digest(self) -> int:
         """The checksum of the values in memory."""
-        parts = section_parts(self.values(), map(self._job.published, self._chunks()))
-        (last_part,) = deque(parts, maxlen=1)
-        return int.from_bytes(last_part[-CHECKSUM_BYTES:], "little")
+        return result_of(section_parts(self.values(), map(self._job.published, self._chunks())))
 
     def rest(self, metadata: Mapping[str, str]) -> int:
         """The checksum of what :meth:`parts` would now yield before the values: header and outer optimizer's tensors."""
-        sums: list[int] = []
-        deque(self._before_values(metadata, sums.append), maxlen=0)
-        return sums[0]
+        return result_of(self._before_values(metadata))
 
     def summing(
         self, metadata: Mapping[str, str]
@@ -162,16 +152,14 @@ class Shard:
         def result() -> int:
             rest = xxhash.xxh3_64(beginning, seed=self._seed("rest", self.number))
             for name in names:
-                rest.update(sums[name].intdigest().to_bytes(CHECKSUM_BYTES, "little"))
+                rest.update(sum_bytes(sums[name].intdigest()))
             return rest.intdigest()
 
         return add, result
 
     def sums(self, metadata: Mapping[str, str]) -> Sums:
         """The checksums of the file that :meth:`parts` would now yield."""
-        sums: list[Sums] = []
-        deque(self.parts(metadata, sums.append), maxlen=0)
-        return sums[0]
+        return result_of(self.parts(metadata))
 
     @property
     def adopted_bytes(self) -> int:
@@ -249,40 +237,21 @@ class Shard:
             CorruptedObjectError: The file is damaged.
         """
         if whole:
-            self.outer_state(reader, origin)
+            self.described(reader, origin)
         values = self._values_of(reader, origin)
         for chunk in self._chunks():
             values.read(scratch.tensor(0, self._layout, chunk))
         return values.verify()
 
-    def end(self, reader: ObjectReader, origin: str) -> Sums:
-        """The checksums at the end of a file. The data that they cover is not read.
-
-        Raises:
-            CorruptedObjectError: The checksums themselves are damaged.
-        """
-        return end_sums(reader, origin)
-
-    def outer_state(
+    def described(
         self, reader: ObjectReader, origin: str, expected: int | None = None
-    ) -> tuple[dict[Piece, dict[str, torch.Tensor]], dict[str, float]]:
-        """Read and verify the outer optimizer's tensors, chunk by chunk, and its scalars.
+    ) -> tuple[Mapping[str, str], dict[Piece, dict[str, torch.Tensor]], dict[str, float]]:
+        """Read and verify the metadata in the header, the outer optimizer's tensors, chunk by chunk, and its scalars.
 
         Args:
             reader: The open file.
             origin: What the file is called in errors.
             expected: What :attr:`Sums.rest` must be, if that is known; otherwise the file's own checksum is taken.
-
-        Raises:
-            CorruptedObjectError: The file is damaged.
-        """
-        _, chunks, scalars = self.described(reader, origin, expected)
-        return chunks, scalars
-
-    def described(
-        self, reader: ObjectReader, origin: str, expected: int | None = None
-    ) -> tuple[Mapping[str, str], dict[Piece, dict[str, torch.Tensor]], dict[str, float]]:
-        """The metadata in the header of a file, and what :meth:`outer_state` returns; all of it is verified.
 
         Raises:
             CorruptedObjectError: The file is damaged.
@@ -309,7 +278,7 @@ class Shard:
                 )
                 section.read(tensors[name])
             section.verify()
-            rest.update(section.digest.to_bytes(CHECKSUM_BYTES, "little"))
+            rest.update(sum_bytes(section.digest))
         if rest.intdigest() != (end_sums(reader, origin).rest if expected is None else expected):
             raise CorruptedObjectError(
                 f"{origin}: the checksum of its header and outer state is wrong. It is damaged, or it is not what the record "
@@ -331,19 +300,15 @@ class Shard:
         )
         return Section(f"outer.{name}", outer, self._seed("outer", name, self.number))
 
-    def _before_values(
-        self, metadata: Mapping[str, str], checksum: Callable[[int], None]
-    ) -> Iterator[Buffer]:
+    def _before_values(self, metadata: Mapping[str, str]) -> Parts:
         beginning, names = self._beginning(metadata)
         rest = xxhash.xxh3_64(beginning, seed=self._seed("rest", self.number))
         yield beginning
-        last_part: Buffer = b""
         for section, chunks, in_rest in self._before(names):
-            for last_part in section_parts(section, chunks):
-                yield last_part
+            digest = yield from section_parts(section, chunks)
             if in_rest:
-                rest.update(last_part[-CHECKSUM_BYTES:])
-        checksum(rest.intdigest())
+                rest.update(sum_bytes(digest))
+        return rest.intdigest()
 
     def _sections(self, names: Sequence[str]) -> list[Section]:
         """All sections of the file, given the names of the outer optimizer's tensors."""
@@ -358,7 +323,7 @@ class Shard:
             tensors = (self._job.outer_state(chunk)[name] for chunk in outer)
             yield self.outer(name), tensors, True
 
-    def _values_parts(self) -> Iterator[Buffer]:
+    def _values_parts(self) -> Parts:
         """The bytes of the values, and then their checksum."""
         return section_parts(self.values(), map(self._job.published, self._chunks()))
 
@@ -438,13 +403,11 @@ def _names_and_scalars(fields: Any, origin: str) -> tuple[Sequence[str], dict[st
 
 def ending(sums: Sums) -> bytes:
     """The bytes that follow the checksum of the values in a file."""
-    return b"".join(
-        number.to_bytes(CHECKSUM_BYTES, "little") for number in (sums.rest, _both(*sums))
-    )
+    return sum_bytes(sums.rest) + sum_bytes(_both(*sums))
 
 
 def end_sums(reader: ObjectReader, origin: str, padding: int = 0) -> Sums:
-    """The checksums at the end of a file, which follow so many zeros after the values.
+    """The checksums at the end of a file, which follow so many zeros after the values. What they cover is not read.
 
     Raises:
         CorruptedObjectError: They are damaged.
@@ -467,6 +430,4 @@ def end_sums(reader: ObjectReader, origin: str, padding: int = 0) -> Sums:
 
 
 def _both(values: int, rest: int) -> int:
-    return xxhash.xxh3_64_intdigest(
-        b"".join(number.to_bytes(CHECKSUM_BYTES, "little") for number in (values, rest))
-    )
+    return xxhash.xxh3_64_intdigest(sum_bytes(values) + sum_bytes(rest))

@@ -7,17 +7,13 @@ where it is in the data after the header. A header must not be trusted before th
 from __future__ import annotations
 
 import json
-from typing import TYPE_CHECKING, Any
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 import torch
 
 from .._errors import CorruptedObjectError
-from .._store._api import RECORD_BYTES
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
-
-    from .._store._api import ObjectReader
+from .._store._api import RECORD_BYTES, ObjectReader
 
 LENGTH_BYTES = 8
 """Size of the length before the JSON."""

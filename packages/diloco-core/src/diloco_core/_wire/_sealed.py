@@ -9,15 +9,13 @@ from __future__ import annotations
 
 import json
 import re
-from typing import TYPE_CHECKING, Any
+from collections.abc import Mapping
+from typing import Any
 
 import xxhash
 
 from .._errors import CorruptedObjectError, FormatError
 from .._store._api import RECORD_BYTES
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping
 
 FORMAT = 8
 """Version of the format of all objects in a run's store. It increases with each change that an older version would misread."""

@@ -13,25 +13,25 @@ from __future__ import annotations
 
 import json
 from bisect import bisect_right
+from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
-from typing import TYPE_CHECKING, Any
+from typing import Any, TypeAlias, TypeVar
 
 import torch
 import xxhash
 
+from .._arithmetic._layout import Layout, Piece
 from .._arithmetic._sent import codec_of, sent_bytes
+from .._codecs._codec import Codec
 from .._codecs._plain import PLAIN
 from .._errors import CorruptedObjectError
+from .._store._api import Buffer, ObjectReader
 from ._safetensors import LENGTH_BYTES, entry, header_bytes
 
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-
-    from .._arithmetic._layout import Layout, Piece
-    from .._codecs._codec import Codec
-    from .._store._api import Buffer, ObjectReader
-
+T = TypeVar("T")
+Parts: TypeAlias = Generator[Buffer, None, int]
+"""Bytes of a file, one buffer after the other, and at their end a checksum, which is returned."""
 CHECKSUM_BYTES = 8
 NUMBER_BYTES = 8
 # Sections begin at multiples of this many bytes, so that other tools can map each tensor of a file, whatever its dtype.
@@ -208,10 +208,7 @@ class SectionReader:
         """
         if self._ending is None:
             self._read_ending()
-        expected = bytes(padding_bytes(self._offset - self._start)) + self.digest.to_bytes(
-            CHECKSUM_BYTES, "little"
-        )
-        if self._ending != expected:
+        if self._ending != bytes(self.padding) + sum_bytes(self.digest):
             raise CorruptedObjectError(
                 f"{self._origin}: the checksum is wrong. The object is damaged, or it was written for another run, model or "
                 "sync."
@@ -223,12 +220,15 @@ class SectionReader:
         self._ending = bytes(ending)
 
 
-def section_parts(section: Section, chunks: Iterable[torch.Tensor]) -> Iterator[Buffer]:
+def section_parts(section: Section, chunks: Iterable[torch.Tensor]) -> Parts:
     """The bytes of a section, chunk by chunk, and then its checksum. The buffer of a chunk may be reused for the next one.
 
     Args:
         section: The section.
         chunks: Its encoded values.
+
+    Returns:
+        The checksum.
     """
     digest = xxhash.xxh3_64(seed=section.seed)
     size = 0
@@ -237,4 +237,20 @@ def section_parts(section: Section, chunks: Iterable[torch.Tensor]) -> Iterator[
         digest.update(buffer)
         size += len(buffer)
         yield buffer
-    yield bytes(padding_bytes(size)) + digest.intdigest().to_bytes(CHECKSUM_BYTES, "little")
+    yield bytes(padding_bytes(size)) + sum_bytes(digest.intdigest())
+    return digest.intdigest()
+
+
+def result_of(parts: Generator[object, None, T]) -> T:
+    """Go through the parts of a file for what comes at their end, and write them nowhere."""
+    while True:
+        try:
+            next(parts)
+        except StopIteration as end:
+            result: T = end.value
+            return result
+
+
+def sum_bytes(checksum: int) -> bytes:
+    """A checksum as it is in files."""
+    return checksum.to_bytes(CHECKSUM_BYTES, "little")

@@ -3,16 +3,13 @@
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 
 from .._arithmetic._layout import Rule
-from ._fields import LARGEST
+from ._fields import LARGEST, Fields
 from ._safetensors import SAFETENSORS_DTYPES
-
-if TYPE_CHECKING:
-    from ._fields import Fields
 
 MOST_SHARDS = 10**5
 """Shards have five digits in keys."""

@@ -3,15 +3,12 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from typing import TYPE_CHECKING
 
 import torch
 
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    from .._codecs._codec import Codec
+from .._codecs._codec import Codec
 
 _SMALLEST = 2.0**-149
 _LARGEST = torch.finfo(torch.float32).max

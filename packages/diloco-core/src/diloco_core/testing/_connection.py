@@ -4,18 +4,13 @@ from __future__ import annotations
 
 import random
 from collections import Counter
-from typing import TYPE_CHECKING, TypeVar
+from collections.abc import Callable, Iterable, Sequence
+from typing import TypeVar
 
 from .._errors import CorruptedObjectError, ObjectNotFoundError, StoreUnavailableError
-from .._store._api import RECORD_BYTES, Closing, too_large
-from ._scheduler import Killed
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Sequence
-
-    from .._store._api import Buffer
-    from ._scheduler import Fault, Scheduler
-    from ._store import SimulatedStore
+from .._store._api import RECORD_BYTES, Buffer, Closing, too_large
+from ._scheduler import Fault, Killed, Scheduler
+from ._store import SimulatedStore
 
 T = TypeVar("T")
 
@@ -60,9 +55,8 @@ class Connection:
         self.killed = False
         self.injected = 0.0
         self.counted: Counter[str] = Counter()
-        self.saw: dict[
-            str, float
-        ] = {}  # when each record of the log first arrived, by the process's clock
+        # When each record of the log first arrived, by the process's clock.
+        self.saw: dict[str, float] = {}
         self._shared = shared
         self._scheduler = scheduler
         self._faults = {f.operation: f for f in faults if (f.rank, f.life) == (rank, life)}
@@ -247,7 +241,7 @@ class Connection:
             self._kill()
         result = act()
         if what == "repeat" and kind in {"put", "create"}:
-            self._scheduler.call_at(self._scheduler.now + seconds, lambda: _ignore(act()))
+            self._scheduler.call_at(self._scheduler.now + seconds, act)
         self._wait()
         if what == "kill after":
             self._kill()
@@ -287,7 +281,3 @@ class Reader(Closing):
 
     def close(self) -> None:
         """Nothing is held."""
-
-
-def _ignore(_: object) -> None:
-    pass

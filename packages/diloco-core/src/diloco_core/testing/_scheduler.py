@@ -5,13 +5,10 @@ from __future__ import annotations
 import heapq
 import itertools
 import threading
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 from .._checks import one_of
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
 
 
 class Killed(BaseException):
@@ -27,7 +24,7 @@ class Scheduler:
 
     def __init__(self) -> None:
         self.now = 0.0
-        self._queue: list[tuple[float, int, Callable[[], None] | threading.Lock]] = []
+        self._queue: list[tuple[float, int, Callable[[], object] | threading.Lock]] = []
         self._order = itertools.count()
         self._back = threading.Lock()
         self._back.acquire()
@@ -35,7 +32,7 @@ class Scheduler:
         self._limit = 0.0
         self._threads: list[threading.Thread] = []
 
-    def call_at(self, time: float, act: Callable[[], None]) -> None:
+    def call_at(self, time: float, act: Callable[[], object]) -> None:
         """Call ``act`` at a virtual time; it must not sleep."""
         heapq.heappush(self._queue, (max(time, self.now), next(self._order), act))
 

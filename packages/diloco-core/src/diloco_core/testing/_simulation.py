@@ -5,23 +5,20 @@ from __future__ import annotations
 import math
 import random
 import threading
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import Any, TypeVar
 
 from .._arithmetic._layout import CHUNK_BYTES
+from .._exchange._base import Exchange
 from .._run._exchange import StoreExchange
 from .._run._settings import Fixed, Settings
 from .._timing import Timing
 from ._connection import Connection
 from ._scheduler import Fault, Killed, Scheduler
 from ._store import SimulatedStore
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
-
-    from .._exchange._base import Exchange
 
 
 @dataclass(frozen=True, slots=True)

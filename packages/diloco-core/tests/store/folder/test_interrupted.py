@@ -38,9 +38,7 @@ class TestFoldersThatAreMade:
             with pytest.raises(StoreUnavailableError, match="cannot be written: Permission denied"):
                 connect(base / "a" / "b" / "c", rank=0, world_size=1)
         with monkeypatch.context() as patch:
-            patch.setattr(
-                "diloco_core._store._drivers._folder.create_file", lambda *_: refuses("c")
-            )
+            patch.setattr("diloco_core._store._drivers._files.create_file", lambda *_: refuses("c"))
             with pytest.raises(StoreUnavailableError, match="cannot be written: Permission denied"):
                 connect(base / "a" / "b", rank=0, world_size=1)
         assert list(base.iterdir()) == []
@@ -202,12 +200,12 @@ class TestStoppedForLong:
         real = files.keep_aside
 
         def late(root, folder, name, spare):
-            monkeypatch.setattr("diloco_core._store._drivers._folder.keep_aside", real)
+            monkeypatch.setattr("diloco_core._store._drivers._files.keep_aside", real)
             other.delete(["deltas/0", "deltas/1"], unread=True)
             other.put("deltas/2", [b"o" * LARGE])
             real(root, folder, name, spare)
 
-        monkeypatch.setattr("diloco_core._store._drivers._folder.keep_aside", late)
+        monkeypatch.setattr("diloco_core._store._drivers._files.keep_aside", late)
         store.delete(["deltas/0", "deltas/1"], unread=True)
         store.put("deltas/3", [b"z" * LARGE])
         assert other.get("deltas/2") == b"o" * LARGE

@@ -7,24 +7,21 @@ rank 0 carries the records, and the manifest when everything else is there.
 from __future__ import annotations
 
 import logging
+from collections.abc import Iterator
 from functools import partial
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 from ..._errors import CorruptedObjectError
+from ..._store._api import ObjectReader
+from ..._store._patient import Patient
 from ..._store._reread import read_again
 from ..._wire._fields import Fields
 from ..._wire._sealed import seal, unseal
+from .._life._life import Life
 from .._records._keys import commit_key, parse_inner, parse_residual
 from .._records._rules import done_states
 from .._states._kept import keys_of, verified
 from ._names import FOLDER
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    from ..._store._api import ObjectReader
-    from ..._store._patient import Patient
-    from .._life._life import Life
 
 _CHOICE = "carried.json"
 _MARKS = "carried/"

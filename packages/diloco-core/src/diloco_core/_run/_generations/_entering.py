@@ -3,45 +3,28 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Callable, Iterable, Sequence
 from functools import partial
-from typing import TYPE_CHECKING
 
-from ..._errors import (
-    ConfigurationError,
-    CorruptedObjectError,
-    RendezvousError,
-    RunExistsError,
-)
+from ..._errors import ConfigurationError, CorruptedObjectError, RendezvousError, RunExistsError
+from ..._exchange._base import Schema
 from ..._exchange._endings import named_ranks
+from ..._exchange._resumable import ResumableJob
 from ..._store._api import below
 from ..._store._patient import Patient
 from ..._store._reread import copy_key, read_again, read_or_copy
 from .._compare import check_same_run
 from .._joining import reader_of
+from .._life._life import Life
 from .._policy._meeting import await_ranks, check_failures
 from .._records._keys import MANIFEST
+from .._records._manifest import Manifest
+from .._settings import Joiner
 from .._start import committed_in, stored_manifest
 from .._states._load import mend_initial
-from ._carrying import (
-    GO_BACK,
-    Choice,
-    carry,
-    newest_state,
-    not_carried,
-    read_choice,
-    write_choice,
-)
+from ._carrying import GO_BACK, Choice, carry, newest_state, not_carried, read_choice, write_choice
 from ._gathering import Gathering, check_stopped
 from ._names import FOLDER, before, begun, folder, headless, next_number, without_manifest
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Sequence
-
-    from ..._exchange._base import Schema
-    from ..._exchange._resumable import ResumableJob
-    from .._life._life import Life
-    from .._records._manifest import Manifest
-    from .._settings import Joiner
 
 _log = logging.getLogger("diloco_core")
 

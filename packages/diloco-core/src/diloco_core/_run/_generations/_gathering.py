@@ -16,16 +16,11 @@ import logging
 import math
 import os
 import secrets
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING
 
-from ..._errors import (
-    CorruptedObjectError,
-    MismatchError,
-    RendezvousTimeoutError,
-    RunExistsError,
-)
+from ..._errors import CorruptedObjectError, MismatchError, RendezvousTimeoutError, RunExistsError
 from ..._exchange._endings import named_ranks
 from ..._host import host_name, is_gone
 from ..._store._patient import Patient
@@ -36,10 +31,6 @@ from .._claims import read_claim
 from .._policy._meeting import await_all
 from .._policy._others import interval_of, read_beats
 from .._records._keys import farewells, highest_epochs
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
 
 _READS_AT_ONCE = 16
 _LARGEST = 16 * 2**20

@@ -12,18 +12,13 @@ that dies ends its generation. When all ranks are resumed, they carry the newest
 from __future__ import annotations
 
 import re
-from typing import TYPE_CHECKING
+from collections.abc import Iterable, Sequence
 
 from ..._errors import CorruptedObjectError
-from ..._store._api import below
+from ..._store._api import Store, below
 from ..._store._reread import copy_key
 from ..._wire._sections import fingerprint
 from .._records._keys import MANIFEST
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
-
-    from ..._store._api import Store
 
 FOLDER = "generations/"
 _KEY = re.compile(rf"({FOLDER}(\d{{6}})-[0-9a-f]{{16}}/)(.+)", re.ASCII)

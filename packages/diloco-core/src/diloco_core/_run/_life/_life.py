@@ -3,42 +3,37 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import (
+    Callable,
+    Collection,
+    Iterable,
+    Iterator,
+    Mapping,
+    MutableMapping,
+    Sequence,
+)
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Protocol, TypeVar
+from typing import Any, Protocol, TypeVar
 
+from ..._arithmetic._sharded import Scratch
 from ..._errors import CorruptedObjectError
+from ..._exchange._resumable import ResumableJob
 from ..._retry import NOTICE_SECONDS
+from ..._store._api import Buffer, ObjectReader
+from ..._store._patient import Patient
 from ..._store._reread import read_again
+from ..._timing import Timing
 from ..._wire._delta import DeltaFormat
+from ..._wire._published import Shard
 from .._records._attendance import Attendance
-from .._records._keys import commit_key, commit_sync, done_key, shard_key
-from .._records._records import Done, digest, of_run, read_record
+from .._records._keys import Delta, Hint, commit_key, commit_sync, done_key, shard_key
+from .._records._manifest import Manifest
+from .._records._records import Commit, Done, Rollback, digest, of_run, read_record
 from .._records._rules import is_whole, made_of, newest_done
+from .._settings import Settings
 from ._memory import Damage, Handover, Traffic
 from ._progress import Progress, published_shard, publishes_whole
-
-if TYPE_CHECKING:
-    from collections.abc import (
-        Callable,
-        Collection,
-        Iterable,
-        Iterator,
-        Mapping,
-        MutableMapping,
-        Sequence,
-    )
-
-    from ..._arithmetic._sharded import Scratch
-    from ..._exchange._resumable import ResumableJob
-    from ..._store._api import Buffer, ObjectReader
-    from ..._store._patient import Patient
-    from ..._timing import Timing
-    from ..._wire._published import Shard
-    from .._records._keys import Delta, Hint
-    from .._records._manifest import Manifest
-    from .._records._records import Commit, Rollback
-    from .._settings import Settings
-    from ._standing import Standing
+from ._standing import Standing
 
 T = TypeVar("T")
 

@@ -3,14 +3,11 @@
 from __future__ import annotations
 
 import threading
+from collections.abc import Collection
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
 
-if TYPE_CHECKING:
-    from collections.abc import Collection
-
-    from .._records._keys import Delta, Hint
-    from .._records._records import Commit
+from .._records._keys import Delta, Hint
+from .._records._records import Commit
 
 
 @dataclass(slots=True)

@@ -2,23 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
 
+from ..._arithmetic._clip import Clipped
+from ..._arithmetic._layout import Layout
+from ..._exchange._resumable import ResumableJob
 from ..._wire._coded import CodedShard
 from ..._wire._published import Shard, Sums, shard_metadata
 from ..._wire._sections import seed
-from .._records._records import Done, state_digest
+from .._records._keys import Delta
+from .._records._records import Commit, Done, state_digest
 from .._records._rules import is_whole
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
-
-    from ..._arithmetic._clip import Clipped
-    from ..._arithmetic._layout import Layout
-    from ..._exchange._resumable import ResumableJob
-    from .._records._keys import Delta
-    from .._records._records import Commit
 
 
 @dataclass(slots=True)

@@ -2,20 +2,18 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 
+from ..._arithmetic._rate import Rate
 from ..._errors import CorruptedObjectError
 from .._records._keys import commit_key
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
-
-    from ..._arithmetic._rate import Rate
-    from .._records._manifest import Manifest
-    from .._records._records import Commit, Rollback
-    from ._progress import Progress
+from .._records._manifest import Manifest
+from .._records._records import Commit, Rollback
+from ._progress import Progress
 
 
+@dataclass(eq=False)
 class Standing:
     """Where a life stands in the log. It moves in the log only by the methods below.
 
@@ -24,7 +22,6 @@ class Standing:
     :meth:`turn_back`).
 
     Attributes:
-        fragments: What the life holds of each fragment.
         sync: The last sync that the life has adopted.
         previous: Digest of that sync's record (before the first sync: of the manifest); empty if the sync was given up and not
             read.
@@ -43,18 +40,13 @@ class Standing:
         clock: The life's clock.
     """
 
-    def __init__(
-        self,
-        fragments: Sequence[Progress],
-        manifest: Manifest,
-        uri: str,
-        clock: Callable[[], float],
-    ) -> None:
-        self.fragments = list(fragments)
-        self._manifest = manifest
-        self._everybody = dict.fromkeys(range(manifest.world_size), 0)
-        self._uri = uri
-        self._clock = clock
+    fragments: list[Progress]
+    manifest: Manifest
+    uri: str
+    clock: Callable[[], float]
+
+    def __post_init__(self) -> None:
+        self._everybody = dict.fromkeys(range(self.manifest.world_size), 0)
         self.sync = 0
         self.previous = ""
         self.members: Mapping[int, int] = {}
@@ -62,22 +54,22 @@ class Standing:
         self.rollbacks: Sequence[tuple[Rollback, str]] = ()
         self._since = self.seen = 0.0
         self.is_new = True
-        self.checked = clock()
+        self.checked = self.clock()
 
     @property
     def rate(self) -> Rate:
         """The learning rate of the newest outer step that the states in memory hold."""
         commits = [progress.commit for progress in self.fragments if progress.commit is not None]
-        return max(commits, key=lambda commit: commit.sync).rate if commits else self._manifest.rate
+        return max(commits, key=lambda commit: commit.sync).rate if commits else self.manifest.rate
 
     @property
     def seconds(self) -> float:
         """The seconds since it last moved."""
-        return self._clock() - self._since
+        return self.clock() - self._since
 
     def has_loaded(self) -> None:
         """Note that the life has just caught up with the log."""
-        self.seen = self._clock()
+        self.seen = self.clock()
 
     def index(self, sync: int) -> int:
         """The index of the fragment that a sync is of."""
@@ -85,8 +77,8 @@ class Standing:
 
     def begin(self) -> None:
         """Move to the beginning of the log, before the first sync."""
-        self.sync, self.rollback = self._manifest.first, 0
-        self.previous = self._manifest.run()
+        self.sync, self.rollback = self.manifest.first, 0
+        self.previous = self.manifest.run()
         self.members = dict(self._everybody)
 
     def holds(self, rollback: Rollback) -> bool:
@@ -151,11 +143,11 @@ class Standing:
         progress = self.fragments[commit.fragment]
         if progress.sync == commit.sync and progress.commit != commit:
             raise CorruptedObjectError(
-                f"{self._uri}/{commit_key(commit.sync)} is undamaged, but the state after that sync was published for another "
+                f"{self.uri}/{commit_key(commit.sync)} is undamaged, but the state after that sync was published for another "
                 "record with the same number: either that record was lost and the sync decided again, or objects of two runs are "
                 "mixed below this prefix"
             )
-        self._since = self.seen = self._clock()
+        self._since = self.seen = self.clock()
         self.sync = commit.sync
         self.rollback = commit.rollback
         self.previous = record_digest

@@ -6,30 +6,14 @@ an end stops. Only ``resume=True`` goes past one, and only past ends that a life
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
-from ..._errors import (
-    CorruptedObjectError,
-    DivergedError,
-    ReplicaLostError,
-    RunExistsError,
-)
+from ..._errors import CorruptedObjectError, DivergedError, ReplicaLostError, RunExistsError
+from ..._store._patient import Patient
 from .._claims import check_claim, newest_epoch
+from .._life._life import Life
 from .._records._farewell import read_farewell
-from .._records._keys import (
-    Delta,
-    commit_key,
-    deltas,
-    farewells,
-    highest_epochs,
-)
+from .._records._keys import Delta, commit_key, deltas, farewells, highest_epochs
 from .._records._records import GivenUp, Rollback
-from .._round._reload import Why
-
-if TYPE_CHECKING:
-    from ..._store._patient import Patient
-    from .._life._life import Life
-    from .._round._reload import ReloadError
+from .._round._reload import ReloadError, Why
 
 
 def refuse_ended(ends: list[Rollback], uri: str, *, means: bool = False) -> None:

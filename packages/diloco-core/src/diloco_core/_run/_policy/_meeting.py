@@ -2,20 +2,16 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Callable
 
 from ..._errors import MismatchError, RendezvousTimeoutError, ReplicaLostError
 from ..._exchange._endings import named_ranks
+from ..._store._patient import Patient
 from .._claims import claim, claimed_settings, newest_epoch
+from .._life._life import Life
 from .._records._farewell import concluded, farewell, read_farewell
 from .._records._keys import Hint, deltas, farewells, highest_epochs
 from .._records._rules import former_farewells
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from ..._store._patient import Patient
-    from .._life._life import Life
 
 #: What to look at while ranks are missing: before a rank has claimed its place, nothing in the store tells of it.
 _ABSENT = (

@@ -8,27 +8,23 @@ the store does not count.
 from __future__ import annotations
 
 import itertools
+from collections.abc import Callable, Collection, Iterable, Mapping
 from functools import partial
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 from ..._errors import CorruptedObjectError, MismatchError
 from ..._exchange._base import Schema
 from ..._exchange._schemas import MAY_CHANGE, compare_schemas
 from ..._retry import NOTICE_SECONDS
+from ..._store._api import Store
 from ..._store._patient import Patient
 from ..._store._reread import in_parallel
+from ..._timing import Timing
 from .._claims import claimed_settings, newest_epoch
+from .._life._life import Life
 from .._records._farewell import Farewell, concluded, read_farewell
 from .._records._keys import Delta, Hint, beat_key, farewells, schema
 from ._ends import give_up
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Iterable, Mapping
-
-    from ..._store._api import Store
-    from ..._timing import Timing
-    from .._life._life import Life
-
 
 _LARGEST = 128
 _MOST_BEATS = 64

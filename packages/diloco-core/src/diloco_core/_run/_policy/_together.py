@@ -6,28 +6,22 @@ name that follows from what was loaded, and rank 0 writes the manifest when all 
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from functools import partial
-from typing import TYPE_CHECKING
 
 from ..._errors import CorruptedObjectError
+from ..._exchange._base import Schema
 from ..._exchange._endings import named_ranks
-from ..._store._api import InBackground
+from ..._exchange._resumable import ResumableJob
+from ..._store._api import InBackground, ObjectReader
+from ..._store._patient import Patient
 from ..._store._reread import in_parallel, read_again
-from ..._wire._published import shard_metadata
+from ..._wire._published import Sums, end_sums, shard_metadata
 from ..._wire._sections import fingerprint
 from .._life._progress import published_shard
 from .._records._keys import shard_key
+from .._settings import Joiner
 from ._meeting import await_ranks
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from ..._exchange._base import Schema
-    from ..._exchange._resumable import ResumableJob
-    from ..._store._api import ObjectReader
-    from ..._store._patient import Patient
-    from ..._wire._published import Shard, Sums
-    from .._settings import Joiner
 
 _DIGITS = 16
 
@@ -109,14 +103,13 @@ def sums_of_all(
         ),
     )
     for (index, number), key in keys.items():
-        shard = published_shard(jobs[index], 0, number, nonce, joiner.chunk_bytes)
-        found[index, number] = read_again(store.timing, partial(_end, store, key, shard))
+        found[index, number] = read_again(store.timing, partial(_end, store, key))
     return found
 
 
-def _end(store: Patient, key: str, shard: Shard) -> Sums:
+def _end(store: Patient, key: str) -> Sums:
     def use(reader: ObjectReader) -> Sums:
-        return shard.end(reader, f"{store.uri}/{key}")
+        return end_sums(reader, f"{store.uri}/{key}")
 
     sums = store.read(key, use)
     if sums is None:

@@ -3,15 +3,11 @@
 from __future__ import annotations
 
 import logging
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Collection, Iterable, Mapping
 
 from ._farewell import Farewell, read_farewell
 from ._keys import Delta, Hint
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Iterable, Mapping
-
-    from ._records import Commit
+from ._records import Commit
 
 
 class Attendance:

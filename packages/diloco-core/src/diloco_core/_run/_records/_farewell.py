@@ -5,16 +5,14 @@ That the life ends follows from the key alone (see :class:`._keys.Hint`), and on
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Literal, NamedTuple
+from collections.abc import Callable
+from typing import Literal, NamedTuple
 
 from ..._errors import CorruptedObjectError, FormatError, ReplicaLostError, UnequalSyncsError
 from ..._exchange._endings import Ending, Progress, as_text, cause_of, conclude
 from ..._redact import redact
 from ..._wire._fields import Fields
 from ..._wire._sealed import seal, unseal
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
 
 _LONGEST = 1000
 

@@ -26,17 +26,13 @@ ignored.
 from __future__ import annotations
 
 import re
+from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 from ..._arithmetic._rate import DIGITS, Rate, digits, values_of
+from ..._arithmetic._sync_job import SyncJob
 from ..._arithmetic._weights import Amount
 from ..._wire._sections import fingerprint
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable
-
-    from ..._arithmetic._sync_job import SyncJob
 
 BEGINNING = "beginning.json"
 MANIFEST = "manifest.json"

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from ..._arithmetic._rate import NO_RATE, Rate
 from ..._errors import RunExistsError
@@ -12,9 +13,6 @@ from ..._wire._sealed import seal, unseal
 from ..._wire._tables import check_fragments
 from ._keys import MANIFEST
 from ._records import DIGEST, Done, digest, hexadecimal, sums_in
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,8 +9,9 @@ name of a run is the digest of its manifest: records of the log hold it (:func:`
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 import xxhash
 
@@ -19,9 +20,6 @@ from ..._errors import CorruptedObjectError, RunExistsError
 from ..._wire._fields import Fields
 from ..._wire._sealed import seal, unseal
 from ._keys import Delta, commit_key, done_key
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping, Sequence
 
 T = TypeVar("T", bound="Commit | Rollback | Done")
 DIGEST = "[0-9a-f]{16}"

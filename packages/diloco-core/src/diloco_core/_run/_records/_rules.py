@@ -6,16 +6,12 @@ They are functions of what was listed, and exactly the rules of the model-checke
 from __future__ import annotations
 
 import re
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from itertools import chain
-from typing import TYPE_CHECKING
 
 from ..._arithmetic._rate import Rate, chosen
 from ._keys import Delta, Hint, Wish, farewells
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-
-    from ._records import Rollback
+from ._records import Rollback
 
 _STATE = re.compile(r"state/(\d{8})/(\d{3})\.(?:(\d{5})\.safetensors|done\.json)", re.ASCII)
 _DONE = re.compile(r"state/(\d{8})/(\d{3})\.done\.json", re.ASCII)

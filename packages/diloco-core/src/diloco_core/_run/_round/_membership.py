@@ -7,16 +7,13 @@ time is up are passed in, so that tests can try every order of events. The rules
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal
+from typing import Literal
 
 from .._records._keys import Delta
+from .._records._records import Commit
 from .._records._rules import expected, may_commit, valid
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Mapping
-
-    from .._records._records import Commit
 
 Fate = Literal["none", "counted", "carried", "dropped"]
 

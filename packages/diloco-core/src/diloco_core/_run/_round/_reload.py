@@ -6,11 +6,9 @@ The need for it appears deep inside reading and writing: while a record is read,
 from __future__ import annotations
 
 from enum import Enum
-from typing import TYPE_CHECKING
 
-if TYPE_CHECKING:
-    from ..._errors import CorruptedObjectError, StoreUnavailableError
-    from .._records._records import Rollback
+from ..._errors import CorruptedObjectError, StoreUnavailableError
+from .._records._records import Rollback
 
 
 class Why(Enum):

@@ -8,11 +8,8 @@ bytes that are there. Nothing here reads a store or a clock.
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable
 
 _STAGGER = 0.5
 

@@ -7,19 +7,14 @@ again if it is gone.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Sequence
 
 from ..._errors import CorruptedObjectError, RunExistsError
-from ..._store._api import Closing
+from ..._store._api import Buffer, Closing, ObjectReader
+from .._life._life import Life
 from .._records._keys import done_key
 from .._records._records import Done, of_run
 from .._records._rules import is_state
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from ..._store._api import Buffer, ObjectReader
-    from .._life._life import Life
 
 _FOLDER = "kept/"
 

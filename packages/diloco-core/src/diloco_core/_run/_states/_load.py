@@ -10,28 +10,23 @@ hold other values.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Iterable, Mapping, Sequence
 
+import torch
+
+from ..._arithmetic._layout import Piece
 from ..._arithmetic._sharded import adopt_shard
 from ..._errors import CorruptedObjectError, DivergedError
-from ..._store._api import reads_ahead
-from ..._store._reread import open_ahead
+from ..._store._api import ObjectReader, reads_ahead
+from ..._store._reread import list_folders, open_ahead
+from .._life._life import Life
 from .._life._progress import Progress
 from .._records._keys import Delta, commit_key, deltas, done_key
+from .._records._records import Done
 from .._records._rules import newest_whole
 from .._repair import mend_shard, read_commit, read_done
 from ._kept import bring_back, mend_from_copies
 from ._rollback import History, NothingWholeError, close_gaps
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping, Sequence
-
-    import torch
-
-    from ..._arithmetic._layout import Piece
-    from ..._store._api import ObjectReader
-    from .._life._life import Life
-    from .._records._records import Done
 
 _TRIES = 8
 
@@ -158,9 +153,7 @@ def _load_fragment(life: Life, index: int, sync: int) -> str | None:
     files = {
         life.key(part, index, number): (part, number) for number in range(shards) for part in parts
     }
-    listing: dict[str, int] = {}
-    for folder in dict.fromkeys(key.rpartition("/")[0] for key in files):
-        listing.update(life.store.list(f"{folder}/"))
+    listing = list_folders(life.store.list, files)
 
     def announce(key: str, reader: ObjectReader) -> None:
         if life.gather and sync:
@@ -214,7 +207,7 @@ def _load_shard(
 
     def use(reader: ObjectReader) -> bool:
         life.traffic.received += reader.size
-        fresh.job.install_outer(*shard.outer_state(reader, life.origin(key), expected.rest))
+        fresh.job.install_outer(*shard.described(reader, life.origin(key), expected.rest)[1:])
         shard.load(reader, life.origin(key), life.scratch, expected)
         fresh.values_at[number] = fresh.outer_at[number] = fresh.sync
         return True

@@ -4,15 +4,10 @@ from __future__ import annotations
 
 import contextlib
 from collections import deque
-from typing import TYPE_CHECKING
+from collections.abc import Callable
+from concurrent.futures import Future
 
-from ..._store._api import InBackground
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-    from concurrent.futures import Future
-
-    from ..._store._api import Store
+from ..._store._api import InBackground, Store
 
 
 class Publications:

@@ -2,28 +2,21 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from functools import partial
-from typing import TYPE_CHECKING
 
 from ..._errors import CorruptedObjectError, ObjectNotFoundError
 from ..._store._reread import in_parallel
 from ..._store._transfer import CONNECTIONS
-from ..._wire._published import shard_metadata
-from .._life._progress import publishes_whole
+from ..._wire._published import Sums, end_sums, shard_metadata
+from .._life._life import Life
+from .._life._progress import Progress, publishes_whole
 from .._records._keys import done_key
-from .._records._records import Done
+from .._records._records import Commit, Done
 from .._records._rules import collectable, kept_from, newest_done, states_kept_from, writer
 from .._repair import check_shard, readable_done, rewrite_shard
 from ._kept import forget_kept
 from ._publications import Publications
-
-if TYPE_CHECKING:
-    from collections.abc import Collection, Iterable, Mapping, Sequence
-
-    from ..._wire._published import Shard, Sums
-    from .._life._life import Life
-    from .._life._progress import Progress
-    from .._records._records import Commit
 
 LOOK_AGAIN = 64
 """The number of syncs between two searches for objects that are usually deleted early in a run; each costs a listing or two."""
@@ -210,10 +203,7 @@ def _is_published(life: Life, done: Done) -> bool:
     keys = [life.key(sync, index, shard) for shard in range(len(done.sums))]
     if not all(key in listing for key in keys):
         return False
-    ends = (
-        partial(_stored_end, life, life.shard(sync, index, shard), key, listing[key])
-        for shard, key in enumerate(keys)
-    )
+    ends = (partial(_stored_end, life, key, listing[key]) for key in keys)
     stored = in_parallel(life.store.store, ends, CONNECTIONS)
     return all(_is_own(life, done, shard, sums) for shard, sums in enumerate(stored))
 
@@ -232,7 +222,7 @@ def _is_own(life: Life, done: Done, shard: int, stored: Sums | None) -> bool:
     return False
 
 
-def _stored_end(life: Life, shard: Shard, key: str, size: int) -> Sums | None:
+def _stored_end(life: Life, key: str, size: int) -> Sums | None:
     """The checksums at the end of a published shard; None if they cannot be used: a later publication makes up for it."""
 
     def read() -> Sums | None:
@@ -241,7 +231,7 @@ def _stored_end(life: Life, shard: Shard, key: str, size: int) -> Sums | None:
             opened = life.store.store.open(key, size)
         except ObjectNotFoundError:
             return None
-        return life.store.read(key, lambda reader: shard.end(reader, life.origin(key)), opened)
+        return life.store.read(key, lambda reader: end_sums(reader, life.origin(key)), opened)
 
     try:
         return life.again(read)

@@ -5,24 +5,18 @@ The history of a run says which of its complete states and syncs still count if 
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from typing import TYPE_CHECKING
 
-from ..._errors import CorruptedObjectError, FencedError
+from ..._errors import CorruptedObjectError, FencedError, NonFiniteUpdateError
+from .._life._life import Life
 from .._policy._ends import obey_end
 from .._records._keys import Delta, commit_key, highest_epochs
-from .._records._records import Rollback
+from .._records._records import Commit, Rollback
 from .._records._rules import done_states, in_force, states
 from .._repair import check_shard, commit_again, read_done, readable_done
 from .._round._reload import ReloadError
 from ._kept import keep
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
-
-    from ..._errors import NonFiniteUpdateError
-    from .._life._life import Life
-    from .._records._records import Commit
 
 # More cannot be meant: the record would list each of them, and a number in a name may be anything.
 _MOST_GIVEN_UP = 100_000

@@ -6,35 +6,22 @@ Which life does what, and when, is decided in :mod:`.._round._shares`.
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING
+from collections.abc import Sequence
 
 from ..._errors import CorruptedObjectError, SyncTimeoutError, UnequalSyncsError
 from ..._exchange._endings import named_ranks
+from ..._timing import Wait
 from .._claims import check_claim
+from .._life._life import Life
 from .._records._keys import Delta, deltas
-from .._records._records import Rollback
+from .._records._records import Commit, Rollback
 from .._repair import ask_for_repair
 from .._round._reload import ReloadError, Why
-from .._round._shares import (
-    Adopt,
-    Compute,
-    GiveUp,
-    KeepWaiting,
-    Pending,
-    Shares,
-    on_pending,
-)
+from .._round._shares import Adopt, Compute, GiveUp, KeepWaiting, Pending, Shares, on_pending
 from .._states._publish import publish_previous, write_done
 from .._watch import check_run
 from ._compute import Computation
 from ._result import Result, adopt_listed, listed
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from ..._timing import Wait
-    from .._life._life import Life
-    from .._records._records import Commit
 
 
 class Adoption:
@@ -152,9 +139,8 @@ class Adoption:
         if life.others is None:
             return
         check_run(life)
-        check_claim(
-            life
-        )  # if a newer life has finished this sync, nobody publishes anything for this one
+        # If a newer life has finished this sync, nobody publishes anything for this one.
+        check_claim(life)
         following = self._commit.sync + 1
         owners = {*self._owners(missing)} - {life.rank}
         listing = life.store.list(deltas(following))

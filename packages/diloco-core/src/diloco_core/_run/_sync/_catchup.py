@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
-from ..._errors import CorruptedObjectError, DivergedError, NonFiniteUpdateError
+from ..._errors import (
+    CorruptedObjectError,
+    DivergedError,
+    NonFiniteUpdateError,
+    StoreUnavailableError,
+)
+from ..._store._api import ObjectReader
 from ..._store._reread import open_ahead
+from .._life._life import Life
 from .._records._keys import commit_key
 from .._records._records import Rollback
 from .._records._rules import in_force, states
@@ -16,11 +21,6 @@ from .._states._rollback import obey_rollback, roll_back
 from ._adopt import Adoption
 from ._compute import make_again
 from ._held import begin_to_hold, hold
-
-if TYPE_CHECKING:
-    from ..._errors import StoreUnavailableError
-    from ..._store._api import ObjectReader
-    from .._life._life import Life
 
 _PAUSES = (0.0, 0.1, 0.4, 1.5, 1.5)  # seconds after each attempt whose state could not be used
 _ASKING = 2  # how often loading is tried again while other replicas are asked to repair

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Iterator, Sequence
 
 from ..._arithmetic._reduction import reduce_shards
 from ..._arithmetic._weights import shares
@@ -10,7 +10,9 @@ from ..._errors import CorruptedObjectError, ObjectNotFoundError, StoreUnavailab
 from ..._store._api import block_bytes_of
 from ..._store._patient import PAUSES
 from ..._wire._inputs import Inputs
-from ..._wire._published import shard_metadata
+from ..._wire._published import Sums, end_sums, shard_metadata
+from .._life._life import Life
+from .._records._keys import Delta
 from .._records._rules import newest_done, newest_whole
 from .._repair import computed_otherwise, read_commit, rewrite_shard
 from .._round._reload import ReloadError, Why
@@ -19,13 +21,6 @@ from .._states._kept import bring_back
 from .._states._publications import Publications
 from ._held import begin_to_hold, hold, note_outer, state_before, watched
 from ._result import Result, adopt
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
-
-    from ..._wire._published import Sums
-    from .._life._life import Life
-    from .._records._keys import Delta
 
 _IF_ENCODED = (
     " that does not need this one. If the run is going on, start this replica again when the values of the fragment have been "
@@ -294,7 +289,7 @@ class Computation:
         )
 
         try:
-            end = life.read_file(key, lambda reader: stored.end(reader, life.origin(key)))
+            end = life.read_file(key, lambda reader: end_sums(reader, life.origin(key)))
         except CorruptedObjectError:
             return False  # reading it whole shows the same, and what is to be done then
         if end == own_sums:

@@ -6,17 +6,13 @@ obeyed the first record then holds a state that is not the run's, and must neith
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 from ..._errors import CorruptedObjectError
 from .._claims import fenced
+from .._life._life import Life
 from .._records._keys import commit_key
+from .._records._records import Commit
 from .._repair import read_commit
 from .._round._reload import ReloadError, Why
-
-if TYPE_CHECKING:
-    from .._life._life import Life
-    from .._records._records import Commit
 
 
 def look_back(life: Life) -> None:

@@ -6,28 +6,23 @@ updates it next, that life reads the outer state. What is held is compared with 
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Sequence
 
+import torch
 import xxhash
 
+from ..._arithmetic._layout import Piece
+from ..._arithmetic._sharded import Source
 from ..._errors import CorruptedObjectError, ObjectNotFoundError
+from ..._store._api import ObjectReader
 from ..._wire._published import WITHOUT, shard_metadata
 from ..._wire._sections import view
+from .._life._life import Life
 from .._life._progress import Progress
 from .._records._rules import done_states
 from .._repair import readable_done
 from .._states._load import read_values
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
-
-    import torch
-
-    from ..._arithmetic._layout import Piece
-    from ..._arithmetic._sharded import Source
-    from ..._store._api import ObjectReader
-    from .._life._life import Life
-    from ._result import Result
+from ._result import Result
 
 
 def begin_to_hold(life: Life, progress: Progress, number: int) -> bool:

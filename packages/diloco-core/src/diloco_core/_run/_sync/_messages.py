@@ -2,20 +2,15 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
+from ..._arithmetic._sync_job import SyncJob
 from ..._arithmetic._weights import shares
 from ..._errors import SyncTimeoutError
 from ..._exchange._endings import named_ranks
 from ..._exchange._report import SyncReport
-from .._records._keys import deltas, highest_epochs
-
-if TYPE_CHECKING:
-    from ..._arithmetic._sync_job import SyncJob
-    from .._life._life import Life
-    from .._records._keys import Delta
-    from .._records._records import Commit
-    from .._round._membership import Folder
+from .._life._life import Life
+from .._records._keys import Delta, deltas, highest_epochs
+from .._records._records import Commit
+from .._round._membership import Folder
 
 
 def report(

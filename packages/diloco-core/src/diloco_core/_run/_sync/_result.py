@@ -5,25 +5,21 @@ Shards are taken as they were published, so that all lives hold the same bytes, 
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
 
+from ..._arithmetic._layout import Layout
 from ..._errors import CorruptedObjectError, DivergedError
+from ..._exchange._resumable import ResumableJob
+from ..._store._api import ObjectReader
 from ..._store._reread import open_ahead
+from ..._wire._published import Shard, Sums
+from .._life._life import Life
+from .._life._progress import Progress
+from .._records._records import Commit, Done
 from .._repair import check_shard, readable_done
 from .._round._reload import ReloadError, Why
 from .._states._load import read_values
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable
-
-    from ..._arithmetic._layout import Layout
-    from ..._exchange._resumable import ResumableJob
-    from ..._store._api import ObjectReader
-    from ..._wire._published import Shard, Sums
-    from .._life._life import Life
-    from .._life._progress import Progress
-    from .._records._records import Commit, Done
 
 
 @dataclass(slots=True)

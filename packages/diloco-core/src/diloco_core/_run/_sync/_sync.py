@@ -2,34 +2,23 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterable, Sequence
 from functools import partial
-from typing import TYPE_CHECKING
 
 from ..._arithmetic._clip import measure_norms
 from ..._arithmetic._rate import Rate, digits, values_of
 from ..._arithmetic._sharded import carried_groups
 from ..._errors import CorruptedObjectError, SyncError
+from ..._exchange._report import SyncReport
+from ..._exchange._resumable import ResumableJob
+from ..._store._api import Buffer
 from ..._wire._delta import ChangedError
-from .._life._life import LOST
+from .._life._life import LOST, Life
 from .._records._keys import Delta, Hint, Wish, commit_key, deltas, schema
 from .._records._records import Commit
 from .._records._rules import former_farewells, in_force, rate_of
 from .._repair import answer, commit_mended, read_commit
-from .._round._membership import (
-    Create,
-    Decision,
-    Differ,
-    Expired,
-    Folder,
-    KeepWaiting,
-    Leave,
-    NotNext,
-    Round,
-    fate,
-    on_look,
-    on_record,
-    read_folder,
-)
+from .._round import _membership as rounds
 from .._round._reload import ReloadError, Why
 from .._states._load import mend_initial
 from .._states._publish import collect, publish_when_asked
@@ -37,14 +26,6 @@ from .._watch import check_run
 from ._adopt import Adoption
 from ._fork import check_not_later, look_back, not_next
 from ._messages import notice, report, say_what_is_lost, say_who_is_missing, timed_out
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Sequence
-
-    from ..._exchange._report import SyncReport
-    from ..._exchange._resumable import ResumableJob
-    from ..._store._api import Buffer
-    from .._life._life import Life
 
 
 class StoreSync:
@@ -83,7 +64,7 @@ class StoreSync:
         self._own_delta = self._left_open
         self._parts: Callable[[], Iterable[Buffer]] | None = None  # what that holds
         self._round = _round(life, may_leave=patience is not None)
-        self._folder = Folder({}, {}, ())
+        self._folder = rounds.Folder({}, {}, ())
         self._decided: tuple[Commit, str] | None = None
         self._seen: float | None = None  # when that was read, by the life's clock
         self._contributing = 0.0
@@ -129,10 +110,10 @@ class StoreSync:
             self._note(self._decided or commit_mended(self._life, self._sync))
             if self._decided is not None:
                 return True
-            decision = on_look(self._round, self._look(), overdue=False, expired=False)
+            decision = rounds.on_look(self._round, self._look(), overdue=False, expired=False)
         except ReloadError:
             return True  # the second half meets the same problem again, and raises it
-        return not isinstance(decision, KeepWaiting)
+        return not isinstance(decision, rounds.KeepWaiting)
 
     def finish(self) -> SyncReport:
         """The second half. Afterwards this life holds the state after the sync, unless the sync was left out.
@@ -152,7 +133,7 @@ class StoreSync:
             check_not_later(life, commit)
         self._check(commit)
         say_who_is_missing(life, commit)
-        became = fate(
+        became = rounds.fate(
             commit,
             life.rank,
             self._own_delta,
@@ -296,8 +277,8 @@ class StoreSync:
             notice_after=early + life.notice_after,
         )
         moment = None
-        folder: Folder | None = self._look()
-        decision = on_look(self._round, folder, overdue=False, expired=False)
+        folder: rounds.Folder | None = self._look()
+        decision = rounds.on_look(self._round, folder, overdue=False, expired=False)
         while True:
             if self._leaves(decision) or self._hurried():
                 return None
@@ -313,7 +294,7 @@ class StoreSync:
                 life.others.check(life, folder.missing, self._sync, folder.listing)
             # In a fixed run no sync is decided without all ranks.
             overdue = moment.elapsed >= deadline and not life.fixed
-            decision = on_look(self._round, folder, overdue=overdue, expired=moment.expired)
+            decision = rounds.on_look(self._round, folder, overdue=overdue, expired=moment.expired)
         life.traffic.waited += wait.elapsed()
         return entry
 
@@ -324,30 +305,30 @@ class StoreSync:
             return 0.0
         return max(0.0, life.standing.seen + self._window - life.timing.clock())
 
-    def _leaves(self, decision: Decision) -> bool:
+    def _leaves(self, decision: rounds.Decision) -> bool:
         """Do what is decided. Returns whether this life continues without the sync."""
         match decision:
-            case Create(members):
+            case rounds.Create(members):
                 self._create(members)
-            case Differ(theirs):
+            case rounds.Differ(theirs):
                 raise self._differs(theirs)
-            case Expired():
+            case rounds.Expired():
                 raise self._timed_out()
-            case Leave(just_looked=True):
+            case rounds.Leave(just_looked=True):
                 return True
-            case Leave():
+            case rounds.Leave():
                 # A replica that has left may have decided the sync before it left.
                 return commit_mended(self._life, self._sync) is None
         return False
 
-    def _look(self) -> Folder:
+    def _look(self) -> rounds.Folder:
         """List the sync's folder, answer requests for repair in it, and note which ranks have contributed."""
         life = self._life
         check_run(life)
         listing = life.store.list(deltas(self._sync))
         self._help(listing)
         life.attendance.look(listing, life.now)
-        self._folder = read_folder(self._round, listing)
+        self._folder = rounds.read_folder(self._round, listing)
         self._mend_own()
         if life.others is not None:
             life.others.compare(life, self._folder.chosen.values())
@@ -397,10 +378,10 @@ class StoreSync:
             CorruptedObjectError: It does not, because the records in the store do not follow each other.
             ReloadError: It does not, because this life's state is not the run's.
         """
-        match on_record(self._round, commit, follows=self._life.standing.follows(commit)):
-            case Differ(theirs):
+        match rounds.on_record(self._round, commit, follows=self._life.standing.follows(commit)):
+            case rounds.Differ(theirs):
                 raise self._differs(theirs)
-            case NotNext():
+            case rounds.NotNext():
                 raise not_next(self._life, commit)
 
     def _differs(self, theirs: str) -> ReloadError:
@@ -432,11 +413,11 @@ def stands_in(life: Life) -> bool:
     return delta is not None and delta.epoch < life.epoch
 
 
-def _round(life: Life, *, may_leave: bool) -> Round:
+def _round(life: Life, *, may_leave: bool) -> rounds.Round:
     """What a life knows about the next sync."""
     sync = life.sync + 1
     progress = life.fragments[life.index(sync)]
-    return Round(
+    return rounds.Round(
         sync=sync,
         rank=life.rank,
         base=progress.digest,

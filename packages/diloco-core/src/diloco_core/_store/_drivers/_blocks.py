@@ -12,20 +12,15 @@ import mmap
 import os
 import threading
 from collections import deque
-from concurrent.futures import CancelledError, Future, ThreadPoolExecutor
-from dataclasses import dataclass
+from collections.abc import Callable
+from concurrent.futures import CancelledError, Executor, Future, ThreadPoolExecutor
+from dataclasses import InitVar, dataclass
 from functools import partial
-from typing import TYPE_CHECKING, TypeVar
+from typing import TypeVar
 
 from ..._errors import CorruptedObjectError, StoreUnavailableError
-from .._api import Closing
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-    from concurrent.futures import Executor
-
-    from .._api import Buffer
-    from .._transfer import Transfer
+from .._api import Buffer, Closing
+from .._transfer import Transfer
 
 T = TypeVar("T")
 
@@ -187,6 +182,7 @@ class Transfers:
         return self._executor.submit(act)
 
 
+@dataclass(eq=False)
 class BlockReader(Closing):
     """Reads an object in ranges; see :class:`._api.ObjectReader`. Not thread-safe.
 
@@ -200,18 +196,13 @@ class BlockReader(Closing):
         transfers: The store's requests in the background.
     """
 
-    def __init__(
-        self,
-        fetch: Callable[[int, int], Buffer],
-        size: int,
-        head: Buffer,
-        name: str,
-        transfers: Transfers,
-    ) -> None:
-        self.size = size
-        self._fetch = fetch
-        self._name = name
-        self._transfers = transfers
+    fetch: Callable[[int, int], Buffer]
+    size: int
+    head: InitVar[Buffer]
+    name: str
+    transfers: Transfers
+
+    def __post_init__(self, head: Buffer) -> None:
         self._head = memoryview(head)
         self._expected: deque[Range] = deque()
         # The block that is being read: its offset in the object, its bytes, and how many of them have not been read yet.
@@ -225,18 +216,18 @@ class BlockReader(Closing):
         start = max(start, len(self._head)) if stop > len(self._head) else stop
         if start >= stop or self._is_expected(start, stop):
             return
-        block_bytes = self._transfers.block_bytes
+        block_bytes = self.transfers.block_bytes
         for block_start in range(start, stop, block_bytes):
-            wanted = Range(self._fetch, block_start, min(block_start + block_bytes, stop))
+            wanted = Range(self.fetch, block_start, min(block_start + block_bytes, stop))
             self._expected.append(wanted)
-            self._transfers.announce(wanted)
+            self.transfers.announce(wanted)
 
     def read_into(self, offset: int, buffer: memoryview) -> None:
         """Fill ``buffer`` from ``offset``; see :meth:`._api.ObjectReader.read_into`."""
         end = offset + len(buffer)
         if end > self.size:
             raise CorruptedObjectError(
-                f"{self._name} is truncated: it has {self.size} bytes, and bytes {offset} to {end} are needed"
+                f"{self.name} is truncated: it has {self.size} bytes, and bytes {offset} to {end} are needed"
             )
         while offset < end:
             into = buffer[len(buffer) - (end - offset) :]
@@ -255,7 +246,7 @@ class BlockReader(Closing):
     def close(self) -> None:
         """Release the blocks; repeatable."""
         self._release_block()
-        self._transfers.drop(list(self._expected))
+        self.transfers.drop(list(self._expected))
         self._expected.clear()
 
     def _is_expected(self, start: int, stop: int) -> bool:
@@ -273,14 +264,14 @@ class BlockReader(Closing):
         if any(wanted.start <= offset < wanted.stop for wanted in self._expected):
             while not self._expected[0].start <= offset < self._expected[0].stop:
                 # These ranges were announced, and are not read.
-                self._transfers.drop([self._expected.popleft()])
+                self.transfers.drop([self._expected.popleft()])
             self._current = self._expected.popleft()
-            block_start, block = self._current.start, self._transfers.take(self._current)
+            block_start, block = self._current.start, self.transfers.take(self._current)
         else:
             stop = min(
-                self.size, max(min(end, offset + self._transfers.block_bytes), offset + HEAD_BYTES)
+                self.size, max(min(end, offset + self.transfers.block_bytes), offset + HEAD_BYTES)
             )
-            block_start, block = offset, self._fetch(offset, stop)
+            block_start, block = offset, self.fetch(offset, stop)
         self._block_start, self._block = block_start, memoryview(block)
         self._unread = len(self._block)
 
@@ -288,7 +279,7 @@ class BlockReader(Closing):
         self._block_start, self._block, self._unread = 0, memoryview(b""), 0
         current, self._current = self._current, None
         if current is not None:
-            self._transfers.drop([current])
+            self.transfers.drop([current])
             current.future = None
 
 

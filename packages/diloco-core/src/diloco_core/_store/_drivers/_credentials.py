@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import os
+import threading
+from collections.abc import Iterator
 from contextlib import contextmanager
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    import threading
-    from collections.abc import Iterator
-
     from obstore.store import S3Config, S3Credential
 
 

@@ -13,16 +13,12 @@ import re
 import secrets
 import stat
 import weakref
+from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from ..._errors import ConfigurationError, CorruptedObjectError, StoreUnavailableError
 from ..._host import host_id, host_name, is_gone
 from .._api import Closing, is_key
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
-    from pathlib import Path
 
 _FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC
 # Without O_NONBLOCK, opening a named pipe would wait for a writer.

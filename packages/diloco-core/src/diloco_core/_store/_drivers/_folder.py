@@ -7,49 +7,15 @@ import errno
 import itertools
 import os
 import threading
+from collections.abc import Callable, Iterable, Iterator
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING
 from urllib.parse import unquote, urlparse
 
 from ..._errors import ConfigurationError, ObjectNotFoundError, StoreUnavailableError
 from ..._redact import redact_uri
-from .._api import RECORD_BYTES, too_large
-from ._files import (
-    FULL,
-    LARGE_BYTES,
-    FileReader,
-    Spares,
-    check_replaceable,
-    create_file,
-    is_ours_alone,
-    is_there,
-    keep_aside,
-    link,
-    make_folders,
-    new_store_name,
-    open_to_read,
-    open_to_write_over,
-    opened_below,
-    opened_folder,
-    remove_empty,
-    remove_folders,
-    remove_leftovers,
-    rename,
-    sizes,
-    split,
-    sync_folder,
-    temporary_name,
-    unavailable,
-    unlink,
-    unreadable,
-)
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator
-
-    from .._api import Buffer
-
+from .._api import RECORD_BYTES, Buffer, too_large
+from . import _files as disk
 
 _ADVICE = "Check that this user may read and write the run's folder, and that the file system is mounted and has room."
 
@@ -90,9 +56,9 @@ class FolderStore:
         self.root = _folder(uri)
         self.uri = self.root.as_uri()
         self._names = itertools.count()
-        self._spares: dict[tuple[int, str], Spares] = {}
+        self._spares: dict[tuple[int, str], disk.Spares] = {}
         self._lock = threading.Lock()
-        self._store_name = new_store_name(self)
+        self._store_name = disk.new_store_name(self)
         self._reading = reading
         self._made: list[Path] = []
         if reading:
@@ -100,14 +66,14 @@ class FolderStore:
         failure = f"the folder {str(self.root)!r} cannot be written"
         with self._named(failure, "Use a folder that this user may create and write to."):
             try:
-                make_folders(self.root, self._made)
-                with opened_folder(self.root) as root:
+                disk.make_folders(self.root, self._made)
+                with disk.opened_folder(self.root) as root:
                     probe = self._temporary()
-                    os.close(create_file(root, probe))
+                    os.close(disk.create_file(root, probe))
                     os.unlink(probe, dir_fd=root)
-                remove_leftovers(self.root)
+                disk.remove_leftovers(self.root)
             except BaseException:
-                remove_folders(self._made)
+                disk.remove_folders(self._made)
                 raise
 
     def put(self, key: str, parts: Iterable[Buffer]) -> int:
@@ -119,7 +85,7 @@ class FolderStore:
                 "Check that this user may write to the run's folder.",
             ),
         ):
-            self._publish(root, key, size, temporary, rename)
+            self._publish(root, key, size, temporary, disk.rename)
         return size
 
     def create(self, key: str, data: bytes | Iterable[Buffer]) -> bool:
@@ -135,7 +101,7 @@ class FolderStore:
             ),
         ):
             try:
-                self._publish(root, key, size, temporary, link)
+                self._publish(root, key, size, temporary, disk.link)
             except FileExistsError:
                 return False
         return True
@@ -149,16 +115,16 @@ class FolderStore:
             reader.read_into(0, memoryview(data))
         return bytes(data)
 
-    def open(self, key: str, size: int | None = None) -> FileReader:  # noqa: ARG002 - the file knows its size
+    def open(self, key: str, size: int | None = None) -> disk.FileReader:  # noqa: ARG002 - the file knows its size
         """Open an object for ranged reads; see :meth:`._api.Store.open`."""
-        *folders, name = split(key)
+        *folders, name = disk.split(key)
         try:
-            with self._opened() as root, opened_below(root, folders) as folder:
-                return open_to_read(folder, name, self._path(key))
+            with self._opened() as root, disk.opened_below(root, folders) as folder:
+                return disk.open_to_read(folder, name, self._path(key))
         except FileNotFoundError:
             raise ObjectNotFoundError(f"there is no object {key!r} in {self.uri}") from None
         except OSError as error:
-            raise unreadable(self._path(key), error) from error
+            raise disk.unreadable(self._path(key), error) from error
 
     def list(self, prefix: str) -> dict[str, int]:
         """Keys below a folder and their sizes; see :meth:`._api.Store.list`.
@@ -167,7 +133,7 @@ class FolderStore:
         """
         sizes_by_key: dict[str, int] = {}
         top = prefix.strip("/")
-        folders = [split(top) if top else []]
+        folders = [disk.split(top) if top else []]
         while folders:
             names = folders.pop()
             subfolders: list[str] = []
@@ -176,10 +142,13 @@ class FolderStore:
                 self._named(f"{str(self.root.joinpath(*names))!r} cannot be listed"),
                 contextlib.suppress(FileNotFoundError),
                 self._opened() as root,
-                opened_below(root, names) as folder,
+                disk.opened_below(root, names) as folder,
             ):
                 sizes_by_key.update(
-                    {"/".join([*names, name]): size for name, size in sizes(folder, subfolders)}
+                    {
+                        "/".join([*names, name]): size
+                        for name, size in disk.sizes(folder, subfolders)
+                    }
                 )
             folders += [[*names, name] for name in subfolders]
         return dict(sorted(sizes_by_key.items()))
@@ -187,19 +156,22 @@ class FolderStore:
     def delete(self, keys: Iterable[str], *, unread: bool = False) -> None:
         """Delete objects; see :meth:`._api.Store.delete`."""
         if unread:
-            remove_leftovers(self.root)
+            disk.remove_leftovers(self.root)
         for key in keys:
-            *folders, name = split(key)
+            *folders, name = disk.split(key)
             with (
                 self._named(f"{self._path(key)!r} cannot be deleted"),
                 contextlib.suppress(FileNotFoundError),
                 self._opened() as root,
             ):
-                with contextlib.suppress(FileNotFoundError), opened_below(root, folders) as folder:
-                    check_replaceable(folder, name)
+                with (
+                    contextlib.suppress(FileNotFoundError),
+                    disk.opened_below(root, folders) as folder,
+                ):
+                    disk.check_replaceable(folder, name)
                     if not (unread and self._keep(key, root, folder, name)):
                         os.unlink(name, dir_fd=folder)
-                remove_empty(root, folders)
+                disk.remove_empty(root, folders)
 
     def close(self) -> None:
         """Remove the files kept for reuse; see :meth:`._api.Store.close`."""
@@ -208,16 +180,16 @@ class FolderStore:
         for name in itertools.chain.from_iterable(kept.files for kept in spares.values()):
             (self.root / name).unlink(missing_ok=True)
         if self.of_earlier_run:
-            remove_folders(self._made)
+            disk.remove_folders(self._made)
 
     def unmake(self) -> None:
         """Remove the folders that this store has made, if they are empty: what the store was opened for has failed."""
         self.close()
-        remove_folders(self._made)
+        disk.remove_folders(self._made)
 
-    def _spares_of(self, key: str) -> Spares:
+    def _spares_of(self, key: str) -> disk.Spares:
         # Separate for each process: after a fork, both would otherwise write over the same file.
-        return self._spares.setdefault((os.getpid(), key.partition("/")[0]), Spares())
+        return self._spares.setdefault((os.getpid(), key.partition("/")[0]), disk.Spares())
 
     def _keep(self, key: str, root: int, folder: int, name: str) -> bool:
         """Keep a large object's file, to be written over by the next large object of the same top folder."""
@@ -225,12 +197,12 @@ class FolderStore:
             spares = self._spares_of(key)
             spares.writing = False
             status = os.stat(name, dir_fd=folder, follow_symlinks=False)
-            if status.st_size < LARGE_BYTES or not spares.has_room(status.st_size):
+            if status.st_size < disk.LARGE_BYTES or not spares.has_room(status.st_size):
                 return False
-            if not is_ours_alone(status, os.fstat(root)):
+            if not disk.is_ours_alone(status, os.fstat(root)):
                 return False
             spare = self._temporary()
-            keep_aside(root, folder, name, spare)
+            disk.keep_aside(root, folder, name, spare)
             spares.files[spare] = status.st_size
         return True
 
@@ -240,7 +212,7 @@ class FolderStore:
             files = {} if small else self._spares_of(key).files
             spare = files.popitem()[0] if files else None
         if spare is not None:
-            descriptor = open_to_write_over(root, spare)
+            descriptor = disk.open_to_write_over(root, spare)
             if descriptor is not None:
                 os.utime(descriptor)  # so that it counts as in use again
                 return spare, descriptor
@@ -248,13 +220,13 @@ class FolderStore:
             with contextlib.suppress(OSError):
                 os.unlink(spare, dir_fd=root)
         name = self._temporary()
-        return name, create_file(root, name)
+        return name, disk.create_file(root, name)
 
     def _path(self, key: str) -> str:
         return f"{self.root}/{key}"
 
     def _temporary(self) -> str:
-        return temporary_name(self._store_name, next(self._names))
+        return disk.temporary_name(self._store_name, next(self._names))
 
     @contextlib.contextmanager
     def _written(
@@ -265,7 +237,7 @@ class FolderStore:
         The context is the descriptor of the run's folder, the file's name and its size in bytes. Unless the file was renamed,
         it is removed at the end.
         """
-        split(key)
+        disk.split(key)
         failure = f"{self._path(key)!r} cannot be written"
         advice = "Readers do not see any part of it."
         writing = partial(self._named, failure, advice)
@@ -273,7 +245,7 @@ class FolderStore:
             with writing():
                 root = stack.enter_context(self._opened())
                 temporary, descriptor = self._begin(root, key, small)
-            stack.callback(unlink, root, temporary)
+            stack.callback(disk.unlink, root, temporary)
             try:
                 size = 0
                 for part in parts:  # an error that the parts raise is not an error of writing
@@ -284,9 +256,9 @@ class FolderStore:
                 with writing():
                     # A file that is written over may have been longer.
                     os.ftruncate(descriptor, size)
-                    if size < LARGE_BYTES:
+                    if size < disk.LARGE_BYTES:
                         os.fsync(descriptor)
-                if size >= LARGE_BYTES:
+                if size >= disk.LARGE_BYTES:
                     with self._lock:
                         self._spares_of(key).count(size)
             finally:
@@ -298,7 +270,7 @@ class FolderStore:
         """The descriptor of the run's folder. If it is gone it is not made again: it may be a mount that is away for now."""
         with contextlib.ExitStack() as stack:
             try:
-                root = stack.enter_context(opened_folder(self.root))
+                root = stack.enter_context(disk.opened_folder(self.root))
             except FileNotFoundError:
                 if self._reading:
                     raise
@@ -317,17 +289,17 @@ class FolderStore:
         act: Callable[[str, str, int, int], None],
     ) -> None:
         """Give an object its name, in a folder that another replica may remove at any time while it is empty."""
-        *folders, name = split(key)
+        *folders, name = disk.split(key)
         for _ in range(100):
             with (
                 contextlib.suppress(FileNotFoundError),
-                opened_below(root, folders, make=True) as folder,
+                disk.opened_below(root, folders, make=True) as folder,
             ):
                 act(temporary, name, root, folder)
-                if size < LARGE_BYTES:
-                    sync_folder(folder)
+                if size < disk.LARGE_BYTES:
+                    disk.sync_folder(folder)
                 return
-            if not is_there(root, temporary):
+            if not disk.is_there(root, temporary):
                 break
         raise FileNotFoundError(
             errno.ENOENT,
@@ -344,9 +316,9 @@ class FolderStore:
             raise self._failed(error, failure, advice) from error
 
     def _failed(self, error: OSError, failure: str, advice: str) -> StoreUnavailableError:
-        if error.errno in FULL:
+        if error.errno in disk.FULL:
             self.close()  # the files kept for reuse take room that is needed now
-        return unavailable(f"{failure}: {error.strerror or error}. {advice}", error)
+        return disk.unavailable(f"{failure}: {error.strerror or error}. {advice}", error)
 
 
 def whole_path(path: str) -> Path:

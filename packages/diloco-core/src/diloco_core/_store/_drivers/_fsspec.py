@@ -8,7 +8,8 @@ import functools
 import os
 import tempfile
 import threading
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
 
 import fsspec
 from fsspec.registry import known_implementations
@@ -17,6 +18,7 @@ from diloco_protocol import MissingDependencyError
 
 from ..._errors import ConfigurationError, StoreUnavailableError
 from ..._redact import redact_uri
+from .._api import Buffer
 from .._guard import ANSWER_SECONDS, CONNECT_SECONDS, cannot_open, without_secrets_in
 from .._transfer import CONNECTIONS, PART_BYTES
 from ._codes import is_known, verdict_of
@@ -24,11 +26,6 @@ from ._credentials import once_at_a_time
 from ._driver import Sending, TooLargeError, Verdict
 from ._files import FULL
 from ._uploads import MOST_PARTS
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
-
-    from .._api import Buffer
 
 _S3, _GCS, _AZURE = {"s3", "s3a"}, {"gs", "gcs"}, {"az", "abfs", "abfss"}
 _PACKAGES = {

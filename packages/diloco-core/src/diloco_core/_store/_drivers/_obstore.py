@@ -6,6 +6,7 @@ import contextlib
 import os
 import re
 import threading
+from collections.abc import Callable, Iterator, Sequence
 from datetime import timedelta
 from html import unescape
 from typing import TYPE_CHECKING
@@ -14,6 +15,7 @@ from diloco_protocol import MissingDependencyError
 
 from ..._errors import ConfigurationError, StoreUnavailableError
 from ..._redact import redact_uri
+from .._api import Buffer
 from .._guard import (
     ANSWER_SECONDS,
     CONNECT_SECONDS,
@@ -29,11 +31,7 @@ from ._driver import Sending, TooLargeError, Verdict
 from ._uploads import Sent
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
-
     from obstore.store import BackoffConfig, ClientConfig, RetryConfig
-
-    from .._api import Buffer
 
 _CONNECT = timedelta(seconds=CONNECT_SECONDS)
 _ANSWER = timedelta(seconds=ANSWER_SECONDS)

@@ -7,27 +7,22 @@ from __future__ import annotations
 
 import logging
 import secrets
+from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import Executor, Future
 from functools import partial
-from typing import TYPE_CHECKING, TypeVar
+from typing import TypeVar
 
 from ..._errors import CorruptedObjectError, ObjectNotFoundError, StoreError, StoreUnavailableError
 from ..._redact import redact_uri
 from ..._retry import Downtime, Notices, Retries
-from .._api import RECORD_BYTES, is_key, too_large
+from .._api import RECORD_BYTES, Buffer, is_key, too_large
 from .._guard import endpoint, without_secrets, without_secrets_in
 from .._reread import in_parallel
 from .._transfer import PART_BYTES, Transfer
 from ._blocks import BlockReader, Transfers, threads
 from ._codes import advice
-from ._driver import ANEW, Sending, TooLargeError, Verdict
+from ._driver import ANEW, Driver, Sending, TooLargeError, Verdict
 from ._uploads import MOST_PARTS, UploadBlocks, Uploads, blocks_of, creates_at_once
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator
-    from concurrent.futures import Executor, Future
-
-    from .._api import Buffer
-    from ._driver import Driver
 
 T = TypeVar("T")
 

@@ -3,19 +3,15 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import xxhash
 
+from .._api import Buffer
 from .._transfer import PART_BYTES, Transfer
 from ._blocks import Transfers, new_buffer
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable
-
-    from .._api import Buffer
 
 MOST_PARTS = 10_000
 """The most parts of one upload that S3 accepts (https://docs.aws.amazon.com/AmazonS3/latest/userguide/qfacts.html)."""
