@@ -157,7 +157,7 @@ def _wrong_shards(
         if before:
             key = shard_key(before, commit.fragment, number, manifest.initial)
             stored = published_shard(fragment, before, number, run, CHUNK_BYTES)
-            fragment.install_outer(*stored.outer_state(InMemory(store.contents[key], key), key))
+            fragment.install_outer(*stored.described(InMemory(store.contents[key], key), key)[1:])
         reduce_shards(
             fragment,
             [number],

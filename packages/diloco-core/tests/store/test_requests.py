@@ -60,7 +60,7 @@ def test_uploads_and_reads_run_several_at_a_time_in_bounded_memory(store, small_
         reader.expect(100, size)
         buffer = bytearray(PART_BYTES // 2)
         for start in range(100, size - len(buffer), len(buffer)):
-            assert reader._transfers.held <= 4 * PART_BYTES
+            assert reader.transfers.held <= 4 * PART_BYTES
             reader.read_into(start, memoryview(buffer))
 
 
