@@ -162,8 +162,8 @@ def test_one_object_at_rest(run):
 
 
 @pytest.mark.slow
-def test_every_byte_at_rest(run, caplog):
-    """One bit of every byte, all bits where a bit more matters, and every fourth truncation.
+def test_any_byte_at_rest(run, caplog):
+    """One in eight of these, other ones in each kind of run: one bit of every byte, and all where a bit more matters; truncations.
 
     All bits: of the header of a published state, and of what is read of contributions. Of inner state, of old records, and
     of contributions that nobody needs any more, it is every 31st byte. Every single bit is tried without a run, where a try
@@ -187,7 +187,7 @@ def test_every_byte_at_rest(run, caplog):
             (_flipped(data, bit) for bit in sorted(bits)),
             (data[:size] for size in range(0, len(data), 4 * step)),
         )
-        for each in damaged:
+        for each in itertools.islice(damaged, run.number, None, 8):
             _check(run, key, each)
             caplog.clear()  # what thousands of runs have logged would take gigabytes
 
