@@ -163,7 +163,7 @@ def test_one_object_at_rest(run):
 
 @pytest.mark.slow
 def test_any_byte_at_rest(run, caplog):
-    """One in eight of these, other ones in each kind of run: one bit of every byte, and all where a bit more matters; truncations.
+    """One bit of every byte, all bits where a bit more matters, and truncations: one in eight of them, others in each run.
 
     All bits: of the header of a published state, and of what is read of contributions. Of inner state, of old records, and
     of contributions that nobody needs any more, it is every 31st byte. Every single bit is tried without a run, where a try
