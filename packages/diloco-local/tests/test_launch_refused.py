@@ -27,6 +27,8 @@ pytestmark = pytest.mark.processes
         ({"n": 0}, "n_replicas"),
         ({"run_id": "../up"}, "run_id"),
         ({"timeout": 0}, "timeout"),
+        ({"timeout": 1e18}, "timeout=1e.18 is longer"),
+        ({"labels": {"a": "x" * (1 << 23)}}, "labels have 8388617 characters"),
         ({"entrypoint": "trainer:nothing"}, "no attribute 'nothing'"),
         ({"entrypoint": "no_such_module:f"}, "no_such_module"),
         ({"args": {"x": float("nan")}}, "nan"),
@@ -108,6 +110,30 @@ def test_an_interrupted_launch_leaves_nothing(make, folder, nothing_survives, mo
     until(lambda: nothing_survives() == [])
     for handle in executor.attach("cut") if executor.list_runs() else []:
         assert executor.poll(handle) is ReplicaState.CANCELLED
+
+
+def test_a_launch_that_was_interrupted_when_all_had_begun_can_be_repeated(
+    make, folder, nothing_survives, monkeypatch
+):
+    """What it had started was ended, so the same launch again starts them anew."""
+    from diloco_local import _launch
+
+    executor, answered = make(), _launch._read_line
+
+    def interrupted(*arguments):
+        answered(*arguments)
+        raise KeyboardInterrupt
+
+    ask = (2, "trainer:wait", {"folder": str(folder)})
+    with monkeypatch.context() as patch:
+        patch.setattr(_launch, "_read_line", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            executor.launch_replicas(*ask, run_id="cut")
+    assert nothing_survives() == []
+    assert not executor.exists("cut")
+    (folder / "go").touch()
+    results = results_of(executor, executor.launch_replicas(*ask, run_id="cut"))
+    assert [entry["status"] for entry in results] == ["succeeded", "succeeded"]
 
 
 def test_a_root_that_cannot_be_written_is_named(make, tmp_path):

@@ -18,7 +18,7 @@ FOR_TESTS = {"clock", "sleep"}
 @pytest.mark.parametrize(
     ("values", "what"),
     [
-        ({"grace": -1}, "grace must be a number of seconds from 0, not -1"),
+        ({"grace": -1}, "grace must be a number of seconds from 0 to 86400, not -1"),
         ({"grace": float("inf")}, "grace must be"),
         ({"grace": True}, "grace must be"),
         (

@@ -10,9 +10,10 @@ from local_lab import ended_run, locate, run_of
 from diloco_local import LocalProcessExecutor, _runs
 from diloco_local._files import DamagedFileError, open_lock, try_lock
 from diloco_local._identity import ProcessId
-from diloco_local._record import read_record
+from diloco_local._processes import members
+from diloco_local._record import marker, read_record
 from diloco_local._rundir import Root, RunDir
-from diloco_protocol import ReplicaNotFoundError, ReplicaState
+from diloco_protocol import BackendError, ReplicaNotFoundError, ReplicaState
 
 
 @pytest.fixture
@@ -103,3 +104,32 @@ def test_what_is_late_for_a_removed_run_does_not_report_into_the_new_one(waiting
     until(lambda: ProcessId.of(run.pid()) is None, "the end of the old one")
     assert run.executor.collect([new]) == [entry]
     assert entry["result"] == {"new": 1}
+
+
+@pytest.mark.processes
+def test_a_cancel_does_not_pass_over_what_runs_without_its_folder(waiting, until):
+    run = waiting()
+    shutil.rmtree(run_of(run.handle).path)
+    for verb in (run.executor.cancel, run.executor.purge):
+        with pytest.raises(BackendError, match=f"still run: .*{run.pid()}"):
+            verb(run.handle)
+    run.go()
+    until(lambda: not members(marker(run.handle.metadata["uid"], 0)), "its end")
+    run.executor.cancel(run.handle)
+    run.executor.purge(run.handle)
+
+
+def test_an_interrupted_purge_can_be_repeated(tmp_path, monkeypatch):
+    handle = ended_run(tmp_path)
+    executor = Unwatched(root=tmp_path)
+
+    def interrupted(_):
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(shutil, "rmtree", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            executor.purge(handle)
+    assert list((tmp_path / "trash").iterdir())
+    executor.purge(handle)
+    assert list((tmp_path / "trash").iterdir()) == []

@@ -212,13 +212,16 @@ class LocalProcessExecutor(BaseExecutor):
         try:
             run, record = _runs.locate(handle, self._roots)
         except ReplicaNotFoundError:
-            return  # purged, so it had ended
+            _runs.check_over(handle)  # it was purged, so it had ended
+            return
         _runs.cancel(run, record, handle.rank, self._supervise)
 
     def _purge(self, handle: ReplicaHandle) -> None:
         try:
             run, record = _runs.locate(handle, self._roots)
         except ReplicaNotFoundError:
+            _runs.check_over(handle)
+            _runs.purge_rest(_runs.check_handle(handle, self._roots), handle)
             return
         _runs.purge(_runs.check_handle(handle, self._roots), run, record)
 

@@ -26,6 +26,8 @@ from diloco_protocol.backend import (
 
 from ._gpus import check_devices
 
+_LONGEST_GRACE = 86_400.0
+
 
 def _check_inherit_env(name: str, value: object) -> bool | tuple[str, ...]:
     if value is None:
@@ -35,6 +37,10 @@ def _check_inherit_env(name: str, value: object) -> bool | tuple[str, ...]:
 
 def _check_gpus(name: str, value: object) -> tuple[str, ...]:
     return check_devices(name, check_names(name, value))
+
+
+def _check_grace(name: str, value: object) -> float:
+    return check_seconds(name, value, most=_LONGEST_GRACE)
 
 
 def _check_paths(name: str, values: object) -> tuple[str | os.PathLike[str], ...]:
@@ -92,7 +98,7 @@ class LocalOptions(Options):
     gpus: Sequence[str] | None = option(
         None, check=or_none(_check_gpus), shown="`CUDA_VISIBLE_DEVICES`, else `nvidia-smi -L`"
     )
-    grace: float = option(10.0, check=check_seconds)
+    grace: float = option(10.0, check=_check_grace)
     run_id: str | None = option(None, check=or_none(check_text), shown="run")
     journal: RunJournal | None = option(None, check=check_journal)
     backoff: Backoff | None = option(None, check=check_backoff, shown="0.02 s to 0.5 s")

@@ -14,6 +14,9 @@ from diloco_protocol.backend import shown
 from ._environment import SAFE_PATH, compose
 from ._order import OUTCOME_FILE, SPEC_FILE, Order
 from ._rundir import RunDir
+from ._verdict import LATEST
+
+_LABELS = 1 << 22
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,6 +67,15 @@ def check_request(request: RunRequest) -> None:
             raise InvalidRequestError(
                 f"{name}={shown(value)} cannot be honoured by local processes: {advice}"
             )
+
+    if request.timeout is not None and request.timeout > LATEST:
+        raise InvalidRequestError(
+            f"timeout={request.timeout:g} is longer than {LATEST} s: give less, or None for no limit"
+        )
+    if (size := len(json.dumps(dict(request.labels)))) > _LABELS:
+        raise InvalidRequestError(
+            f"labels have {size} characters as JSON, and {_LABELS} are allowed"
+        )
 
 
 def fingerprint(request: RunRequest, *chosen: object) -> str:

@@ -65,7 +65,7 @@ class RunRecord:
 
     def marker(self, rank: int) -> str:
         """What the processes of a replica carry in their environment."""
-        return f"{self.uid}/{rank}"
+        return marker(self.uid, rank)
 
     def to_dict(self) -> dict[str, Any]:
         """As JSON."""
@@ -74,6 +74,11 @@ class RunRecord:
 
 class OtherVersionError(BackendError, SpecVersionError):
     """A run was launched by a version of this package that writes its records in another way."""
+
+
+def marker(uid: str, rank: int) -> str:
+    """What the processes of a replica carry in their environment."""
+    return f"{uid}/{rank}"
 
 
 def read_record(run: RunDir) -> RunRecord | None:

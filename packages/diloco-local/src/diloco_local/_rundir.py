@@ -14,7 +14,7 @@
     replica-<rank>-<uid>.cancel.json   somebody asked for a cancel (create-once); here, since a replica may spoil its folder
     replica-<rank>-<uid>.final.json    that it has ended, if that could not be written into its folder
   staging/                  runs being written
-  trash/                    runs being purged
+  trash/                    runs being purged, under their uids
 """
 
 from __future__ import annotations
@@ -29,6 +29,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from diloco_protocol import InvalidRequestError
+from diloco_protocol.backend import is_run_id
 
 from ._own import check_own_folder, check_root, open_own
 
@@ -247,11 +248,23 @@ class Root:
         self.check()
         trash = self.path / "trash"
         trash.mkdir(mode=0o700, exist_ok=True)  # somebody may have tidied it away
-        hidden = trash / uuid.uuid4().hex
+        hidden = trash / (run.uid or uuid.uuid4().hex)
         try:
             run.path.rename(hidden)
         except FileNotFoundError:
             if os.path.lexists(run.path):
                 raise
             return
-        shutil.rmtree(hidden)
+        _remove(hidden)
+
+    def empty_trash(self, uid: str) -> None:
+        """Remove what is left of a run that was removed, if that was interrupted."""
+        self.check()
+        if is_run_id(uid):
+            _remove(self.path / "trash" / uid)
+
+
+def _remove(folder: Path) -> None:
+    while os.path.lexists(folder):
+        with contextlib.suppress(FileNotFoundError):  # somebody else removes it, too
+            shutil.rmtree(folder)

@@ -28,7 +28,7 @@ from ._launch import SupervisorError, start_supervisor
 from ._observe import observe_replica
 from ._order import Order
 from ._processes import members, process_table
-from ._record import RunRecord, outcome_of, read_record
+from ._record import RunRecord, marker, outcome_of, read_record
 from ._replica import MARGIN
 from ._rundir import Root, RunDir
 
@@ -277,20 +277,37 @@ def roll_back(root: Root, record: RunRecord) -> list[ReplicaHandle]:
         for rank in record.ranks:
             with contextlib.suppress(OSError, BackendError):
                 _mark(run, rank)
+        _withdraw(run)  # whoever launches again must not be given what is ended here
         run.wake_supervisor()
         deadline = time.monotonic() + record.grace + 2 * MARGIN
         while is_locked(run.lock) and time.monotonic() < deadline:
             time.sleep(0.02)
+        _withdraw(run)  # the supervisor may have been about to let it exist
     table = process_table()
     alive = [
         handle
         for handle in handles_of(root, record)
         if members(record.marker(handle.rank), (), table)
     ]
-    if not alive and not run.started.exists():
-        with contextlib.suppress(BackendError):  # a replica has spoilt it meanwhile
-            _discard_dead(root, run)
+    if not run.started.exists():
+        with contextlib.suppress(OSError, BackendError):  # a replica has spoilt it meanwhile
+            if not alive:
+                _discard_dead(root, run)
+            elif _is_here(run):
+                run.mark_started()  # its handles lead there
     return alive
+
+
+def _withdraw(run: RunDir) -> None:
+    """Let nobody find a run any more, unless another one has taken its place."""
+    with contextlib.suppress(OSError, BackendError):
+        if _is_here(run):
+            run.started.unlink(missing_ok=True)
+
+
+def _is_here(run: RunDir) -> bool:
+    record = read_record(run)
+    return record is not None and record.uid == run.uid
 
 
 def _mark(run: RunDir, rank: int) -> None:
@@ -352,12 +369,37 @@ def purge(root: Root, run: RunDir, record: RunRecord) -> None:
             raise UnavailableError(
                 f"the supervisor of run {record.run_id!r} has not ended yet: try again"
             )
-        try:
+        with _removing(record.run_id):
             root.discard(run)
-        except (OSError, RecursionError) as error:  # a replica may have put folders into folders
-            raise BackendError(
-                f"run {record.run_id!r} could not be removed, or not all of it: {error}"
-            ) from error
+
+
+def purge_rest(root: Root, handle: ReplicaHandle) -> None:
+    """Remove what an interrupted purge of a handle's run has left."""
+    with _removing(str(handle.run_id)):
+        root.empty_trash(handle.metadata["uid"])
+
+
+def check_over(handle: ReplicaHandle) -> None:
+    """Refuse to take a replica for ended because its folder is gone, while processes of it live.
+
+    Raises:
+        BackendError: The folder was removed from outside.
+    """
+    if left := members(marker(handle.metadata["uid"], handle.rank)):
+        raise BackendError(
+            f"the folder of replica {handle.rank} of run {handle.run_id!r} was removed from outside, and these processes of the "
+            f"replica still run: {', '.join(map(str, sorted(left)))}. End them by hand"
+        )
+
+
+@contextlib.contextmanager
+def _removing(run_id: str) -> Iterator[None]:
+    try:
+        yield
+    except (OSError, RecursionError) as error:  # a replica may have put folders into folders
+        raise BackendError(
+            f"run {run_id!r} could not be removed, or not all of it: {error}"
+        ) from error
 
 
 def result_of(run: RunDir, rank: int, status: ReplicaStatus) -> Any:
