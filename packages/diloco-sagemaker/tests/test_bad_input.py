@@ -6,6 +6,10 @@ import pytest
 from diloco_protocol import AuthError, InvalidRequestError
 
 
+def client(service, region="eu-west-1"):
+    return boto3.Session("key", "secret", region_name=region).client(service)
+
+
 def launch(executor, **options):
     return executor.launch_replicas(2, "trainer:train", run_id="run-1", **options)
 
@@ -33,6 +37,11 @@ def launch(executor, **options):
         ({"endpoint_url": "ftp://localhost"}, "must be an address with its scheme"),
         ({"session": "me"}, "session must be a boto3.Session, not a value of type str"),
         ({"sagemaker_client": 1}, r"boto3.client\('sagemaker'\), not a value of type int"),
+        ({"sagemaker_client": client("logs")}, r"boto3.client\('sagemaker'\), not a value of type"),
+        (
+            {"sagemaker_client": client("sagemaker"), "logs_client": client("logs", "us-east-1")},
+            "sagemaker_client is in 'eu-west-1', logs_client is in 'us-east-1'",
+        ),
         ({"image_uri": "a b"}, "such as '123456789012.dkr"),
         ({"output_s3_path": "s3://b/runs"}, "3 to 63 lower-case letters"),
     ],

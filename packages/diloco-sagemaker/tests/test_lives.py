@@ -238,13 +238,14 @@ def test_a_list_that_lags_hides_no_replica(aws, executor):
     assert {each["status"] for each in ours.collect(handles, timeout=0)} == {"pending"}
 
 
-def test_a_list_that_lags_hides_no_replica_from_who_finds_the_run(aws, executor):
+@pytest.mark.parametrize("most", [2, 0])
+def test_a_list_that_lags_hides_no_replica_from_who_finds_the_run(aws, executor, most):
     handles = executor().launch_replicas(4, "trainer:train", run_id="run-1")
     ours, listed = executor(clock=lambda: aws.now), aws.ListTrainingJobs
 
     def lagging(body):
         page = listed(body)
-        return {**page, "TrainingJobSummaries": page["TrainingJobSummaries"][:2]}
+        return {**page, "TrainingJobSummaries": page["TrainingJobSummaries"][:most]}
 
     aws.ListTrainingJobs = lagging
     assert ours.attach("run-1") == handles
@@ -317,3 +318,20 @@ def test_an_index_that_lags_is_not_believed(aws, executor):
         aws.move(name(handle), "Failed", "Failed", FailureReason="AlgorithmError: , exit code: 1")
     assert {each["status"] for each in executor().collect(handles, timeout=0)} == {"failed"}
     assert aws.count("DescribeTrainingJob") == 6
+
+
+def test_a_cancel_that_is_interrupted_behind_the_stop_is_that_of_who_asked(aws, executor):
+    ours = executor()
+    (handle,) = ours.launch_replicas(1, "trainer:train", run_id="run-1")
+    aws.move(name(handle), "InProgress", "Training")
+    client = ours._runs._client
+
+    def interrupted(*_):
+        client.tag = tag
+        raise KeyboardInterrupt
+
+    tag, client.tag = client.tag, interrupted
+    with pytest.raises(KeyboardInterrupt):
+        ours.cancel(handle)
+    aws.move(name(handle), "Stopped", "Stopped")
+    assert executor().describe(handle).reason is Reason.CANCEL_REQUESTED

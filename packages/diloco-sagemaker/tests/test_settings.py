@@ -240,6 +240,15 @@ def test_check_names_what_is_not_obeyed(world, user, more, variables, told):
         (f"role_arn = {ROLE}\nweb_identity_token_file = /nowhere/token", {}),
         ("", {"AWS_SECRET_ACCESS_KEY": "\udcff"}),
         ("", {"HTTP_PROXY": "http://127.0.0.1:99999999", "NO_PROXY": "", "no_proxy": ""}),
+        *(
+            ("", {"HTTP_PROXY": proxy, "NO_PROXY": "", "no_proxy": ""})
+            for proxy in (
+                "socks5://127.0.0.1:9",
+                "socks5h://u:p@127.0.0.1:9",
+                "http://:9",
+                "http://[::1",
+            )
+        ),
         ("", {"AWS_ENDPOINT_URL": "https://127.0.0.1:9", "AWS_CA_BUNDLE": "/nowhere.pem"}),
         ("", {"AWS_ENDPOINT_URL": "https://127.0.0.1:9", "AWS_CA_BUNDLE": __file__}),
         ("", {"AWS_ENDPOINT_URL": "https://127.0.0.1:9", "AWS_CA_BUNDLE": "/tmp"}),
@@ -265,6 +274,19 @@ def test_a_setting_that_is_wrong_is_no_word_of_aws(aws, offline, user, more, var
     assert "AWS's own" not in str(caught.value)
     assert aws.now == begun  # it was not tried again
     assert aws.calls == []
+
+
+@pytest.mark.parametrize("variable", ["AWS_CA_BUNDLE", "AWS_ACCOUNT_ID_ENDPOINT_MODE"])
+def test_a_setting_that_no_log_in_mends_is_not_to_be_mended_by_one(offline, user, variable):
+    user(**{variable: ""})
+    with pytest.raises(AuthError, match="Look at the variables AWS_") as caught:
+        offline().list_runs()
+    assert "Log in" not in str(caught.value)
+
+
+def test_an_empty_variable_names_no_region(offline, user):
+    user(AWS_REGION="", AWS_DEFAULT_REGION="eu-central-1")
+    assert offline()._client.region == "eu-central-1"
 
 
 @pytest.mark.parametrize(

@@ -415,7 +415,7 @@ class Client:
         options, client = self._options, self._options.sagemaker_client
         given = None if options.session is None else options.session.region_name
         other = None if client is None else client.meta.region_name
-        return options.region or other or given or os.environ.get("AWS_REGION")
+        return options.region or other or given or os.environ.get("AWS_REGION") or None
 
 
 def _check_certificates(client: Any, what: str) -> None:

@@ -21,6 +21,8 @@ from diloco_protocol import (
 from diloco_protocol.backend import redact_and_cut
 
 _LONGEST = 16_000  # characters of what AWS or its client says; looking for secrets takes seconds per million
+_OTHER_SCHEME = re.compile("https?://[^/]*://")
+"""What botocore makes of a proxy with another scheme."""
 _UNSENDABLE = "Invalid header"  # and then the value, which may be a token
 # An unknown job is a ValidationException, though ResourceNotFound is documented; and so is a stop of what has ended.
 _NOT_FOUND = re.compile(r"requested resource not found|could not find", re.IGNORECASE)
@@ -109,7 +111,7 @@ class UnreachedError(UnavailableError):
 def to_error(error: Exception, what: str) -> DilocoError:
     """The error for what botocore raised; ``what`` was tried, such as ``"create the training job diloco-run-1-00000"``."""
     from botocore import exceptions as of_botocore  # slow to import
-    from urllib3.exceptions import LocationParseError
+    from urllib3.exceptions import LocationValueError
 
     if isinstance(error, of_botocore.ClientError):
         return _answered(error.response, f"cannot {what}")
@@ -123,8 +125,19 @@ def to_error(error: Exception, what: str) -> DilocoError:
                 f"cannot {what}: one of the credentials has a character that cannot be sent, such as a line end: look at "
                 "AWS_ACCESS_KEY_ID, AWS_SECRET_ACCESS_KEY and AWS_SESSION_TOKEN, or the same in the profile"
             )
-        if isinstance(unsent, LocationParseError):  # a proxy's; an endpoint was looked at before
+        # A proxy's; an endpoint was looked at before.
+        if isinstance(unsent, LocationValueError) or str(unsent) == "Invalid IPv6 URL":
             return InvalidRequestError(f"{text}. {LOOK}")
+    if isinstance(error, of_botocore.ProxyConnectionError) and _OTHER_SCHEME.match(
+        str(error.kwargs.get("proxy_url"))
+    ):
+        return InvalidRequestError(
+            f"{text}: boto3 takes proxies by http:// and https:// alone. {LOOK}"
+        )
+    if isinstance(
+        error, of_botocore.InvalidConfigError
+    ):  # of credentials mostly, and no log-in mends it
+        return AuthError(f"{text}. {LOOK}")
     if isinstance(error, UnicodeEncodeError):
         return InvalidRequestError(
             f"cannot {what}: a name, or one of the credentials, has a character that cannot be sent"
@@ -142,7 +155,6 @@ def to_error(error: Exception, what: str) -> DilocoError:
             of_botocore.TokenRetrievalError,
             of_botocore.SSOError,
             of_botocore.ProfileNotFound,
-            of_botocore.InvalidConfigError,
             of_botocore.UnauthorizedSSOTokenError,
             of_botocore.MissingDependencyException,
         ),

@@ -175,8 +175,9 @@ def _check_session(name: str, value: object) -> Any:
 
 
 def _check_client(name: str, value: object) -> Any:
-    if not hasattr(value, "meta"):
-        service = name.removesuffix("_client")
+    service = name.removesuffix("_client")
+    model = getattr(getattr(value, "meta", None), "service_model", None)
+    if model is None or model.service_name != service:
         raise InvalidRequestError(
             f"{name} must be a boto3 client, such as boto3.client({service!r}), not a value of type "
             f"{type(value).__name__}"
@@ -338,6 +339,14 @@ class SageMakerOptions(Options):
 
     def __post_init__(self) -> None:
         super().__post_init__()
+        asked = {"region": self.region}
+        for name in ("sagemaker_client", "logs_client"):  # buckets may be elsewhere
+            client = getattr(self, name)
+            asked[name] = None if client is None else client.meta.region_name
+        regions = {name: region for name, region in asked.items() if region is not None}
+        if len(set(regions.values())) > 1:
+            told = ", ".join(f"{name} is in {shown(region)}" for name, region in regions.items())
+            raise InvalidRequestError(f"jobs and their logs are in one region, and {told}")
         if (self.subnets is None) != (self.security_group_ids is None):
             raise InvalidRequestError(
                 "subnets and security_group_ids belong together: give both or none"

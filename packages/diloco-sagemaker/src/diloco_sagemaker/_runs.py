@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import math
 from collections.abc import Sequence
 from itertools import islice
 from typing import Any
@@ -157,10 +158,10 @@ class Runs:
             handle: The replica.
             seen: Whether its job has just been seen to be there, so that nobody has to look again.
         """
-        asked = False
+        asked = sent = False
 
         def once() -> None:
-            nonlocal asked
+            nonlocal asked, sent
             name = handle.metadata["job_name"]
             created, arn = created_of(handle), ""
             if asked or not seen or created is None:
@@ -173,6 +174,7 @@ class Runs:
                         self._mark(name, job.created, job.arn)
                     return
                 created, arn = job.created, job.arn
+            sent = True
             try:
                 self._client.stop(name)
             except (EndedError, MissingError):
@@ -182,7 +184,15 @@ class Runs:
                 raise
             self._mark(name, created, arn or self._client.job_arn(name))
 
-        retry(once, self._backoff, timeout=self._patience)
+        try:
+            retry(once, self._backoff, timeout=self._patience)
+        except (KeyboardInterrupt, SystemExit):
+            with contextlib.suppress(
+                BackendError
+            ):  # or others would take it to be stopped from outside
+                if sent and (job := self.job(handle)).status in {"Stopping", "Stopped"}:
+                    self._client.tag(job.arn, names.TAG_CANCELLED, "true")
+            raise
 
     def _mark(self, name: str, created: int, arn: str) -> None:
         """Leave word of who has asked for the end; the end itself has been accepted by now."""
@@ -328,7 +338,11 @@ class Runs:
         found = self._jobs.details(list(listed.values()), names.job_prefix(run_id))
         found |= {job.name: job for job in more}
         ours = [job for job in found.values() if job.run_id]
-        newest = max((job.created / 1000 for job in ours), default=0.0)
+        newest = max((job.created / 1000 for job in ours), default=math.inf)
+        if not ours:  # a launch creates its first job first
+            first = self._jobs.described([names.job_name(run_id, 0)])
+            found |= first
+            ours = [job for job in first.values() if job.run_id]
         if ours and self._clock() - newest < _SECONDS_TO_BE_LISTED:
             ranks = min(ours, key=_age).ranks
             lacking = {names.job_name(run_id, rank) for rank in ranks} - found.keys()
