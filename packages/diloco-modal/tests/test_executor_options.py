@@ -253,3 +253,9 @@ def test_what_the_client_refuses_is_no_error_of_python(lab, monkeypatch):
     monkeypatch.setattr(modal.Function, "with_options", refuse)
     with pytest.raises(BackendError, match=r"choosing options of .* out of range"):
         lab.launch(1)
+
+
+def test_a_function_whose_name_is_a_method_s_is_refused():
+    for make in (ModalSpawnExecutor, lambda **name: build_app("app", image=None, **name)):
+        with pytest.raises(InvalidRequestError, match=r"function='x\.y' has a dot"):
+            make(function="x.y")

@@ -12,9 +12,9 @@ import modal
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from wrapper_lab import PATIENCE, Held, outcome, payload, texts
+from wrapper_lab import PATIENCE, Held, get_entry, outcome, payload, texts
 
-from diloco_modal import _lives, _wrapper, run_replica
+from diloco_modal import _lives, _wire, _wrapper, run_replica
 from diloco_modal._lives import Life, Record, new_life
 from diloco_modal._states import living, trace_of
 from diloco_modal._wrapper import (
@@ -314,6 +314,32 @@ def test_all_attempts_since_the_last_look_are_written_down_also_if_that_fails_on
     assert list(record) == ["attempt-5-3"]
     assert _watch(FakeRunner(looks=1), counter, {"started": 0, "failed": 0}, Record(record), 6) == 3
     assert list(record) == ["attempt-5-3", "attempt-6-2", "attempt-6-3"]
+
+
+def test_a_count_that_no_runner_has_is_not_written_down(tmp_path):
+    counter, record = tmp_path / "attempts", Held()
+    counter.write_text(f'{{"started": {2**29}, "failed": 0}}')
+    before = {"started": 0, "failed": 0}
+    assert _watch(FakeRunner(looks=1), counter, before, Record(record), 5) == 3
+    assert not record
+
+
+@pytest.mark.parametrize("kind", ["life", "attempt"])
+def test_a_record_of_endless_lives_keeps_no_container_busy(record, monkeypatch, kind):
+    """Anybody in the environment may have written them."""
+    asked = []
+
+    def get(held, key):
+        asked.append(key)
+        assert len(asked) < 10_000
+        return get_entry(held, key) or ('{"at": 1.0}' if key.startswith("attempt") else None)
+
+    monkeypatch.setattr(_wire, "get_entry", get if kind == "attempt" else get_entry)
+    value = {"attempt": 1, "at": 0.0}
+    record |= {f"life-0-{n}": value for n in range(1, 2 if kind == "attempt" else 20_000)}
+    told = outcome(payload())
+    assert told.reason is Reason.START_FAILED
+    assert "more than 2000 lives and attempts of rank 0" in told.error
 
 
 @pytest.mark.parametrize(("code", "status"), [(-9, 137), (0, 1), (3, 3), (-200, 255)])

@@ -8,6 +8,7 @@ from typing import Any
 from diloco_protocol import InvalidRequestError
 
 from ._errors import import_modal
+from ._options import check_function
 from ._wrapper import run_replica
 
 
@@ -48,6 +49,7 @@ def build_app(
             f"build_app sets {', '.join(taken)} of the function itself, so that a cancel ends one replica only, and only the "
             "runner starts one again: leave it out"
         )
+    check_function("function", function)
     modal = import_modal()  # slow
     app = modal.App(name, include_source=False)
     chosen: dict[str, Any] = {

@@ -10,10 +10,12 @@ from typing import Any
 from diloco_protocol import DilocoError, Outcome
 
 from ._errors import bounded
-from ._record import checked, parsed, written
+from ._record import checked, damaged, parsed, written
 
 _ASK_SECONDS = 2.0
 _RECORD_SECONDS = 20.0
+_MOST_ENTRIES = 2000
+"""Of the lives and attempts of a replica that a container reads, one by one, before it begins; anybody may have written more."""
 
 
 class Record:
@@ -65,9 +67,13 @@ class Life:
 
 
 def new_life(record: Any, rank: int, now: float) -> Life:
-    """Begin a life: a container may be taken away, and the same call run again."""
+    """Begin a life: a container may be taken away, and the same call run again.
+
+    Raises:
+        DamagedRecordError: There are more lives and attempts than a call can have had, or one is not what this version writes.
+    """
     life, before, own = 1, {"started": 0, "failed": 0}, uuid.uuid4().hex
-    while True:
+    while life + before["started"] <= _MOST_ENTRIES:
         key, value = f"life-{rank}-{life}", {"attempt": before["started"] + 1, "at": now, "id": own}
         if record.put(key, value, skip_if_exists=True):
             return Life(life, before)
@@ -87,9 +93,15 @@ def new_life(record: Any, rank: int, now: float) -> Life:
         else:
             # A life that was killed has written no end; it had one attempt at least, and one more after each failure.
             before["started"] += 1
-            while record.get(f"attempt-{rank}-{before['started'] + 1}") is not None:
+            while (
+                before["started"] < _MOST_ENTRIES
+                and record.get(f"attempt-{rank}-{before['started'] + 1}") is not None
+            ):
                 before = {"started": before["started"] + 1, "failed": before["failed"] + 1}
         life += 1
+    raise damaged(
+        f"the run's record on Modal has more than {_MOST_ENTRIES} lives and attempts of rank {rank}"
+    )
 
 
 def was_cancelled(record: Any, rank: int) -> bool:

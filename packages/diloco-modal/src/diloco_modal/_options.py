@@ -38,6 +38,14 @@ def _place(name: str, value: object) -> str:
     return text
 
 
+def check_function(name: str, value: object) -> str:
+    """Refuse a name that Modal's client takes for the method of a class."""
+    text = check_text(name, value)
+    if "." in text:
+        raise InvalidRequestError(f"{name}={value!r} has a dot, as only methods of classes have")
+    return text
+
+
 def _seconds(most: float, *, positive: bool = False) -> Any:
     return lambda name, value: check_seconds(name, value, most=most, positive=positive)
 
@@ -74,7 +82,7 @@ class ModalOptions(Options):
     """
 
     app: str = option("diloco", check=check_text)
-    function: str = option("replica", check=check_text)
+    function: str = option("replica", check=check_function)
     environment_name: str | None = option(None, check=or_none(check_text), shown="the profile's")
     client: Any = option(None, type="modal.Client", shown="the environment's")
     run_id: str | None = option(None, check=or_none(check_text), shown="run")

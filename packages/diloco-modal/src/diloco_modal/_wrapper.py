@@ -25,7 +25,8 @@ from ._record import parsed
 _VERSION = 2
 _START_FAILED = 2
 _LOOK_SECONDS = 0.5
-_MOST_ATTEMPTS = 2**30
+_MOST_ATTEMPTS = 1001
+"""Of a life, since no launch has more restarts than 1000."""
 _KEPT_CHARACTERS = 4000
 """Of an outcome, in the record, which whoever looks reads as a whole."""
 
@@ -183,7 +184,10 @@ def _counted(counter: Path, before: Mapping[str, int]) -> dict[str, int]:
     # The replica can write there, too.
     with contextlib.suppress(OSError, ValueError, RecursionError, KeyError, TypeError):
         data = json.loads(_read(counter))
-        if all(type(data[name]) is int and 0 <= data[name] < _MOST_ATTEMPTS for name in before):
+        if all(
+            type(data[each]) is int and 0 <= data[each] - n <= _MOST_ATTEMPTS
+            for each, n in before.items()
+        ):
             started, failed = data["started"], data["failed"]
     # A life is an attempt from its beginning, also if it ends before its runner has counted it: so the record has said.
     return {"started": max(started, before["started"] + 1), "failed": failed}
