@@ -6,6 +6,7 @@ import tracemalloc
 import pytest
 
 from diloco_local._check import check_entrypoint
+from diloco_local._identity import ProcessId
 from diloco_protocol import InvalidRequestError
 
 pytestmark = pytest.mark.processes
@@ -134,3 +135,21 @@ def test_the_check_leaves_no_process(check, tmp_path, nothing_survives, ends, ra
     with contextlib.nullcontext() if raised is None else pytest.raises(raised):
         check("starting_trainer:subprocess.run")
     assert nothing_survives() == []
+
+
+def test_the_check_leaves_no_process_that_has_cleared_its_environment(check, tmp_path):
+    (tmp_path / "clearing_trainer.py").write_text(
+        "import os, subprocess, sys\n"
+        "child = subprocess.Popen([sys.executable, '-S', '-c', 'import time; time.sleep(60)'], env={})\n"
+        f"open({str(tmp_path / 'pid')!r}, 'w').write(str(child.pid))\n"
+    )
+    check("clearing_trainer:subprocess.run")
+    assert ProcessId.of(int((tmp_path / "pid").read_text())) is None
+
+
+def test_a_check_that_has_no_room_for_its_answer_says_so(check, tmp_path):
+    (tmp_path / "filling_trainer.py").write_text(
+        "import json, os, sys\njson.dump = lambda *_: os._exit(1)\ndef train(): ...\n"
+    )
+    with pytest.raises(InvalidRequestError, match=r"code 1: it printed nothing .is there room in"):
+        check("filling_trainer:train")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import signal
 import subprocess
 import tempfile
@@ -13,8 +14,8 @@ from pathlib import Path
 from diloco_protocol import InvalidRequestError
 
 from ._environment import SAFE_PATH
-from ._files import read_json, read_tail
-from ._processes import MARKER, members
+from ._files import DamagedFileError, read_json, read_tail
+from ._processes import MARKER, ProcessEntry, members, process_table
 
 _PATIENCE = 5.0  # seconds; some processes are not killed at once
 
@@ -84,12 +85,13 @@ def check_entrypoint(
                     stdin=subprocess.DEVNULL,
                     stdout=subprocess.DEVNULL,
                     stderr=errors,
+                    start_new_session=True,
                 )
             try:
                 code = process.wait(timeout)
             finally:
-                _end(marker)
-                process.kill()  # it may have cleared its environment
+                _end(marker, process.pid)
+                process.kill()
                 process.wait()
         except OSError as error:
             raise InvalidRequestError(
@@ -99,12 +101,15 @@ def check_entrypoint(
             raise InvalidRequestError(
                 f"importing module {module!r} of entrypoint {entrypoint!r} took more than {timeout:g} s"
             ) from error
-        if not report.exists():
+        try:
+            answer = read_json(report)
+        except DamagedFileError:
+            answer = None
+        if answer is None:
             raise InvalidRequestError(
                 f"importing module {module!r} of entrypoint {entrypoint!r} ended the interpreter "
-                f"with code {code}: {read_tail(log) or 'it printed nothing'}"
+                f"with code {code}: {read_tail(log) or f'it printed nothing (is there room in {folder}?)'}"
             )
-        answer = read_json(report)
     if not answer:
         return
     where = f"(interpreter {python}, working directory {cwd})"
@@ -122,10 +127,27 @@ def check_entrypoint(
     )
 
 
-def _end(marker: str) -> None:
-    """End what the import has started, also if it was interrupted; a launch that is refused leaves nothing."""
+def _end(marker: str, session: int) -> None:
+    """End what the import has started, also if it was interrupted; a launch that is refused leaves nothing.
+
+    What has cleared its environment is found by its session.
+    """
     deadline = time.monotonic() + _PATIENCE
-    while (left := members(marker)) and time.monotonic() < deadline:
+    while (left := _left(marker, session)) and time.monotonic() < deadline:
         for entry in left.values():
             entry.identity.send(signal.SIGKILL)
         time.sleep(0.01)
+
+
+def _left(marker: str, session: int) -> dict[int, ProcessEntry]:
+    table = process_table()
+    return members(marker, (), table) | {
+        pid: entry for pid, entry in table.items() if _session(pid) == session
+    }
+
+
+def _session(pid: int) -> int | None:
+    try:
+        return os.getsid(pid)
+    except OSError:  # gone, or not to be asked
+        return None
