@@ -177,7 +177,7 @@ def _check_session(name: str, value: object) -> Any:
 def _check_client(name: str, value: object) -> Any:
     service = name.removesuffix("_client")
     model = getattr(getattr(value, "meta", None), "service_model", None)
-    if model is None or model.service_name != service:
+    if not hasattr(value, "meta") or getattr(model, "service_name", service) != service:
         raise InvalidRequestError(
             f"{name} must be a boto3 client, such as boto3.client({service!r}), not a value of type "
             f"{type(value).__name__}"
@@ -342,7 +342,7 @@ class SageMakerOptions(Options):
         asked = {"region": self.region}
         for name in ("sagemaker_client", "logs_client"):  # buckets may be elsewhere
             client = getattr(self, name)
-            asked[name] = None if client is None else client.meta.region_name
+            asked[name] = None if client is None else getattr(client.meta, "region_name", None)
         regions = {name: region for name, region in asked.items() if region is not None}
         if len(set(regions.values())) > 1:
             told = ", ".join(f"{name} is in {shown(region)}" for name, region in regions.items())
