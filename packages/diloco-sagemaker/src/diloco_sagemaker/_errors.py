@@ -134,9 +134,8 @@ def to_error(error: Exception, what: str) -> DilocoError:
         return InvalidRequestError(
             f"{text}: boto3 takes proxies by http:// and https:// alone. {LOOK}"
         )
-    if isinstance(
-        error, of_botocore.InvalidConfigError
-    ):  # of credentials mostly, and no log-in mends it
+    # Of credentials mostly, and no log-in mends it.
+    if isinstance(error, of_botocore.InvalidConfigError):
         return AuthError(f"{text}. {LOOK}")
     if isinstance(error, UnicodeEncodeError):
         return InvalidRequestError(

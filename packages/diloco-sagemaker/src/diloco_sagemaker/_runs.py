@@ -187,9 +187,8 @@ class Runs:
         try:
             retry(once, self._backoff, timeout=self._patience)
         except (KeyboardInterrupt, SystemExit):
-            with contextlib.suppress(
-                BackendError
-            ):  # or others would take it to be stopped from outside
+            # Without a tag others would take it to be stopped from outside.
+            with contextlib.suppress(BackendError):
                 if sent and (job := self.job(handle)).status in {"Stopping", "Stopped"}:
                     self._client.tag(job.arn, names.TAG_CANCELLED, "true")
             raise
