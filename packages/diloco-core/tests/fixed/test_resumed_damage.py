@@ -1,6 +1,7 @@
 """What is damaged or gone when a fixed run is to be continued: it is named, mended or passed over."""
 
 import logging
+import re
 
 import keys_lab
 import pytest
@@ -12,6 +13,8 @@ from strict_lab import Run, refused
 from training_lab import identical
 
 from diloco_core import CorruptedObjectError, RendezvousTimeoutError
+from diloco_core._run._records._keys import commit_key
+from diloco_core._run._records._records import Rollback, digest, read_record
 from diloco_core.testing import SimulatedStore
 
 MEETING = keys_lab.meeting_key(1)
@@ -230,3 +233,33 @@ class TestGenerationThatWasBegun:
         caplog.clear()
         assert identical(run.live(resume=True, until=7)), "what was given up is known from then on"
         assert "are gone" not in caplog.text
+
+
+@pytest.mark.parametrize("number", [20_000, 99_999_999])
+def test_a_rollback_far_beyond_the_log_is_refused(number):
+    """Nobody makes up for thousands of records that never were."""
+    run = Run(2)
+    run.live(until=3)
+    name, before = digest(run.store.objects["manifest.json"]), len(run.store.objects)
+    stranger = Rollback(number, (0,), (), {}, run=name)
+    run.store.write(commit_key(number), stranger.to_json())
+    for error in run.live(until=5, resume=True):
+        assert isinstance(error, CorruptedObjectError)
+        assert re.search(r"is a rollback, but \d+ of the records before it are gone", str(error))
+    assert len(run.store.objects) < before + 20
+
+
+@pytest.mark.parametrize("states", [(0, 0), (0, 0, 0)])
+def test_a_rollback_of_another_number_of_fragments_is_damage(states):
+    run = Run(2)
+    run.live(until=3)
+    name = digest(run.store.objects["manifest.json"])
+    stranger = Rollback(4, states, (), {}, run=name)
+    run.store.write(commit_key(4), stranger.to_json())
+    with pytest.raises(
+        CorruptedObjectError, match=f"names {len(states)} states, but the run has 1"
+    ):
+        read_record(run.store.objects[commit_key(4)], 4, "here", 1)
+    for error in run.live(until=5, resume=True):
+        assert isinstance(error, CorruptedObjectError)
+        assert f"names {len(states)} states, but the run has 1 fragments" in str(error)

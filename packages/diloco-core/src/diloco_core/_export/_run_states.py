@@ -286,7 +286,8 @@ class RunStates:
         key, fragment = commit_key(sync), (sync - 1) % len(self.fragments)
         origin = f"{self._store.uri}/{key}"
         try:
-            return self._of_this_run(read_record(self._store.get(key), sync, origin), origin)
+            record = read_record(self._store.get(key), sync, origin, len(self.fragments))
+            return self._of_this_run(record, origin)
         except (CorruptedObjectError, ObjectNotFoundError):
             if done_key(sync, fragment) not in self._store.list(f"state/{sync:08}/"):
                 raise

@@ -358,9 +358,9 @@ class Life:
             CorruptedObjectError: It is damaged.
             RunExistsError: It belongs to another run.
         """
-        key = commit_key(sync)
+        key, fragments = commit_key(sync), len(self.fragments)
         entry = self.read(
-            key, lambda data: (read_record(data, sync, self.origin(key)), digest(data))
+            key, lambda data: (read_record(data, sync, self.origin(key), fragments), digest(data))
         )
         return entry and (of_run(entry[0], self.run, self.origin(key)), entry[1])
 

@@ -205,16 +205,31 @@ class Rollback:
             end = GivenUp(part.whole("missed"), part.whole("by"), part.text("why"))
         return cls(sync, states, given_up, fence, rollback, run=fields.text("run", DIGEST), end=end)
 
+    def check_fragments(self, fragments: int, origin: str) -> None:
+        """Refuse a record of another number of fragments than the run has.
 
-def read_record(data: bytes, sync: int, origin: str) -> Commit | Rollback:
-    """The record with this number in the log.
+        Raises:
+            CorruptedObjectError: It has another number of them.
+        """
+        if len(self.states) != fragments:
+            raise CorruptedObjectError(
+                f"{origin} names {len(self.states)} states, but the run has {fragments} fragments"
+            )
+
+
+def read_record(
+    data: bytes, sync: int, origin: str, fragments: int | None = None
+) -> Commit | Rollback:
+    """The record with this number in the log, of a run with so many fragments, if that is known.
 
     Raises:
         CorruptedObjectError: The data is not what was written.
         FormatError: Another version has written it.
     """
     if b'"kind": "rollback"' in data[:40]:  # if this is damaged, the checksum shows it
-        return Rollback.from_json(data, sync, origin)
+        rollback = Rollback.from_json(data, sync, origin)
+        rollback.check_fragments(len(rollback.states) if fragments is None else fragments, origin)
+        return rollback
     return Commit.from_json(data, sync, origin)
 
 

@@ -20,6 +20,8 @@ from ._kept import keep
 
 # More cannot be meant: the record would list each of them, and a number in a name may be anything.
 _MOST_GIVEN_UP = 100_000
+# A run loses a few records at most; a rollback with a far higher number than theirs is not its own.
+_MOST_LOST = 1000
 
 
 class NothingWholeError(CorruptedObjectError):
@@ -109,7 +111,17 @@ def close_gaps(life: Life, history: History) -> None:
 
     A sync that still counts gets the same record again, if the record of its state holds a copy. A sync that was given up gets a
     rollback to the states before it instead. The rollback that gave it up is newer, so no life begins from these states.
+
+    Raises:
+        CorruptedObjectError: So many are lost that the rollback cannot be one of this run.
     """
+    newest = history.newest_rollback
+    lost_records = newest - 1 - sum(number < newest for number in history.recorded)
+    if lost_records > _MOST_LOST:
+        raise CorruptedObjectError(
+            f"{life.origin(commit_key(newest))} is a rollback, but {lost_records} of the records before it are gone, and at most "
+            f"{_MOST_LOST} can be made up for. If this run has not written it, delete it; otherwise put the others back."
+        )
     rollbacks = [rollback for rollback, _ in history.rollbacks]
     for lost in sorted(set(range(1, history.newest_rollback)) - history.recorded):
         index = life.index(lost)
