@@ -228,7 +228,8 @@ def read_record(
     """
     if b'"kind": "rollback"' in data[:40]:  # if this is damaged, the checksum shows it
         rollback = Rollback.from_json(data, sync, origin)
-        rollback.check_fragments(len(rollback.states) if fragments is None else fragments, origin)
+        if fragments is not None:
+            rollback.check_fragments(fragments, origin)
         return rollback
     return Commit.from_json(data, sync, origin)
 
