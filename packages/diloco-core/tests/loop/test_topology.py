@@ -118,6 +118,44 @@ def test_a_group_of_several_processes_beside_a_store_is_refused(tmp_path):
         assert others == ["made", "made"]
 
 
+def later(meet, rank, folder):
+    """What a replica says when its process enters a group after its loop was made, and after its block was entered."""
+    made, entered = (
+        connect(f"{folder}/{rank}-{name}", rank=0, world_size=1) for name in ("made", "entered")
+    )
+    model = torch.nn.Linear(2, 1)
+    outer = loop(model, made)
+    inner = torch.optim.SGD(torch.nn.Linear(2, 1).parameters(), lr=0.1)
+    (weight, bias) = inner.param_groups[0]["params"]
+    inside = DiLoCo(torch.nn.ParameterList([weight, bias]), inner, entered, sync_every=1)
+    with pytest.raises(ConfigurationError) as at_a_sync, inside:
+        torch.distributed.init_process_group(
+            "gloo",
+            init_method=meet,
+            rank=rank,
+            world_size=2,
+            timeout=datetime.timedelta(seconds=PATIENCE),
+        )
+        weight.grad, bias.grad = torch.ones_like(weight), torch.ones_like(bias)
+        inner.step()
+    with pytest.raises(ConfigurationError) as at_the_start, outer:
+        pass
+    print(at_a_sync.value, at_the_start.value, sep="\n")  # noqa: T201 - the parent process reads it
+    made.leave()
+    torch.distributed.barrier()
+
+
+def test_so_is_a_group_that_is_made_after_the_loop(tmp_path):
+    meet, folder = f"file://{tmp_path}/meet", str(tmp_path / "run")
+    started = [WarmProcess(tmp_path / f"{r}", later, meet, r, folder) for r in range(2)]
+    for process in started:
+        status, out, err = process.communicate()
+        assert status == 0, err
+        for refused in out.splitlines():
+            assert refused.startswith("this process is in a torch.distributed group of 2 processes")
+        assert len(out.splitlines()) == 2
+
+
 class TestTorchrun:
     def test_one_of_several_processes_is_no_replica_by_itself(self, environ):
         for given in ({}, {"rank": 0}, {"world_size": 4}):

@@ -95,8 +95,23 @@ def check_topology(model: torch.nn.Module, exchange: Exchange) -> None:
                     f"{where} wrapped for several processes ({wrapper}): {_WHY}. Pass the plain model, as it was before it was "
                     f"wrapped, in one process for each replica. {_GROUP}"
                 )
+    check_process_group(exchange)
+
+
+def check_process_group(exchange: Exchange) -> None:
+    """Refuse a process that is in a group with others while its exchange meets over a store; it may have entered it since.
+
+    Raises:
+        ConfigurationError: The message says what was found, and what to do.
+    """
     group = torch.distributed
-    if support.keeps_state and group.is_available() and group.is_initialized():
+    support = support_of(exchange)
+    if (
+        support.keeps_state
+        and not support.lanes
+        and group.is_available()
+        and group.is_initialized()
+    ):
         size = group.get_world_size()
         if size > 1:
             raise ConfigurationError(
