@@ -152,9 +152,13 @@ class TestRefusals:
         with pytest.raises(ConfigurationError, match=named):
             outer.__enter__()
         assert not (tmp_path / "manifest.json").exists()
-        _, _, outer = self.outer(tmp_path, stateful={"loader": loader}, save_inner_every=0)
-        with outer:
-            assert outer.committed == 0, "nobody will ask for it"
+
+    def test_what_would_never_be_saved_is_refused(self, tmp_path):
+        with pytest.raises(
+            ConfigurationError, match=r"stateful was given \(for 'loader'\).*save_inner_every=0"
+        ):
+            self.outer(tmp_path, stateful={"loader": Loader()}, save_inner_every=0)
+        assert not (tmp_path / "manifest.json").exists()
 
     def test_an_optimizers_state_is_tried_after_its_first_step(self, tmp_path):
         class Odd(torch.optim.SGD):

@@ -32,7 +32,9 @@ def _train(uri, rank, syncs, loader, world_size=1, every=10, stop=None, reports=
     net = torch.nn.Linear(3, 2)
     inner = torch.optim.AdamW(net.parameters(), lr=0.01)
     exchange = StoreExchange(open_store(uri), rank, world_size, Elastic(1, grace=1.0, **settings))
-    options = {"sync_every": 2, "stateful": {"loader": loader}, "save_inner_every": every}
+    options = {"sync_every": 2, "save_inner_every": every}
+    if every:
+        options["stateful"] = {"loader": loader}
     if reports is not None:
         options["on_sync"] = lambda report: reports.append(
             (report.sync, outer.committed, loader.position)

@@ -182,6 +182,18 @@ def test_settings_of_sgd_beside_another_optimizer_contradict_it(setting):
         make(outer_optimizer=lambda p: torch.optim.Adam(p, lr=0.1), **setting)
 
 
+def test_nesterov_without_momentum_is_refused():
+    with pytest.raises(
+        ConfigurationError, match="nesterov=True has no effect with outer_momentum=0"
+    ):
+        make(outer_momentum=0.0, nesterov=True)
+    model = nn.Linear(2, 2)
+    group = {"params": model, "momentum": 0.0, "nesterov": True}
+    with pytest.raises(ConfigurationError, match=r"outer_groups\[0\]: .* with momentum=0: leave"):
+        make(model, outer_groups=[group])
+    assert make(outer_momentum=0.0, exchange=in_process(1)[0])
+
+
 def test_settings_are_not_changed_afterwards(lab):
     model = lab.fill(nn.Linear(2, 2))
     outer = DiLoCo(model, torch.optim.SGD(model.parameters()), in_process(1)[0], sync_every=4)

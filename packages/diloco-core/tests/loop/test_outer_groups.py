@@ -58,7 +58,7 @@ def cases(draw):
             "momentum": st.sampled_from(MOMENTA),
             "nesterov": st.booleans(),
         },
-    )
+    ).filter(lambda own: own.get("momentum", 1) or not own.get("nesterov"))  # it is refused
     return rest, draw(st.lists(setting, min_size=count, max_size=count))
 
 

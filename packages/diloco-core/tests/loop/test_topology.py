@@ -85,8 +85,7 @@ def test_a_group_of_one_process_is_no_obstacle(group, lab, tmp_path):
     exchange.leave()
 
 
-def beside(meet, rank, folder):
-    """What each of two processes says when it tries the exchanges."""
+def enter_a_group(meet, rank):
     torch.distributed.init_process_group(
         "gloo",
         init_method=meet,
@@ -94,6 +93,11 @@ def beside(meet, rank, folder):
         world_size=2,
         timeout=datetime.timedelta(seconds=PATIENCE),
     )
+
+
+def beside(meet, rank, folder):
+    """What each of two processes says when it tries the exchanges."""
+    enter_a_group(meet, rank)
     model = torch.nn.Linear(2, 1)
     exchange = connect(folder, rank=rank, world_size=2)
     for each in (exchange, ProcessGroupExchange(), in_process(1)[0]):
@@ -120,28 +124,26 @@ def test_a_group_of_several_processes_beside_a_store_is_refused(tmp_path):
 
 def later(meet, rank, folder):
     """What a replica says when its process enters a group after its loop was made, and after its block was entered."""
-    made, entered = (
-        connect(f"{folder}/{rank}-{name}", rank=0, world_size=1) for name in ("made", "entered")
+    before, inside = (
+        connect(f"{folder}/{rank}-{name}", rank=0, world_size=1) for name in ("before", "inside")
     )
-    model = torch.nn.Linear(2, 1)
-    outer = loop(model, made)
-    inner = torch.optim.SGD(torch.nn.Linear(2, 1).parameters(), lr=0.1)
-    (weight, bias) = inner.param_groups[0]["params"]
-    inside = DiLoCo(torch.nn.ParameterList([weight, bias]), inner, entered, sync_every=1)
-    with pytest.raises(ConfigurationError) as at_a_sync, inside:
-        torch.distributed.init_process_group(
-            "gloo",
-            init_method=meet,
-            rank=rank,
-            world_size=2,
-            timeout=datetime.timedelta(seconds=PATIENCE),
-        )
-        weight.grad, bias.grad = torch.ones_like(weight), torch.ones_like(bias)
-        inner.step()
-    with pytest.raises(ConfigurationError) as at_the_start, outer:
-        pass
-    print(at_a_sync.value, at_the_start.value, sep="\n")  # noqa: T201 - the parent process reads it
-    made.leave()
+    models = torch.nn.Linear(2, 1), torch.nn.Linear(2, 1)
+    made = loop(models[0], before)
+    inner = torch.optim.SGD(models[1].parameters(), lr=0.1)
+    outer = DiLoCo(models[1], inner, inside, sync_every=1)
+
+    def train():
+        with outer:
+            enter_a_group(meet, rank)
+            for parameter in models[1].parameters():
+                parameter.grad = torch.ones_like(parameter)
+            inner.step()
+
+    for enter in (train, made.__enter__):
+        with pytest.raises(ConfigurationError) as refused:
+            enter()
+        print(refused.value)  # noqa: T201 - the parent process reads it
+    before.leave()
     torch.distributed.barrier()
 
 

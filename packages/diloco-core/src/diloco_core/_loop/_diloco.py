@@ -116,7 +116,7 @@ class DiLoCo:
             again. It is what the function returns on one of them: on rank 0 in fixed runs, and in elastic runs on the replica
             that writes the record. :meth:`set_outer_lr` changes the rate of a running run.
         outer_momentum: Its momentum, in [0, 1); 0.9 if left out.
-        nesterov: Whether the momentum is Nesterov's (as in ``torch.optim.SGD``); True if left out.
+        nesterov: Whether the momentum is Nesterov's (as in ``torch.optim.SGD``). If left out, it is where there is momentum.
         outer_optimizer: A function that makes any element-wise torch optimizer from a list of parameters; replaces these
             three arguments. The optimizer is tried out on a small tensor, both whole and cut into pieces.
         outer_groups: Outer settings of their own for parts of the model, in the form of torch's parameter groups:

@@ -48,9 +48,14 @@ def membership_of(
         feedback: Whether there is error feedback.
 
     Raises:
-        ConfigurationError: Something cannot be saved; or ``stateful`` is given although a run of this kind saves nothing.
+        ConfigurationError: Something cannot be saved; or ``stateful`` is given although nothing will be saved.
     """
     if isinstance(exchange, StoreExchange):
+        if stateful and not save_inner_every:
+            raise ConfigurationError(
+                f"stateful was given (for {', '.join(map(repr, stateful))}), but nothing is saved or restored with "
+                "save_inner_every=0. Leave stateful out, or let save_inner_every be at least 1"
+            )
         open_steps = None if exchange.support.takes_run else OpenSteps()
         given = (optimizers, stateful, save_inner_every, names, buffers, open_steps, feedback)
         return StoreMembership(exchange, OwnState(exchange, *given), open_steps)

@@ -33,7 +33,7 @@ def outer_factory(
         optimizer: The caller's function, or None for SGD.
         lr: Learning rate of the SGD, or a function of the sync; 0.7 if None.
         momentum: Momentum of the SGD; 0.9 if None.
-        nesterov: Whether the momentum is Nesterov's; True if None.
+        nesterov: Whether the momentum is Nesterov's; True if None and there is momentum.
 
     Raises:
         ConfigurationError: A value is out of range, or settings of the SGD are given together with a function.
@@ -58,14 +58,16 @@ def outer_factory(
         return optimizer
     first = lr_of_sync(lr, 1) if callable(lr) else checked_lr("outer_lr", 0.7 if lr is None else lr)
     momentum = number("outer_momentum", 0.9 if momentum is None else momentum)
-    nesterov = yes_or_no("nesterov", True if nesterov is None else nesterov)
+    nesterov = yes_or_no("nesterov", momentum > 0 if nesterov is None else nesterov)
     if not 0 <= momentum < 1:
         raise ConfigurationError(
             f"outer_momentum must be at least 0 and less than 1, not {momentum}; a usual value is 0.9"
         )
-    return partial(
-        torch.optim.SGD, lr=first, momentum=momentum, nesterov=nesterov and momentum > 0, fused=True
-    )
+    if nesterov and not momentum:
+        raise ConfigurationError(
+            "nesterov=True has no effect with outer_momentum=0: leave nesterov out, or choose a momentum above 0, such as 0.9"
+        )
+    return partial(torch.optim.SGD, lr=first, momentum=momentum, nesterov=nesterov, fused=True)
 
 
 class _Part:
