@@ -9,6 +9,7 @@ import sys
 import pytest
 import torch
 from export_lab import WRAPPERS, Adapted, Distributed, Everything, Wrapped, loads_exactly, trained
+from keys_lab import fields, sealed_again
 from safetensors.torch import load_file
 from torch import nn
 from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import checkpoint_wrapper
@@ -179,6 +180,24 @@ def test_what_no_file_of_tensors_can_hold_is_left_out_and_named(lab, tmp_path, c
     assert "which get_extra_state() or hooks of the model add: _extra_state\n" in caplog.text
     assert "cannot hold: spectrum (Tensor, torch.complex128). Take them from" in caplog.text
     assert load_file(tmp_path / "model").keys() == {"weight", "bias", "phase"}
+
+
+def test_a_manifest_that_promises_more_than_the_store_holds_takes_no_memory(tmp_path, no_pause):
+    """Anyone who may write to the store can seal a manifest: the sizes in it are compared with what is there."""
+    run, model = tmp_path / "run", nn.Linear(2, 2, bias=False)
+    exchange = StoreExchange(open_store(str(run)), 0, 1)
+    with (
+        pytest.raises(KeyboardInterrupt),
+        DiLoCo(model, torch.optim.SGD(model.parameters()), exchange, sync_every=1),
+    ):
+        raise KeyboardInterrupt
+    assert export(str(run), tmp_path / "model") == 0
+    path = run / "manifest.json"
+    (table,) = fields("manifest.json", path.read_bytes())["fragments"]
+    table["groups"][0]["numel"], table["tensors"][0]["shape"] = 10**12, [10**6, 10**6]
+    path.write_bytes(sealed_again("manifest.json", path.read_bytes(), fragments=[table]))
+    with pytest.raises(CorruptedObjectError, match=r"has \d+ bytes, but the values .* 4\d{12}"):
+        export(str(run), tmp_path / "model")
 
 
 @pytest.mark.parametrize("kind", ["fixed", "sharded"])

@@ -19,7 +19,7 @@ from .._store._reread import copy_key, list_folders, open_ahead, read_again
 from .._timing import Timing
 from .._wire._coded import EncodedUpdate
 from .._wire._published import ValuesReader, end_sums
-from .._wire._sections import Section, view
+from .._wire._sections import Section, section_bytes, view
 from ._run_states import PublishedFile, RunStates, sentence
 
 _TRIES = 8
@@ -194,10 +194,11 @@ def read_tensors(
     if not files:
         return {}
     layout = Layout(tuple(map(_group, table["groups"])), table["shards"], table.get("block", 1))
+    listing = list_folders(store.list, (file.key for file in files))
+    _check_sizes(store, layout, files, listing)
     flat = [torch.empty(group.numel, dtype=group.dtype, device="cpu") for group in layout.groups]
     reading = Reading(store, layout, flat)
     by_key = {file.key: file for file in files}
-    listing = list_folders(store.list, by_key)
 
     def announce(key: str, reader: ObjectReader) -> None:
         reading.announce(by_key[key], reader)
@@ -212,6 +213,21 @@ def read_tensors(
                 _log.warning("%s. Its copy is read instead.", str(as_damage(error)).rstrip("."))
                 reading.read(replace(file, key=copy_key(file.key)), None)
     return {entry["name"]: _tensor(flat, entry, dtype) for entry in table["tensors"]}
+
+
+def _check_sizes(
+    store: Store, layout: Layout, files: list[PublishedFile], listing: Mapping[str, int]
+) -> None:
+    """Refuse files that are too short for their values, before there is memory for these: the manifest alone says how many."""
+    for file in files:
+        if file.update is not None:
+            continue  # it is added to the values of a whole file
+        sizes = [listing[key] for key in (file.key, copy_key(file.key)) if key in listing]
+        section = Section("values", layout.shard(file.shard), file.seed)
+        if sizes and max(sizes) < (least := section_bytes(layout, section)):
+            raise CorruptedObjectError(
+                f"{store.uri}/{file.key} has {max(sizes)} bytes, but the values that the manifest says are in it have {least}"
+            )
 
 
 @dataclass(frozen=True, slots=True)

@@ -117,9 +117,7 @@ def export(
         finally:
             store.close()
         aliases = source.unsynced.get("aliases", {})
-        tensors.update(
-            {alias: tensors[name].clone() for alias, name in aliases.items() if name in tensors}
-        )
+        tensors.update({alias: tensors[name] for alias, name in aliases.items() if name in tensors})
         metadata = {"run_id": source.run_id, "sync": str(step), "format": "pt"}
         if choice.damaged:
             metadata["damaged"] = ", ".join(map(str, choice.damaged))

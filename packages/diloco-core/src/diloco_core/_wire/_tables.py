@@ -5,8 +5,6 @@ from __future__ import annotations
 import math
 from typing import Any
 
-import torch
-
 from .._arithmetic._layout import Rule
 from ._fields import LARGEST, Fields
 from ._safetensors import SAFETENSORS_DTYPES
@@ -15,7 +13,6 @@ MOST_SHARDS = 10**5
 """Shards have five digits in keys."""
 
 _DTYPES = {str(dtype): dtype for dtype in SAFETENSORS_DTYPES}
-_DTYPES |= {str(torch.complex128): torch.complex128}
 _RULES = "|".join(Rule)
 _CHECKSUM = "[0-9a-f]{16}"
 _MOST_NAME = 2**16
