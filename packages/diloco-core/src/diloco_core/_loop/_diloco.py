@@ -26,14 +26,7 @@ from .._outer._optimizer import OuterOptimizerFactory
 from .._seconds import Seconds
 from .._terms._making import make_terms
 from . import _notices as notices
-from ._arguments import (
-    check_parties,
-    check_process_group,
-    check_topology,
-    fragments_of,
-    stateful_of,
-    tokens_counted,
-)
+from ._arguments import check_parties, check_topology, fragments_of, stateful_of, tokens_counted
 from ._counters import Counters
 from ._inner_loop import InnerLoop, TrainingProcess
 from ._membership import SAVE_INNER_EVERY, membership_of
@@ -334,7 +327,6 @@ class DiLoCo:
             raise SyncError(
                 "this outer loop has been entered already; make a new one for another run"
             )
-        check_process_group(self._exchange)
         self._process.remember()
         # Outside the try block below: if this loop is refused because another one is in use, both may have the same
         # exchange, which must not be aborted.
@@ -596,7 +588,6 @@ class DiLoCo:
 
     def _check_before_sync(self) -> None:
         self._process.check()
-        check_process_group(self._exchange)
         self._model.check()
         self._check_loads()
         self._own_weights.check()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 import torch
 
@@ -20,8 +21,10 @@ from .._outer._optimizer import OuterOptimizer, check_settings
 from .._outer._residual import Residual
 from .._terms._support import support_of
 from .._terms._terms import Terms
+from ._arguments import check_process_group
 
 
+@dataclass(eq=False)
 class SyncedModel:
     """The fragments of a model. The set of synced tensors is fixed. Not thread-safe.
 
@@ -43,17 +46,15 @@ class SyncedModel:
             parameters.
     """
 
-    def __init__(
-        self,
-        model: torch.nn.Module,
-        parts: Sequence[Sequence[NamedTensor]],
-        buffers: Buffers,
-        optimizers: Sequence[torch.optim.Optimizer],
-        exchange: Exchange,
-        terms: Terms,
-    ) -> None:
-        self._model = model
-        self._terms = terms
+    model: torch.nn.Module
+    parts: Sequence[Sequence[NamedTensor]]
+    buffers: Buffers
+    optimizers: Sequence[torch.optim.Optimizer]
+    exchange: Exchange
+    terms: Terms
+
+    def __post_init__(self) -> None:
+        model, parts, terms = self.model, self.parts, self.terms
         outers = [OuterOptimizer(terms.groups) for _ in parts]
         self._outer_settings = outers[0].settings
         check_settings(outers, self._outer_settings)
@@ -68,24 +69,23 @@ class SyncedModel:
                 str(number),
                 tensors,
                 outer,
-                exchange.shards(sum(tensor.wire_bytes for tensor in tensors)),
+                self.exchange.shards(sum(tensor.wire_bytes for tensor in tensors)),
                 terms,
                 coding and CodedUpdates(coding.codec, coding.full_every, len(parts)),
-                elastic=support_of(exchange).takes_run,
+                elastic=support_of(self.exchange).takes_run,
             )
             for number, (tensors, outer) in enumerate(zip(parts, outers, strict=True))
         ]
         for fragment in self.fragments if terms.feedback else ():
             fragment.residual = Residual(
-                fragment.layout, terms.codec, terms.feedback, exchange.rank, fragment.locate
+                fragment.layout, terms.codec, terms.feedback, self.exchange.rank, fragment.locate
             )
         # Made only to raise now what would otherwise be raised when the block is entered.
         Unsynced(model, [named for part in parts for named in part])
         self.trained = [named for part in parts for named in part if named.rule is Rule.OUTER]
         synced_buffers = [named for named in parts[-1] if named.rule is not Rule.OUTER]
-        self._watch = ModelWatch(
-            model, optimizers, None if buffers is Buffers.NONE else synced_buffers
-        )
+        watched = None if self.buffers is Buffers.NONE else synced_buffers
+        self._watch = ModelWatch(model, self.optimizers, watched)
         self._frozen = FrozenValues(self._watch.frozen)
 
     def check(self) -> None:
@@ -93,7 +93,9 @@ class SyncedModel:
 
         Raises:
             ModelChangedError: The model has changed, or the values of a frozen parameter have.
+            ConfigurationError: The process has become one of several that train together.
         """
+        check_process_group(self.exchange)
         check_settings([each.outer for each in self.fragments], self._outer_settings)
         buffers = self._watch.check()
         self._frozen.check()
@@ -119,7 +121,7 @@ class SyncedModel:
 
     def held(self) -> dict[str, torch.Tensor]:
         """All tensors of the model by name, including the synced ones."""
-        buffers = dict(self._model.named_buffers(remove_duplicate=False))
+        buffers = dict(self.model.named_buffers(remove_duplicate=False))
         return {**self.synced(), **self._watch.parameters, **buffers}
 
     def tensors(self) -> dict[str, str]:
@@ -135,7 +137,7 @@ class SyncedModel:
             committed: The outer steps that the model has taken.
             values: Whether the values of the global copies must be equal too.
         """
-        tensors, sums = compared_tensors(self._model, self._watch.frozen)
+        tensors, sums = compared_tensors(self.model, self._watch.frozen)
         self._frozen.remember(sums)
         tensors.update(self.tensors())
         if values:
@@ -146,9 +148,9 @@ class SyncedModel:
             tensors,
             {**self.settings, "committed": str(committed)},
             [fragment.table() for fragment in self.fragments],
-            Unsynced(self._model, self._followed()),
+            Unsynced(self.model, self._followed()),
             self.outer.tensors_kept,
-            self._terms,
+            self.terms,
         )
 
     def _followed(self) -> list[NamedTensor]:

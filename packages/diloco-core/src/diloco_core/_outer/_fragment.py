@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
@@ -13,7 +13,7 @@ import xxhash
 from .._arithmetic._coded import RESIDUAL, CodedUpdates, encode_update
 from .._arithmetic._contribution import Contribution
 from .._arithmetic._layout import Layout, Piece, Rule
-from .._arithmetic._rate import NO_RATE
+from .._arithmetic._rate import NO_RATE, Rate
 from .._errors import NonFiniteUpdateError
 from .._model._partition import NamedTensor
 from .._model._segments import Segment, Segments, arrange, ready, tensor_table
@@ -24,6 +24,7 @@ from ._optimizer import OuterOptimizer
 from ._residual import Residual
 
 
+@dataclass(eq=False)
 class Fragment:
     """A fragment as a :class:`._resumable.ResumableJob`. Not thread-safe.
 
@@ -48,42 +49,35 @@ class Fragment:
         rate: The learning rate of the outer step that is taken, or was taken last; see :class:`.SyncJob`.
     """
 
-    residual: Residual | None = None
+    name: str
+    tensors: Sequence[NamedTensor]
+    outer: OuterOptimizer
+    shards: int
+    terms: Terms = DEFAULT
+    coded: CodedUpdates | None = None
+    elastic: bool = field(default=False, kw_only=True)
+    residual: Residual | None = field(default=None, init=False)
+    rate: Rate = field(default=NO_RATE, init=False)
+
+    kind = "outer"
     _detached = False  # whether the exchange must not touch the model: see DelayedFragment
 
-    def __init__(
-        self,
-        name: str,
-        tensors: Sequence[NamedTensor],
-        outer: OuterOptimizer,
-        shards: int,
-        terms: Terms = DEFAULT,
-        coded: CodedUpdates | None = None,
-        *,
-        elastic: bool = False,
-    ) -> None:
-        self.name = name
-        self.tensors = tuple(tensors)
-        self.outer = outer
-        self.kind = "outer"
-        self.terms = terms
-        self.coded = coded
+    def __post_init__(self) -> None:
+        terms, coded = self.terms, self.coded
         self.contribution = Contribution()
-        self._elastic = elastic
-        self.rate = NO_RATE
         self._adopted = False
-        groups, placed = arrange(tensors)
+        groups, placed = arrange(self.tensors)
         self._segments = Segments(placed)
-        outer.arranged([segments[0].named.outer_group or 0 for segments in placed])
+        self.outer.arranged([segments[0].named.outer_group or 0 for segments in placed])
         block = terms.codec.block
         if coded is not None:
             block = math.lcm(block, coded.codec.block)
-        self.layout = Layout(groups, shards, block)
+        self.layout = Layout(groups, self.shards, block)
         self._wholes = [Piece(index, 0, group.numel) for index, group in enumerate(groups)]
         self.copy = [torch.empty(group.numel, dtype=group.dtype, device="cpu") for group in groups]
         # The norms are a part of the file of a contribution, so a file without them must not be taken for one with them.
         clipped = ["clip"] if terms.clip else []
-        self.fingerprint = fingerprint("fragment", name, shards, self.schema(), *clipped)
+        self.fingerprint = fingerprint("fragment", self.name, self.shards, self.schema(), *clipped)
 
     @property
     def alpha(self) -> float:
@@ -283,7 +277,7 @@ class Fragment:
         if wrong is None and (index := self.outer.not_finite(piece)) is not None:
             wrong = self.locate(piece, index), values.dtype
         if wrong is not None:
-            raise NonFiniteUpdateError(*wrong, sync, self.outer.lr(piece), elastic=self._elastic)
+            raise NonFiniteUpdateError(*wrong, sync, self.outer.lr(piece), elastic=self.elastic)
 
     def destination(self, piece: Piece) -> torch.Tensor:
         """The global copy of a piece."""

@@ -64,6 +64,7 @@ class _Queue:
         return max(self._burst, self._served + pause)
 
 
+@dataclass(eq=False)
 class Costs:
     """Adds up what a sync costs a replica, step by step. All replicas take the same steps.
 
@@ -79,13 +80,12 @@ class Costs:
         received: Bytes that a replica receives.
     """
 
-    def __init__(
-        self, store: StoreModel, transfer: Transfer, replicas: int, bandwidth: float
-    ) -> None:
-        self.store = store
-        self.transfer = transfer
-        self.replicas = replicas
-        self.bandwidth = bandwidth
+    store: StoreModel
+    transfer: Transfer
+    replicas: int
+    bandwidth: float
+
+    def __post_init__(self) -> None:
         self.requests = defaultdict[str, float](float)
         self.sent = self.received = 0.0
         self._passed = self._met = self._longest = 0.0  # seconds
