@@ -24,6 +24,9 @@ def test_logs(lab):
     lab.world.advance(1)
     call.log("o\n")
     call.log("wrong\n", "stderr")
+    call.log(
+        "Runner preempted by the cloud provider\n", "system"
+    )  # Modal's words, not the replica's
     assert executor.stream_logs(handle, n_lines=2) == "two\nwrong"
     assert list(executor.log_iter(handle, streams="stdout")) == ["one", "two"]
     assert list(executor.log_iter(handle, regex="w")) == ["two", "wrong"]

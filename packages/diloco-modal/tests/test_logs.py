@@ -91,7 +91,7 @@ ARRIVALS = st.lists(
         st.floats(0, 600),
         st.one_of(st.just(0.0), st.floats(0, 100), st.floats(0, 7200)),
         st.sampled_from(["a", "b"]),
-        st.sampled_from(["stdout", "stderr"]),
+        st.sampled_from(["stdout", "stderr", "system"]),
         st.sampled_from(["ta-1", "ta-2", ""]),
     ),
     max_size=40,
@@ -100,13 +100,13 @@ ARRIVALS = st.lists(
 
 @given(ARRIVALS)
 def test_whatever_arrives_when_is_followed_once(told):
-    """The same text at the same time, too, and what is hours older than what was there before it."""
+    """The same text at the same time, too, and what is hours older than what was there before it; not Modal's own words."""
     log = Log(
         (START + when, entry(START + when - late, f"{text}\n", source, container))
         for when, late, text, source, container in told
         if when - late >= -3000  # nothing is as old as an hour before the launch
     )
-    written = Counter(each.message[:-1] for _, each in log.arrivals)
+    written = Counter(each.message[:-1] for _, each in log.arrivals if each.source != "system")
     assert Counter(log.lines(follow=True)) == written
     assert Counter(log.lines()) == written
 
@@ -276,14 +276,30 @@ def test_an_entry_that_was_given_is_known_again_as_often_as_it_was_there():
     assert [sum(map(len, entries.new())) for _ in range(2)] == [1, 0]
 
 
-def test_modals_own_words_have_no_container_and_end_no_line():
+def test_modals_own_words_are_no_lines_and_end_none():
     lines = Lines()
-    given_ = [
+    assert [
         *lines.feed([entry(START, "beg")]),
-        *lines.feed([entry(START, "Runner preempted\n", "system", "")]),
+        *lines.feed([entry(START, "Runner preempted\n", "system", "ta-2")]),
         *lines.feed([entry(START, "un\n")]),
-    ]
-    assert given_ == ["Runner preempted", "begun"]
+        *lines.rest(),
+    ] == ["begun"]
+
+
+def test_modals_own_words_are_no_part_of_the_last_lines():
+    log = Log(
+        (START, entry(START + n, f"{n}\n", "system" if n % 10 else "stdout")) for n in range(100)
+    )
+    assert list(log.lines(n_lines=3)) == ["70", "80", "90"]
+
+
+def test_a_log_with_nothing_but_modals_own_words_is_followed_at_the_usual_pace_and_not_for_ever():
+    """They go on for an hour after the end."""
+    log = Log((START + n, entry(START + n, "scheduled\n", "system")) for n in range(7200))
+    log.last = START + 3600
+    assert list(log.lines(follow=True)) == []
+    assert log.now < START + 3700
+    assert log.looks < 3600 / 15
 
 
 def test_a_long_log_is_not_held_as_a_whole(monkeypatch):

@@ -133,7 +133,7 @@ class Entries:
         return SimpleNamespace(
             message=text,
             timestamp=max(second, earliest),
-            source=self._source or "system",
+            source="gap",
             context_ids=[],
         )
 

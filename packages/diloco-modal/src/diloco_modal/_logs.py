@@ -22,9 +22,12 @@ result still passes on what it has printed."""
 _MOST_ENTRIES = 20_000
 """So many the client gives of the end of a log at most."""
 
+_MODAL = "system"
+"""The source of what Modal itself writes into the log of a call, such as that its container was preempted."""
+
 
 class Lines:
-    """Puts lines together from entries, which are cut anywhere. Not for several threads.
+    """Puts lines together from entries, which are cut anywhere, without those of Modal itself. Not for several threads.
 
     Each stream of each container has lines of its own: one does not go on with what another has begun.
     """
@@ -36,6 +39,8 @@ class Lines:
     def feed(self, entries: Iterable[Any]) -> Iterator[str]:
         """The lines that entries complete."""
         for entry in entries:
+            if entry.source == _MODAL:
+                continue
             container = next((name for name in entry.context_ids if name.startswith("ta-")), "")
             if container and container not in self._containers:
                 self._containers.add(container)
@@ -87,7 +92,7 @@ def read_log(
             delays = backoff.delays() if over else delays
         fresh = 0
         for part in entries.new(query.until):
-            fresh += len(part)
+            fresh += sum(each.source != _MODAL for each in part)
             yield from wanted(lines.feed(each for each in part if _within(each, query)))
         quiet = quiet + 1 if over and not fresh else 0
         if not query.follow or quiet >= _QUIET_LOOKS:
