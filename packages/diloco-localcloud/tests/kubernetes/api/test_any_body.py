@@ -56,7 +56,10 @@ JOB = {
             "spec": {
                 "restartPolicy": "Never",
                 "containers": [MAIN],
-                "volumes": [{"name": "v", "emptyDir": {}}],
+                "volumes": [
+                    {"name": "v", "emptyDir": {}},
+                    {"name": "w", "configMap": {"name": "c", "items": [{"key": "k", "path": "p"}]}},
+                ],
             },
         },
     },

@@ -189,6 +189,36 @@ def test_bodies_that_cannot_be_decoded(clients, path, value, message):
     assert message in answer["message"]
 
 
+@pytest.mark.parametrize("text", ["a", "YQ=", "Y!Q=", "YQé=", "YQ==YQ==x"])
+def test_a_secret_that_is_not_base64(clients, text):
+    with clients.refused(400, "BadRequest", "handled as a Secret: illegal base64 data"):
+        body = {"metadata": {"name": "s"}, "data": {"k": text}}
+        clients.core.create_namespaced_secret(namespace="ns", body=body)
+
+
+@pytest.mark.parametrize(
+    ("volume", "field"),
+    [
+        ({"emptyDir": {}}, "name"),
+        ({"name": "v", "configMap": {}}, "configMap.name"),
+        ({"name": "v", "secret": {"optional": True}}, "secret.secretName"),
+        (
+            {"name": "v", "secret": {"secretName": "s", "items": [{"path": "p"}]}},
+            r"secret.items\[0\].key",
+        ),
+        (
+            {"name": "v", "configMap": {"name": "c", "items": [{"key": "k"}]}},
+            r"configMap.items\[0\].path",
+        ),
+    ],
+)
+def test_volumes_of_which_a_part_is_missing(clients, volume, field):
+    with clients.refused(
+        422, "Invalid", rf"spec.template.spec.volumes\[0\].{field}: Required value"
+    ):
+        clients.create(clients.indexed("run", 1, template={"volumes": [volume]}))
+
+
 @pytest.mark.parametrize(
     ("method", "path", "kind", "code", "reason"),
     [

@@ -57,6 +57,8 @@ def causes(spec: Json, field: str) -> list[Cause]:
     problems: list[Cause] = []
     if not spec.get("containers"):
         problems.append(required(f"{field}.containers"))
+    for place, volume in enumerate(spec.get("volumes") or []):
+        problems += _volume(volume, f"{field}.volumes[{place}]")
     volumes = {volume.get("name") for volume in spec.get("volumes") or []}
     names: set[str] = set()
     for kind in ("initContainers", "containers"):
@@ -72,6 +74,23 @@ def causes(spec: Json, field: str) -> list[Cause]:
                     )
                 )
             names.add(container.get("name", ""))
+    return problems
+
+
+def _volume(volume: Json, where: str) -> list[Cause]:
+    problems = [] if volume.get("name") else [required(f"{where}.name")]
+    for kind, name in (("configMap", "name"), ("secret", "secretName")):
+        source = volume.get(kind)
+        if source is None:
+            continue
+        if not source.get(name):
+            problems.append(required(f"{where}.{kind}.{name}"))
+        problems += [
+            required(f"{where}.{kind}.items[{place}].{part}")
+            for place, item in enumerate(source.get("items") or [])
+            for part in ("key", "path")
+            if not item.get(part)
+        ]
     return problems
 
 

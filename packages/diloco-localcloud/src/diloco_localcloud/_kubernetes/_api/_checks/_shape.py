@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 from ..._objects import _refusals
@@ -9,7 +10,8 @@ from ..._objects._quantities import quantity
 
 Json = dict[str, Any]
 
-# A shape is "string", "int", "bool", "number", "quantity" or "any"; [shape] for a list; ("map", shape); or a dict of fields.
+# A shape is "string", "int", "bool", "number", "quantity", "base64" or "any"; [shape] for a list; ("map", shape);
+# or a dict of fields.
 _REFERENCE = {"name": "string", "key": "string", "optional": "bool", "secretName": "string"}
 _VOLUME_SOURCE = {**_REFERENCE, "items": [{"key": "string", "path": "string"}]}
 _META = {
@@ -102,8 +104,8 @@ _KINDS: dict[str, Any] = {
         "spec": _POD_SPEC,
         "status": {"conditions": [{"type": "string", "status": "string"}]},
     },
-    "ConfigMap": {"metadata": _META, "data": ("map", "string"), "binaryData": ("map", "string")},
-    "Secret": {"metadata": _META, "data": ("map", "string"), "stringData": ("map", "string")},
+    "ConfigMap": {"metadata": _META, "data": ("map", "string"), "binaryData": ("map", "base64")},
+    "Secret": {"metadata": _META, "data": ("map", "base64"), "stringData": ("map", "string")},
     "DeleteOptions": {
         "gracePeriodSeconds": "int",
         "preconditions": {"uid": "string", "resourceVersion": "string"},
@@ -114,10 +116,12 @@ _KINDS: dict[str, Any] = {
     "Workload": {"metadata": _META, "spec": {"active": "bool"}},
 }
 _OTHER = {"metadata": _META}
+_BASE64 = re.compile(r"(?:[a-zA-Z0-9+/]{4})*(?:[a-zA-Z0-9+/]{2}==|[a-zA-Z0-9+/]{3}=)?")
 _PYTHON: dict[str, tuple[type, ...]] = {
     "string": (str,),
     "int": (int,),
     "bool": (bool,),
+    "base64": (str,),
     "quantity": (str, int, float),
 }
 
@@ -162,13 +166,17 @@ def _leaf(value: Any, shape: str, path: str, kind: str) -> None:
         raise _undecodable(value, path, shape, kind)
     if isinstance(value, int) and shape == "int" and not -(2**63) <= value < 2**63:
         raise _undecodable(value, path, "int64", kind)
+    if shape == "base64" and not _BASE64.fullmatch(re.sub(r"[\r\n]", "", str(value))):
+        raise _unhandled(kind, "illegal base64 data")
     if shape == "quantity":
         try:
             quantity(value)
         except ValueError as wrong:
-            raise _refusals.bad_request(
-                f'{kind} in version "v1" cannot be handled as a {kind}: {wrong}'
-            ) from None
+            raise _unhandled(kind, str(wrong)) from None
+
+
+def _unhandled(kind: str, why: str) -> _refusals.ApiError:
+    return _refusals.bad_request(f'{kind} in version "v1" cannot be handled as a {kind}: {why}')
 
 
 def _undecodable(value: Any, path: str, wanted: str, kind: str) -> _refusals.ApiError:
@@ -181,7 +189,7 @@ def _undecodable(value: Any, path: str, wanted: str, kind: str) -> _refusals.Api
         dict: "object",
     }
     given = names.get(type(value), "null")
-    return _refusals.bad_request(
-        f'{kind} in version "v1" cannot be handled as a {kind}: json: cannot unmarshal {given} into Go struct field '
-        f"{path or kind} of type {wanted}"
+    return _unhandled(
+        kind,
+        f"json: cannot unmarshal {given} into Go struct field {path or kind} of type {wanted}",
     )
