@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 
+import pytest
 from kubernetes import watch
 
 from diloco_localcloud import KubernetesStandIn
@@ -117,6 +118,68 @@ def test_a_missing_claim_is_unschedulable(clients):
     clients.core.create_namespaced_persistent_volume_claim(namespace="ns", body=claim)
     clients.world.settle()
     assert clients.pods()[0]["spec"]["nodeName"]
+
+
+@pytest.mark.parametrize(
+    ("source", "why"),
+    [
+        ({"configMap": {"name": "nope"}}, 'configmap "nope" not found'),
+        ({"secret": {"secretName": "nope"}}, 'secret "nope" not found'),
+        (
+            {"configMap": {"name": "kept", "items": [{"key": "nope", "path": "x"}]}},
+            "references non-existent config key: nope",
+        ),
+    ],
+)
+class TestAVolumeOfWhichSomethingIsMissing:
+    @pytest.fixture
+    def pod(self, clients, source):
+        self.create(clients, "config_map", "kept")
+        template = {"volumes": [{"name": "data", **source}]}
+        clients.create(clients.indexed("run", 1, template=template))
+        clients.world.settle()
+        return clients.world.pod("run", 0, "ns")
+
+    def make(self, clients):
+        data = {"data": {"nope": ""}}
+        clients.core.patch_namespaced_config_map(name="kept", namespace="ns", body=data)
+        self.create(clients, "config_map", "nope")
+        self.create(clients, "secret", "nope")
+
+    def create(self, clients, kind, name):
+        make = getattr(clients.core, f"create_namespaced_{kind}")
+        make(namespace="ns", body={"metadata": {"name": name}})
+
+    def test_it_is_waited_for_and_said(self, clients, pod, why):
+        """ContainerCreating, with FailedMount events that grow rarer; the Job counts the pod as active."""
+        clients.world.advance(600)
+        state = pod.json["status"]["containerStatuses"][0]["state"]
+        assert state == {"waiting": {"reason": "ContainerCreating"}}
+        (event,) = [
+            each
+            for each in clients.core.list_namespaced_event(namespace="ns").items
+            if each.reason == "FailedMount"
+        ]
+        assert event.message == f'MountVolume.SetUp failed for volume "data" : {why}'
+        assert 10 < event.count < 16
+        assert clients.job("run")["status"]["active"] == 1
+
+    @pytest.mark.parametrize("act", ["start", "succeed", "oom", "start_error"])
+    def test_a_pod_does_nothing_before(self, clients, pod, why, act):
+        with pytest.raises(ValueError, match=f"pod {pod.name} cannot start: .*{why}"):
+            getattr(pod, act)()
+        assert pod.json["status"]["phase"] == "Pending"
+        self.make(clients)
+        pod.start()
+        assert pod.json["status"]["phase"] == "Running"
+
+    def test_a_pod_that_starts_by_itself_does_so_once_it_is_there(self, clients, pod, why):
+        clients.world.auto_start = 5.0
+        clients.world.advance(60)
+        assert pod.json["status"]["phase"] == "Pending"
+        self.make(clients)
+        clients.world.advance(125)  # the kubelet's longest wait
+        assert pod.json["status"]["phase"] == "Running"
 
 
 class TestADeletedNamespace:

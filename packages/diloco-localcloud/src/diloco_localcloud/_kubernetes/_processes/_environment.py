@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import base64
 import math
 from typing import TYPE_CHECKING, Any
 
+from .._control._content import ConfigError, content
 from .._objects import _resources
 from .._objects._quantities import quantity
 from ._expand import expand
@@ -16,14 +16,6 @@ if TYPE_CHECKING:
     from .._objects._store import Store
 
 Json = dict[str, Any]
-
-
-class ConfigError(Exception):
-    """A container whose configuration refers to something that is not there (CreateContainerConfigError)."""
-
-
-class MountError(ConfigError):
-    """A volume of which something is not there: the pod waits for it (ContainerCreating)."""
 
 
 def resolve(store: Store, pod: Json, container: Json, base: Mapping[str, str]) -> dict[str, str]:
@@ -51,30 +43,6 @@ def resolve(store: Store, pod: Json, container: Json, base: Mapping[str, str]) -
         else:
             env[entry["name"]] = expand(entry.get("value", ""), env)
     return env
-
-
-def content(
-    store: Store, resource: _resources.Resource, pod: Json, reference: Json
-) -> dict[str, bytes]:
-    """The data of a ConfigMap or Secret.
-
-    Raises:
-        ConfigError: it is missing, and not optional.
-    """
-    name = reference.get("name") or reference.get("secretName", "")
-    source_object = store.find(resource, pod["metadata"]["namespace"], name)
-    if source_object is None:
-        if reference.get("optional"):
-            return {}
-        raise ConfigError(f'{resource.singular} "{name}" not found')
-    data = {key: value.encode() for key, value in (source_object.get("stringData") or {}).items()}
-    for key, value in (source_object.get("data") or {}).items():
-        data[key] = base64.b64decode(value) if resource is _resources.SECRETS else value.encode()
-    data |= {
-        key: base64.b64decode(value)
-        for key, value in (source_object.get("binaryData") or {}).items()
-    }
-    return data
 
 
 def _from(store: Store, pod: Json, container: Json, source: Json) -> str | None:

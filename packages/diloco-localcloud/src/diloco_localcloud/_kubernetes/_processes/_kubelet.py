@@ -6,11 +6,11 @@ import functools
 import signal
 from typing import TYPE_CHECKING, Any
 
+from .._control._content import ConfigError, MountError
 from .._control._delays import Delay
 from .._control._scheduler import Scheduler
 from .._objects._resources import PODS
 from .._pods import _facts, _states
-from ._environment import ConfigError, MountError
 from ._file_log import FileLog
 from ._sandbox import Sandbox
 

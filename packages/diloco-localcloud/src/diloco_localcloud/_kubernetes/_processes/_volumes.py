@@ -5,8 +5,7 @@ from __future__ import annotations
 import re
 from typing import TYPE_CHECKING, Any
 
-from .._objects import _resources
-from . import _environment
+from .._control import _content
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -24,39 +23,15 @@ def make(store: Store, pod: Json, folder: Path) -> dict[str, Path]:
         MountError: a ConfigMap, a Secret or a key of one is missing.
     """
     folders: dict[str, Path] = {}
-    for volume in pod["spec"].get("volumes") or []:
-        path = folder / "volumes" / volume["name"]
-        path.mkdir(parents=True, exist_ok=True)
-        for kind, resource in (
-            ("configMap", _resources.CONFIG_MAPS),
-            ("secret", _resources.SECRETS),
-        ):
-            if kind in volume:
-                data = _content(store, resource, pod, volume, kind)
-                items = volume[kind].get("items") or [{"key": key, "path": key} for key in data]
-                for item in items:
-                    target = path / item["path"]
-                    target.parent.mkdir(parents=True, exist_ok=True)
-                    target.touch(mode=0o600)
-                    target.write_bytes(data.get(item["key"], b""))
-        folders[volume["name"]] = path
+    for name, files in _content.files(store, pod).items():
+        folders[name] = folder / "volumes" / name
+        folders[name].mkdir(parents=True, exist_ok=True)
+        for path, data in files.items():
+            target = folders[name] / path
+            target.parent.mkdir(parents=True, exist_ok=True)
+            target.touch(mode=0o600)
+            target.write_bytes(data)
     return folders
-
-
-def _content(
-    store: Store, resource: _resources.Resource, pod: Json, volume: Json, kind: str
-) -> dict[str, bytes]:
-    try:
-        data = _environment.content(store, resource, pod, volume[kind])
-        for item in volume[kind].get("items") or []:
-            if item["key"] not in data and not volume[kind].get("optional"):
-                key = item["key"]
-                raise _environment.ConfigError(f"references non-existent config key: {key}")
-    except _environment.ConfigError as wrong:
-        raise _environment.MountError(
-            f'MountVolume.SetUp failed for volume "{volume["name"]}" : {wrong}'
-        ) from None
-    return data
 
 
 def paths(

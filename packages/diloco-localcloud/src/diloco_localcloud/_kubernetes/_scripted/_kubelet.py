@@ -6,6 +6,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
+from .._control import _content
 from .._control._delays import Delay
 from .._control._images import PULL_REASONS
 from .._control._scheduler import Scheduler
@@ -26,6 +27,9 @@ Json = dict[str, Any]
 PULL = Delay(0.05, 0.0, 0.5)  # from a node to the kubelet's first word
 PHASE = Delay(1.1, 0.3, 1.9)  # from the end of the last container to the phase
 REMOVE = Delay(0.3, 0.1, 1.5)  # from the end of a deleted pod's containers to its removal
+
+# By the kubelet's source: between two looks at volumes of which something is missing; doubled each time.
+MOUNT_SECONDS, LONGEST_MOUNT_SECONDS = 0.5, 122.0
 
 
 class Habits:
@@ -118,7 +122,18 @@ class ScriptedKubelet:
                 self.cluster.gone(pod)
 
     def started(self, pod: Json) -> Json:
-        """The pod as it is once its containers run."""
+        """The pod as it is once its containers run.
+
+        Raises:
+            ValueError: it is on no node, or something of its volumes is missing.
+        """
+        try:
+            _content.files(self.cluster.store, pod)
+        except _content.MountError as wrong:
+            raise ValueError(f"pod {pod['metadata']['name']} cannot start: {wrong}") from None
+        return self._running(pod)
+
+    def _running(self, pod: Json) -> Json:
         now = self.cluster.timeline.stamp()
         if "nodeName" not in pod["spec"]:
             pod = _states.bound(pod, self.scheduler.node_for(pod), now)
@@ -156,6 +171,23 @@ class ScriptedKubelet:
         self.cluster.put_pod(
             _states.waiting(pod, "ContainerCreating", "", self.cluster.timeline.stamp())
         )
+        self._mount(meta, MOUNT_SECONDS)
+
+    def _mount(self, meta: Json, wait: float) -> None:
+        """Look for what its volumes are made of until all of it is there; then it may start by itself."""
+        pod = self.cluster.pod(meta["namespace"], meta["name"], meta["uid"])
+        if pod is None or _facts.deleting(pod) or _facts.phase(pod) != "Pending":
+            return
+        try:
+            _content.files(self.cluster.store, pod)
+        except _content.MountError as wrong:
+            if not self.cluster.out_of_reach(pod):
+                self.cluster.events.say(
+                    pod, "FailedMount", str(wrong), source="kubelet", warning=True
+                )
+            longer = min(2 * wait, LONGEST_MOUNT_SECONDS)
+            self.cluster.timeline.after(wait, lambda: self._mount(meta, longer))
+            return
         if self.habits.auto_start is not None:
             self.cluster.timeline.after(self.habits.auto_start, lambda: self._auto_start(meta))
 
@@ -164,7 +196,9 @@ class ScriptedKubelet:
         if pod is None or self.cluster.out_of_reach(pod):
             return
         if _facts.phase(pod) == "Pending" and not _facts.deleting(pod):
-            self.cluster.put_pod(self.started(pod))
+            self.cluster.put_pod(
+                self._running(pod)
+            )  # its volumes are there since they were mounted
 
     def deleting(self, pod: Json) -> None:
         """A pod was told to go: SIGTERM now, SIGKILL at the end of its grace."""

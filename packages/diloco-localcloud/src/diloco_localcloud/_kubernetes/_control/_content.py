@@ -1,0 +1,77 @@
+"""What ConfigMaps and Secrets give to a pod, and what a kubelet says of those that are not there."""
+
+from __future__ import annotations
+
+import base64
+from typing import TYPE_CHECKING, Any
+
+from .._objects import _resources
+
+if TYPE_CHECKING:
+    from .._objects._store import Store
+
+Json = dict[str, Any]
+
+
+class ConfigError(Exception):
+    """A container whose configuration refers to something that is not there (CreateContainerConfigError)."""
+
+
+class MountError(ConfigError):
+    """A volume of which something is not there: the pod waits for it (ContainerCreating)."""
+
+
+def content(
+    store: Store, resource: _resources.Resource, pod: Json, reference: Json
+) -> dict[str, bytes]:
+    """The data of a ConfigMap or Secret.
+
+    Raises:
+        ConfigError: it is missing, and not optional.
+    """
+    name = reference.get("name") or reference.get("secretName", "")
+    source_object = store.find(resource, pod["metadata"]["namespace"], name)
+    if source_object is None:
+        if reference.get("optional"):
+            return {}
+        raise ConfigError(f'{resource.singular} "{name}" not found')
+    data = {key: value.encode() for key, value in (source_object.get("stringData") or {}).items()}
+    for key, value in (source_object.get("data") or {}).items():
+        data[key] = base64.b64decode(value) if resource is _resources.SECRETS else value.encode()
+    data |= {
+        key: base64.b64decode(value)
+        for key, value in (source_object.get("binaryData") or {}).items()
+    }
+    return data
+
+
+def files(store: Store, pod: Json) -> dict[str, dict[str, bytes]]:
+    """The files of each volume by their paths in it; none for volumes that are not made of a ConfigMap or a Secret.
+
+    Raises:
+        MountError: a ConfigMap, a Secret or a key of one is missing.
+    """
+    return {
+        volume["name"]: _files(store, pod, volume) for volume in pod["spec"].get("volumes") or []
+    }
+
+
+def _files(store: Store, pod: Json, volume: Json) -> dict[str, bytes]:
+    made: dict[str, bytes] = {}
+    for kind, resource in (
+        ("configMap", _resources.CONFIG_MAPS),
+        ("secret", _resources.SECRETS),
+    ):
+        if kind not in volume:
+            continue
+        try:
+            data = content(store, resource, pod, volume[kind])
+            for item in volume[kind].get("items") or [{"key": key, "path": key} for key in data]:
+                if item["key"] not in data and not volume[kind].get("optional"):
+                    raise ConfigError(f"references non-existent config key: {item['key']}")
+                made[item["path"]] = data.get(item["key"], b"")
+        except ConfigError as wrong:
+            raise MountError(
+                f'MountVolume.SetUp failed for volume "{volume["name"]}" : {wrong}'
+            ) from None
+    return made
