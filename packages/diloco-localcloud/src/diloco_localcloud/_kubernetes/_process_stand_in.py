@@ -51,9 +51,9 @@ class KubernetesProcesses(Service):
         backoff_seconds: the first wait of the Job controller before it replaces a failed pod; the real one has 10.
         nodes: those that pods are placed on, by their requests, node selectors, required node affinity and tolerations; None for
             the one node.
-        strict_timing: a seed from which the delays of a real control plane are drawn (1 to 3 s from an exit to the status of the
-            Job), and some answers arrive late. 0 has delays as short as possible; so has None, unless pytest runs with
-            ``--strict-timing``.
+        strict_timing: a seed from which the delays of a real control plane are drawn (0.5 to 3.4 s from an exit to the status of
+            the Job, and more while the Job changes for other reasons), and some answers arrive late. 0 has delays as short as
+            possible; so has None, unless pytest runs with ``--strict-timing``.
 
     Attributes:
         pods: the pods, to be killed, evicted or lost on demand.

@@ -12,8 +12,7 @@ import pytest
 from processes_lab import SLEEP, alive, ended, finished, up
 from standin_lab import PATIENCE
 
-from diloco_localcloud import KubernetesProcesses, StandInError
-from diloco_localcloud._server._timeline import seconds
+from diloco_localcloud import StandInError
 
 pytestmark = pytest.mark.processes
 
@@ -151,18 +150,3 @@ with KubernetesProcesses(tls=False) as stand_in:
     while any(alive(pid) for pid in pids) and time.monotonic() < deadline:
         time.sleep(0.02)
     assert not any(alive(pid) for pid in pids)
-
-
-@pytest.mark.slow
-def test_strict_timing_has_the_lags_of_a_real_control_plane(clients_of):
-    with KubernetesProcesses(namespace="ns", strict_timing=1) as stand_in:
-        clients = clients_of(stand_in)
-        main = {"name": "main", "image": "any", "command": ["true"]}
-        clients.create(clients.indexed("run", 2, template={"containers": [main]}))
-        finished(stand_in)
-        completed = clients.job("run")["status"]["completionTime"]
-        ends = [
-            pod["status"]["containerStatuses"][0]["state"]["terminated"]["finishedAt"]
-            for pod in clients.pods()
-        ]
-    assert seconds(completed) > max(map(seconds, ends))

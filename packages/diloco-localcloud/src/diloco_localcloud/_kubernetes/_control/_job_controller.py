@@ -19,7 +19,7 @@ Json = dict[str, Any]
 Key = tuple[str, str]
 
 NEW_JOB = Delay(0.1, 0.02, 0.5)  # from a create to the first look
-POD_BATCH_SECONDS = 1.0  # pod changes are looked at together
+BATCH = Delay(1.0, 0.5, 1.2)  # from a change of a pod to the look that takes all changes together
 FLUSH = Delay(0.02, 0.0, 0.3)  # between the write of the uncounted pods and that of the counts
 MAX_PER_LOOK = 500
 SOURCE = "job-controller"
@@ -36,7 +36,7 @@ class JobController:
     def __init__(self, cluster: Cluster, *, backoff_seconds: float = FIRST_SECONDS) -> None:
         self._cluster = cluster
         self.backoff_seconds = backoff_seconds
-        self.batch_seconds = POD_BATCH_SECONDS
+        self.batch_seconds = BATCH.usual
         self._due: dict[Key, float] = {}
         self._records: dict[str, Backoff] = {}
         self._busy: set[Key] = set()
@@ -73,7 +73,7 @@ class JobController:
         elif change.resource is PODS:
             for owner in meta.get("ownerReferences", []):
                 if owner["kind"] == "Job":
-                    batch = Delay(self.batch_seconds, 0.5, 1.2)
+                    batch = BATCH._replace(usual=self.batch_seconds)
                     self.poke((meta["namespace"], owner["name"]), self._delay(batch))
 
     def _look(self, key: Key) -> None:
