@@ -66,7 +66,11 @@ def container_of(pod: Json, name: str) -> str:
 
 
 def _taken_away(pod: Json, container: str) -> bytes | None:
-    """Return the kubelet's words, as observed, for a deleted pod that has ended and is only held by a finalizer."""
+    """Return the kubelet's words, as observed, for a deleted pod that has ended and is still there.
+
+    They were seen of evicted pods and of those of a gang that had ended. Of those of a cancelled Job they were not seen, but the
+    controller deletes these in the same way, so nothing here tells them apart.
+    """
     status = _facts.container_status(pod, container)
     identity = status.get("containerID")
     removed = pod["metadata"].get("deletionGracePeriodSeconds") == 0
