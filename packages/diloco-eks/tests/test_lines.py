@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from diloco_eks._errors import MissingError
+from diloco_eks._errors import MissingError, NoLogError
 from diloco_eks._lines import Line, Place, lines_of, written
 from diloco_protocol import UnavailableError
 from diloco_protocol.backend import LINE_BYTES
@@ -98,9 +98,18 @@ def test_a_line_without_end_is_cut():
 def test_words_of_the_kubelet_are_no_lines():
     kubelet = b"unable to retrieve container logs for containerd://abc"
     stamped = b"2026-11-21T04:30:47Z mine\n"
-    assert [line.text for line in written(lines_of([stamped, kubelet]))] == ["mine"]
-    assert list(written(lines_of([]))) == []
+
+    def read(*pieces, is_gone=False):
+        return [line.text for line in written(lines_of(pieces), lambda: is_gone)]
+
+    assert read(stamped, kubelet, is_gone=True) == ["mine"]
+    assert read(is_gone=True) == []
     with pytest.raises(MissingError, match=r"there is no log: unable to retrieve .*//abc"):
-        list(written(lines_of([kubelet])))
+        read(kubelet, is_gone=True)
+    with pytest.raises(NoLogError, match=r"cannot read the log now: unable to retrieve .*//abc"):
+        read(kubelet)
+    with pytest.raises(UnavailableError, match="cannot read the log now: rpc error") as caught:
+        read(b"rpc error: code = Unavailable desc = connection refused")
+    assert not isinstance(caught.value, NoLogError)
     with pytest.raises(UnavailableError, match="not the cluster's own: <html>log in</html>"):
-        list(written(lines_of([b"<html>log in</html>"])))
+        read(b"<html>log in</html>", is_gone=True)

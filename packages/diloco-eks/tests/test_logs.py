@@ -1,11 +1,24 @@
 """Logs: of the right attempt, by tail, time and pattern, followed, and never anything that is no log."""
 
 import gc
+import io
 import weakref
 
 import pytest
+import urllib3
 
-from diloco_protocol import ForbiddenError, InvalidRequestError, ReplicaNotFoundError
+from diloco_eks._cluster import Cluster
+from diloco_eks._errors import NoLogError
+from diloco_eks._facts import log_is_gone
+from diloco_eks._reading import read_pod
+from diloco_protocol import (
+    Backoff,
+    FolderJournal,
+    ForbiddenError,
+    InvalidRequestError,
+    ReplicaNotFoundError,
+    UnavailableError,
+)
 
 
 def test_the_tail(bench):
@@ -268,3 +281,137 @@ def test_no_words_of_the_kubelet_are_in_a_log(bench):
     run.pod(0).log("second\n")
     assert next(lines) == "second"
     lines.close()
+
+
+NO_LOG = b"unable to retrieve container logs for containerd://abc"
+FAULT = b"rpc error: code = Unavailable desc = connection error: connection refused"
+
+
+@pytest.fixture
+def node_says(monkeypatch):
+    """Has the node answer with words in place of the next logs."""
+    open_log, left = Cluster.open_log, []
+
+    def answer(*args, **options):
+        if not left:
+            return open_log(*args, **options)
+        return urllib3.HTTPResponse(io.BytesIO(left.pop()), status=200, preload_content=False)
+
+    monkeypatch.setattr(Cluster, "open_log", answer)
+
+    def say(words, times=1):
+        left[:] = [words] * times
+
+    return say
+
+
+@pytest.mark.parametrize("words", [NO_LOG, FAULT])
+@pytest.mark.parametrize("kept", [False, True])
+def test_a_passing_fault_of_a_node_loses_no_result(bench, report, tmp_path, node_says, words, kept):
+    journal = FolderJournal(tmp_path / "journal") if kept else None
+    run = bench.launch(1, executor=bench.executor(journal=journal))
+    message, lines = report("x" * 50_000)
+    run.pod(0).log("\n".join(lines) + "\n")
+    run.pod(0).succeed(message)
+    bench.world.settle()
+    node_says(words)
+    (first,) = run.executor.collect(run.handles, timeout=60)
+    node_says(words)
+    with pytest.raises(UnavailableError, match="the node cannot read the log now: "):
+        bench.executor().collect(run.handles, timeout=0)
+    (again,) = run.executor.collect(run.handles, timeout=60)
+    assert first["result"] == again["result"] == "x" * 50_000
+
+
+def test_a_result_is_lost_once_the_node_has_had_no_log_for_long(bench, report, node_says):
+    run = bench.launch(1, executor=bench.executor(retry_timeout=20))
+    message, lines = report("x" * 50_000)
+    run.pod(0).log("\n".join(lines) + "\n")
+    run.pod(0).succeed(message)
+    bench.world.settle()
+    node_says(NO_LOG, 100)
+    began = bench.world.now()
+    (lost,) = run.executor.collect(run.handles)
+    assert bench.world.now() - began > 20
+    assert (lost["status"], lost["result"]) == ("succeeded", None)
+    assert "the result is lost: " in lost["error"]
+    assert "unable to retrieve container logs" in lost["error"]
+    node_says(FAULT, 100)
+    with pytest.raises(UnavailableError):
+        run.executor.collect(run.handles, timeout=60)
+
+
+@pytest.mark.parametrize("words", [NO_LOG, FAULT])
+def test_a_passing_fault_of_a_node_leaves_no_log_empty(bench, node_says, words):
+    run = bench.launch(1)
+    run.pod(0).log("mine\n")
+    for read in (
+        lambda: run.executor.stream_logs(run.handles[0]),
+        lambda: "\n".join(run.executor.log_iter(run.handles[0])),
+        lambda: next(run.executor.log_iter(run.handles[0], follow=True)),
+    ):
+        node_says(words)
+        assert read() == "mine"
+        node_says(words, 200)
+        with pytest.raises(UnavailableError, match="cannot read the log now") as caught:
+            read()
+        assert caught.value.__notes__ == ["given up after 30 s of trying again"]
+
+
+def test_a_log_that_a_node_has_no_more_is_gone_but_not_its_pod(bench, report, node_says):
+    run = bench.launch(1)
+    run.pod(0).log("mine\n")
+    run.pod(0).succeed(report()[0])
+    bench.world.settle()
+    for read in (run.executor.stream_logs, lambda handle: list(run.executor.log_iter(handle))):
+        node_says(NO_LOG, 200)
+        with pytest.raises(ReplicaNotFoundError) as caught:
+            read(run.handles[0])
+        assert "is gone: the node cannot read the log now: unable" in str(caught.value)
+        assert "removed" not in str(caught.value)
+        node_says(FAULT, 200)
+        with pytest.raises(UnavailableError):
+            read(run.handles[0])
+    node_says(NO_LOG, 200)
+    with pytest.raises(NoLogError):
+        list(run.executor.log_iter(run.handles[0], follow=True))
+
+
+def test_an_attempt_whose_log_a_node_has_no_more_does_not_hold_up_the_next(
+    bench, report, node_says
+):
+    def sleep(seconds):
+        bench.world.advance(seconds)
+        newest = bench.world.pods("run-1")[-1]
+        if newest.alive and newest.json["status"]["phase"] == "Running":
+            node_says(NO_LOG, 0)
+            newest.log("second life\n")
+            newest.succeed(report()[0])
+
+    backoff = Backoff(first=0.5, clock=bench.world.now, sleep=sleep)
+    run = bench.launch(1, executor=bench.executor(backoff=backoff, retry_timeout=3), max_restarts=1)
+    run.pod(0).fail(1)
+    bench.world.settle()
+    bench.world.auto_start = 1.0
+    node_says(NO_LOG, 1000)
+    assert list(run.executor.log_iter(run.handles[0], follow=True)) == ["second life"]
+
+
+EVICTED = {"type": "DisruptionTarget", "status": "True", "reason": "TerminationByKubelet"}
+ENDED = {"terminated": {"exitCode": 137}}
+
+
+@pytest.mark.parametrize(
+    ("phase", "state", "more", "gone"),
+    [
+        ("Failed", ENDED, {}, False),
+        ("Failed", ENDED, {"deleting": True}, True),
+        ("Failed", None, {"conditions": [EVICTED]}, True),
+        ("Running", ENDED, {"deleting": True}, True),
+        ("Running", None, {"deleting": True}, False),
+        ("Failed", ENDED, {"name": "another"}, True),
+    ],
+)
+def test_which_log_is_gone_says_the_pod(a_pod, phase, state, more, gone):
+    pod = read_pod(a_pod(0, phase, state, **more))
+    assert log_is_gone("run-1-0-abcde", [pod]) is gone

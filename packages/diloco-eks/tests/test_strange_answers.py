@@ -5,6 +5,7 @@ import json
 import logging
 import time
 import traceback
+from dataclasses import replace
 
 import pytest
 from strange_server import strange_server
@@ -274,6 +275,9 @@ def test_a_log_may_take_any_time_once_its_headers_are_here(server, executor):
             executor._cluster.read_job("default", "run-1")
 
 
+_NO_LOG = b"unable to retrieve container logs for containerd://abc"
+
+
 class TestLogs:
     """Of a result that is in the log, only the cluster itself says that it is lost: a journal keeps that for ever."""
 
@@ -284,7 +288,8 @@ class TestLogs:
         pod = read_pod(a_pod(0, "Succeeded", {"terminated": end}))
         handle = ReplicaHandle(0, "eks", {"namespace": "default"}, run_id="run-1", world_size=1)
         self.lines = [f"2026-11-21T04:30:47Z {line}".encode() for line in lines]
-        return lambda: read_result(executor._cluster, handle, pod, list)
+        self.pods = [pod]
+        return lambda: read_result(executor._cluster, handle, pod, lambda: self.pods)
 
     @pytest.mark.parametrize(
         ("code", "body"),
@@ -296,13 +301,17 @@ class TestLogs:
             (200, b"<html>log in</html>"),
             (200, b'{"kind": "Status"}'),
             (200, b""),
+            (200, _NO_LOG),
+            (200, b'failed to try resolving symlinks in path "/var/log/pods/x/0.log": lstat'),
+            (200, b"rpc error: code = Unavailable desc = connection error: connection refused"),
         ],
     )
-    def test_it_is_not_lost_for_a_proxy(self, server, read, code, body):
+    def test_it_is_not_lost_for_a_proxy_or_a_node(self, server, read, code, body):
         server.status, server.body = code, body
         with pytest.raises(BackendError) as caught:
             read()
         assert not isinstance(caught.value, (ResultLostError, ReplicaNotFoundError))
+        assert caught.value.retryable or code == 400
         server.status, server.body = 200, b"\n".join(self.lines)
         assert read() == {"table": "x" * 50_000}
 
@@ -311,14 +320,22 @@ class TestLogs:
         [
             (404, refusal(name="run-1-0-abcde", kind="pods")),
             (404, refusal(name="run-1-0-abcde", kind="pods/log")),
-            (200, b"unable to retrieve container logs for containerd://abc"),
-            (200, b'failed to try resolving symlinks in path "/var/log/pods/x/0.log": lstat'),
             (200, b"2026-11-21T04:30:47Z something else"),
         ],
     )
     def test_it_is_lost_for_the_cluster(self, server, read, code, body):
         server.status, server.body = code, body
         with pytest.raises(ResultLostError, match="cannot be read"):
+            read()
+
+    @pytest.mark.parametrize("words", [_NO_LOG, b"rpc error: code = NotFound desc = container"])
+    def test_it_is_lost_with_the_pod_that_held_it(self, server, read, words):
+        server.body, pods = words, self.pods
+        self.pods = [replace(pods[0], deleting=True)]
+        with pytest.raises(ResultLostError, match="cannot be read: there is no log: "):
+            read()
+        self.pods = []
+        with pytest.raises(ResultLostError, match="cannot be read: there is no log: "):
             read()
 
     def test_a_page_is_no_words_of_a_container_that_waits(self, server, executor):

@@ -42,6 +42,10 @@ class ExpiredError(BackendError):
     """Raised when a list went on for too long to be continued (410)."""
 
 
+class NoLogError(UnavailableError):
+    """Raised when a node says that it has no log of a pod that is there: it is gone, or cannot be asked for just now."""
+
+
 class UnreachedError(UnavailableError):
     """Raised when there was no connection, so that the request was not sent."""
 

@@ -316,7 +316,8 @@ class EKSExecutor(LogVerbs):
         return {**(super()._observe(near) if near else {}), **self._observe_run(far)}
 
     def _result(self, handle: ReplicaHandle) -> Any:
-        return self._runs.result(handle, lambda: self._source(handle).pods())
+        now, patience = self._backoff.clock(), self._patience
+        return self._runs.result(handle, lambda: self._source(handle).pods(), now, patience)
 
     # --- ending and finding ---
 

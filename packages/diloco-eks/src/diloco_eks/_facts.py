@@ -141,6 +141,11 @@ class PodFacts:
         return self.phase in _LIVE
 
     @property
+    def over(self) -> bool:
+        """Whether its container has ended, or never will run."""
+        return not self.live or self.terminated is not None
+
+    @property
     def started_at(self) -> float | None:
         """When its container started, in Unix seconds, if it has."""
         return self.running_since or parse_time((self.terminated or {}).get("startedAt"))
@@ -175,6 +180,11 @@ def pods_by_index(pods: list[PodFacts]) -> dict[int, list[PodFacts]]:
     for pod in sorted(pods, key=lambda pod: (pod.created, pod.attempt, not pod.deleting, pod.name)):
         by_index.setdefault(pod.index, []).append(pod)
     return by_index
+
+
+def log_is_gone(name: str, pods: list[PodFacts]) -> bool:
+    """Whether the cluster says that a pod's log is gone: with the pod, or with its container, which goes before that."""
+    return all(pod.over and (pod.deleting or pod.disrupted) for pod in pods if pod.name == name)
 
 
 def parse_time(text: object) -> float | None:

@@ -4,21 +4,22 @@ from __future__ import annotations
 
 import re
 from collections import deque
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from itertools import islice
 
 from diloco_protocol import UnavailableError
 from diloco_protocol.backend import redact_and_cut, split_lines
 
-from ._errors import MissingError
+from ._errors import MissingError, NoLogError
 from ._facts import parse_time
 
 _SHOWN = 500
-# What the kubelet says in place of a log that is gone, with status 200; pkg/kubelet/kuberuntime, and cri-client's logs.go.
-_GONE = re.compile(
+# What the kubelet says in place of a log, with status 200; pkg/kubelet/kuberuntime, and cri-client's logs.go. It says so of
+# one that is gone, and while it cannot ask its runtime, as when that starts anew; the last only for a moment.
+_NO_LOG = re.compile(
     r"unable to retrieve container logs for |failed to try resolving symlinks in path |"
-    r"failed to (open|tail|seek|read) .*log file |rpc error: code = "
+    r"failed to (open|tail|seek|read) .*log file |(rpc error: code = )"
 )
 
 
@@ -107,12 +108,17 @@ def lines_of(pieces: Iterable[bytes]) -> Iterator[Line]:
     return map(_line, split_lines(pieces))
 
 
-def written(lines: Iterable[Line]) -> Iterator[Line]:
+def written(lines: Iterable[Line], is_gone: Callable[[], bool]) -> Iterator[Line]:
     """Yield the lines that have a time, as all have that a replica wrote.
 
+    Args:
+        lines: The answer.
+        is_gone: Asks the cluster whether the log is gone.
+
     Raises:
-        MissingError: There are none, and the kubelet says why.
-        UnavailableError: There are none, and what there is in their place is not the kubelet's.
+        MissingError: There are none, as the kubelet says, and the cluster says that they are gone.
+        NoLogError: There are none, and the kubelet does not say whether they are gone.
+        UnavailableError: There are none, and there will be in a moment, or what is in their place is not the kubelet's.
     """
     said, any_written = "", False
     for line in lines:
@@ -123,8 +129,11 @@ def written(lines: Iterable[Line]) -> Iterator[Line]:
             said = said or line.text
     if said and not any_written:
         shown = redact_and_cut(said, _SHOWN)
-        if _GONE.match(said):
-            raise MissingError(f"there is no log: {shown}")
+        if no_log := _NO_LOG.match(said):
+            if is_gone():
+                raise MissingError(f"there is no log: {shown}")
+            kind = UnavailableError if no_log[2] else NoLogError
+            raise kind(f"the node cannot read the log now: {shown}")
         raise UnavailableError(f"the answer is not a log, so it is not the cluster's own: {shown}")
 
 

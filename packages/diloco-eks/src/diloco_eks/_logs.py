@@ -25,8 +25,8 @@ from diloco_protocol.backend import check_whole
 
 from ._client import pieces
 from ._cluster import Cluster
-from ._errors import BadRequestError, MissingError, SilentError
-from ._facts import PodFacts, pods_by_index
+from ._errors import BadRequestError, MissingError, NoLogError, SilentError
+from ._facts import PodFacts, log_is_gone, pods_by_index
 from ._lines import Line, Place, lines_of, written
 from ._verdict import read_message
 
@@ -74,6 +74,7 @@ class LogSource:
 
         Raises:
             MissingError: The pod is gone, or its container is.
+            NoLogError: The pod is there, and its node says that it has no log.
             BackendError: It cannot be opened; or, while it is read, the connection broke.
         """
         query: dict[str, Any] = {"follow": True} if follow else {}
@@ -85,7 +86,8 @@ class LogSource:
             if _NEVER_BEGUN.search(str(error)) is None:
                 raise
             return iter(())
-        return written(lines_of(pieces(f"read the log of pod {pod}", response)))
+        lines = lines_of(pieces(f"read the log of pod {pod}", response))
+        return written(lines, lambda: log_is_gone(pod, self.pods()))
 
 
 class Outage:
@@ -208,8 +210,8 @@ class PodLog(Iterator[str]):
         wanted = count + (0 if report is None else report.result_lines)
         try:
             lines = self._last_lines(pod, wanted)
-        except MissingError:
-            self._check_gone(pod)
+        except (MissingError, NoLogError) as error:
+            self._check_gone(pod, error)
             return
         yield from [line.text for line in lines if not is_result_line(line.text)][-count:]
 
@@ -229,18 +231,23 @@ class PodLog(Iterator[str]):
         try:
             while pod is not None and not (yield from self._stream(pod, place, follow=False)):
                 pass
-        except MissingError:
-            self._check_gone(pod)
+        except (MissingError, NoLogError) as error:
+            if pod is not None:
+                self._check_gone(pod, error)
 
-    def _check_gone(self, pod: PodFacts | None) -> None:
-        """Refuse to call a log empty that is gone; of an attempt to come, nothing is gone.
+    def _check_gone(self, pod: PodFacts, error: BackendError) -> None:
+        """Refuse to call a log empty that is gone, or cannot be read; of an attempt to come, nothing is gone.
 
         Raises:
             ReplicaNotFoundError: There will be no other attempt, or another was asked for.
+            NoLogError: The log is perhaps there; that was waited for.
         """
         chosen = self._attempt is not None or self._previous
-        if chosen or self._patiently(self._source.terminal):
-            raise _removed(pod)
+        last = chosen or self._patiently(self._source.terminal)
+        if isinstance(error, NoLogError) and not (last and pod.over):
+            raise error
+        if last:
+            raise ReplicaNotFoundError(f"the log of pod {pod.name} is gone: {error}") from error
 
     def _follow(self, pod: PodFacts | None) -> Iterator[Line]:
         """One attempt after the other, until the replica has ended and all was read."""
@@ -257,11 +264,15 @@ class PodLog(Iterator[str]):
                 None,
             )
             if current is not None:
-                over = not current.live or current.terminated is not None
+                over = current.over
                 try:
                     whole = yield from self._stream(current, place, follow=not late)
                 except MissingError:
                     whole = True  # the next look sees that it is gone
+                except NoLogError:
+                    if fixed or ended or not over:
+                        raise
+                    whole = True  # it does not hold up the attempt to come
                 if late and whole and not over:
                     return
                 if not over or not whole:
@@ -276,6 +287,7 @@ class PodLog(Iterator[str]):
             ]
             if newer and not fixed:
                 pod, place = newer[0], Place()
+                self._outage.over()
                 continue
             if ended or (fixed and current is None) or (fixed and over):
                 return
@@ -314,11 +326,6 @@ class PodLog(Iterator[str]):
 
     def _pause(self) -> None:
         self._source.backoff.sleep(self._source.backoff.first)
-
-
-def _removed(pod: PodFacts | None) -> ReplicaNotFoundError:
-    name = "" if pod is None else f" {pod.name}"
-    return ReplicaNotFoundError(f"the pod{name} has been removed, and its log with it")
 
 
 def _older(one: PodFacts, other: PodFacts) -> bool:

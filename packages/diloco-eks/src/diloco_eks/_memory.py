@@ -26,6 +26,7 @@ class Memory:
         self._ends: dict[ReplicaHandle, ReplicaStatus] = {}
         self._succeeded: dict[ReplicaHandle, PodFacts] = {}
         self._forgotten: dict[ReplicaHandle, bool] = {}
+        self._without_log: dict[ReplicaHandle, float] = {}
 
     def seen(self, handles: Mapping[int, ReplicaHandle]) -> dict[int, Seen]:
         """What was last seen of some replicas, by index."""
@@ -91,13 +92,26 @@ class Memory:
         with self._lock:
             for handle in handles:
                 self._forgotten[handle] = True
-                for kept in (self._seen, self._ends, self._succeeded):
+                for kept in (self._seen, self._ends, self._succeeded, self._without_log):
                     kept.pop(handle, None)
 
     def succeeded(self, handle: ReplicaHandle) -> PodFacts | None:
         """The pod that succeeded, if it was seen."""
         with self._lock:
             return self._succeeded.get(handle)
+
+    def without_log(self, handle: ReplicaHandle, now: float) -> float:
+        """Since when it has been known that a replica's node has no log of it; ``now`` if it was not known yet."""
+        with self._lock:
+            since = self._without_log.setdefault(handle, now)
+            if len(self._without_log) > _MOST:
+                del self._without_log[next(iter(self._without_log))]
+            return since
+
+    def has_log(self, handle: ReplicaHandle) -> None:
+        """Its node has it."""
+        with self._lock:
+            self._without_log.pop(handle, None)
 
 
 def _is_live(seen: Seen) -> bool:

@@ -16,8 +16,8 @@ from diloco_protocol import (
 
 from ._client import pieces
 from ._cluster import Cluster
-from ._errors import MissingError
-from ._facts import PodFacts
+from ._errors import MissingError, NoLogError
+from ._facts import PodFacts, log_is_gone
 from ._lines import lines_of, written
 from ._verdict import is_damaged, read_message
 
@@ -40,6 +40,7 @@ def read_result(
 
     Raises:
         ResultLostError: It succeeded, but its result is gone: the cluster itself says so.
+        NoLogError: Its node says that it has no log, and its pod is there.
         BackendError: The cluster could not be asked.
     """
     pod = seen or next((pod for pod in reversed(pods()) if pod.phase == "Succeeded"), None)
@@ -70,7 +71,7 @@ def read_result(
         )
     except MissingError as error:
         raise ResultLostError(f"{lost}: {error}") from error
-    lines = written(lines_of(pieces(what, log)))
+    lines = written(lines_of(pieces(what, log)), lambda: log_is_gone(pod.name, pods()))
     try:
         # A log without a line of the replica, which has written some, proves nothing: it may be a proxy's.
         if (first := next(lines, None)) is None:
@@ -78,3 +79,5 @@ def read_result(
         return result_from_lines(report, (line.text for line in chain([first], lines)))
     except (InvalidRequestError, MissingError) as error:
         raise ResultLostError(f"{lost}: {error}") from error
+    except NoLogError as error:
+        raise NoLogError(f"{lost}: {error}") from error

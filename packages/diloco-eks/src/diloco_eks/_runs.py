@@ -12,6 +12,7 @@ from diloco_protocol import (
     ReplicaNotFoundError,
     ReplicaState,
     ReplicaStatus,
+    ResultLostError,
     UnavailableError,
 )
 from diloco_protocol.backend import read_whole, shown
@@ -19,7 +20,7 @@ from diloco_protocol.backend import read_whole, shown
 from ._cancel import cancel_job, purge_job
 from ._client import Client
 from ._cluster import Cluster
-from ._errors import MissingError
+from ._errors import MissingError, NoLogError
 from ._events import is_stuck
 from ._facts import JobFacts, PodFacts, pods_by_index
 from ._handles import index_of, make_handles, same_run
@@ -75,9 +76,21 @@ class Runs:
                 statuses.update(ends)
         return statuses
 
-    def result(self, handle: ReplicaHandle, pods: Callable[[], list[PodFacts]]) -> Any:
-        """What a replica that has succeeded returned; see :func:`read_result`."""
-        return read_result(self._cluster, handle, self._memory.succeeded(handle), pods)
+    def result(
+        self, handle: ReplicaHandle, pods: Callable[[], list[PodFacts]], now: float, patience: float
+    ) -> Any:
+        """What a replica that has succeeded returned; see :func:`read_result`.
+
+        A result whose log its node has not had for longer than ``patience`` seconds is lost, too.
+        """
+        try:
+            result = read_result(self._cluster, handle, self._memory.succeeded(handle), pods)
+        except NoLogError as error:
+            if now - self._memory.without_log(handle, now) <= patience:
+                raise
+            raise ResultLostError(str(error)) from error
+        self._memory.has_log(handle)
+        return result
 
     def cancel(self, handle: ReplicaHandle, now: str) -> None:
         """Have the run of a handle ended; does nothing if it is gone.
