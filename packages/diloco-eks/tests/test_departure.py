@@ -1,5 +1,6 @@
 """Pods that are taken away say by whom, and what they wait for."""
 
+from dataclasses import replace
 from datetime import UTC, datetime
 
 from diloco_protocol import Reason
@@ -86,6 +87,7 @@ def test_a_run_that_ends_says_so_first(bench):
 
 
 def test_several_culprits_read_well(a_job, a_pod):
+    from diloco_eks._facts import parse_time
     from diloco_eks._reading import read_job, read_pod
     from diloco_eks._states import map_states
 
@@ -96,6 +98,14 @@ def test_several_culprits_read_well(a_job, a_pod):
     status, _ = map_states(job, pods, range(4))[0]
     assert status.message == (
         "the run was ended because ranks 1-2 failed; rank 1: it exited with code 3"
+    )
+    told = {**ended["terminated"], "finishedAt": "2026-11-21T04:31:00Z"}
+    pods = [read_pod(a_pod(1, "Failed", {"terminated": told}, deleting=True))]
+    pods = [replace(pods[0], told_to_end=parse_time("2026-11-21T04:30:50Z"))]
+    status, _ = map_states(job, pods, range(4))[0]
+    assert status.message == (
+        "the run was ended because the pod of rank 1 was deleted at 2026-11-21T04:30:50Z: by hand, with its namespace, "
+        "or by something that gave no reason; the Job counts ranks 1-2 as failed"
     )
 
 

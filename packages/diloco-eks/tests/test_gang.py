@@ -74,6 +74,20 @@ def test_a_failure_that_was_not_counted_is_told(punctual_bench, report):
     assert (status.reason, status.exit_code, status.message) == ("error", 4, "ValueError: mine")
 
 
+def test_who_is_told_of_a_deleted_pod_is_told_what_the_watcher_knew(punctual_bench):
+    """Each rank is asked for alone, and the pod of the other one is gone by then."""
+    run = punctual_bench.launch(2)
+    for rank in (0, 1):
+        run.pod(rank).on_term(143, after=1.0)
+    run.states()
+    run.pod(0).delete()
+    watched(punctual_bench, run)
+    assert (run.describe(1).reason, punctual_bench.pods(run.handles[0])) == ("gang_failed", [])
+    assert run.describe(1).message.startswith(
+        "the run was ended because the pod of rank 0 was deleted at 2026-01-01T00:00:02Z: by hand"
+    )
+
+
 @pytest.mark.parametrize("why", ["image", "secret", "creating"])
 def test_what_never_ran_is_pending_until_it_is_cancelled(bench, why):
     run = bench.launch(1, start=False)

@@ -174,7 +174,9 @@ def test_who_comes_after_the_last_delete_tells_an_end_by_how_it_left(
     for status in (counted[0], other[0]):
         if status.reason is Reason.PLATFORM:
             assert status.exit_code is None
-            assert "was deleted: by hand, with its namespace" in status.message
+            # Nobody knows more of an end by SIGKILL: the kernel may have killed it before it was deleted.
+            how = ", or its program was ended by SIGKILL before" if code == 137 else ": by hand"
+            assert f"was deleted{how}" in status.message
 
 
 def test_a_container_that_ran_out_of_memory_was_not_told_to_end(a_job, a_pod):

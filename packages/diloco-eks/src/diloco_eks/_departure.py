@@ -5,8 +5,9 @@ from __future__ import annotations
 from datetime import UTC, datetime
 
 from ._facts import PodFacts
-from ._verdict import taken_away
+from ._verdict import read_message, taken_away
 
+_KILLED = 128 + 9  # the exit code after SIGKILL
 _NO_REASON = "by hand, with its namespace, or by something that gave no reason"
 
 
@@ -30,9 +31,17 @@ def why_gone(pod: PodFacts | None) -> str:
     if pod is not None and pod.disruption is not None:
         return f"its pod {pod.name} was taken away ({taken_away(pod)})"
     if pod is not None and pod.deleting:
-        when = "" if pod.told_to_end is None else f" at {clock(pod.told_to_end)}"
-        return f"its pod {pod.name} was deleted{when}: {_NO_REASON}"
+        return f"its pod {pod.name} {how_deleted(pod)}"
     return ""
+
+
+def how_deleted(pod: PodFacts) -> str:
+    """What is known of how a pod went that its own Job did not end."""
+    if pod.told_to_end is not None:
+        return f"was deleted at {clock(pod.told_to_end)}: {_NO_REASON}"
+    if (pod.terminated or {}).get("exitCode") == _KILLED and read_message(pod) is None:
+        return "was deleted, or its program was ended by SIGKILL before that; which of both is not known"
+    return f"was deleted: {_NO_REASON}"
 
 
 def clock(seconds: float) -> str:

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 
 from diloco_protocol import Reason, ReplicaState, ReplicaStatus
 
-from ._departure import why_gone
+from ._departure import how_deleted, why_gone
 from ._facts import JobFacts, PodFacts
 from ._indexes import compress_ranks
 from ._native import native, native_end
@@ -58,17 +58,12 @@ class Ends:
 
     def failed(self, pods: list[PodFacts], before: Seen | None) -> ReplicaStatus:
         """Return the status of an index that the Job lists as failed."""
-        pod = next((pod for pod in reversed(pods) if pod.phase == "Failed"), None) or (
-            pods[-1] if pods else None
-        )
-        last = before.pod if pod is None and before is not None else pod
-        if last is not None and last.failures >= self.job.restarts:
-            if deleted_by_others(last, self.job.decided_at, counted=True):
-                return self._deleted(last)
-            if last.terminated is not None:
-                return self._from_verdict(judge(last), last)
-        if pod is not None:
-            return self._from_verdict(judge(pod), pod)
+        last = _last_seen(pods, before)
+        if last is not None and self._is_deleted(last):
+            return self._deleted(last)
+        final = last is not None and last.failures >= self.job.restarts
+        if last is not None and (pods or (final and last.terminated is not None)):
+            return self._from_verdict(judge(last), last)
         gone = why_gone(last) or "its pod has been removed"
         return ReplicaStatus(
             ReplicaState.FAILED,
@@ -78,6 +73,11 @@ class Ends:
             "known",
             native=native_end(None),
         )
+
+    def _is_deleted(self, pod: PodFacts) -> bool:
+        """Whether somebody deleted the last pod of an index that the Job lists as failed."""
+        final = pod.failures >= self.job.restarts
+        return final and deleted_by_others(pod, self.job.decided_at, counted=True)
 
     def _deleted(self, pod: PodFacts) -> ReplicaStatus:
         """The end of a replica whose pod somebody deleted, which is no failure of its own."""
@@ -163,13 +163,26 @@ class Ends:
         if self._culprits is None:
             job = self.job
             text = native
-            if job.failed:
-                first = min(job.failed)
-                why = self.failed(self.by_index.get(first, []), self.seen.get(first)).message
-                text = f"rank {job.first_rank + first} failed"
-                if len(job.failed) > 1:
-                    ranks = compress_ranks(job.first_rank + index for index in job.failed)
-                    text = f"ranks {ranks} failed; rank {job.first_rank + first}"
-                text += f": {why}" if why else ""
+            if job.culprit is not None:
+                rank = job.first_rank + job.culprit
+                pods, before = self.by_index.get(job.culprit, []), self.seen.get(job.culprit)
+                last, why = _last_seen(pods, before), self.failed(pods, before).message
+                ranks = compress_ranks(job.first_rank + index for index in job.failed)
+                several = len(job.failed) > 1
+                if last is not None and self._is_deleted(last):
+                    text = f"the pod of rank {rank} {how_deleted(last)}"
+                    text += f"; the Job counts ranks {ranks} as failed" if several else ""
+                else:
+                    text = (
+                        f"ranks {ranks} failed; rank {rank}" if several else f"rank {rank} failed"
+                    )
+                    text += f": {why}" if why else ""
             self._culprits = f"the run was ended because {text}"
         return self._culprits
+
+
+def _last_seen(pods: list[PodFacts], before: Seen | None) -> PodFacts | None:
+    """The pod of an index that the Job lists as failed; or, if there is none any more, what was last seen of it."""
+    if pods:
+        return next((pod for pod in reversed(pods) if pod.phase == "Failed"), pods[-1])
+    return None if before is None else before.pod

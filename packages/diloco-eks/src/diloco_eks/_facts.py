@@ -69,6 +69,11 @@ class JobFacts:
     queue: str | None
 
     @property
+    def culprit(self) -> int | None:
+        """Of those that have failed, the index that is named to the others."""
+        return min(self.failed, default=None)
+
+    @property
     def finished(self) -> bool:
         """Whether it has ended and all its pods with it."""
         return "Complete" in self.conditions or "Failed" in self.conditions

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Any
 
 from diloco_protocol import (
@@ -153,7 +154,11 @@ class Runs:
         pods = self._cluster.list_pods(space, facts.uid, versions=versions)
         version = _order(versions[-1])
         by_index = {index_of(handle, facts): handle for handle in handles}
-        mapped = map_states(facts, pods, by_index, self._memory.seen(by_index))
+        known = dict(by_index)
+        if (culprit := facts.culprit) is not None:
+            # What others are told of it is what was seen of it, whoever is asked for.
+            known[culprit] = replace(handles[0], rank=facts.first_rank + culprit)
+        mapped = map_states(facts, pods, by_index, self._memory.seen(known))
         succeeded = {pod.index: pod for pod in pods if pod.phase == "Succeeded"}
         told = {}
         newest = {index: found[-1] for index, found in pods_by_index(pods).items()}
