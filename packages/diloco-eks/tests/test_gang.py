@@ -88,6 +88,31 @@ def test_who_is_told_of_a_deleted_pod_is_told_what_the_watcher_knew(punctual_ben
     )
 
 
+def test_of_several_deleted_pods_the_job_counts_one(punctual_bench):
+    run = punctual_bench.launch(2)
+    for rank in (0, 1):
+        run.pod(rank).on_term(143, after=1.0 + 2 * rank)
+    run.states()
+    for rank in (0, 1):
+        run.pod(rank).delete()
+    watched(punctual_bench, run)
+    newcomer = punctual_bench.executor()
+    assert [run.describe(rank).reason for rank in (0, 1)] == ["platform", "platform"]
+    assert [run.describe(rank, newcomer).reason for rank in (0, 1)] == ["platform", "gang_failed"]
+
+
+def test_a_deleted_pod_costs_a_restart(punctual_bench):
+    run = punctual_bench.launch(1, max_restarts=1)
+    for attempt, state in ((2, "running"), (2, "failed")):
+        run.pod(0).on_term(143, after=1.0)
+        run.pod(0).delete()
+        punctual_bench.world.settle(within=30)
+        if state == "running":
+            run.pod(0).start()
+        assert (run.states(), run.describe(0).attempt) == ([state], attempt)
+    assert run.describe(0).reason == "platform"
+
+
 @pytest.mark.parametrize("why", ["image", "secret", "creating"])
 def test_what_never_ran_is_pending_until_it_is_cancelled(bench, why):
     run = bench.launch(1, start=False)

@@ -158,6 +158,22 @@ def test_warnings_are_passed_on(bench, caplog):
     ] * 2
 
 
+def test_check_says_what_makes_pods_comply_or_breaks_that(bench):
+    bench.label_namespace(enforce="restricted")
+    context = {"name": "replica", "securityContext": {"allowPrivilegeEscalation": True}}
+    breaks = {"pod_overlay": {"spec": {"containers": [context]}}}
+    for options, words in (
+        ({}, "Give restricted=True"),
+        (breaks, "Give restricted=True"),
+        ({"restricted": True, **breaks}, "pod_overlay= breaks that standard"),
+    ):
+        findings = [each for each in bench.executor(**options).check(1) if each.ok is not True]
+        assert [each.subject for each in findings] == ["manifest", "pods"]
+        assert all(words in each.message for each in findings)
+        assert all(("Give" in each.message) == ("Give" in words) for each in findings)
+    assert all(each.ok for each in bench.executor(restricted=True).check(1))
+
+
 def test_the_plain_manifest_complies_with_baseline(bench):
     bench.label_namespace(enforce="baseline")
     run = bench.launch(1)
@@ -177,10 +193,6 @@ HINT = "has the Role that is needed"
         (
             'admission webhook "validate.kyverno.svc" denied the request: no owner',
             "a policy of the cluster refuses this",
-        ),
-        (
-            'pods "run-0-abc" is forbidden: violates PodSecurity "restricted:latest": allowPrivilege…',
-            "Give restricted=True",
         ),
         (
             "jobs.batch \"run\" is forbidden: ValidatingAdmissionPolicy 'p' denied request: no",

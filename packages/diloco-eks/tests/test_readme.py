@@ -1,15 +1,32 @@
-"""The example in the README is run as it stands."""
+"""The example in the README is run as it stands, and its numbers are those of the code."""
 
 import os
 import re
 import subprocess
 import sys
 import time
+from contextlib import nullcontext
 from pathlib import Path
 
 import pytest
+from real_cluster import MOST_PODS
+
+from diloco_eks import (
+    _arguments,
+    _client,
+    _cluster,
+    _events,
+    _logs,
+    _overlay_shape,
+    _reading,
+    _verdict,
+)
+from diloco_eks._arguments import arguments_map
+from diloco_protocol import InvalidRequestError, OutcomeMessage
+from diloco_protocol.backend import LINE_BYTES
 
 README = Path(__file__).parents[1] / "README.md"
+TWELVE = {12: "twelve"}
 
 
 @pytest.mark.processes
@@ -45,6 +62,35 @@ def test_the_example(bench, report, tmp_path):
     findings = "True cluster\n" + 6 * "True rights\n" + "True manifest\nTrue pods\nTrue quota\n"
     assert output == findings + "0 succeeded {'rank': 0}\n1 succeeded {'rank': 1}\n", errors
     assert process.returncode == 0
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        f"where that is more than {_arguments._MOST_INSIDE >> 10} KiB (and up to {_arguments._MOST_BYTES >> 20} MiB",
+        f"one list of its pods ({_cluster.PAGE} per page)",
+        f"waits for {_events.STUCK_SECONDS:g} s, the message has the cluster's events",
+        f"A result of up to {_verdict._MESSAGE_BYTES >> 10} KiB is in the pod's termination message",
+        f"A larger one (up to {OutcomeMessage.max_result_bytes >> 20} MiB of JSON)",
+        f"a runtime's pieces have less than {_logs._LEAST_PIECE >> 10} KiB",
+        f"of at most {_overlay_shape._MOST_LEVELS} levels",
+        f"a list of more than {_cluster._OBJECTS:,} objects or {_cluster._PAGES} pages",
+        f"has more than {_reading._REPLICAS:,} completions",
+        f"a line of a log is cut at {LINE_BYTES >> 20} MiB",
+        f"is read up to {_client._ANSWER_BYTES >> 20} MiB, a refusal up to {_client._REFUSAL_BYTES >> 20} MiB",
+        f"There are {TWELVE[MOST_PODS]} small pods at a time at most",
+    ],
+)
+def test_its_numbers_are_those_of_the_code(words):
+    assert words in " ".join(README.read_text(encoding="utf-8").split())
+
+
+def test_as_many_arguments_fit_as_it_says(options_for, request_for):
+    (kib,) = re.findall(r"which is about (\d+) KiB of JSON", README.read_text(encoding="utf-8"))
+    for size, fits in ((int(kib), True), (int(kib) + 10, False)):
+        request = request_for(1, kwargs={"text": "x" * size * 1024})
+        with nullcontext() if fits else pytest.raises(InvalidRequestError, match="holds 1048576"):
+            assert arguments_map(request, options_for())
 
 
 def test_it_does_not_call_scheduling_atomic(bench):

@@ -9,7 +9,7 @@ from typing import Any, Protocol, TypeVar
 from diloco_protocol import BackendError, Finding, ForbiddenError
 
 from ._cluster import Cluster
-from ._errors import MissingRightError, restricted_hint
+from ._errors import RESTRICTED, MissingRightError
 from ._launch import check_queue, check_service_account
 from ._names import QUEUE
 from ._quantities import parse_quantity
@@ -44,7 +44,12 @@ class Patiently(Protocol):
 
 
 def check_cluster(
-    cluster: Cluster, manifest: dict[str, Any], account: str | None, patiently: Patiently
+    cluster: Cluster,
+    manifest: dict[str, Any],
+    account: str | None,
+    patiently: Patiently,
+    *,
+    restricted: bool,
 ) -> list[Finding]:
     """Everything that can be known before a launch; creates nothing. Ends at the first look if there is no cluster.
 
@@ -53,6 +58,7 @@ def check_cluster(
         manifest: The Job that would be created.
         account: The service account of its pods, if it names one.
         patiently: Makes a call.
+        restricted: Whether ``restricted=True`` was given.
     """
     space = manifest["metadata"]["namespace"]
     try:
@@ -70,7 +76,10 @@ def check_cluster(
     queue = manifest["metadata"]["labels"].get(QUEUE)
     if queue is not None:
         findings.append(_queue(cluster, space, queue, patiently))
-    findings += _manifest(cluster, manifest, patiently)
+    helps = ". Give restricted=True, with which pods comply with that standard"
+    if restricted:
+        helps = ". restricted=True was given, and pod_overlay= breaks that standard: change what it sets"
+    findings += _manifest(cluster, manifest, patiently, helps)
     return [*findings, *_quotas(cluster, manifest, patiently)]
 
 
@@ -113,8 +122,11 @@ def _queue(cluster: Cluster, space: str, queue: str, patiently: Patiently) -> Fi
 
 
 def _manifest(
-    cluster: Cluster, manifest: dict[str, Any], patiently: Patiently
+    cluster: Cluster, manifest: dict[str, Any], patiently: Patiently, helps: str
 ) -> Iterator[Finding]:
+    def hinted(text: str) -> str:
+        return text + helps if RESTRICTED in text else text
+
     warned: list[str] = []
     try:
         patiently(lambda: cluster.create_job(manifest, dry_run=True, warned=warned))
@@ -123,7 +135,7 @@ def _manifest(
         return
     yield Finding("manifest", True, "the cluster would accept the Job")
     for warning in dict.fromkeys(warned):
-        yield Finding("manifest", None, f"the cluster warns: {warning}{restricted_hint(warning)}")
+        yield Finding("manifest", None, f"the cluster warns: {hinted(warning)}")
     # Policies, limits and classes are asked of pods only: a Job whose pods are refused is accepted, and waits for ever.
     try:
         patiently(lambda: cluster.try_pod(manifest))
@@ -133,7 +145,7 @@ def _manifest(
             "pods", None, f"whether its pods would be accepted is not known: {why}. {_FIX}"
         )
     except BackendError as error:
-        yield Finding("pods", False, str(error))
+        yield Finding("pods", False, hinted(str(error)))
     else:
         yield Finding("pods", True, "the cluster would accept its pods")
 

@@ -21,6 +21,7 @@ from diloco_protocol import (
 from diloco_protocol.backend import redact_and_cut
 
 _MISSING_RIGHT = re.compile(r'cannot \w+ resource "')
+RESTRICTED = 'PodSecurity "restricted:'  # in the words of a namespace that asks for this standard
 _WARNING = re.compile(r'299 \S+ "((?:[^"\\]|\\.)*)"')
 
 
@@ -153,8 +154,8 @@ def to_error(answer: Answer, what: str) -> BackendError:
             return ForbiddenError(
                 f"{text}. The namespace is being deleted: wait until it is gone and create it anew, or give another namespace="
             )
-        if hint := restricted_hint(text):
-            return ForbiddenError(f"{text}{hint}")
+        if RESTRICTED in text:  # check() knows what helps
+            return ForbiddenError(text)
         if not answer.reason:
             return ForbiddenError(f"{text}{_not_its_own(status)}")
         return ForbiddenError(
@@ -183,13 +184,6 @@ def to_error(answer: Answer, what: str) -> BackendError:
 
 def _not_its_own(status: int) -> str:
     return f". This answer (status {status}) is not the cluster's own: look at what stands between, such as a proxy"
-
-
-def restricted_hint(text: str) -> str:
-    """Return what helps where a namespace asks for the standard "restricted"; else nothing."""
-    if 'PodSecurity "restricted:' not in text:
-        return ""
-    return ". Give restricted=True, with which pods comply with that standard"
 
 
 def _text(value: object) -> str:

@@ -207,8 +207,11 @@ class EKSExecutor(LogVerbs):
 
     def _findings(self, request: RunRequest) -> list[Finding]:
         manifest = job_manifest(request, self._options)
-        account = self._options.service_account_name
-        return check_cluster(self._cluster, manifest, account, self._patiently)
+        options = self._options
+        return check_cluster(
+            self._cluster, manifest, options.service_account_name, self._patiently,
+            restricted=options.restricted,
+        )  # fmt: skip
 
     def _plan(self, request: RunRequest) -> list[dict[str, Any]]:
         job = job_manifest(request, self._options, shown=True)

@@ -42,7 +42,8 @@ class LogVerbs(BaseExecutor):
 
         Args:
             handle: The replica.
-            n_lines: How many at most.
+            n_lines: How many at most. A runtime that writes lines in pieces of less than 4 KiB (containerd's have 16)
+                may give fewer.
             attempt: Number of the attempt to read; None for the newest.
             previous: Read the attempt before the newest.
 
