@@ -3,6 +3,7 @@
 import tempfile
 import time
 import uuid
+from collections import Counter
 from functools import partial
 from pathlib import Path
 
@@ -13,11 +14,47 @@ from kubernetes import client, config
 
 from diloco_conformance import Ability, Fault, Harness, Operation, Puppets, Step
 from diloco_eks import EKSExecutor
+from diloco_eks._names import MANAGED_BY, MANAGER
 from diloco_protocol import spec_from_environment
 
 REAL = "the cluster is real"
 #: How many pods the suite may have at a time; two nodes of two CPUs have room for them.
 MOST_PODS = 12
+
+
+def sparing_executor(api, namespace, wait):
+    """An EKSExecutor that launches only what has room beside all pods of diloco-eks that are in the namespace.
+
+    Args:
+        api: An ApiClient to look with.
+        namespace: Where.
+        wait: Waits until something holds, which is told in words, too.
+    """
+    ours = {"namespace": namespace, "label_selector": f"{MANAGED_BY}={MANAGER}"}
+
+    def taken():
+        jobs = raw(client.BatchV1Api(api).list_namespaced_job(**ours, _preload_content=False))
+        pods = raw(client.CoreV1Api(api).list_namespaced_pod(**ours, _preload_content=False))
+        # What was deleted may still be ending, and the pods of a Job may be still to come.
+        alive = Counter(
+            pod["metadata"]["labels"][JOB]
+            for pod in pods["items"]
+            if pod["status"].get("phase") not in {"Succeeded", "Failed"}
+        )
+        for job in jobs["items"]:
+            name = job["metadata"]["name"]
+            if not job["spec"].get("suspend") and condition(job, "Failed") is None:
+                alive[name] = max(alive[name], lives_of(job, []))
+        return alive.total()
+
+    class Executor(EKSExecutor):
+        def _submit(self, request):
+            room = MOST_PODS - len(request.ranks)
+            what = f"room for the pods of {request.run_id} beside others: {MOST_PODS} in all"
+            wait(lambda: taken() <= room, what)
+            return super()._submit(request)
+
+    return Executor
 
 
 class RealClusterHarness(Harness):
@@ -101,16 +138,8 @@ class RealClusterHarness(Harness):
             **options,
             "env": {**self.options.get("env", {}), **(env or {})},
         }
-        harness = self
-
-        class Executor(EKSExecutor):
-            def _submit(self, request):
-                room = MOST_PODS - len(request.ranks)  # what was cancelled may still be ending
-                what = f"room for the pods of {request.run_id} beside others: {MOST_PODS} in all"
-                harness.puppets.wait(lambda: harness.living() <= room, what)
-                return super()._submit(request)
-
-        return Executor(self.image, backoff=self.backoff(), **chosen)
+        executor = sparing_executor(self.core.api_client, self.namespace, self.puppets.wait)
+        return executor(self.image, backoff=self.backoff(), **chosen)
 
     def clock(self):
         return time.monotonic()

@@ -7,7 +7,9 @@ import functools
 import time
 
 import pytest
+from kubernetes import config
 from live_cluster import live_cluster
+from real_cluster import sparing_executor
 
 from diloco_eks import EKSExecutor
 from diloco_localcloud import KubernetesProcesses
@@ -32,18 +34,20 @@ def live(request, tmp_path):
             "context": cluster.context,
             "namespace": cluster.namespace,
         }
-        yield from made(cluster.image, {**values, **where})
+        api = config.new_client_from_config(cluster.kubeconfig, context=cluster.context)
+        executor = sparing_executor(api, cluster.namespace, lambda check, _: until(check))
+        yield from made(cluster.image, {**values, **where}, executor)
         return
     with KubernetesProcesses(backoff_seconds=0.5) as stand_in:
         values["kubeconfig"] = stand_in.kubeconfig(tmp_path / "kubeconfig")
         yield from made("any", values)
 
 
-def made(image, values):
+def made(image, values, executor=EKSExecutor):
     executors = []
 
     def make(**more):
-        executors.append(EKSExecutor(image, **{**values, **more}))
+        executors.append(executor(image, **{**values, **more}))
         return executors[-1]
 
     yield make

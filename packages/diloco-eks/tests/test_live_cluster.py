@@ -2,7 +2,9 @@
 
 import pytest
 from exec_puppets import has_ended
+from kubernetes import config
 from live_cluster import LiveCluster, live_cluster
+from real_cluster import MOST_PODS, sparing_executor
 
 
 def test_without_a_cluster_nothing_begins(monkeypatch):
@@ -38,3 +40,31 @@ def test_what_the_environment_names(monkeypatch):
 def test_a_container_that_ends_under_an_exec_is_no_fault(words):
     assert has_ended(words)
     assert not has_ended("command terminated with exit code 2")
+
+
+def test_a_launch_waits_for_room_beside_all_pods_of_ours(bench):
+    """Those of other runs, of a Job that is gone while its pods are still ending, and those that are to come."""
+    api, waited = config.new_client_from_config(str(bench.kubeconfig)), []
+
+    def wait(has_room, what):
+        while not has_room():
+            waited.append(len(bench.world.pods()))
+            bench.world.advance(1)
+
+    bench.world.auto_start = 0.1
+    executor = sparing_executor(api, "default", wait)("any", kubeconfig=bench.kubeconfig)
+    deleted = bench.launch(MOST_PODS - 4, run_id="deleted")
+    for pod in bench.pods(deleted.handles[0]):
+        pod.on_term(143, after=8.0)
+    job = "/apis/batch/v1/namespaces/default/jobs/deleted"
+    bench.create(job, {"propagationPolicy": "Background"}, method="DELETE")
+    executor.launch_replicas(4, "trainer:train", run_id="beside")
+    assert waited == []
+    executor.launch_replicas(1, "trainer:train", run_id="later")
+    assert waited
+    assert min(waited) == MOST_PODS - 4  # the first look is before the others have come
+    assert "deleted" not in {
+        pod.json["metadata"]["labels"]["job-name"] for pod in bench.world.pods()
+    }
+    executor.close()
+    api.rest_client.pool_manager.clear()
