@@ -2,6 +2,7 @@
 
 import base64
 import json
+import re
 import threading
 from pathlib import Path
 
@@ -22,13 +23,18 @@ FOLDER = "/puppets"  # an empty volume in every pod, and its working directory
 ABSENT = 44  # exit code of a command that looks for a file that is not there
 PIECE = 32_768
 STDIN, STDOUT, STDERR, ERROR = range(4)
-#: What a cluster says when a container ends under an exec, or has ended: it goes on in whichever way the runtime noticed.
-ENDED = ("container not found", "Internal error occurred: ")
+NOT_FOUND = "container not found"
+#: What a cluster says when a container ends under an exec, or has ended, in whichever way the runtime noticed.
+ENDED = re.compile(
+    f"{NOT_FOUND}|Internal error occurred: .*"
+    "(CONTAINER_EXITED state|in a stopped state|error writing config to pipe.*broken pipe)",
+    re.DOTALL,
+)
 
 
 def has_ended(message):
     """Whether the words of a failed exec mean that the container has ended, or is about to."""
-    return any(words in message for words in ENDED)
+    return ENDED.search(message) is not None
 
 
 def raw(answer):
@@ -159,7 +165,7 @@ class ExecPuppets(Puppets):
             said = str(error.__context__ or error)
             if any(f"Handshake status {number}" in said for number in (400, 401, 403)):
                 raise HarnessFault(f"exec in {pod} is refused: {said}") from None
-            return "", "", {"status": "Failure", "message": f"{ENDED[0]}: {said}"}
+            return "", "", {"status": "Failure", "message": f"{NOT_FOUND}: {said}"}
         try:
             for start in range(0, len(text), PIECE):
                 connection.write_stdin(text[start : start + PIECE])

@@ -39,7 +39,18 @@ def test_what_the_environment_names(monkeypatch):
 )
 def test_a_container_that_ends_under_an_exec_is_no_fault(words):
     assert has_ended(words)
-    assert not has_ended("command terminated with exit code 2")
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        "command terminated with exit code 2",
+        "Internal error occurred: error executing command in container: failed to exec in container: failed to start exec: "
+        'OCI runtime exec failed: exec failed: unable to start container process: exec: "sh": executable file not found in $PATH',
+    ],
+)
+def test_a_command_that_fails_has_not_ended_its_container(words):
+    assert not has_ended(words)
 
 
 def test_a_launch_waits_for_room_beside_all_pods_of_ours(bench):
