@@ -118,7 +118,7 @@ def written(lines: Iterable[Line], is_gone: Callable[[], bool]) -> Iterator[Line
     Raises:
         MissingError: There are none, as the kubelet says, and the cluster says that they are gone.
         NoLogError: There are none, and the kubelet does not say whether they are gone.
-        UnavailableError: There are none, and there will be in a moment, or what is in their place is not the kubelet's.
+        UnavailableError: There are none for the moment, or what is in their place is not the kubelet's.
     """
     said, any_written = "", False
     for line in lines:

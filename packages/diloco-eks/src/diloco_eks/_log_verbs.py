@@ -49,6 +49,7 @@ class LogVerbs(BaseExecutor):
 
         Raises:
             ReplicaNotFoundError: There is no such log, or it is gone: Kubernetes removes the logs of pods that it ends itself.
+            UnavailableError: Its node could not read it for ``retry_timeout`` seconds.
         """
         if attempt is None and not previous:
             return super().stream_logs(handle, n_lines=n_lines)
