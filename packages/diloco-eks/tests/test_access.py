@@ -135,6 +135,12 @@ def test_clients_of_the_callers_are_used_as_they_are(bench):
     api.rest_client.pool_manager.clear()
 
 
+def test_half_of_the_callers_clients_is_refused():
+    """The other half would be made from the kubeconfig, and might speak to another cluster."""
+    with pytest.raises(InvalidRequestError, match="core_api= is used together with batch_api="):
+        EKSExecutor("image", core_api=object())
+
+
 @pytest.mark.parametrize(
     ("content", "values", "what"),
     [

@@ -80,6 +80,10 @@ class EKSExecutor(LogVerbs):
     @takes(EKSOptions)
     def __init__(self, *arguments: Any, **options: Any) -> None:
         chosen = EKSOptions(*arguments, **options)
+        if chosen.core_api is not None and chosen.batch_api is None:
+            raise InvalidRequestError(
+                "core_api= is used together with batch_api=: give both, of the same cluster, or neither"
+            )
         super().__init__(
             run_id=chosen.run_id,
             journal=chosen.journal,
@@ -111,7 +115,7 @@ class EKSExecutor(LogVerbs):
         given = self._given
         if given.namespace is not None:
             return given
-        ours = given.batch_api is None and given.core_api is None
+        ours = given.batch_api is None
         space = namespace_of(given.kubeconfig, given.context) if ours else DEFAULT
         return replace(given, namespace=space)
 

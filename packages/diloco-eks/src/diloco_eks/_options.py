@@ -42,7 +42,7 @@ _TOLERATION_FIELDS = frozenset({"key", "operator", "value", "effect", "toleratio
 
 
 def _check_image(name: str, value: object) -> str:
-    if not isinstance(value, str) or not value or any(character.isspace() for character in value):
+    if not isinstance(value, str) or not re.fullmatch(r"[!-~]+", value):
         raise InvalidRequestError(
             f"{name} must be the name of a container image, not {shown(value)}"
         )
@@ -248,7 +248,7 @@ class EKSOptions(Options):
     owner: str | None = option(None, check=or_none(check_label_value))
     on_replica_failure: Literal["fail_run", "continue"] = option("fail_run", check=_check_choice)
     pending_timeout: float | None = option(3600, check=or_none(check_seconds))
-    grace: float = option(10.0, check=check_seconds)
+    grace: float = option(10.0, check=_check_patience)
     queue: str | None = option(None, check=or_none(check_label_value))
     gpu_types: Table | None = option(
         None, check=lambda _, table: check_table(table), type="name to label to values"
