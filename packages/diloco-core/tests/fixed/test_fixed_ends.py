@@ -6,6 +6,7 @@ import pytest
 from simulated import SimulatedTraining, read_log, violations
 
 from diloco_core import FencedError, ReplicaLostError, RunExistsError
+from diloco_core._run._records._keys import claim_key
 from diloco_core._run._records._records import Rollback
 from diloco_core._run._settings import Fixed
 from diloco_core.testing import Fault, Schedule, simulate
@@ -51,6 +52,27 @@ def test_one_that_does_not_come_back_in_time_ends_the_run_for_all_by_one_record(
         assert "start all of its ranks again with resume=True" in str(error)
     assert LOST_AFTER + 300 < outcome.seconds < LOST_AFTER + 400
     assert "Waiting up to 300 s for it to be started again (return_within)" in caplog.text
+
+
+def test_one_that_dies_again_ends_the_run_as_well_wherever_that_is():
+    """If its new life has claimed the rank before, it has the whole time again, but not more."""
+    claimed = 0
+    for operation in range(14, 24):
+        faults = Fault(1, 1, 30, "kill after"), Fault(1, 2, operation, "kill after")
+        outcome, _ = lived(*faults, restart_after=120.0, most_lives=2, return_within=100.0)
+        if isinstance(outcome.results[1, 2], Killed):
+            (end,) = ends(outcome)
+            assert end.end.missed == 1
+            assert outcome.seconds < 500
+            claimed += claim_key(1, 2) in outcome.store.objects
+    assert claimed > 2
+
+
+def test_while_a_rank_is_waited_for_it_is_said_once_a_minute(caplog):
+    caplog.set_level(logging.WARNING)
+    lived(Fault(1, 1, 30, "kill after"), most_lives=1)
+    said = [record.getMessage() for record in caplog.records if "Waiting up to" in record.msg]
+    assert len(said) == 2 * 5  # by two ranks, in 300 s
 
 
 def test_without_an_allowance_the_run_ends_after_lost_after():

@@ -273,7 +273,10 @@ class Others:
                     left,
                 )
             return False
-        return give_up(life, rank, gone.epoch, why, sync, found.lost)
+        ended = give_up(life, rank, gone.epoch, why, sync, found.lost)
+        if not ended:
+            del self._gone[rank]  # a newer life of it that is gone, too, has the whole time again
+        return ended
 
 
 def changeable(settings: Mapping[str, str]) -> dict[str, str]:
