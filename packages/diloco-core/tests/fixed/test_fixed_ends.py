@@ -6,6 +6,7 @@ import pytest
 from simulated import SimulatedTraining, read_log, violations
 
 from diloco_core import FencedError, ReplicaLostError, RunExistsError
+from diloco_core._run import _exchange
 from diloco_core._run._records._keys import claim_key
 from diloco_core._run._records._records import Rollback
 from diloco_core._run._settings import Fixed
@@ -73,6 +74,23 @@ def test_while_a_rank_is_waited_for_it_is_said_once_a_minute(caplog):
     lived(Fault(1, 1, 30, "kill after"), most_lives=1)
     said = [record.getMessage() for record in caplog.records if "Waiting up to" in record.msg]
     assert len(said) == 2 * 5  # by two ranks, in 300 s
+
+
+def test_one_that_comes_back_and_fails_while_it_loads_says_why(monkeypatch):
+    """It says so at the sync at which the others wait for it, although it has not come that far."""
+    catch_up = _exchange.catch_up
+
+    def failing(life, **options):
+        if life.epoch == 2:
+            raise ValueError("bad disk")
+        catch_up(life, **options)
+
+    monkeypatch.setattr(_exchange, "catch_up", failing)
+    outcome, _ = lived(Fault(1, 1, 75, "kill after"), most_lives=2)
+    assert str(outcome.results[1, 2]) == "bad disk"
+    (end,) = ends(outcome)
+    assert end.sync > 2
+    assert "ValueError: bad disk" in end.end.why
 
 
 def test_without_an_allowance_the_run_ends_after_lost_after():

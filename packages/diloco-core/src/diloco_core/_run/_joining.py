@@ -95,7 +95,7 @@ def reader_of(
 def leave_run(life: Life, unsynced: UnsyncedWatch | None) -> None:
     """Tell the other replicas that this life is done, and make sure that the run can start again from the state that it holds."""
     watch_manifest(life)
-    _say_goodbye(life, None)
+    _say_goodbye(life, None, life.sync)
     if unsynced is not None:
         unsynced.look()
     # If this life's state is no longer the run's, there is nothing to publish.
@@ -116,11 +116,14 @@ def tell_failure(life: Life, error: BaseException) -> None:
     with suppress(RunExistsError):
         if isinstance(error, RunExistsError):
             watch_manifest(life)
-        _say_goodbye(life, reason)
+        # One that fails while it loads stands at no sync yet: the others wait for it at the next one.
+        loading = life.settings.fixed and not life.sync
+        sync = max(life.recorded(), default=0) if loading else life.sync
         # The sync in which it failed may be committed already, so the sync after it is told too.
-        _say_goodbye(life, reason, 2)
+        for number in (sync, sync + 1):
+            _say_goodbye(life, reason, number)
 
 
-def _say_goodbye(life: Life, error: BaseException | None, ahead: int = 1) -> None:
-    key = Hint(life.sync + ahead, life.rank, life.epoch, "leave").key
+def _say_goodbye(life: Life, error: BaseException | None, sync: int) -> None:
+    key = Hint(sync + 1, life.rank, life.epoch, "leave").key
     life.store.put(key, lambda: [farewell(key, error, life.rank)])
