@@ -7,6 +7,7 @@ from simulated import SimulatedTraining, read_log, violations
 
 from diloco_core import FencedError, ReplicaLostError, RunExistsError
 from diloco_core._run import _exchange
+from diloco_core._run._policy import _others
 from diloco_core._run._records._keys import claim_key
 from diloco_core._run._records._records import Rollback
 from diloco_core._run._settings import Fixed
@@ -97,6 +98,17 @@ def test_without_an_allowance_the_run_ends_after_lost_after():
     outcome, _ = lived(Fault(1, 1, 30, "kill after"), most_lives=1, return_within=0.0)
     assert len(ends(outcome)) == 1
     assert LOST_AFTER < outcome.seconds < LOST_AFTER + 60
+
+
+@pytest.mark.parametrize("gone", [True, False])
+def test_a_process_that_is_known_to_be_dead_is_lost_sooner(monkeypatch, gone):
+    """It ran on this machine. The claim that is asked for is that of the life whose sign of life is missed."""
+    asked = []
+    monkeypatch.setattr(_others, "life_is_gone", lambda *life: asked.append(life[1:]) or gone)
+    outcome, _ = lived(Fault(1, 1, 30, "kill after"), most_lives=1, return_within=0.0)
+    assert len(ends(outcome)) == 1
+    assert (outcome.seconds < LOST_AFTER) == gone
+    assert set(asked) == {(1, 1)}
 
 
 def test_an_ended_run_is_not_joined_without_resume_and_goes_on_with_it():

@@ -14,7 +14,7 @@ from functools import partial
 from typing import Any, TypeVar
 
 from .._errors import CorruptedObjectError, FencedError, FormatError, RunExistsError
-from .._host import host_name
+from .._host import host_name, is_gone
 from .._store._patient import Patient
 from .._wire._fields import Fields
 from .._wire._sealed import seal, unseal
@@ -134,6 +134,15 @@ def read_claim(store: Patient, rank: int, epoch: int, parse: Callable[[Fields], 
 def claimed_settings(store: Patient, rank: int, epoch: int) -> Mapping[str, str] | None:
     """The settings that a life of a fixed run has claimed its epoch with; None if its claim cannot be read."""
     return read_claim(store, rank, epoch, lambda fields: fields.texts_by_name("settings"))
+
+
+def life_is_gone(store: Patient, rank: int, epoch: int) -> bool:
+    """Whether it is certain that the process which has claimed an epoch is gone from this machine."""
+
+    def parse(fields: Fields) -> bool:
+        return is_gone(fields.whole("pid"), fields.text("host"))
+
+    return read_claim(store, rank, epoch, parse) or False
 
 
 def _record(epoch: int, identity: dict[str, Any]) -> bytes:

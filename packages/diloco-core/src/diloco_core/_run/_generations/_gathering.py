@@ -27,7 +27,7 @@ from ..._store._patient import Patient
 from ..._store._reread import in_parallel
 from ..._wire._fields import Fields
 from ..._wire._sealed import seal, unseal
-from .._claims import read_claim
+from .._claims import life_is_gone
 from .._policy._meeting import await_all
 from .._policy._others import interval_of, read_beats
 from .._records._keys import farewells, highest_epochs
@@ -259,7 +259,7 @@ def check_stopped(store: Patient, rank: int) -> None:
     left = {(hint.rank, hint.epoch) for hint in farewells(store.list("deltas/"))}
     lives = [life for life in highest_epochs(store.list("claims/")).items() if life not in left]
     gone = in_parallel(
-        store.store, (partial(_gone, store, *life) for life in lives), _READS_AT_ONCE
+        store.store, (partial(life_is_gone, store, *life) for life in lives), _READS_AT_ONCE
     )
     ranks = [other for (other, _), is_known in zip(lives, gone, strict=True) if not is_known]
     if not ranks:
@@ -303,12 +303,3 @@ def watch(store: Patient, seconds: float, is_silent: Callable[[], bool]) -> None
         if store.downtime - downtime > timing.beat_interval:
             downtime = store.downtime
             start = timing.clock() - downtime
-
-
-def _gone(store: Patient, rank: int, epoch: int) -> bool:
-    """Whether it is certain that the process which has claimed an epoch is gone from this machine."""
-
-    def parse(fields: Fields) -> bool:
-        return is_gone(fields.whole("pid"), fields.text("host"))
-
-    return read_claim(store, rank, epoch, parse) or False

@@ -20,7 +20,7 @@ from ..._store._api import Store
 from ..._store._patient import Patient
 from ..._store._reread import in_parallel
 from ..._timing import Timing
-from .._claims import claimed_settings, newest_epoch
+from .._claims import claimed_settings, life_is_gone, newest_epoch
 from .._life._life import Life
 from .._records._farewell import Farewell, concluded, read_farewell
 from .._records._keys import Delta, Hint, beat_key, farewells, schema
@@ -49,6 +49,12 @@ def interval_of(beat: bytes) -> float:
         return float(beat.split(b" ")[1])
     except (IndexError, ValueError):
         return 0.0
+
+
+def _epoch_of(beat: bytes) -> int:
+    """The epoch of the life that gave a beat; 0 if it names none."""
+    last = beat.split(b" ")[2:3]
+    return int(last[0]) if last and last[0].isdigit() else 0
 
 
 class Beats:
@@ -88,7 +94,10 @@ class Beats:
         self._stop()
 
     def silent(self, ranks: Collection[int]) -> dict[int, float]:
-        """Those of some ranks whose beat has not changed for ``lost_after``, with the seconds since it has."""
+        """Those of some ranks whose beat has not changed for ``lost_after``, with the seconds since it has.
+
+        A process that ran on this machine and is gone counts at the second beat that it misses.
+        """
         now, found = self._now(), {}
         read = self._to_read(ranks)
         for rank, beat in zip(read, read_beats(self._store, read), strict=True):
@@ -96,7 +105,9 @@ class Beats:
             interval = min(interval_of(beat), self._timing.sync_timeout)
             if last is None or (beat != last and beat.startswith(f"{self._run} ".encode())):
                 self._seen[rank] = beat, now
-            elif now - since > max(self._timing.lost_after, 2 * interval):
+            elif now - since > max(self._timing.lost_after, 2 * interval) or (
+                now - since > 2 * interval and life_is_gone(self._store, rank, _epoch_of(last))
+            ):
                 found[rank] = now - since
         return found
 
