@@ -262,6 +262,20 @@ def test_a_rank_that_is_not_known_starts_nothing(tmp_path, argument):
     )
 
 
+@pytest.mark.parametrize(
+    "line",
+    [
+        "diloco-result of step 3: loss 0.1",
+        "diloco-result 0123456789abcdef",
+        "diloco-result 0123456789abcdef three {}",
+        " diloco-result 0123456789abcdef 3 {}",
+    ],
+)
+def test_what_a_program_prints_is_no_line_of_a_result(line):
+    assert is_result_line("diloco-result 0123456789abcdef 3 {}")
+    assert not is_result_line(line)
+
+
 def test_a_large_result_goes_to_the_log(tmp_path):
     done, message = run(tmp_path, "entry:large", {"size": 50_000})
     assert done.returncode == 0

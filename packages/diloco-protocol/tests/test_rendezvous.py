@@ -1,11 +1,12 @@
 """A rendezvous is tried by a replica, and what that says is a stranger's word."""
 
 import pytest
-from memory_lab import DONE, Memory
+from memory_lab import DONE, Asked, Memory
 
 from diloco_protocol import (
     BackendError,
     Finding,
+    InvalidRequestError,
     LaunchError,
     ReplicaState,
     ReplicaStatus,
@@ -66,6 +67,27 @@ def test_a_success_without_its_result_is_a_finding(found, words):
     assert finding.ok is None
     assert "what it found out is not known" in finding.message
     assert words in finding.message
+
+
+def test_a_replica_that_cannot_use_it_is_not_started_again():
+    executor = Asked({}, max_restarts=6)
+    try_rendezvous(executor, "s3://bucket/run", 10.0, {}, "pod")
+    assert executor.asked.max_restarts == 0
+
+
+@pytest.mark.parametrize(
+    ("uri", "patience", "words"),
+    [
+        *[(uri, 10.0, "rendezvous_uri must be text") for uri in (5, True, b"s3://b", ["s3://b"])],
+        *[(uri, 10.0, "rendezvous_uri must be text") for uri in ("", "s3://b/\0", "s3://b/\ud800")],
+        *[("s3://b", number, "patience must be") for number in ("x", 0, -1, float("nan"), True)],
+    ],
+)
+def test_what_cannot_be_tried_is_refused_at_once(uri, patience, words):
+    executor = Probe({})
+    with pytest.raises(InvalidRequestError, match=words):
+        try_rendezvous(executor, uri, patience, {}, "pod")
+    assert executor.hooks == []
 
 
 def test_a_finding_shows_what_others_have_written_as_a_message_does():

@@ -25,6 +25,7 @@ STARTED_MESSAGE = "the runner had started, and was ended before it could report"
 _MARK = "diloco-result "
 _PIECE = 8_000
 _NUMBER = re.compile("[0-9]{1,8}")
+_RESULT_LINE = re.compile(f"{_MARK}[0-9a-f]{{16}} {_NUMBER.pattern} ")
 _SHA256 = re.compile("[0-9a-f]{64}")
 _SHORTEST_TRACEBACK = 100  # one that is shorter says less than the error
 _LONGEST_TYPE = 60  # the name of a class, which anybody may choose
@@ -165,7 +166,7 @@ def result_from_lines(message: OutcomeMessage, lines: Iterable[str]) -> Any:
 
 def is_result_line(line: str) -> bool:
     """Whether a log line carries a piece of a result, so that it is left out when the log is read."""
-    return line.startswith(_MARK)
+    return _RESULT_LINE.match(line) is not None
 
 
 def _to_lines(text: str) -> tuple[list[str], str]:

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from ._checks import is_number
+from ._checks import check_seconds, is_number
 from ._errors import BackendError, LaunchError
 from ._hooks import Finding
 from ._redact import redact_text
+from ._request import check_rendezvous
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -35,10 +36,17 @@ def try_rendezvous(
         What was found of ``"rendezvous"``; ``ok`` is True only if the replica has run and could use it. If it could not be
         removed, also after a launch that failed, what is left, as ``"cleanup"``. If the caller interrupts the wait, the replica
         is removed all the same, and a note on the exception says so if that fails or is interrupted, too.
+
+    Raises:
+        InvalidRequestError: ``uri`` or ``patience`` is not allowed; nothing was started.
     """
-    shown = redact_text(uri)
+    shown = redact_text(check_rendezvous(uri))
+    check_seconds("patience", patience, positive=True)
     try:
-        handles = executor.launch_replicas(1, _PROBE, {"uri": uri}, timeout=patience, **options)
+        # What a rendezvous has refused once, it refuses again.
+        handles = executor.launch_replicas(
+            1, _PROBE, {"uri": uri}, timeout=patience, max_restarts=0, **options
+        )
     except BackendError as error:
         message = f"the {replica} that was to try {shown} could not be launched: {error}"
         survivors = error.survivors if isinstance(error, LaunchError) else ()

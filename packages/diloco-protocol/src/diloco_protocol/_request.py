@@ -9,7 +9,15 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, fields
 from typing import Any, TypedDict
 
-from ._checks import check_amount, check_seconds, check_text, check_texts, check_whole, shown
+from ._checks import (
+    check_amount,
+    check_seconds,
+    check_text,
+    check_texts,
+    check_whole,
+    has_half_a_pair,
+    shown,
+)
 from ._entrypoint import entrypoint_name
 from ._errors import InvalidRequestError
 from ._json import canonical, check_json
@@ -202,12 +210,8 @@ def make_request(
                 f"entrypoint_args has the key {shown(name)}, which cannot be the name of a keyword argument"
             )
     rendezvous = kwargs.get("rendezvous_uri")
-    if rendezvous is not None and (
-        not isinstance(rendezvous, str) or not rendezvous or "\0" in rendezvous
-    ):
-        raise InvalidRequestError(
-            f"rendezvous_uri must be text that is a path or URI, not {shown(rendezvous)}"
-        )
+    if rendezvous is not None:
+        check_rendezvous(rendezvous)
     variables, references = check_variables("env", env), check_variables("secrets", secrets)
     if twice := variables.keys() & references.keys():
         raise InvalidRequestError(
@@ -264,6 +268,19 @@ def check_restarts(name: str, value: object) -> int:
         InvalidRequestError: It is not a whole number from 0 to 1000.
     """
     return check_whole(name, value, 0, 1000)
+
+
+def check_rendezvous(value: object) -> str:
+    """Where replicas meet, as text that a variable can hold.
+
+    Raises:
+        InvalidRequestError: It is something else.
+    """
+    if not isinstance(value, str) or not value or "\0" in value or has_half_a_pair(value):
+        raise InvalidRequestError(
+            f"rendezvous_uri must be text that is a path or URI, not {shown(value)}"
+        )
+    return value
 
 
 def is_run_id(name: str) -> bool:
