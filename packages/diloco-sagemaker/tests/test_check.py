@@ -137,6 +137,39 @@ def test_a_job_tries_the_rendezvous_and_is_removed(world, exclusive, words):
     assert world.world.jobs() == []
 
 
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"pending_timeout": 3600},
+        {"platform_retries": 3},
+        {"max_restarts": 6},
+        {"keep_alive": 600},
+        {"instance_preferences": ["ml.g6.xlarge", "ml.g6.2xlarge"]},
+        {"training_plan_arn": "arn:aws:sagemaker:eu-west-1:123456789012:training-plan/p"},
+        {"channels": {"train": "s3://bucket/data"}},
+    ],
+    ids=lambda options: next(iter(options)),
+)
+def test_the_job_that_tries_the_rendezvous_is_small_whatever_replicas_have(world, options):
+    world.make_executor(**options).plan(1, "trainer:train", gpu="L4")  # replicas have it
+    seen, sleep = [], world.sleep
+
+    def look(seconds):
+        seen.extend(job.json for job in world.world.jobs())
+        sleep(seconds)
+
+    world.sleep = look
+    findings = world.make_executor(**options).check(
+        gpu="L4", rendezvous_uri="s3://bucket/run-1", patience=60.0
+    )
+    assert "still pending" in told(findings, "rendezvous")
+    small = {"InstanceCount": 1, "InstanceType": "ml.m5.xlarge", "VolumeSizeInGB": 100}
+    assert seen[0]["ResourceConfig"] == small
+    assert seen[0]["StoppingCondition"] == {"MaxRuntimeInSeconds": 1870}
+    assert not seen[0].keys() & {"RetryStrategy", "CheckpointConfig", "InputDataConfig"}
+    assert world.world.jobs() == []
+
+
 def test_a_job_that_cannot_use_the_rendezvous(world):
     world.world.habits.auto_start = 1.0
     sleep = world.sleep

@@ -82,6 +82,15 @@ READINGS = {
 
 
 @pytest.mark.parametrize("reading", READINGS)
+def test_a_line_that_looks_like_a_piece_of_a_result_is_the_replicas(aws, executor, handle, reading):
+    lines = ["before", "diloco-result of step 3", "diloco-result 0123456789abcdef 3 {}", "after"]
+    write(aws, handle, *lines)
+    aws.move(name(handle), "Completed", "Completed")
+    read = READINGS[reading](executor(), handle)
+    assert (read.splitlines() if reading == "tail" else read) == lines
+
+
+@pytest.mark.parametrize("reading", READINGS)
 @pytest.mark.parametrize("events", [[], [{"timestamp": 1, "message": "x"}]], ids=["empty", "full"])
 @pytest.mark.parametrize("circle", [2, 5, None], ids=str)
 def test_pages_that_have_no_end_are_an_error(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import logging
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -45,6 +46,16 @@ from ._sweep import Jobs
 T = TypeVar("T")
 _collects_until: ContextVar[float | None] = ContextVar("collects_until", default=None)
 """When the time of ``collect`` is up in this thread, which has its own; None in other verbs."""
+
+_LEFT_OUT: dict[str, Any] = {
+    "pending_timeout": None,
+    "platform_retries": 0,
+    "keep_alive": 0,
+    "instance_preferences": None,
+    "training_plan_arn": None,
+    "channels": None,
+}
+"""Options that the job which tries a rendezvous does without: it needs no GPU and no data, and is over in a minute."""
 
 
 class SageMakerExecutor(BaseExecutor):
@@ -158,7 +169,9 @@ class SageMakerExecutor(BaseExecutor):
         if rendezvous_uri is not None and all(finding.ok is not False for finding in findings):
             small: dict[str, Any] = {name: options[name] for name in ("env",) if name in options}
             small["spot"] = False
-            findings += try_rendezvous(self, rendezvous_uri, patience, small, "job")
+            probe = copy.copy(self)
+            probe._options = replace(self._options, **_LEFT_OUT)  # noqa: SLF001 - it is of this very class
+            findings += try_rendezvous(probe, rendezvous_uri, patience, small, "job")
         return findings
 
     def _submit(self, request: RunRequest) -> list[ReplicaHandle]:

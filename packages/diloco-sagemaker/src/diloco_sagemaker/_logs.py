@@ -18,7 +18,6 @@ from diloco_protocol import (
     LogQuery,
     ReplicaNotFoundError,
     UnavailableError,
-    is_result_line,
     retry,
 )
 from diloco_protocol.backend import shown, split_lines
@@ -85,8 +84,7 @@ class JobLog:
         def keep(event: dict[str, Any], line: str) -> bool:
             moment = event.get("timestamp", 0) / 1000
             return (
-                not is_result_line(line)
-                and (query.since is None or moment >= query.since)
+                (query.since is None or moment >= query.since)
                 and (query.until is None or moment < query.until)
                 and (pattern is None or pattern.search(line) is not None)
             )

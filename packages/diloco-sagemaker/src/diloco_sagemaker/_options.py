@@ -234,7 +234,7 @@ class SageMakerOptions(Options):
         s3_client: A boto3 client of S3 to use.
         sts_client: A boto3 client of STS to use.
         session: A ``boto3.Session`` to make the clients with.
-        endpoint_url: Where all services answer instead, such as a stand-in.
+        endpoint_url: Where all services answer instead, such as a stand-in; clients that are handed in keep their own.
         command: What starts the runner; the runner's own arguments are put behind it. SIGTERM must reach the runner, so no shell
             may stand between.
         env: Environment variables for every launch; those of the launch itself win.
