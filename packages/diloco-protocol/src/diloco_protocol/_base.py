@@ -128,7 +128,7 @@ class BaseExecutor(Journaled):
             memory: Memory for each replica.
             env: Environment variables.
             secrets: References to secrets that the backend keeps, by variable name; never their values.
-            labels: Labels to find the run by.
+            labels: Labels that the platform's records of the run carry, for its own tools; no verb finds runs by them.
             spot: Whether interruptible capacity is wanted.
             max_restarts: How often a failed attempt is started again: after an error, a signal, a timeout, or if memory ran out.
                 A preemption uses up none. Each restart is an attempt with the whole timeout.

@@ -75,7 +75,7 @@ class RunRequest:
         memory: Memory for each replica, in the backend's words.
         env: Environment variables.
         secrets: References to secrets by variable name; never their values.
-        labels: Labels to find the run by.
+        labels: Labels that the platform's records of the run carry.
         spot: Whether interruptible capacity is wanted.
         max_restarts: How often a failed attempt is started again.
         named: Whether the caller chose the run_id, and may have launched the same run before. It is not part of what two
