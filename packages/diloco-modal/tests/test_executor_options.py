@@ -180,10 +180,12 @@ def test_memory_is_asked_for_in_mebibytes(lab, memory, asked):
 def test_the_longest_timeout_is_allowed_and_a_longer_one_is_not(lab, restarts):
     executor = lab.executor(max_restarts=restarts, grace=20.0)
     longest = executor.capabilities.max_timeout
-    (request,) = executor.plan(1, "trainer:train", timeout=longest).requests
-    assert request["options"]["timeout"] == 86_400
-    with pytest.raises(InvalidRequestError, match="timeout"):
-        executor.plan(1, "trainer:train", timeout=longest + 1)
+    shares = {0: longest, restarts: (longest + 20.0) / (1 + restarts) - 20.0}
+    for each, share in shares.items():  # the launch may ask for fewer than the executor
+        (request,) = executor.plan(1, "trainer:train", timeout=share, max_restarts=each).requests
+        assert request["options"]["timeout"] == 86_400
+        with pytest.raises(InvalidRequestError, match="timeout"):
+            executor.plan(1, "trainer:train", timeout=share + 1, max_restarts=each)
 
 
 def test_a_region_and_a_cloud_are_asked_for(lab):

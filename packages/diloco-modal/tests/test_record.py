@@ -353,6 +353,19 @@ def test_ranks_without_a_call_are_voided_at_once(lab):
     assert [lab.record().get(f"call-{rank}")["call"] for rank in range(1, 40)] == [""] * 39
 
 
+@pytest.mark.parametrize("entry", [{"by": 1}, {"by": "outside", "at": 0.0}])
+def test_behind_the_last_cancel_that_is_read_none_is_written(lab, entry):
+    (handle,) = lab.launch(1)
+    lab.begin(handle)
+    for key in ("cancel-0", "cancel-0-999999999"):
+        lab.record().put(key, {"at": lab.world.now(), **entry})
+    lab.executor().cancel(handle)
+    assert lab.call(handle).status == "terminated"
+    lab.executor().describe(handle)
+    kept = [key for key in lab.record().items() if key.startswith("cancel")]
+    assert kept == ["cancel-0", "cancel-0-999999999"]
+
+
 def test_many_cancels_of_others_are_not_passed_over_one_by_one(lab, monkeypatch):
     handles = lab.launch(2)
     for number in range(1, 300):

@@ -9,8 +9,14 @@ import pytest
 
 from diloco_localcloud._modal._workspace._dicts import Dict
 from diloco_localcloud._modal._workspace._refused import RefusedError
-from diloco_modal._many import AT_ONCE, at_once
-from diloco_protocol import BackendError, LaunchError, ReplicaNotFoundError, UnavailableError
+from diloco_modal._many import AT_ONCE, ask, at_once, patiently
+from diloco_protocol import (
+    BackendError,
+    Backoff,
+    LaunchError,
+    ReplicaNotFoundError,
+    UnavailableError,
+)
 
 RANKS = 200
 
@@ -119,6 +125,36 @@ def test_a_launch_that_fails_half_way_starts_no_more(lab):
     assert len(lab.world.calls()) == 100
     assert {call.status for call in lab.world.calls()} == {"terminated"}
     assert lab.stand_in.calls.count("FunctionMap") <= 100 + AT_ONCE
+
+
+async def away(item=0):
+    raise UnavailableError("for a moment")
+
+
+def no_loop():
+    raise OSError(24, "Too many open files")
+
+
+@pytest.mark.parametrize("within", [False, True])
+@pytest.mark.parametrize(
+    "call", [lambda: ask(away, 1.0, ""), lambda: at_once(away, [1])], ids=["ask", "at_once"]
+)
+def test_where_no_file_descriptor_is_left_modal_is_away(monkeypatch, call, within):
+    async def caller():
+        monkeypatch.setattr(asyncio.events, "new_event_loop", no_loop)
+        return call() if within else await asyncio.to_thread(call)
+
+    with pytest.raises(UnavailableError, match="Too many open files"):
+        asyncio.run(caller())
+
+
+def test_what_is_tried_again_may_find_no_file_descriptor(monkeypatch):
+    async def caller():
+        monkeypatch.setattr(asyncio.events, "new_event_loop", no_loop)
+        await patiently(away, Backoff(), 0.0)
+
+    with pytest.raises(UnavailableError, match="Too many open files"):
+        asyncio.run(caller())
 
 
 class TestAtOnce:

@@ -53,6 +53,8 @@ class Ending:
                     if self._counts(record, key, mark):
                         break
                     key = self._client.next_cancel(record, self._rank, key)
+                    if not key:  # it is ended all the same
+                        break
                     self._keys.add(key)
             except BackendError:
                 if not unmarked:

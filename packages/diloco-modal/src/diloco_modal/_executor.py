@@ -98,9 +98,9 @@ class ModalSpawnExecutor(BaseExecutor):
             max_restarts=chosen.max_restarts,
         )
         self._options = chosen
-        attempts = 1 + self._max_restarts
-        longest = (LONGEST_CALL - MARGIN) / attempts - chosen.grace
-        self.capabilities = replace(type(self).capabilities, max_timeout=max(1.0, longest))
+        # Of one attempt; a launch says itself how many more it may have.
+        longest = LONGEST_CALL - MARGIN - chosen.grace
+        self.capabilities = replace(type(self).capabilities, max_timeout=longest)
         self._client = Client(chosen)
         self._launcher = Launcher(self._client, chosen, self._backoff)
         self._call_looks = Looks(self._client, chosen)

@@ -241,7 +241,7 @@ class Looks:
     def _mark(self, record: Any, rank: int, now: float) -> Mapping[str, Any]:
         """The entry that says since when a call is known to be terminated, and by whom; written if there is none."""
         mark, key = {"by": "outside", "at": now}, f"cancel-{rank}"
-        while not self._client.put_once(record, key, mark):
+        while key and not self._client.put_once(record, key, mark):
             with contextlib.suppress(DamagedRecordError):
                 return self._client.get(record, key) or mark
             key = self._client.next_cancel(record, rank, key)

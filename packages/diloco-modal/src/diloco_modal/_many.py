@@ -51,12 +51,27 @@ def at_once(work: Callable[[T], Coroutine[Any, Any, R]], items: Sequence[T]) -> 
     if not items:
         return []
     with ThreadPoolExecutor(1, thread_name_prefix="diloco-modal") as pool:
-        future = pool.submit(lambda: asyncio.run(run()))
+        future = pool.submit(_run, run)
         try:
             return future.result()
         except BaseException:
             over.set()
             raise
+
+
+def _run(main: Callable[[], Coroutine[Any, Any, T]]) -> T:
+    """As :func:`asyncio.run`.
+
+    Raises:
+        UnavailableError: There can be no event loop, as where no file descriptor is left.
+    """
+    runner = asyncio.Runner()
+    try:
+        runner.get_loop()
+    except OSError as error:
+        raise UnavailableError(f"Modal cannot be asked without an event loop: {error}") from error
+    with runner:
+        return runner.run(main())
 
 
 async def bounded(call: Awaitable[T], seconds: float, what: str) -> T:
@@ -103,9 +118,9 @@ def ask(call: Callable[[], Awaitable[T]], seconds: float, what: str) -> T:
     try:
         asyncio.get_running_loop()
     except RuntimeError:  # there is none
-        return asyncio.run(run())
+        return _run(run)
     with ThreadPoolExecutor(1, thread_name_prefix="diloco-modal") as pool:
-        return pool.submit(lambda: asyncio.run(run())).result()
+        return pool.submit(_run, run).result()
 
 
 async def patiently(
@@ -123,5 +138,5 @@ async def patiently(
             raise
     loop = asyncio.get_running_loop()
     return await loop.run_in_executor(
-        None, lambda: retry(lambda: asyncio.run(call()), backoff, timeout=timeout)
+        None, lambda: retry(lambda: _run(call), backoff, timeout=timeout)
     )

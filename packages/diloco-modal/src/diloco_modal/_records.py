@@ -108,10 +108,14 @@ class Records(Connection):
         return bool((self.get(record, "kept") or {}).get("kept"))
 
     def next_cancel(self, record: Any, rank: int, key: str) -> str:
-        """The key of a further cancel of a rank, behind all that are there: anybody may have written any number of them."""
+        """The key of a further cancel of a rank, behind all that are there: anybody may have written any number of them.
+
+        Empty if the last one that anybody reads is there.
+        """
         newest = numbers_of(self.entries(record)).get(rank, {}).get("cancel", 1)
         own = int(key.removeprefix(f"cancel-{rank}").removeprefix("-") or 1)
-        return f"cancel-{rank}-{max(newest, own) + 1}"
+        following = f"cancel-{rank}-{max(newest, own) + 1}"
+        return following if numbers_of({following: ""}) else ""
 
     def pop_own(self, record: Any, key: str, value: Mapping[str, Any]) -> None:
         """Remove an entry that was made here, which its id tells: a try whose answer was lost may have made it."""
