@@ -108,7 +108,7 @@ def test_a_repr_has_no_secret(aws, executor):
         assert HIDDEN not in repr(each)
 
 
-@pytest.mark.parametrize("uri", [f"s3://key:{HIDDEN}\0@bucket/run", f"s3://{HIDDEN}@bucket/run"])
+@pytest.mark.parametrize("uri", [f"s3://key:{HIDDEN}\1@bucket/run", f"s3://{HIDDEN}@bucket/run"])
 def test_a_rendezvous_is_tried_without_showing_it(aws, executor, uri):
     """There is no image here that could try it."""
     words = f"{uri} is not allowed"
@@ -116,6 +116,9 @@ def test_a_rendezvous_is_tried_without_showing_it(aws, executor, uri):
     findings = executor().check(rendezvous_uri=uri)
     assert [each.ok for each in findings if each.subject == "rendezvous"] == [False]
     assert HIDDEN not in repr(findings)
+    with pytest.raises(InvalidRequestError) as caught:
+        executor().check(rendezvous_uri=uri.replace("@", "\0@"))
+    assert HIDDEN not in str(caught.value)
 
 
 def test_an_error_of_aws_is_shown_without_what_is_secret(aws, executor):
