@@ -36,22 +36,25 @@ def _runs(draw):
     sizes = draw(st.sampled_from([(40,), (40, 30)]))
     delay, alpha = draw(st.sampled_from([(0, 0.0), (0, 0.0), (0, 0.5), (1, 0.0), (2, 0.5)]))
     codec = draw(st.sampled_from(["plain", "plain", "bf16", "int8"]))
-    weight = draw(st.sampled_from(["equal", "steps", "tokens"]))
-    return schedule, sizes, delay, alpha, codec, weight, draw(st.booleans())
+    feedback = draw(st.sampled_from([False, True, 0.5])) if codec != "plain" else False
+    asking = st.tuples(st.integers(0, world_size - 1), st.just(1), st.integers(0, 12))
+    return schedule, {
+        "sizes": sizes,
+        "sync_every": 3 * len(sizes) if delay else 2,
+        "delay": delay,
+        "alpha": alpha,
+        "codec": codec,
+        "error_feedback": feedback,
+        "weight": draw(st.sampled_from(["equal", "steps", "tokens"])),
+        "clip": draw(st.booleans()),
+        "save_every": draw(st.sampled_from([1, 10])),
+        "groups": len(sizes) > 1 and draw(st.booleans()),
+        "wishes": draw(st.dictionaries(asking, st.sampled_from([0.25, 1.0]), max_size=2)),
+    }
 
 
-def _check(run):
-    schedule, sizes, delay, alpha, codec, weight, clip = run
-    training = SimulatedTraining(
-        5,
-        sizes,
-        3 * len(sizes) if delay else 2,
-        delay=delay,
-        alpha=alpha,
-        codec=codec,
-        weight=weight,
-        clip=clip,
-    )
+def _check(schedule, options):
+    training = SimulatedTraining(5, **options)
     store, broken = SimulatedStore(), []
     store.after_delete = lambda keys: broken.extend(broken_promises(store, keys))
     settings = Fixed(schedule.world_size, LOST_AFTER)
@@ -79,18 +82,18 @@ def test_a_run_that_ends_and_is_resumed(seeds):
 @given(_runs())
 @settings(max_examples=25, deadline=None, suppress_health_check=_QUIET)
 def test_schedules(run):
-    _check(run)
+    _check(*run)
 
 
 @pytest.mark.slow
 @given(_runs())
 @settings(max_examples=1500, deadline=None, suppress_health_check=_QUIET)
 def test_many_schedules(run):
-    _check(run)
+    _check(*run)
 
 
 @pytest.mark.parametrize("operation", range(1, 36))
 def test_no_bit_that_flips_on_its_way_while_a_life_begins_ends_it(operation):
     fault = Fault(0, 1, operation, "flip")
     schedule = Schedule(2, seed=0, starts=[0.0, 0.0], faults=[fault], latency=0.001)
-    _check((schedule, (40,), 0, 0.0, "plain", "equal", False))
+    _check(schedule, {"sizes": (40,)})
