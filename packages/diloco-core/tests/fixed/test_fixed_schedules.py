@@ -36,7 +36,8 @@ def _runs(draw):
     sizes = draw(st.sampled_from([(40,), (40, 30)]))
     delay, alpha = draw(st.sampled_from([(0, 0.0), (0, 0.0), (0, 0.5), (1, 0.0), (2, 0.5)]))
     codec = draw(st.sampled_from(["plain", "plain", "bf16", "int8"]))
-    feedback = draw(st.sampled_from([False, True, 0.5])) if codec != "plain" else False
+    # What bf16 loses of these values may be nothing, which looks like a residual that was lost.
+    feedback = draw(st.sampled_from([False, True, 0.5])) if codec == "int8" else False
     asking = st.tuples(st.integers(0, world_size - 1), st.just(1), st.integers(0, 12))
     return schedule, {
         "sizes": sizes,

@@ -173,10 +173,11 @@ class Mixing:
         self.own: list[torch.Tensor] = []
         self.adopted = 0
 
-    def begin(self, copies: Sequence[torch.Tensor], sync: int) -> None:
-        """The life begins with these global copies, after this sync."""
+    def begin(self, copies: Sequence[torch.Tensor], sync: int, *, open_steps: bool) -> None:
+        """The life begins with these global copies, after this sync; with steps of the life before, its model is further on."""
         self._copies = [copy.clone() for copy in copies]
-        self.own, self.adopted = list(self._copies), sync
+        self.own = [each.detach().clone() for each in (self._model if open_steps else copies)]
+        self.adopted = sync
 
     def step(self) -> None:
         """The model is about to take a step of plain SGD with a learning rate of 1."""

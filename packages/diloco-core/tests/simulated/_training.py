@@ -226,9 +226,10 @@ class SimulatedTraining:
             ledger.position += outer.batches_to_skip
             note_state(self.entered)
             changes = node.exchange.position.rate.number
-            mixing.begin(copies_now(), node.exchange.position.sync)
-            self.took[node.rank, node.life] = ledger.lives
             since_sync = outer._count.since_sync
+            mixing.begin(copies_now(), node.exchange.position.sync, open_steps=any(since_sync))
+            note_own(outer.inner_steps)  # it may leave before it takes a step
+            self.took[node.rank, node.life] = ledger.lives
             timeline.enters(
                 node.exchange.position, outer.inner_steps, node.exchange.epoch, since_sync
             )
