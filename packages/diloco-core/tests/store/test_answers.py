@@ -1,11 +1,19 @@
-"""What services really answer: the code decides, not the status. Real HTTP, both drivers for S3."""
+"""What services really answer: the code decides, not the status. Real HTTP, both drivers for S3.
+
+The answers of GCS and Azure are those that their libraries raise: their own code where it is installed, else what it raises.
+"""
+
+import json
+from importlib import import_module
 
 import pytest
 
 from diloco_core import CorruptedObjectError, StoreUnavailableError
 from diloco_core._retry import Retries
 from diloco_core._store._api import creates_once
-from diloco_core._store._drivers._codes import _BY_CODE, _TABLE
+from diloco_core._store._drivers._codes import _BY_CODE, _TABLE, verdict_of
+from diloco_core._store._drivers._driver import Verdict
+from diloco_core._store._drivers._fsspec import FsspecDriver
 from diloco_core._store._drivers._obstore import ObstoreDriver
 from diloco_core._store._drivers._remote import RemoteStore
 from diloco_core._store._open import open_store
@@ -248,3 +256,84 @@ def test_damage_is_no_answer(store, small_s3):
     small_s3.objects["run/k"] = bytes(10)
     with store.open("k") as reader, pytest.raises(CorruptedObjectError):
         reader.read_into(5, memoryview(bytearray(10)))
+
+
+def library(module, name):
+    """A class or function of a library that need not be installed."""
+    try:
+        return getattr(import_module(module), name)
+    except ImportError:
+        return None
+
+
+def of_gcsfs(status, reason, message):
+    """What gcsfs makes of an answer."""
+    said = {"code": status, "message": message, "errors": [{"reason": reason}]}
+    path = "https://storage.googleapis.com/upload/b/rate limit/o"
+    validate = library("gcsfs.retry", "validate_response")
+    if validate is not None:
+        with pytest.raises(Exception) as caught:
+            validate(status, json.dumps({"error": said}).encode(), path)
+        return caught.value
+    if status == 403:
+        return OSError(f"Forbidden: {path}\n{message}")
+    if status in {404, 412}:
+        return {404: FileNotFoundError, 412: FileExistsError}[status](path)
+    error = type("HttpError", (Exception,), {})(f"{message}, {status}")
+    error.code = status
+    return error
+
+
+@pytest.mark.parametrize(
+    ("status", "reason", "message", "verdict"),
+    [
+        (403, "forbidden", "a@b does not have storage.objects.create access", Verdict.FORBIDDEN),
+        (403, "accountDisabled", "The billing account is disabled", Verdict.FORBIDDEN),
+        (403, "userRateLimitExceeded", "User Rate Limit Exceeded", Verdict.THROTTLED),
+        (401, "authError", "Invalid Credentials", Verdict.EXPIRED),
+        (404, "notFound", "No such object", Verdict.MISSING),
+        (412, "conditionNotMet", "At least one of the conditions failed", Verdict.EXISTS),
+        (429, "rateLimitExceeded", "Rate limit exceeded", Verdict.THROTTLED),
+        (503, "backendError", "Backend Error", Verdict.TRANSIENT),
+    ],
+)
+def test_the_answers_of_gcs(status, reason, message, verdict):
+    found, text = FsspecDriver("memory://gcs").judge(of_gcsfs(status, reason, message))
+    assert found is verdict
+    assert message in text or status in {404, 412}
+
+
+@pytest.mark.parametrize(
+    ("status", "code", "name", "verdict"),
+    [
+        (401, "InvalidAuthenticationInfo", "ClientAuthenticationError", Verdict.EXPIRED),
+        (401, None, "ClientAuthenticationError", Verdict.EXPIRED),
+        (401, "NoAuthenticationInformation", "ClientAuthenticationError", Verdict.FORBIDDEN),
+        (403, "AuthenticationFailed", "ClientAuthenticationError", Verdict.FORBIDDEN),
+        (403, "AuthorizationPermissionMismatch", "HttpResponseError", Verdict.FORBIDDEN),
+        (409, "BlobAlreadyExists", "ResourceExistsError", Verdict.EXISTS),
+        (412, "ConditionNotMet", "ResourceModifiedError", Verdict.EXISTS),
+        (412, "LeaseIdMissing", "HttpResponseError", Verdict.PERMANENT),
+        (503, "ServerBusy", "HttpResponseError", Verdict.THROTTLED),
+    ],
+)
+def test_the_answers_of_azure(status, code, name, verdict):
+    kind = library("azure.core.exceptions", name) or type(name, (Exception,), {})
+    error = kind("no, said the store")
+    error.status_code, error.error_code = status, code
+    found, text = FsspecDriver("memory://azure").judge(error)
+    assert found is verdict
+    assert "no, said the store" in text
+
+
+@pytest.mark.parametrize(
+    "name", ["CredentialUnavailableError", "RefreshError", "NonRetryableError"]
+)
+def test_no_credentials_at_the_moment(name):
+    error = type(name, (Exception,), {})("none")
+    assert FsspecDriver("memory://none").judge(error)[0] is Verdict.EXPIRED
+
+
+@pytest.mark.parametrize("code", [None, "412"])
+def test_a_condition_that_failed_without_a_body_is_ours(code):
+    assert verdict_of(412, code) is Verdict.EXISTS

@@ -10,6 +10,8 @@ from datetime import UTC, datetime, timedelta
 import fsspec
 import pytest
 from botocore.credentials import RefreshableCredentials, SSOProvider
+from fsspec.implementations.memory import MemoryFileSystem
+from fsspec.registry import _registry
 
 from diloco_core import StoreUnavailableError
 from diloco_core._retry import Retries
@@ -274,3 +276,40 @@ def test_a_source_that_fails_at_the_start_is_named(world, scheme):
     (world.folder / "config").write_text("[default]\ncredential_process = /bin/false\n")
     with pytest.raises(StoreUnavailableError, match=r"custom-process|credential_process"):
         open_store(f"{scheme}://bucket/run")
+
+
+class Keeping(MemoryFileSystem):
+    """A driver that keeps the token that it found when it was made, as those of GCS and Azure may do."""
+
+    protocol = "gs"
+    newest, refused = 1, 0
+
+    def __init__(self, *args, **options):
+        super().__init__(*args, **options)
+        self.token = self.newest
+
+    def pipe_file(self, path, value, mode="overwrite", **options):
+        if self.token != self.newest:
+            type(self).refused += 1
+            error = Exception("Invalid Credentials, 401")
+            error.code = 401
+            raise error
+        super().pipe_file(path, value, mode=mode)
+
+
+@pytest.mark.parametrize("scheme", ["gs", "az"])
+def test_a_driver_that_keeps_its_token_is_made_anew(monkeypatch, scheme):
+    monkeypatch.setitem(_registry, scheme, type("Own", (Keeping,), {"protocol": scheme}))
+    kind, now = fsspec.get_filesystem_class(scheme), [0.0]
+    retries = Retries(
+        patience=60, clock=lambda: now[0], sleep=lambda s: now.__setitem__(0, now[0] + s)
+    )
+    store = RemoteStore(f"{scheme}://bucket/run", FsspecDriver(f"{scheme}://bucket/run"), retries)
+    kind.newest = 2
+    store.put("k", [b"x"])
+    assert (store.get("k"), kind.refused) == (b"x", 1)
+    monkeypatch.setattr(FsspecDriver, "renew", lambda _: None)
+    kind.newest = 3
+    with pytest.raises(StoreUnavailableError, match=r"401.*Use a source that renews them"):
+        store.put("k", [b"x"])
+    store.close()

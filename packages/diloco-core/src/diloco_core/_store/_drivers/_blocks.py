@@ -136,11 +136,13 @@ class Transfers:
                     futures.append((wanted.future, wanted.size))
             self._start_next()
         for future, size in futures:  # their requests are under way and cannot be stopped
-            future.add_done_callback(lambda _, size=size: self._release(size))  # type: ignore[misc]
+            future.add_done_callback(lambda _, size=size: self.hold(-size))  # type: ignore[misc]
 
     def hold(self, size: int) -> None:
         """Take so many bytes from the budget for another use; a negative number gives them back."""
-        self._release(-size)
+        with self._lock:
+            self._held += size
+            self._start_next()
 
     @property
     def held(self) -> int:
@@ -154,11 +156,6 @@ class Transfers:
             executor, self._executor = self._executor, None
         if executor is not None:
             executor.shutdown(wait=False, cancel_futures=True)
-
-    def _release(self, size: int) -> None:
-        with self._lock:
-            self._held -= size
-            self._start_next()
 
     def _start_next(self) -> None:
         """Start to fetch the next ranges of the queue, as far as the budget allows."""

@@ -31,13 +31,13 @@ _TABLE = {
     Verdict.CLOCK: "RequestTimeTooSkewed RequestInTheFuture",
     Verdict.EXPIRED: """
         ExpiredToken ExpiredTokenException RequestExpired ExpiredRequest TokenRefreshRequired
-        InvalidToken InvalidTokenId
+        InvalidToken InvalidTokenId InvalidAuthenticationInfo
         """,
     Verdict.FORBIDDEN: """
         AccessDenied AccountProblem AllAccessDisabled InvalidAccessKeyId InvalidSecurity
         InvalidObjectState NotSignedUp SignatureDoesNotMatch Unauthorized UnauthorizedAccess
         AuthenticationFailed AuthenticationRequired AuthorizationFailure
-        AuthorizationPermissionMismatch InsufficientAccountPermissions InvalidAuthenticationInfo
+        AuthorizationPermissionMismatch InsufficientAccountPermissions
         NoAuthenticationInformation AccountIsDisabled forbidden
         """,
     Verdict.WRONG_PLACE: """
@@ -56,7 +56,7 @@ _TABLE = {
 _BY_CODE = {code: verdict for verdict, codes in _TABLE.items() for code in codes.split()}
 _BY_STATUS = {
     301: Verdict.WRONG_PLACE,
-    401: Verdict.FORBIDDEN,
+    401: Verdict.EXPIRED,
     403: Verdict.FORBIDDEN,
     404: Verdict.MISSING,
     405: Verdict.REFUSED,
@@ -76,6 +76,9 @@ def verdict_of(status: int | None, code: str | None) -> Verdict | None:
     verdict = _BY_CODE.get(code or "")
     if verdict is not None or status is None:
         return verdict
+    # Another condition than ours, such as a lease. Without a body there is no code, and botocore puts the status in its place.
+    if status == 412 and code not in {None, "412"}:
+        return Verdict.PERMANENT
     if 400 <= status < 500 and status not in _PASSING:
         return _BY_STATUS.get(status, Verdict.PERMANENT)
     return _BY_STATUS.get(status, Verdict.TRANSIENT)

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import os
 import threading
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
+from contextlib import suppress
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
 
@@ -70,13 +70,15 @@ def credentials_of_botocore() -> BotocoreCredentials | None:
     return None if credentials is None else BotocoreCredentials(session, credentials)
 
 
-@contextmanager
-def once_at_a_time(lock: threading.Lock) -> Iterator[bool]:
-    """Let threads that are refused at the same time ask for new credentials once. The context is whether this one does."""
+def once_at_a_time(lock: threading.Lock, ask: Callable[[], None]) -> None:
+    """Let one of the threads that are refused at the same time ask for new credentials, while the others wait for it."""
     first = lock.acquire(blocking=False)
     if not first:
         lock.acquire()
     try:
-        yield first
+        # If this fails, the next try of the request meets the same error.
+        with suppress(Exception):
+            if first:
+                ask()
     finally:
         lock.release()

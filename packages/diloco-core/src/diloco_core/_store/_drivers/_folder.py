@@ -217,8 +217,7 @@ class FolderStore:
                 os.utime(descriptor)  # so that it counts as in use again
                 return spare, descriptor
             # The folder was cleaned up by others, or the file has been given another name, too.
-            with contextlib.suppress(OSError):
-                os.unlink(spare, dir_fd=root)
+            disk.unlink(root, spare)
         name = self._temporary()
         return name, disk.create_file(root, name)
 

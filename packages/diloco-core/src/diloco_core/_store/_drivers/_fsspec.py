@@ -49,7 +49,10 @@ _NO_CREDENTIALS = {
     "TokenRetrievalError",
     "UnauthorizedSSOTokenError",
     "DefaultCredentialsError",
+    "RefreshError",
+    "NonRetryableError",  # gcsfs's, for credentials that cannot be renewed
     "ClientAuthenticationError",
+    "CredentialUnavailableError",
 }
 _HOPELESS = {errno.EROFS, errno.ENAMETOOLONG, errno.ENOTDIR, errno.EISDIR}
 
@@ -69,14 +72,16 @@ class FsspecDriver:
         scheme = uri.partition("://")[0]
         self.near = scheme == "memory"
         self.name = f"fsspec's driver for {scheme}://"
-        self._fs, self._root = _filesystem(uri, scheme, connections)
-        _try_once(self._fs, scheme)
-        _load(self._fs, scheme)
+        self._where = uri, scheme, connections
+        self._open()
         self.exclusive = self.near or type(self._fs).__module__.partition(".")[0] in _EXCLUSIVE
         self.deletes_many = False
         self.copies = 2  # s3fs holds a part that it has read from the file, and the request that it makes from it
         self._in_parts = scheme in _S3
         self._renewing = threading.Lock()
+
+    def _open(self) -> None:
+        self._fs, self._root = _filesystem(*self._where)
 
     def put(self, key: str, data: Buffer, *, exclusive: bool) -> None:
         """Write a small object."""
@@ -180,13 +185,8 @@ class FsspecDriver:
         return Verdict.TRANSIENT, message
 
     def renew(self) -> None:
-        """Make s3fs begin a new session, which asks for credentials anew; other drivers do that by themselves."""
-        if not self._in_parts:
-            return
-        # If this fails, the next try of the request meets the same error.
-        with once_at_a_time(self._renewing) as first, contextlib.suppress(Exception):
-            if first:
-                self._fs.connect(refresh=True)
+        """Begin anew with a file system that asks for credentials: each keeps those that it has, whatever the service says."""
+        once_at_a_time(self._renewing, self._open)
 
     def _pipe(self, key: str, data: bytes, exclusive: bool) -> None:
         with _memory_lock if self.near else contextlib.nullcontext():
@@ -218,39 +218,27 @@ def _filesystem(uri: str, scheme: str, connections: int) -> tuple[Any, str]:
     except Exception as error:  # noqa: BLE001 - every driver has its own errors
         failed = error
     else:
+        _prepare(fs, scheme)
         return fs, str(root).rstrip("/")
     raise cannot_open(uri, failed) from without_secrets_in(failed, uri)
 
 
-def _try_once(fs: Any, scheme: str) -> None:
+def _prepare(fs: Any, scheme: str) -> None:
     """Stop a driver from retrying by itself, since only RemoteStore knows how long to retry.
 
     The names of the drivers' attributes may change: where one is missing, the driver is left as it is.
+
+    s3fs makes its client now, as the other drivers have done already. That takes seconds, which would otherwise be a part of the
+    first request, and of the time in which that is retried. If it fails, the first request meets the same error, and reports it.
     """
-    if scheme in _S3:
-        fs.retries = 1
-    elif scheme in _GCS:
-        name = "_request"
-        once = getattr(getattr(type(fs), name, None), "__wrapped__", None)
-        if once is not None:
-            setattr(fs, name, functools.partial(once, fs))
-    elif scheme in _AZURE:
-        policy = getattr(
-            getattr(getattr(fs, "service_client", None), "_config", None), "retry_policy", None
-        )
-        if policy is not None:
-            policy.total_retries = 0
-
-
-def _load(fs: Any, scheme: str) -> None:
-    """Make s3fs create its client now, as the other drivers have done already.
-
-    That takes seconds. Otherwise it would be a part of the first request, and use up the time in which that is retried.
-    """
-    if scheme in _S3 and hasattr(fs, "connect"):
-        # If this fails, the first request meets the same error, and reports it.
-        with contextlib.suppress(Exception):
+    with contextlib.suppress(Exception):
+        if scheme in _S3:
+            fs.retries = 1
             fs.connect()
+        elif scheme in _GCS:
+            fs._request = functools.partial(type(fs)._request.__wrapped__, fs)  # noqa: SLF001
+        elif scheme in _AZURE:
+            fs.service_client._config.retry_policy.total_retries = 0  # noqa: SLF001
 
 
 def _check_known(uri: str, scheme: str) -> None:
@@ -356,6 +344,10 @@ def _answer(error: BaseException) -> tuple[int | None, str | None, str | None]:
     for link in (error, *_causes(error)):
         if type(link).__module__ == "aiohttp.http_exceptions":
             continue  # the answer was cut off, and this "code" was not sent by a server
+        if isinstance(link, OSError) and str(link).startswith("Forbidden: "):
+            # gcsfs makes this of every answer with status 403: the URL, and in the next line what the service says.
+            limited = "rate limit" in str(link).partition("\n")[2].lower()
+            return 403, "rateLimitExceeded" if limited else "forbidden", None
         response = getattr(link, "response", None)
         if isinstance(response, dict):
             said = response.get("Error", {})

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
 import re
 import threading
@@ -293,10 +292,7 @@ class ObstoreDriver:
 
     def renew(self) -> None:
         """Make new connections, which ask for credentials anew."""
-        # If this fails, the next try of the request meets the same error.
-        with once_at_a_time(self._renewing) as first, contextlib.suppress(Exception):
-            if first:
-                self._open()
+        once_at_a_time(self._renewing, self._open)
 
 
 def _check_process(uri: str) -> None:
