@@ -42,7 +42,10 @@ def test_arguments_win(environ, tmp_path):
         ({"DILOCO_RESTARTS": "1"}, {}, 300.0),
         ({"DILOCO_RESTARTS": "0"}, {}, 0.0),
         ({"DILOCO_RESTARTS": "0"}, {"return_within": 20}, 20.0),
-        ({"DILOCO_RESTARTS": "0"}, {"timing": None}, 300.0),
+        ({"DILOCO_RESTARTS": "0"}, {"timing": {}}, 0.0),
+        ({"DILOCO_RESTARTS": "0"}, {"timing": {"sync_timeout": 600.0}}, 0.0),
+        ({"DILOCO_RESTARTS": "0"}, {"timing": {"return_within": 20.0}}, 20.0),
+        ({"DILOCO_RESTARTS": "1"}, {"timing": {"sync_timeout": 600.0}}, 300.0),
     ],
 )
 def test_where_nothing_is_started_again_nobody_waits_for_it(
@@ -51,7 +54,8 @@ def test_where_nothing_is_started_again_nobody_waits_for_it(
     defaults = list(Timing.__init__.__defaults__)  # other tests have another one
     defaults[list(inspect.signature(Timing).parameters).index("return_within")] = 300.0
     monkeypatch.setattr(Timing.__init__, "__defaults__", tuple(defaults))
-    options = {name: Timing() if name == "timing" else value for name, value in options.items()}
+    if "timing" in options:
+        options = {"timing": Timing(**options["timing"])}
     exchange = connect(environ={**environ, **launch}, **options)
     assert exchange.settings.return_within == seconds
     assert connect(environ={**environ, **launch}) is exchange, "a second call need not repeat it"

@@ -101,6 +101,7 @@ class TestTheSecondCall:
         ],
     )
     def test_other_settings_are_refused(self, environ, name, first, second):
+        environ["RENDEZVOUS_URI"] = "memory://second/run"  # a folder takes no transfer
         exchange = connect(environ=environ, **{name: first})
         with pytest.raises(
             ConfigurationError,

@@ -168,18 +168,21 @@ class TestTogether:
             ),
             (
                 {"elastic": 2},
-                "elastic must be an Elastic such as Elastic.min_replicas=2., not an int",
+                "elastic must be settings such as Elastic.min_replicas=2., not an int",
             ),
-            ({"elastic": Elastic}, "elastic must be an Elastic"),
+            ({"elastic": Elastic}, "elastic must be settings such as"),
             (
                 {"timing": 600},
-                "timing must be a Timing such as Timing.sync_timeout=600., not an int",
+                "timing must be settings such as Timing.sync_timeout=600., not an int",
             ),
             (
                 {"elastic": Elastic(3)},
                 r"min_replicas must be at most world_size \(2\), not 3",
             ),
-            ({"elastic": Elastic(1), "timing": Timing(sync_timeout=30.0)}, "grace must be less"),
+            (
+                {"elastic": Elastic(1), "timing": Timing(sync_timeout=30.0, return_within=0.0)},
+                "grace must be less",
+            ),
         ],
     )
     def test_what_is_said_twice_or_is_something_else_is_refused(self, tmp_path, options, told):
@@ -209,3 +212,17 @@ def test_signs_of_life_may_be_rare(tmp_path):
     assert isinstance(exchange, StoreExchange)
     with pytest.raises(ConfigurationError, match="lost_after=300 cannot be used in an elastic run"):
         connect(tmp_path / "other", beat_interval=60, lost_after=300, **options)
+    # All limits together can only be made with a longer lost_after.
+    timing = Timing(beat_interval=60, lost_after=120)
+    connect(tmp_path / "together", timing=timing, **options).leave()
+
+
+@pytest.mark.parametrize("limit", [{"lost_after": 33.0}, {"return_within": 7.0}])
+def test_limits_of_fixed_runs_are_refused_in_either_form(tmp_path, limit):
+    for options in (limit, {"timing": Timing(sync_timeout=600.0, **limit)}):
+        for elastic in ({"min_replicas": 1}, {"elastic": Elastic(1)}):
+            with pytest.raises(
+                ConfigurationError, match=f"{next(iter(limit))}=.* cannot be used in an elastic run"
+            ):
+                connect(tmp_path / "run", rank=0, world_size=2, **elastic, **options)
+    assert not (tmp_path / "run").exists()

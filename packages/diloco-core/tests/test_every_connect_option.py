@@ -28,7 +28,7 @@ SEEN = {
     "publish_every": (4, 1),
     "resume": (None, True),
     "elastic": (None, Elastic(1)),
-    "timing": (None, Timing(sync_timeout=99.0)),
+    "timing": (None, Timing(sync_timeout=99.0, return_within=0.0)),
     "environ": ({"REPLICA_RANK": "0"}, {"REPLICA_RANK": "1"}),
 }
 ELASTIC_ONLY = {"publish_every", "topology", "grace", "late", "retention"}

@@ -1,8 +1,9 @@
 """One wait for others: when to look around, when it is over, and how long to sleep."""
 
 import pytest
+import torch
 
-from diloco_core import Timing
+from diloco_core import ConfigurationError, ProcessGroupExchange, Timing, in_process
 from diloco_core._timing import Wait
 
 
@@ -92,3 +93,23 @@ def test_progress_in_the_last_moment_gives_the_whole_time_again():
     wait.pause()
     with pytest.raises(TimeoutError, match="over"):
         wait.pause()
+
+
+@pytest.mark.parametrize("limit", ["beat_interval", "lost_after", "return_within"])
+def test_without_a_store_there_are_no_signs_of_life(limit):
+    timing = Timing(**{limit: {"lost_after": 33.0}.get(limit, 9.0)})
+    with pytest.raises(ConfigurationError, match=f"{limit}, which has no effect in InProcess"):
+        in_process(2, timing=timing)
+
+
+def test_the_limits_of_a_process_group_are_its_own(tmp_path):
+    group = torch.distributed
+    group.init_process_group("gloo", init_method=f"file://{tmp_path}/meet", rank=0, world_size=1)
+    try:
+        ProcessGroupExchange(timing=Timing(sleep=print))
+        with pytest.raises(
+            ConfigurationError, match="sync_timeout, which has no effect in Process"
+        ):
+            ProcessGroupExchange(timing=Timing(sync_timeout=9.0))
+    finally:
+        group.destroy_process_group()

@@ -4,20 +4,18 @@ from __future__ import annotations
 
 import os
 import threading
-from collections.abc import Callable, Mapping
-from dataclasses import asdict, replace
-from functools import partial
-from typing import Literal, NamedTuple, TypeAlias
+from collections.abc import Mapping
+from dataclasses import asdict
+from typing import Any, Literal, NamedTuple, TypeAlias
 
 from ._arithmetic._layout import CHUNK_BYTES
 from ._checks import check_identity, whole
 from ._connect_arguments import (
-    check_not_elastic,
     check_one_process,
     elastic_of,
     given,
     number_of,
-    numbers_of,
+    settings_of,
     timing_of,
     uri_of,
     world_size_of,
@@ -29,7 +27,7 @@ from ._run._settings import Elastic
 from ._store._drivers._folder import FolderStore, whole_path
 from ._store._open import open_store
 from ._store._transfer import Transfer
-from ._timing import Timing
+from ._timing import Timing, limits_of
 
 Exchange: TypeAlias = StoreExchange
 
@@ -127,11 +125,12 @@ def connect(
         lost_after: Seconds without a sign of life after which a replica counts as lost; 90 if left out. It is refused in elastic
             runs, where ``grace`` takes its place.
         return_within: Seconds that the others then wait for it to be started again, 0 for not at all. 300 if left out; 0 where
-            the launch says that it starts nothing again (``DILOCO_RESTARTS=0``, which the runner sets). Refused in elastic runs,
-            likewise. Means (:class:`ObjectStoreAllReduce`) have no state with which a rank could come back: there it is 0.
+            the launch says that it starts nothing again (``DILOCO_RESTARTS=0``, which the runner sets), also with a ``timing``
+            that leaves it at 300. Refused in elastic runs, likewise. Means (:class:`ObjectStoreAllReduce`) have no state with
+            which a rank could come back: there it is 0.
         chunk_bytes: Bytes handled at once; 1 MiB if left out. In fixed runs it must be the same for all replicas.
         transfer: Connections, block size and memory for a store behind a network, such as ``Transfer(connections=32)``. It
-            may differ between replicas, and has no effect on folders.
+            may differ between replicas, and is refused for folders.
         min_replicas: Makes the run elastic: how many replicas must contribute to a sync.
         grace: Seconds to wait for a late replica before the others go on.
         late: Whether a contribution that came too late goes into the next sync (``carry``) or is forgotten (``drop``).
@@ -159,8 +158,7 @@ def connect(
     if not isinstance(environ, Mapping):
         raise ConfigurationError(f"environ must be a mapping such as os.environ, not {environ!r}")
     place = uri_of(uri, environ)
-    if rank is None or world_size is None:
-        check_one_process(environ)
+    told = rank is not None and world_size is not None
     rank, world_size = check_identity(
         number_of(rank, "rank", "REPLICA_RANK", environ),
         world_size_of(world_size, environ),
@@ -186,13 +184,10 @@ def connect(
         resume=resume,
     )
     elastic = elastic_of(elastic, membership)
-    if elastic is not None:
-        check_not_elastic(limits)
-    all_limits = timing_of(timing, limits, elastic=elastic is not None)
-    if environ.get("DILOCO_RESTARTS") == "0" and timing is None and return_within is None:
-        all_limits = replace(all_limits, return_within=0.0)  # nobody could come back in time
+    restarts = environ.get("DILOCO_RESTARTS") != "0"
+    all_limits = timing_of(timing, limits, elastic=elastic is not None, restarts=restarts)
     asked = {**limits, **membership, **given(chunk_bytes=chunk_bytes, transfer=transfer)}
-    asked |= {} if timing is None else numbers_of(all_limits)
+    asked |= {} if timing is None else limits_of(all_limits)
     timing = all_limits
     asked |= {} if elastic is None or membership else asdict(elastic)
     if elastic is not None:
@@ -203,22 +198,21 @@ def connect(
             f"chunk_bytes must be at most {_MOST_CHUNK_BYTES}, not {chunks}: every buffer has this size"
         )
     transfer = Transfer() if transfer is None else transfer
-    if not isinstance(transfer, Transfer):
-        raise ConfigurationError(
-            f"transfer must be a Transfer such as Transfer(connections=32), not {transfer!r}"
-        )
-    transfer.check()
+    settings_of("transfer", transfer, Transfer, "Transfer(connections=32)", {}).check()
     identity = {"world_size": world_size, "run_id": run_id}
+    _forget_ended()
     with _lock:
-        for key in [key for key, connected in _open.items() if connected.exchange.ended]:
-            del _open[key]
         key = os.getpid(), _normal(place), rank
         connected = _open.get(key)
         if connected is not None:
             _check_same(connected.settings, {**identity, **asked}, redact_uri(place), rank)
             return connected.exchange
-        make = partial(
-            StoreExchange,
+        if not told:
+            check_one_process(environ)
+        exchange = _new(
+            place,
+            transfer,
+            (resume or False) if elastic is None else False,
             rank=rank,
             world_size=world_size,
             elastic=elastic,
@@ -226,21 +220,20 @@ def connect(
             timing=timing,
             chunk_bytes=chunks,
         )
-        exchange = _new(place, transfer, make, (resume or False) if elastic is None else False)
-        settings = {**identity, **numbers_of(timing), "chunk_bytes": chunks, "transfer": transfer}
+        settings = {**identity, **limits_of(timing), "chunk_bytes": chunks, "transfer": transfer}
         if elastic is None:
             settings |= {"min_replicas": None, "resume": resume or False}
         else:
             settings |= asdict(elastic)
-        exchange.when_ended = partial(_forget, key)
+        exchange.when_ended = _forget_ended
         _open[key] = _Connected(exchange, settings)
         return exchange
 
 
-def _forget(key: _Key) -> None:
-    """Drop the reference to an exchange that has ended, which would keep its model in memory."""
+def _forget_ended() -> None:
+    """Drop the references to exchanges that have ended, which would keep their models in memory."""
     with _lock:
-        if key in _open and _open[key].exchange.ended:
+        for key in [key for key, connected in _open.items() if connected.exchange.ended]:
             del _open[key]
 
 
@@ -261,16 +254,13 @@ def _check_same(
 
 
 def _new(
-    uri: str,
-    transfer: Transfer,
-    make: Callable[..., Exchange],
-    resume: bool | Literal["newest-whole"],
+    uri: str, transfer: Transfer, resume: bool | Literal["newest-whole"], **options: Any
 ) -> Exchange:
     store = open_store(uri, transfer=transfer)
     if isinstance(store, FolderStore):
         store.of_earlier_run = bool(resume)
     try:
-        return make(store, resume=resume)
+        return StoreExchange(store, resume=resume, **options)
     except BaseException:
         store.unmake() if isinstance(store, FolderStore) else store.close()
         raise

@@ -6,16 +6,18 @@ import logging
 import os
 import re
 from collections.abc import Mapping
-from typing import Any
+from dataclasses import replace
+from typing import Any, TypeVar
 
 from ._checks import check_resume, kind_of
 from ._errors import ConfigurationError
 from ._redact import redact_uri
 from ._run._settings import Elastic
-from ._timing import Timing
+from ._timing import Timing, limits_given
+
+T = TypeVar("T")
 
 _log = logging.getLogger("diloco_core")
-_LIMITS = ("join_timeout", "sync_timeout", "beat_interval", "lost_after", "return_within")
 
 
 def given(**arguments: Any) -> dict[str, Any]:
@@ -23,28 +25,39 @@ def given(**arguments: Any) -> dict[str, Any]:
     return {name: value for name, value in arguments.items() if value is not None}
 
 
-def timing_of(timing: object, limits: Mapping[str, Any], *, elastic: bool) -> Timing:
+def timing_of(
+    timing: object, limits: Mapping[str, Any], *, elastic: bool, restarts: bool
+) -> Timing:
     """The limits of an exchange, from either form in which they can be given.
 
     Args:
         timing: All limits together, or None.
         limits: Limits that were given one by one, by name.
         elastic: Whether the run is elastic, so that no limit depends on ``lost_after``.
+        restarts: Whether the launch starts a lost replica again; otherwise nobody waits for one, unless a limit says so.
 
     Raises:
-        ConfigurationError: A limit is not allowed, or both forms are used.
+        ConfigurationError: A limit is not allowed or has no effect, or both forms are used.
     """
+    named: Mapping[str, Any] = limits
+    if timing is not None:
+        timing = settings_of("timing", timing, Timing, "Timing(sync_timeout=600)", limits)
+        named = limits_given(timing)
+    beat = named.get("beat_interval")
+    seldom = elastic and isinstance(beat, (int, float)) and 2 * beat > Timing().lost_after
+    for name in ("lost_after", "return_within") if elastic else ():
+        # A Timing with rare signs of life must have a lost_after that is longer than the default.
+        if name in named and not (seldom and timing is not None and name == "lost_after"):
+            raise ConfigurationError(
+                f"{name}={named[name]!r} cannot be used in an elastic run, where grace says how long a replica is waited for. "
+                "Leave it out, or pass grace="
+            )
     if timing is None:
-        beat = limits.get("beat_interval")
-        if elastic and isinstance(beat, (int, float)) and 2 * beat > Timing().lost_after:
-            return Timing(**limits, lost_after=2 * beat)
-        return Timing(**limits)
-    if not isinstance(timing, Timing):
-        raise ConfigurationError(
-            f"timing must be a Timing such as Timing(sync_timeout=600), not {kind_of(timing)}"
-        )
-    _check_once("timing", "Timing", limits)
-    return timing
+        more = {"lost_after": 2 * named["beat_interval"]} if seldom else {}
+        timing = Timing(**limits, **more)
+    if restarts or "return_within" in named:
+        return timing
+    return replace(timing, return_within=0.0)
 
 
 def elastic_of(elastic: object, options: Mapping[str, Any]) -> Elastic | None:
@@ -58,15 +71,9 @@ def elastic_of(elastic: object, options: Mapping[str, Any]) -> Elastic | None:
         ConfigurationError: Both forms are used, or there are settings without ``min_replicas`` other than ``resume``.
     """
     if elastic is not None:
-        if not isinstance(elastic, Elastic):
-            raise ConfigurationError(
-                f"elastic must be an Elastic such as Elastic(min_replicas=2), not {kind_of(elastic)}"
-            )
-        _check_once("elastic", "Elastic", options)
-    elif "min_replicas" in options:
-        elastic = Elastic(**options)
-    if elastic is not None:
-        return elastic
+        return settings_of("elastic", elastic, Elastic, "Elastic(min_replicas=2)", options)
+    if "min_replicas" in options:
+        return Elastic(**options)
     for name, value in options.items():
         if name == "resume":
             check_resume(value)
@@ -78,33 +85,31 @@ def elastic_of(elastic: object, options: Mapping[str, Any]) -> Elastic | None:
     return None
 
 
-def numbers_of(timing: Timing) -> dict[str, object]:
-    """The limits in seconds by name, without the clock."""
-    return {name: getattr(timing, name) for name in _LIMITS}
+def settings_of(
+    name: str, value: object, kind: type[T], example: str, single: Mapping[str, Any]
+) -> T:
+    """Return settings that are given together.
 
-
-def check_not_elastic(limits: Mapping[str, Any]) -> None:
-    """Refuse limits that elastic runs do not ask for.
+    Args:
+        name: The argument.
+        value: Its value.
+        kind: What it must be.
+        example: One of that kind.
+        single: The same settings, where they are given one by one.
 
     Raises:
-        ConfigurationError: There is such a limit.
+        ConfigurationError: It is something else; or the settings are given in both forms, even with equal values: the reader
+            could not see which one counts.
     """
-    for name in ("lost_after", "return_within"):
-        if name in limits:
-            raise ConfigurationError(
-                f"{name}={limits[name]!r} cannot be used in an elastic run, where grace says how long a replica is waited for. "
-                "Leave it out, or pass grace="
-            )
-
-
-def _check_once(whole: str, kind: str, single: Mapping[str, Any]) -> None:
-    """Refuse settings that are given in both forms, even with equal values: the reader could not see which one counts."""
+    if not isinstance(value, kind):
+        raise ConfigurationError(f"{name} must be settings such as {example}, not {kind_of(value)}")
     if single:
         names = ", ".join(f"{name}=" for name in single)
         raise ConfigurationError(
-            f"{names} cannot be given together with {whole}=, which holds the same settings: put {names.replace('=', '')} into "
-            f"{kind}(...), or leave {whole}= out"
+            f"{names} cannot be given together with {name}=, which holds the same settings: put {names.replace('=', '')} into "
+            f"{kind.__name__}(...), or leave {name}= out"
         )
+    return value
 
 
 def uri_of(given: object, environ: Mapping[str, str]) -> str:

@@ -109,6 +109,17 @@ class Timing:
             )
 
 
+def limits_of(timing: Timing) -> dict[str, float]:
+    """The limits in seconds by name, without the clock."""
+    names = ("join_timeout", "sync_timeout", "beat_interval", "lost_after", "return_within")
+    return {name: getattr(timing, name) for name in names}
+
+
+def limits_given(timing: Timing) -> dict[str, float]:
+    """Return the limits that are not the defaults."""
+    return dict(limits_of(timing).items() - limits_of(Timing()).items())
+
+
 class Moment(NamedTuple):
     """The state of a wait at one moment.
 

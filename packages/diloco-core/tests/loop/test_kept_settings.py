@@ -67,7 +67,7 @@ CHANGES = {  # for every argument, settings with which a run is begun and other 
     ],
 }
 OWN = {"model", "inner_optimizer", "exchange", "stateful", "save_inner_every", "on_sync"}
-MAY_CHANGE = {"sync_every", "init", "flush"}  # in fixed runs
+MAY_CHANGE = {"sync_every", "flush"}  # in fixed runs
 _prefixes = itertools.count()
 
 
@@ -120,11 +120,16 @@ def test_a_run_that_is_continued_with_another(kind, name):
             assert set(results) == {4}, results
         elif name == "init":
             assert all(isinstance(result, ConfigurationError) for result in results), results
-            assert "init='check' cannot be used in an elastic run" in str(results[0])
+            why = "in an elastic run" if kind == "elastic" else "with resume="
+            assert f"init='check' cannot be used {why}" in str(results[0])
         else:
             assert all(isinstance(result, MismatchError) for result in results), results
             told = f"{name}=", f"without {name},", f"with {name}["
             assert all(any(part in str(result) for part in told) for result in results), results
+
+
+def test_a_run_that_began_with_a_check_goes_on_without_one():
+    assert continued("fixed", {"init": "check"}, {}) == [4]
 
 
 def test_a_run_keeps_whether_it_goes_by_the_time():

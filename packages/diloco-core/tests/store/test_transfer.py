@@ -163,8 +163,13 @@ def test_connect_hands_them_on(options):
     exchange.leave()
 
 
-def test_folders_have_no_use_for_them(tmp_path):
-    exchange = connect(tmp_path, rank=0, world_size=1, transfer=Transfer(connections=5))
+@pytest.mark.parametrize("scheme", ["", "file://"])
+def test_folders_have_no_use_for_them(tmp_path, scheme):
+    place = {"uri": f"{scheme}{tmp_path}/run", "rank": 0, "world_size": 1}
+    with pytest.raises(ConfigurationError, match=r"transfer=Transfer\(connections=5, .* a folder"):
+        connect(**place, transfer=Transfer(connections=5))
+    assert not (tmp_path / "run").exists()
+    exchange = connect(**place, transfer=Transfer())
     assert (
         block_bytes_of(exchange.store) == block_bytes_of(open_store("memory://transfer/near")) == 0
     )

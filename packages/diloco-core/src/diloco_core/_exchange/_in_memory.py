@@ -12,7 +12,7 @@ from .._arithmetic._sharded import Scratch, Source, check_contribution
 from .._arithmetic._sync_job import SyncJob
 from .._arithmetic._weights import shares
 from .._errors import ConfigurationError, MismatchError
-from .._timing import Timing
+from .._timing import Timing, limits_given
 from ._base import Exchange, Schema
 from ._endings import Progress, describe
 from ._pending import Syncs
@@ -28,9 +28,18 @@ class ExchangeInMemory(Exchange):
         world_size: The number of ranks.
         timing: Limits and clock.
         chunk_bytes: Number of bytes handled at once.
+
+    Raises:
+        ConfigurationError: A limit is given that has no effect here.
     """
 
+    _limits: tuple[str, ...] = ()  # those that it asks for
+
     def __init__(self, rank: int, world_size: int, timing: Timing, chunk_bytes: int) -> None:
+        for name in sorted(limits_given(timing).keys() - self._limits):
+            raise ConfigurationError(
+                f"timing has a {name}, which has no effect in {type(self).__name__}: leave it out"
+            )
         self.rank = rank
         self.world_size = world_size
         self._timing = timing

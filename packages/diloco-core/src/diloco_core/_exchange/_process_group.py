@@ -46,12 +46,12 @@ class ProcessGroupExchange(ExchangeInMemory):
     Args:
         group: The process group; the default one if None.
         device: The device that holds messages; by default the one that the group's backend needs.
-        timing: Its clock is used; the timeouts are those of the group.
+        timing: Its clock is used. The timeouts are those of the group: limits are refused.
         chunk_bytes: Number of bytes handled at once.
 
     Raises:
-        ConfigurationError: There is no process group, this process is not a member of it, or ``chunk_bytes`` is not a whole
-            number of at least 1.
+        ConfigurationError: There is no process group, this process is not a member of it, ``timing`` holds limits, or
+            ``chunk_bytes`` is not a whole number of at least 1.
     """
 
     def __init__(

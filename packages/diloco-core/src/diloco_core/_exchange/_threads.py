@@ -34,11 +34,13 @@ def in_process(
 
     Args:
         world_size: Number of replicas; each thread takes one of the exchanges.
-        timing: Limits in seconds. Its clock measures the times in reports; its sleep is not used.
+        timing: ``join_timeout`` and ``sync_timeout`` in seconds; other limits are refused. Its clock measures the times in
+            reports; its sleep is not used.
         chunk_bytes: Size in bytes of each replica's buffers.
 
     Raises:
-        ConfigurationError: ``world_size`` or ``chunk_bytes`` is not a whole number of at least 1.
+        ConfigurationError: ``world_size`` or ``chunk_bytes`` is not a whole number of at least 1, or ``timing`` holds a limit
+            that has no effect.
     """
     whole("world_size", world_size)
     whole("chunk_bytes", chunk_bytes)
@@ -117,6 +119,8 @@ class _Missing(Exception):  # noqa: N818 - never leaves this file
 
 class InProcessExchange(ExchangeInMemory):
     """The exchange of one thread; see :class:`._base.Exchange` and :func:`in_process`."""
+
+    _limits = ("join_timeout", "sync_timeout")
 
     def __init__(self, hub: _Hub, rank: int, timing: Timing, chunk_bytes: int) -> None:
         super().__init__(rank, hub.world_size, timing, chunk_bytes)

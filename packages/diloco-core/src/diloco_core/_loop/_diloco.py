@@ -122,7 +122,7 @@ class DiLoCo:
             fragments, buffers are synced with the last one. With ``"none"`` each rank has its own; in runs over a store they
             are saved and restored with its inner optimizer.
         init: ``"rank0"``: all adopt rank 0's initial parameters. ``"check"``: differing initial values are refused; not in
-            elastic runs, where every replica takes the run's state.
+            elastic runs and where a run is resumed, since every replica takes the run's state there.
         flush: What happens to a partial period when the block is left. ``"partial"``: it is synced. This is a full outer
             step, with the whole learning rate and momentum, however few inner steps it covers: after a single inner step,
             the outer step consists mostly of the momentum of earlier ones. ``"none"``: it is dropped, and the model ends in

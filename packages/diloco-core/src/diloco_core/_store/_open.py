@@ -53,6 +53,10 @@ def _opened(uri: str, reading: bool, transfer: Transfer | None) -> Store:
 
     scheme, separator, path = uri.partition("://")
     if not separator or scheme == "file":
+        if transfer not in {None, Transfer()}:
+            raise ConfigurationError(
+                f"transfer={transfer} has no effect in a folder, to and from which nothing is sent: leave it out"
+            )
         return FolderStore(uri, reading=reading)
     chosen_driver, plus, scheme = scheme.rpartition("+")
     plain_uri = f"{scheme}://{path}"

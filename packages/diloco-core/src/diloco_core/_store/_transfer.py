@@ -27,7 +27,7 @@ _LEAST_BLOCK_BYTES = 2**16
 class Transfer:
     """How much a replica transfers at once from and to a store behind a network. Each replica may have its own settings.
 
-    For folders and ``memory://`` the settings are checked, but they make no difference.
+    Nothing is sent to and from folders: settings other than the defaults are refused there.
 
     Attributes:
         connections: The most reads that are under way at the same time, and the most parts of one upload, each with a file

@@ -230,10 +230,11 @@ def _clip(exchange: object, given: object, trim: int) -> bool:
 def _init(exchange: object, given: object) -> str:
     """With which values the replicas begin."""
     init = one_of("init", given, ("rank0", "check"))
-    if init == "check" and support_of(exchange).takes_run:
+    takes_run = support_of(exchange).takes_run
+    if init == "check" and (takes_run or getattr(exchange, "resumes", False)):
         raise ConfigurationError(
-            "init='check' cannot be used in an elastic run: every replica takes the run's state, and nobody compares what it "
-            "held before. Leave init out"
+            f"init='check' cannot be used {'in an elastic run' if takes_run else 'with resume='}: every replica takes the run's "
+            "state, and nobody compares what it held before. Leave init out"
         )
     return init
 
