@@ -12,6 +12,7 @@ from diloco_core import (
     MismatchError,
     ObjectStoreAllReduce,
     StoreExchange,
+    connect,
     in_process,
 )
 from diloco_core._allreduce import Mean
@@ -179,6 +180,27 @@ def test_other_shapes_on_one_replica_are_named(tmp_path):
         results = run_replicas(replica, exchanges(kind, 2, 64, tmp_path))
         assert any(isinstance(result, MismatchError) for result in results), results
         assert all(isinstance(result, BaseException) for result in results)
+
+
+def test_one_process_of_a_group_has_to_be_told_for_whom_it_takes_means(tmp_path, monkeypatch):
+    place = {"rank": 0, "world_size": 1}
+    environ = {"REPLICA_RANK": "0", "REPLICA_WORLD_SIZE": "1"}
+    exchange = connect(tmp_path / "one", **place)
+    untold = ObjectStoreAllReduce(tmp_path / "two", rank=0, environ=environ)
+    told = ObjectStoreAllReduce(tmp_path / "three", **place)
+    monkeypatch.setattr(torch.distributed, "is_initialized", lambda: True)
+    monkeypatch.setattr(torch.distributed, "get_world_size", lambda: 2)
+    for reduce in (ObjectStoreAllReduce(exchange), untold):
+        with pytest.raises(
+            ConfigurationError, match=r"group of 2 .* pass rank= and world_size= to"
+        ):
+            reduce.mean([torch.ones(1)])
+        reduce.close()
+    tensor = torch.ones(2)
+    with told as reduce:
+        assert reduce.mean([tensor]).members == 1
+    with ObjectStoreAllReduce(in_process(1)[0]) as reduce:  # which needs no store
+        assert reduce.mean([tensor]).members == 1
 
 
 def test_only_floating_point_has_a_mean():

@@ -102,6 +102,27 @@ def test_the_trainer_connects_with_no_arguments(trainer, tmp_path, monkeypatch):
     assert run(trainer_module=trainer, trainer_fn="mean", trainer_kwargs={"start": 2.5}) == [2.5]
 
 
+@pytest.mark.parametrize("by_hand", [False, True])
+def test_a_process_of_torchrun_is_told_which_replica_it_is(
+    trainer, tmp_path, monkeypatch, capsys, by_hand
+):
+    """The trainer, which connects with no arguments, gets the exchange that was opened for it."""
+    torchrun = {"LOCAL_RANK": "0", "LOCAL_WORLD_SIZE": "2", "RANK": "0", "WORLD_SIZE": "2"}
+    for name, value in torchrun.items():
+        monkeypatch.setenv(name, value)
+    uri, elastic = str(tmp_path / "run"), {"min_replicas": 1}
+    if by_hand:
+        place = ["--rendezvous", uri, "--rank", "1", "--world-size", "2"]
+        place += ["--connect-options-json", json.dumps(elastic)]
+        assert main([*place, "--trainer-module", trainer, "--trainer-fn", "quorum"]) == 0
+        assert capsys.readouterr().out == "1\n"
+        return
+    place = {"rendezvous_uri": uri, "rank": 1, "world_size": 2, "connect_options": elastic}
+    assert run(trainer_module=trainer, trainer_fn="quorum", **place) == 1
+    with pytest.raises(ConfigurationError, match="LOCAL_WORLD_SIZE=2 says that torchrun"):
+        run(trainer_module=trainer, trainer_fn="quorum", rendezvous_uri=uri, rank=1)
+
+
 def test_connect_options_make_the_run_elastic(trainer, tmp_path):
     where = {"rendezvous_uri": str(tmp_path / "run"), "rank": 0, "world_size": 3}
     options = {"min_replicas": 2, "grace": 5.0}

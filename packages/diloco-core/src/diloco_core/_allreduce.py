@@ -17,6 +17,9 @@ from ._exchange._report import SyncReport
 from ._model._partition import NamedTensor
 from ._outer._fragment import Fragment
 from ._outer._optimizer import OuterOptimizer
+from ._terms._support import check_process_group
+
+_TOLD = "If this process is to take means for a replica nevertheless, pass rank= and world_size= to ObjectStoreAllReduce"
 
 
 class Mean(Fragment):
@@ -69,6 +72,9 @@ class ObjectStoreAllReduce:
     order in ``promote_types(dtype, float32)``, so every replica gets the same bytes, and repeated runs do too. Bytes per
     call and replica stay about twice the tensors' for any number of replicas. Not thread-safe.
 
+    A process that is in a ``torch.distributed`` group with others is refused over a store, unless ``rank`` and ``world_size``
+    are passed here: they say which replica this process is, or for which replica it alone takes the mean.
+
     Args:
         uri: The prefix where the replicas meet, or an exchange to use. From the environment if left out; see
             :func:`connect`, which also says what ``options`` there are.
@@ -86,6 +92,7 @@ class ObjectStoreAllReduce:
         **options: Any,
     ) -> None:
         if uri is None or isinstance(uri, (str, os.PathLike)):
+            self._told = rank is not None and world_size is not None
             self.exchange: Exchange = connect(uri, rank=rank, world_size=world_size, **options)
         elif callable(getattr(uri, "begin", None)):
             given = [
@@ -97,7 +104,7 @@ class ObjectStoreAllReduce:
                 raise ConfigurationError(
                     f"{', '.join(given)}: an exchange has its own; leave them out, or pass a URI"
                 )
-            self.exchange = uri
+            self._told, self.exchange = False, uri
         else:
             raise ConfigurationError(
                 f"uri must be where the replicas meet, or an exchange, not {uri!r}"
@@ -107,12 +114,14 @@ class ObjectStoreAllReduce:
         """Replace the tensors by their mean over all replicas, in place; the first call meets the other replicas.
 
         Raises:
-            ConfigurationError: A tensor is not floating-point.
+            ConfigurationError: A tensor is not floating-point; or this process is in a group, and was not told its rank.
             NonFiniteDeltaError: A tensor holds NaN or infinity; nothing was sent.
             MismatchError: Another replica passed other tensors: another number, other shapes or dtypes.
             SyncTimeoutError: Others did not come in time; it names them.
             ReplicaLostError: Another replica died or failed.
         """
+        if not self._told:
+            check_process_group(self.exchange, _TOLD)
         job = Mean(tensors, self.exchange.world_size)
         self.exchange.join(Schema({}, {"operation": "mean"}))
         job.begin()

@@ -82,7 +82,7 @@ def _prepare(
             raise ConfigurationError(
                 f"connect_options has {name!r}, which is not allowed. These are: {', '.join(sorted(known))}"
             )
-    exchange = connect(**options)
+    exchange = connect(rank=rank, world_size=world_size, **options)
     if (devices := torch.cuda.device_count()) > 1:
         _log.warning(
             "rank %d: this replica sees %d GPUs and is one process: unless the trainer itself uses them "
@@ -140,6 +140,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     )
     parser.add_argument(
         "--rendezvous",
+        dest="rendezvous_uri",
         help="the place where the replicas meet: a folder or s3://…; default: RENDEZVOUS_URI",
     )
     parser.add_argument(
@@ -149,25 +150,22 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--trainer-module", required=True, help="importable module of the trainer")
     parser.add_argument("--trainer-fn", default="train", help="function in it (default: train)")
     parser.add_argument(
-        "--trainer-kwargs-json", default="{}", help="its keyword arguments, a JSON object"
+        "--trainer-kwargs-json",
+        default="{}",
+        type=_json_object,
+        help="its keyword arguments, a JSON object",
     )
     parser.add_argument(
         "--connect-options-json",
+        dest="options",
         default="{}",
+        type=_json_object,
         help="""more arguments of connect(), a JSON object: '{"min_replicas": 2}' makes the run elastic""",
     )
-    arguments = parser.parse_args(argv)
-    kwargs = _json_object(parser, "--trainer-kwargs-json", arguments.trainer_kwargs_json)
-    options = _json_object(parser, "--connect-options-json", arguments.connect_options_json)
+    given = vars(parser.parse_args(argv))
+    kwargs = given.pop("trainer_kwargs_json")
     try:
-        exchange, trainer = _prepare(
-            arguments.trainer_module,
-            arguments.trainer_fn,
-            arguments.rendezvous,
-            arguments.rank,
-            arguments.world_size,
-            options,
-        )
+        exchange, trainer = _prepare(**given)
     except ConfigurationError as error:
         parser.error(str(error))
     result = _call(exchange, trainer, kwargs)
@@ -176,13 +174,13 @@ def main(argv: Sequence[str] | None = None) -> int:
     return 0
 
 
-def _json_object(parser: argparse.ArgumentParser, name: str, text: str) -> dict[str, Any]:
+def _json_object(text: str) -> dict[str, Any]:
     try:
         value = json.loads(text)
     except ValueError as error:
-        parser.error(f"{name} is not JSON: {error}")
+        raise argparse.ArgumentTypeError(f"it is not JSON: {error}") from error
     if not isinstance(value, dict):
-        parser.error(f"{name} must be a JSON object, not {type(value).__name__}")
+        raise argparse.ArgumentTypeError(f"it must be a JSON object, not {type(value).__name__}")
     return value
 
 

@@ -13,7 +13,7 @@ from .._errors import ConfigurationError
 from .._exchange._base import Exchange
 from .._inner._state import Stateful
 from .._model._layers import PATTERNS, Pattern
-from .._terms._support import support_of
+from .._terms._support import ONE_PROCESS, WITHOUT_STORE, check_process_group, support_of
 from .._terms._weighting import Weighting
 
 _MOST_TOKENS = 10**18 - 1  # keys have 18 digits for them
@@ -24,8 +24,6 @@ _WRAPPERS = (
     ("torch.distributed.fsdp", "FullyShardedDataParallel", "process_group"),
     ("torch.distributed.fsdp", "FSDPModule", "reshard"),
 )
-_WHY = "one process is one replica, and what several processes hold together is not supported yet"
-_GROUP = "To train with the process group of all replicas instead of a store, pass ProcessGroupExchange()"
 _EXCHANGE_METHODS = ("join", "begin", "shards", "leave", "abort")
 
 
@@ -81,8 +79,8 @@ def check_topology(model: torch.nn.Module, exchange: Exchange) -> None:
     for name, parameter in model.named_parameters():
         if _is(parameter, "torch.distributed.tensor", "DTensor"):
             raise ConfigurationError(
-                f"parameter {name!r} is a DTensor, of which this process holds a part: {_WHY}. Give every replica a whole model "
-                "in one process"
+                f"parameter {name!r} is a DTensor, of which this process holds a part: {ONE_PROCESS}. Give every replica "
+                "a whole model in one process"
             )
     support = support_of(exchange)
     if support.lanes:
@@ -92,33 +90,10 @@ def check_topology(model: torch.nn.Module, exchange: Exchange) -> None:
             if _is(module, place, wrapper) and hasattr(module, sign):
                 where = f"module {name!r} is" if name else "the model is"
                 raise ConfigurationError(
-                    f"{where} wrapped for several processes ({wrapper}): {_WHY}. Pass the plain model, as it was before it was "
-                    f"wrapped, in one process for each replica. {_GROUP}"
+                    f"{where} wrapped for several processes ({wrapper}): {ONE_PROCESS}. Pass the plain model, as it was "
+                    f"before it was wrapped, in one process for each replica. {WITHOUT_STORE}"
                 )
     check_process_group(exchange)
-
-
-def check_process_group(exchange: Exchange) -> None:
-    """Refuse a process that is in a group with others while its exchange meets over a store; it may have entered it since.
-
-    Raises:
-        ConfigurationError: The message says what was found, and what to do.
-    """
-    group = torch.distributed
-    support = support_of(exchange)
-    if (
-        support.keeps_state
-        and not support.lanes
-        and group.is_available()
-        and group.is_initialized()
-    ):
-        size = group.get_world_size()
-        if size > 1:
-            raise ConfigurationError(
-                f"this process is in a torch.distributed group of {size} processes, and the exchange meets over a store: "
-                f"{_WHY}. If only one process of the group synced, the others would train on with other weights. Start each "
-                f"replica as a process of its own, without init_process_group(). {_GROUP}"
-            )
 
 
 def check_counted(weighting: Weighting, amount: Amount, rank: int) -> None:

@@ -19,9 +19,8 @@ from .._outer._delayed import DelayedFragment
 from .._outer._fragment import Fragment
 from .._outer._optimizer import OuterOptimizer, check_settings
 from .._outer._residual import Residual
-from .._terms._support import support_of
+from .._terms._support import check_process_group, support_of
 from .._terms._terms import Terms
-from ._arguments import check_process_group
 
 
 @dataclass(eq=False)

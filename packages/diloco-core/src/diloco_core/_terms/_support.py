@@ -6,7 +6,15 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 
+import torch
+
+from .._errors import ConfigurationError
 from .._timing import in_thread
+
+ONE_PROCESS = (
+    "one process is one replica, and what several processes hold together is not supported yet"
+)
+WITHOUT_STORE = "To train with the process group of all replicas instead of a store, pass ProcessGroupExchange()"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -60,3 +68,20 @@ def support_of(exchange: object) -> Support:
     """Return what an exchange can do; one that does not say so can do nothing but take means."""
     support = getattr(exchange, "support", None)
     return support if isinstance(support, Support) else Support()
+
+
+def check_process_group(exchange: object, way_out: str = WITHOUT_STORE) -> None:
+    """Refuse a process that is in a group with others while its exchange meets over a store; it may have entered it since.
+
+    Raises:
+        ConfigurationError: The message says what was found, and what to do.
+    """
+    group, support = torch.distributed, support_of(exchange)
+    in_group = group.is_available() and group.is_initialized()
+    size = group.get_world_size() if in_group else 1
+    if size > 1 and support.keeps_state and not support.lanes:
+        raise ConfigurationError(
+            f"this process is in a torch.distributed group of {size} processes, and the exchange meets over a store: "
+            f"{ONE_PROCESS}. If only one process of the group synced, the others would train on with other weights. Start each "
+            f"replica as a process of its own, without init_process_group(). {way_out}"
+        )
