@@ -1,6 +1,7 @@
 """The journal in a folder: what was written stays, also for other processes."""
 
 import contextlib
+import errno
 import json
 import os
 import sys
@@ -22,6 +23,7 @@ from diloco_protocol import (
     RunJournal,
     state_folder,
 )
+from diloco_protocol import _journal as journals
 from diloco_protocol._errors import InvalidRequestError, SpecVersionError, UnavailableError
 from diloco_protocol.backend import OUTCOME_BYTES, RECORD_BYTES
 
@@ -456,3 +458,20 @@ def test_a_folder_that_cannot_be_read_is_named(tmp_path, name):
 def test_the_name_of_a_run_is_text(tmp_path, run_id):
     with pytest.raises(InvalidRequestError, match="name of a run must be text"):
         FolderJournal(tmp_path / "journal").handles(run_id)
+
+
+@pytest.mark.parametrize("error", [OSError(errno.ENOSPC, "No space left"), KeyboardInterrupt()])
+def test_a_write_that_fails_leaves_no_file(tmp_path, monkeypatch, error):
+    """Or a full disk would be filled by them, one at every look."""
+    journal = FolderJournal(tmp_path)
+    journal.record_launch(handles())
+    before = sorted(tmp_path.rglob("*"))
+
+    def write_half(path, text):
+        path.write_text(text[:10])
+        raise error
+
+    monkeypatch.setattr(journals, "write_private", write_half)
+    with pytest.raises((UnavailableError, KeyboardInterrupt)):
+        journal.record_end(handles()[0], DONE, 1)
+    assert sorted(tmp_path.rglob("*")) == before

@@ -217,6 +217,9 @@ class FolderJournal:
             raise UnavailableError(
                 f"the journal in {self.folder} cannot be written: {error}"
             ) from error
+        finally:  # a full disk is not to fill up with these
+            with contextlib.suppress(OSError):
+                partial.unlink()
 
 
 def _create(partial: Path, path: Path) -> None:
@@ -228,8 +231,6 @@ def _create(partial: Path, path: Path) -> None:
     except OSError:  # a file system without hard links
         if not path.exists():
             partial.replace(path)
-            return
-    partial.unlink()
 
 
 def _spell(name: str) -> str:

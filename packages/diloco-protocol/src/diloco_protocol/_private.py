@@ -15,13 +15,15 @@ if TYPE_CHECKING:
 
 
 def make_private_folder(path: Path) -> None:
-    """Make a folder that only this user can enter, if it does not exist; refuse one that is not this user's alone.
+    """Make a folder that only this user can enter, and those above it, if missing; refuse one that is not this user's alone.
 
     Raises:
         InvalidRequestError: As :func:`check_private_folder`.
         OSError: It cannot be made.
     """
-    path.mkdir(mode=0o700, parents=True, exist_ok=True)
+    # One by one: parents= would leave those above to the umask, and whoever may write there could replace what is below.
+    for folder in (*reversed(path.parents), path):
+        folder.mkdir(mode=0o700, exist_ok=True)
     check_private_folder(path)
 
 
