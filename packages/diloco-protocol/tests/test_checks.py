@@ -148,6 +148,16 @@ def test_names_that_no_variable_of_a_caller_may_have(name):
         check_variables("env", {name: "x"})
 
 
+@pytest.mark.parametrize("value", ["x" * 131_069, "é" * 65_534 + "x"])
+def test_a_variable_that_no_program_can_be_started_with_is_refused(value):
+    """Linux counts the bytes of name, = and value, and a NUL behind them."""
+    assert check_variables("env", {"A": value}) == {"A": value}
+    with refused(
+        "env['A'] has 131072 bytes with its name, and Linux takes 131071: pass it in a file, or as an argument of the entrypoint"
+    ):
+        check_variables("env", {"A": value + "y"})
+
+
 def test_restarts_have_a_limit():
     assert check_restarts("max_restarts", 1000) == 1000
     with refused("max_restarts must be a whole number from 0 to 1000, not 1001"):

@@ -126,7 +126,7 @@ class BaseExecutor(Journaled):
                 lower-case letters, digits and dashes, with a letter or digit at both ends. A new name is made if it is left out.
             cpu: CPUs for each replica.
             memory: Memory for each replica.
-            env: Environment variables.
+            env: Environment variables, each of at most 131,071 bytes with its name.
             secrets: References to secrets that the backend keeps, by variable name; never their values.
             labels: Labels that the platform's records of the run carry, for its own tools; no verb finds runs by them.
             spot: Whether interruptible capacity is wanted.

@@ -30,6 +30,8 @@ _RESERVED = frozenset(
     }
 )
 _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
+# Bytes of NAME=value: Linux starts no program that has a longer one (MAX_ARG_STRLEN).
+_LONGEST = 131_071
 
 
 def is_reserved(name: str) -> bool:
@@ -50,7 +52,8 @@ def check_variables(name: str, values: object) -> dict[str, str]:
         values: What was given.
 
     Raises:
-        InvalidRequestError: A name or value cannot be an environment variable's, or the protocol itself sets it.
+        InvalidRequestError: A name or value cannot be an environment variable's, both together are longer than one can be, or
+            the protocol itself sets it.
     """
     variables = check_texts(name, values)
     for key, value in variables.items():
@@ -65,5 +68,10 @@ def check_variables(name: str, values: object) -> dict[str, str]:
         if "\0" in value:
             raise InvalidRequestError(
                 f"{name}[{shown(key)}] contains a NUL character, which no environment can carry"
+            )
+        if (size := len(f"{key}={value}".encode())) > _LONGEST:
+            raise InvalidRequestError(
+                f"{name}[{shown(key)}] has {size} bytes with its name, and Linux takes {_LONGEST}: pass it in a file, or as an "
+                "argument of the entrypoint"
             )
     return variables
