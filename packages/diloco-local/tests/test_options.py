@@ -32,6 +32,8 @@ FOR_TESTS = {"clock", "sleep"}
         ({"cwd": ""}, "cwd must be a path, but it is empty"),
         ({"pythonpath": ["/src", 1]}, "pythonpath[1] must be a path, not 1"),
         ({"run_id": " "}, "run_id must be non-empty text, not ' '"),
+        ({"run_id": "Bad Name!"}, "run_id='Bad Name!' cannot begin the names of runs"),
+        ({"run_id": "x" * 25}, "1 to 24 lower-case letters"),
         ({"journal": 5}, "journal must be a RunJournal or None, not 5: a journal has the methods"),
         ({"backoff": 1.0}, "backoff must be a Backoff or None, not 1.0"),
         ({"pythonpath": "/src"}, "write ['/src']"),

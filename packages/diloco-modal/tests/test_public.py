@@ -49,3 +49,8 @@ def test_every_call_has_a_container_of_its_own_and_modal_starts_nothing_again(mo
 def test_what_the_app_decides_itself_is_refused(name):
     with pytest.raises(InvalidRequestError, match=f"build_app sets {name} of the function itself"):
         build_app(**{name: 3})
+
+
+def test_a_prefix_that_no_run_can_have_is_refused_at_once():
+    with pytest.raises(InvalidRequestError, match="run_id='Bad Name!' cannot begin"):
+        ModalSpawnExecutor(run_id="Bad Name!")

@@ -1,15 +1,18 @@
 """What belongs to a replica is found, whoever its parent is by now."""
 
+import errno
 import os
 import subprocess
 import sys
 from contextlib import contextmanager
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from diloco_protocol import _one_attempt, _processes
 from diloco_protocol._processes import (
     Process,
     descendants,
@@ -119,3 +122,38 @@ def test_what_has_ended_does_not_count():
         os.waitid(os.P_PID, child.pid, os.WEXITED | os.WNOWAIT)  # ended, and not reaped
         assert child.pid not in {process.pid for process in processes()}
         assert child.pid not in {process.pid for process in from_ps()}
+
+
+@pytest.mark.parametrize(
+    "number", [errno.ENOENT, errno.ESRCH, errno.EACCES, errno.EMFILE, errno.EIO]
+)
+def test_only_a_process_that_is_gone_or_hidden_is_none(monkeypatch, number):
+    """One that cannot be looked at may live: whoever lacks file descriptors for a moment knows nothing."""
+
+    def refuse(*_, **__):
+        raise OSError(number, os.strerror(number))
+
+    monkeypatch.setattr(_processes, "open", refuse, raising=False)
+    if number in {errno.EMFILE, errno.EIO}:
+        with pytest.raises(OSError, match=os.strerror(number)):
+            read_process(os.getpid())
+    else:
+        assert read_process(os.getpid()) is None
+
+
+def test_a_runner_that_cannot_see_what_is_left_looks_again(monkeypatch):
+    looks = iter([OSError(errno.ENFILE, "too many"), [], PermissionError(errno.EPERM, "never")])
+
+    def look(*_):
+        seen = next(looks)
+        if isinstance(seen, OSError):
+            raise seen
+        return seen
+
+    monkeypatch.setattr(_one_attempt, "members", look)
+    monkeypatch.setattr(_one_attempt, "_reap", lambda *_: 256)
+    signals = SimpleNamespace(received=[], wait=lambda seconds: None)
+    arguments = SimpleNamespace(pid=0), SimpleNamespace(timeout=None, grace=1.0), signals
+    assert _one_attempt._watch(*arguments) == (256, None, None)
+    with pytest.raises(PermissionError):
+        _one_attempt._watch(*arguments)

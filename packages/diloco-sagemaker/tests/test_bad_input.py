@@ -151,3 +151,8 @@ ODD = [
 def test_odd_options_are_refused_by_name(offline, name, value, words):
     with pytest.raises(InvalidRequestError, match=f"{name}.*{words}"):
         offline(**{name: value}).plan(1, "trainer:train")
+
+
+def test_a_prefix_that_no_run_can_have_is_refused_at_once(offline):
+    with pytest.raises(InvalidRequestError, match="run_id='Bad Name!' cannot begin"):
+        offline(run_id="Bad Name!")

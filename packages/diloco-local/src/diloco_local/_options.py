@@ -17,8 +17,8 @@ from diloco_protocol.backend import (
     check_journal,
     check_names,
     check_paths,
+    check_run_prefix,
     check_seconds,
-    check_text,
     check_variables,
     option,
     or_none,
@@ -99,7 +99,7 @@ class LocalOptions(Options):
         None, check=or_none(_check_gpus), shown="`CUDA_VISIBLE_DEVICES`, else `nvidia-smi -L`"
     )
     grace: float = option(10.0, check=_check_grace)
-    run_id: str | None = option(None, check=or_none(check_text), shown="run")
+    run_id: str | None = option(None, check=or_none(check_run_prefix), shown="run")
     journal: RunJournal | None = option(None, check=check_journal)
     backoff: Backoff | None = option(None, check=check_backoff, shown="0.02 s to 0.5 s")
     clock: Callable[[], float] = option(time.time, check=check_callable, hidden=True)

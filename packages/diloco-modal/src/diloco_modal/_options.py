@@ -16,6 +16,7 @@ from diloco_protocol.backend import (
     check_journal,
     check_names,
     check_restarts,
+    check_run_prefix,
     check_seconds,
     check_text,
     check_variables,
@@ -85,7 +86,7 @@ class ModalOptions(Options):
     function: str = option("replica", check=check_function)
     environment_name: str | None = option(None, check=or_none(check_text), shown="the profile's")
     client: Any = option(None, type="modal.Client", shown="the environment's")
-    run_id: str | None = option(None, check=or_none(check_text), shown="run")
+    run_id: str | None = option(None, check=or_none(check_run_prefix), shown="run")
     env: Mapping[str, str] | None = option(None, check=check_variables)
     app_secrets: Sequence[str] | None = option(None, check=or_none(check_names))
     region: str | None = option(None, check=or_none(_place), shown="the app's")

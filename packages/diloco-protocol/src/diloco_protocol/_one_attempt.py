@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ._outcome import Outcome
-from ._processes import Process, adopt_orphans, members, send
+from ._processes import Process, adopt_orphans, is_shortage, members, send
 from ._report import read_report
 from ._signals import read_wait_status
 from ._spec import environment
@@ -114,7 +114,13 @@ def _watch(
     while True:
         status = _reap(child, status)
         now = time.monotonic()
-        left = members(os.getpid(), child.pid)
+        try:
+            left = members(os.getpid(), child.pid)
+        except OSError as error:
+            if not is_shortage(error):
+                raise
+            signals.wait(0.05)  # what is left will be known a little later
+            continue
         if status is not None and not left:
             return status, reason, told
         if signals.received:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 import signal
 import sys
@@ -10,6 +11,7 @@ from collections.abc import Iterable, Mapping
 from typing import NamedTuple
 
 _PR_SET_CHILD_SUBREAPER = 36
+_SHORTAGES = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.EAGAIN})
 
 
 class Process(NamedTuple):
@@ -27,6 +29,11 @@ class Process(NamedTuple):
     parent: int
     group: int
     start: str = ""
+
+
+def is_shortage(error: OSError) -> bool:
+    """Whether the system has run out of something for the moment, such as file descriptors: that says nothing about a file."""
+    return error.errno in _SHORTAGES
 
 
 def adopt_orphans() -> None:
@@ -110,11 +117,15 @@ def from_ps() -> list[Process]:
 
 
 def read_process(pid: int) -> Process | None:
-    """One process of Linux; None if it is gone or a zombie."""
+    """One process of Linux; None if it is gone, a zombie, or hidden from this user.
+
+    Raises:
+        OSError: That cannot be known at the moment, such as for want of file descriptors.
+    """
     try:
         with open(f"/proc/{pid}/stat", errors="replace") as stat:  # noqa: PTH123 - once per process
             return parse_stat(pid, stat.read())
-    except OSError:
+    except (FileNotFoundError, ProcessLookupError, PermissionError):
         return None
 
 

@@ -288,23 +288,29 @@ def is_run_id(name: str) -> bool:
     return _RUN_ID.fullmatch(name) is not None
 
 
+def check_run_prefix(name: str, value: object) -> str:
+    """Text that can begin the names of runs.
+
+    Raises:
+        InvalidRequestError: It is something else.
+    """
+    prefix = check_text(name, value)
+    if len(prefix) > _PREFIX_LENGTH or not is_run_id(prefix):
+        raise InvalidRequestError(
+            f"{name}={shown(prefix)} cannot begin the names of runs: 1 to {_PREFIX_LENGTH} lower-case letters, digits and dashes "
+            "are allowed, with a letter or digit at both ends"
+        )
+    return prefix
+
+
 def _token() -> str:
     """Never the same twice, and sorted by time."""
     return f"{time.time_ns() // 10**6:x}-{os.urandom(4).hex()}"
 
 
 def _run_id(run_id: str | None, prefix: str | None, token: Callable[[], str]) -> str:
-    if (
-        run_id is None
-        and prefix
-        and not (
-            isinstance(prefix, str) and len(prefix) <= _PREFIX_LENGTH and _RUN_ID.fullmatch(prefix)
-        )
-    ):
-        raise InvalidRequestError(
-            f"the executor's run_id {shown(prefix)} cannot begin the names of runs: 1 to {_PREFIX_LENGTH} lower-case letters, "
-            "digits and dashes are allowed, with a letter or digit at both ends"
-        )
+    if run_id is None and prefix:
+        check_run_prefix("the executor's run_id", prefix)
     name = run_id if run_id is not None else f"{prefix or 'run'}-{token()}"
     if not isinstance(name, str) or not is_run_id(name):
         raise InvalidRequestError(

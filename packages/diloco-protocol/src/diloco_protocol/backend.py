@@ -34,10 +34,10 @@ from ._options import (
     takes,
 )
 from ._outcome import REPLACED_CODE
-from ._processes import Process, adopt_orphans, descendants, processes, read_process
+from ._processes import Process, adopt_orphans, descendants, is_shortage, processes, read_process
 from ._redact import redact, redact_and_cut, redact_json, redact_spec, redact_text
 from ._rendezvous import try_rendezvous
-from ._request import check_restarts, is_run_id
+from ._request import check_restarts, check_run_prefix, is_run_id
 from ._resources import ANY, GpuRequest, parse_gpu
 from ._secret_forms import REDACTED
 from ._secret_names import is_secret_name
@@ -71,6 +71,7 @@ __all__ = [
     "check_path",
     "check_paths",
     "check_restarts",
+    "check_run_prefix",
     "check_seconds",
     "check_size",
     "check_text",
@@ -83,6 +84,7 @@ __all__ = [
     "is_reserved",
     "is_run_id",
     "is_secret_name",
+    "is_shortage",
     "option",
     "options_of",
     "options_table",

@@ -20,6 +20,7 @@ from diloco_protocol.backend import (
     check_json,
     check_names,
     check_restarts,
+    check_run_prefix,
     check_seconds,
     check_text,
     check_texts,
@@ -282,7 +283,7 @@ class SageMakerOptions(Options):
     instance_type: str = option("ml.g5.2xlarge", check=_check_type)
     cpu_instance_type: str = option("ml.m5.xlarge", check=_check_type)
     volume_size_gb: int = option(100, check=_within(1, 16_384))
-    run_id: str | None = option(None, check=or_none(check_text), shown="run")
+    run_id: str | None = option(None, check=or_none(check_run_prefix), shown="run")
     region: str | None = option(None, check=or_none(check_region_name), shown="the session's")
     sagemaker_client: Any = option(
         None, check=or_none(_check_client), type="client", shown="one of the executor's own"
