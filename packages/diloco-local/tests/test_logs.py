@@ -344,3 +344,12 @@ def test_the_streams_of_a_long_log_are_merged(tmp_path):
     times = [[10.0, len(out) - 8, 0], [20.0, len(out) - 8, 5], [30.0, len(out), 5]]
     lines = lines_of(attempt_of(tmp_path, out=out, err="late\n", times=times))
     assert lines[-2:] == ["late", f"{(1 << 17) - 1:07d}"]
+
+
+def test_what_was_written_later_comes_later_also_if_the_clock_was_set_back(tmp_path):
+    times = [[4e9, 3, 0], [4e9 + 1, 3, 3], [4e9 - 3600, 6, 3], [4e9 - 3599, 6, 6]]
+    replica = attempt_of(tmp_path, out="o1\no2\no3\n", err="e1\ne2\n", times=times)
+    assert lines_of(replica) == ["o1", "e1", "o2", "e2", "o3"]
+    assert lines_of(replica, since=4e9 + 1) == ["e1", "o2", "e2", "o3"]
+    for number in range(1, 6):
+        assert tail(replica, number) == ["o1", "e1", "o2", "e2", "o3"][-number:]

@@ -1,5 +1,6 @@
 import signal
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -104,3 +105,10 @@ def test_nothing_known_is_said():
         Reason.PLATFORM,
         None,
     )
+
+
+@pytest.mark.parametrize("reason", [Reason.CANCEL_REQUESTED, Reason.STOPPED_EXTERNALLY])
+def test_a_clock_that_is_set_back_does_not_make_an_order_somebody_elses(reason):
+    told = outcome(143, name="SIGTERM", reason=Reason.CANCEL_REQUESTED, finished_at=10.0)
+    status = verdict(attempt=1, outcome=told, wait_status=None, stop=Stop(reason, 60.0))
+    assert (status.state, status.reason) == (ReplicaState.CANCELLED, reason)

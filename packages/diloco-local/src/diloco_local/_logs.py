@@ -13,6 +13,7 @@ from __future__ import annotations
 import bisect
 import contextlib
 import heapq
+import math
 import os
 import re
 import time
@@ -184,13 +185,17 @@ class _Clock:
             for line in lines:
                 if (sample := read_sample(line.text)) is not None:
                     moment, out, err = sample
-                    self.times.append(moment)
+                    self.times.append(max(moment, self._after()))
                     self.sizes["stdout"].append(out)
                     self.sizes["stderr"].append(err)
 
     def at(self, stream: str, end: int, otherwise: float) -> float:
         index = bisect.bisect_left(self.sizes[stream], end)
-        return self.times[index] if index < len(self.times) else otherwise
+        return self.times[index] if index < len(self.times) else max(otherwise, self._after())
+
+    def _after(self) -> float:
+        """A time behind all samples: what was written later stays later, also if the clock was set back meanwhile."""
+        return math.nextafter(self.times[-1], math.inf) if self.times else 0.0
 
 
 def _newest(attempt: AttemptDir, names: tuple[str, ...]) -> float:

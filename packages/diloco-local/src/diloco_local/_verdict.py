@@ -117,11 +117,14 @@ def verdict(
         # Also under a stop: a success that won the race is a success.
         return status(ReplicaState.SUCCEEDED, Reason.COMPLETED, message)
     ended_before = None if outcome is None else outcome.finished_at
-    if stop is not None and (ended_before is None or ended_before >= stop.at):
+    told = outcome is not None and outcome.reason is Reason.CANCEL_REQUESTED
+    # What a runner was told is our order if there is one, also if the clock was set back in between.
+    ours = told and stop is not None and stop.reason in _STOPPED
+    if stop is not None and (ours or ended_before is None or ended_before >= stop.at):
         if stop.reason is Reason.TIMEOUT:
             return status(ReplicaState.FAILED, Reason.TIMEOUT, message or "the timeout passed")
         return status(ReplicaState.CANCELLED, stop.reason, _STOPPED[stop.reason])
-    if outcome is not None and outcome.reason is Reason.CANCEL_REQUESTED:
+    if told:
         # The runner was told to end, and not by us: that is the evidence of a stop from outside.
         return status(
             ReplicaState.CANCELLED,
