@@ -51,6 +51,13 @@ def test_only_the_owner_may_read(tmp_path):
     assert (tmp_path / "x").stat().st_mode & 0o777 == 0o600
 
 
+def test_a_write_that_fails_leaves_no_file(tmp_path):
+    (tmp_path / "x.json").mkdir()
+    with pytest.raises(OSError, match="directory"):
+        write_json(tmp_path / "x.json", 1)
+    assert [entry.name for entry in tmp_path.iterdir()] == ["x.json"]
+
+
 @pytest.mark.processes
 def test_create_has_one_winner(tmp_path):
     path = tmp_path / "once.json"

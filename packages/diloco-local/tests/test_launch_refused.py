@@ -1,12 +1,16 @@
 """Launches that are refused, or fail half-way: nothing is left of them."""
 
+import errno
+import os
+import sys
 from dataclasses import replace
 
 import pytest
 from local_lab import locate, results_of
 
-from diloco_local import LocalProcessExecutor, _runs
+from diloco_local import LocalProcessExecutor, _check, _runs
 from diloco_protocol import (
+    BackendError,
     InvalidRequestError,
     LaunchError,
     ReplicaNotFoundError,
@@ -156,6 +160,42 @@ def test_a_disk_that_is_full_is_named(make, monkeypatch, nothing_survives):
             executor.launch_replicas(1, "trainer:echo", {})
     assert executor.list_runs() == []
     assert list((executor._root.path / "staging").iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    ("place", "name"),
+    [(_check.subprocess, "Popen"), (_runs, "open_lock"), (LocalProcessExecutor, "_supervise")],
+)
+def test_a_launch_without_file_descriptors_can_be_repeated(
+    make, monkeypatch, nothing_survives, place, name
+):
+    executor = make()
+
+    def lacking(*_, **__):
+        raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
+
+    with monkeypatch.context() as patch:
+        patch.setattr(place, name, lacking)
+        with pytest.raises(BackendError, match="Too many open files") as caught:
+            executor.launch_replicas(1, "trainer:echo", {}, run_id="again")
+    assert caught.value.retryable
+    assert executor.list_runs() == []
+    results = results_of(executor, executor.launch_replicas(1, "trainer:echo", {}, run_id="again"))
+    assert results[0]["status"] == "succeeded"
+
+
+def test_a_current_folder_that_was_removed_is_said(tmp_path, monkeypatch):
+    gone = tmp_path / "gone"
+    gone.mkdir()
+    monkeypatch.chdir(gone)
+    gone.rmdir()
+    monkeypatch.setattr(sys, "path", ["", *sys.path])
+    for verb in (LocalProcessExecutor.plan, LocalProcessExecutor.launch_replicas):
+        with pytest.raises(InvalidRequestError, match=r"current folder cannot be found.*give cwd="):
+            verb(LocalProcessExecutor(root=tmp_path), 1, "json:loads")
+    with pytest.raises(InvalidRequestError, match="current folder cannot be found"):
+        LocalProcessExecutor(root="runs")
+    assert LocalProcessExecutor(root=tmp_path, cwd=tmp_path).plan(1, "json:loads").requests
 
 
 def test_a_launch_is_all_or_nothing(make, folder, tmp_path, nothing_survives, monkeypatch):

@@ -1,7 +1,9 @@
+import errno
 import os
 import subprocess
 import sys
 import uuid
+from pathlib import Path
 
 import pytest
 
@@ -49,3 +51,19 @@ def test_what_was_known_is_found_without_marker(tree, until):
     assert set(members("another/0", [child])) == {child.pid}
     reused = ProcessId(child.pid, "0", child.boot, child.namespace)
     assert members("another/0", [reused]) == {}
+
+
+@pytest.mark.skipif(not Path("/proc/self/environ").exists(), reason="no /proc here")
+@pytest.mark.parametrize(
+    "number", [errno.ENOENT, errno.ESRCH, errno.EACCES, errno.EPERM, errno.EMFILE]
+)
+def test_whose_a_process_is_cannot_be_known_without_descriptors(monkeypatch, number):
+    def refuse(_):
+        raise OSError(number, os.strerror(number))
+
+    monkeypatch.setattr(Path, "read_bytes", refuse)
+    if number == errno.EMFILE:
+        with pytest.raises(OSError, match=os.strerror(number)):
+            marker_of(os.getpid())
+    else:
+        assert marker_of(os.getpid()) is None

@@ -1,12 +1,15 @@
 """One replica's state machine with real, tiny programs in place of the runner."""
 
+import errno
 import json
 import os
+import signal
 import sys
 from dataclasses import replace
 
 import pytest
 
+from diloco_local import _replica
 from diloco_local._identity import ProcessId
 from diloco_local._oom import OomWatch
 from diloco_local._order import Order
@@ -144,3 +147,45 @@ def test_what_was_never_started_says_so(tmp_path):
     assert replica.phase is Phase.DONE
     status = status_from_data(json.loads((tmp_path / "final.json").read_text()))
     assert status.reason is Reason.START_FAILED
+
+
+@pytest.mark.parametrize("number", [errno.ENOSPC, errno.EMFILE, errno.ENFILE])
+def test_an_end_that_finds_no_room_is_written_down_later(tmp_path, monkeypatch, number):
+    replica = Replica(
+        ReplicaDir(tmp_path / "r"), "test/0", Rules(1, None, 0), None, lambda pid: None, OomWatch(lambda: None), lambda table: {},
+    )  # fmt: skip
+    (tmp_path / "r").mkdir()
+
+    def lacking(*_):
+        raise OSError(number, os.strerror(number))
+
+    with monkeypatch.context() as patch:
+        patch.setattr(_replica, "write_json", lacking)
+        replica.give_up()
+    assert not replica.done
+    replica.step()
+    assert replica.done
+    assert [path.name for path in tmp_path.rglob("*")] == ["r", "final.json"]
+
+
+def test_a_program_that_cannot_be_known_is_ended_at_once(tmp_path, monkeypatch, nothing_survives):
+    """A supervisor that lacks file descriptors could not tell it from a later process with its pid."""
+
+    def lacking(_):
+        raise OSError(errno.EMFILE, "Too many open files")
+
+    monkeypatch.setattr(ProcessId, "of", lacking)
+    order = Order(SPEC, ("/bin/sleep", "60"), dict(os.environ), str(tmp_path))
+    replica = Replica(
+        ReplicaDir(tmp_path),
+        "test/0",
+        Rules(1, None, 0),
+        order,
+        lambda pid: None,
+        OomWatch(lambda: None),
+        lambda table: {},
+    )
+    with pytest.raises(OSError, match="Too many"):
+        replica.start()
+    assert replica._popen.wait() == -signal.SIGKILL
+    assert replica.phase is Phase.RUNNING  # so that it is looked after until all of it is gone

@@ -355,6 +355,23 @@ def test_a_run_that_cannot_be_called_started_is_ended():
     assert ended == [True]
 
 
+def test_a_supervisor_that_cannot_look_looks_again(capfd):
+    replica = SimpleNamespace(done=False, being_ended=False, sample=lambda: None)
+
+    def step():
+        replica.step = lambda: setattr(replica, "done", True)
+        raise OSError(errno.EMFILE, "Too many open files")
+
+    supervisor = object.__new__(Supervisor)
+    supervisor._terminated = False
+    supervisor._collect = lambda: None
+    supervisor._rest = lambda seconds: None
+    replica.step = step
+    supervisor.replicas = [replica]
+    supervisor.loop()
+    assert "Too many open files" in capfd.readouterr().err
+
+
 def test_stopping_is_said_until_all_is_gone(make, waiting, until):
     run = waiting(function="deaf", executor=make(grace=600.0))
     run.executor.cancel(run.handle)

@@ -12,6 +12,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from diloco_protocol import InvalidRequestError
+from diloco_protocol.backend import is_shortage
 
 from ._environment import SAFE_PATH
 from ._files import DamagedFileError, read_json, read_tail
@@ -95,7 +96,8 @@ def check_entrypoint(
                 process.wait()
         except OSError as error:
             raise InvalidRequestError(
-                f"the interpreter {python!r} cannot be started in {cwd!r}: {error}"
+                f"the interpreter {python!r} cannot be started in {cwd!r}: {error}",
+                retryable=is_shortage(error),
             ) from error
         except subprocess.TimeoutExpired as error:
             raise InvalidRequestError(

@@ -9,18 +9,19 @@ The policy, from weak to strong:
 4. ``PYTHONPATH``: the import path first, then what 1 and 2 made of that variable;
 5. what the spec says (rank, world size, rendezvous, run, attempt), set by the runner.
 
-Nothing else is set: no number of threads, no locale, no device.
+Nothing else is set: no number of threads, no device, and no locale but the LC_CTYPE that Python itself sets where there is none.
 """
 
 from __future__ import annotations
 
+import contextlib
 import fnmatch
 import os
 import shutil
 import site
 import sys
 import sysconfig
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 
 import diloco_protocol
@@ -77,6 +78,21 @@ def _describes_launcher(name: str) -> bool:
     )
 
 
+@contextlib.contextmanager
+def with_current_folder() -> Iterator[None]:
+    """What needs the current folder cannot be done where somebody has removed it.
+
+    Raises:
+        InvalidRequestError: In place of :class:`OSError`; says what to do.
+    """
+    try:
+        yield
+    except OSError as error:
+        raise InvalidRequestError(
+            f"the current folder cannot be found ({error.strerror}): give cwd=, and absolute paths"
+        ) from error
+
+
 def find_program(name: str | os.PathLike[str]) -> str | None:
     """Return where a program is, or None: by its path, or below an absolute folder of ``PATH``.
 
@@ -99,7 +115,10 @@ def extra_folders(path: Sequence[str]) -> list[str]:
     stdlib = os.path.realpath(sysconfig.get_path("stdlib"))
     result: list[str] = []
     for entry in path:
-        folder = os.path.abspath(entry)  # noqa: PTH100  # links are kept as they are
+        try:
+            folder = os.path.abspath(entry)  # noqa: PTH100  # links are kept as they are
+        except FileNotFoundError:  # in the current folder, which was removed
+            continue
         real = os.path.realpath(folder)
         known = real in standard or real.startswith(stdlib + os.sep) or real.endswith(".zip")
         if not known and folder not in result and Path(folder).is_dir():

@@ -26,7 +26,8 @@ from diloco_protocol.backend import RESULT_BYTES, is_run_id, options_of, shown, 
 
 from . import _logs, _runs
 from ._check import check_entrypoint
-from ._environment import find_program, import_path, inherited
+from ._environment import find_program, import_path, inherited, with_current_folder
+from ._files import system_errors
 from ._gpus import available_gpus, share_out
 from ._identity import host_name, pid_namespace
 from ._launch import start_supervisor
@@ -92,6 +93,7 @@ class LocalProcessExecutor(BaseExecutor):
     def _check_request(self, request: RunRequest) -> None:
         check_request(request)
 
+    @with_current_folder()
     def _setting(self) -> Setting:
         # Looked up at every launch, since folder, environment and import path of this process may change.
         chosen = self._options
@@ -121,11 +123,13 @@ class LocalProcessExecutor(BaseExecutor):
         )
         return make_orders(request, setting, devices)
 
+    @system_errors()
     def _plan(self, request: RunRequest) -> list[dict[str, Any]]:
         setting = self._setting()
         run = self._root.run(request.run_id)
         return show_orders(run, self._orders(request, setting), setting.base)
 
+    @system_errors()
     def _submit(self, request: RunRequest) -> list[ReplicaHandle]:
         setting = self._setting()
         cwd = None if self._options.cwd is None else setting.cwd
@@ -166,6 +170,7 @@ class LocalProcessExecutor(BaseExecutor):
 
     # --- watching ---
 
+    @system_errors()
     def _observe_run(
         self, handles: Sequence[ReplicaHandle]
     ) -> Mapping[ReplicaHandle, ReplicaStatus]:
@@ -180,10 +185,12 @@ class LocalProcessExecutor(BaseExecutor):
             statuses[handle] = status
         return statuses
 
+    @system_errors()
     def _result(self, handle: ReplicaHandle) -> Any:
         run, record = _runs.locate(handle, self._roots)
         return _runs.result_of(run, handle.rank, observe_replica(run, record, handle.rank))
 
+    @system_errors()
     def _logs(self, handle: ReplicaHandle, query: LogQuery) -> Iterator[str]:
         run, record = _runs.locate(handle, self._roots)
         replica = run.replica(handle.rank)
@@ -194,7 +201,7 @@ class LocalProcessExecutor(BaseExecutor):
         def terminal() -> bool:
             return observe_replica(run, record, handle.rank).state.terminal
 
-        return _logs.iterate(
+        lines = _logs.iterate(
             replica,
             terminal,
             follow=query.follow,
@@ -205,9 +212,11 @@ class LocalProcessExecutor(BaseExecutor):
             sleep=self._options.sleep,
             clock=self._options.clock,
         )
+        return _read(lines)
 
     # --- ending and finding ---
 
+    @system_errors()
     def _stop(self, handle: ReplicaHandle) -> None:
         try:
             run, record = _runs.locate(handle, self._roots)
@@ -216,6 +225,7 @@ class LocalProcessExecutor(BaseExecutor):
             return
         _runs.cancel(run, record, handle.rank, self._supervise)
 
+    @system_errors()
     def _purge(self, handle: ReplicaHandle) -> None:
         try:
             run, record = _runs.locate(handle, self._roots)
@@ -225,6 +235,7 @@ class LocalProcessExecutor(BaseExecutor):
             return
         _runs.purge(_runs.check_handle(handle, self._roots), run, record)
 
+    @system_errors()
     def _list_runs(self) -> list[str]:
         known = []
         for name in filter(is_run_id, self._root.run_ids()):
@@ -240,10 +251,17 @@ class LocalProcessExecutor(BaseExecutor):
                 known.append((launched_at, name))
         return [name for _, name in sorted(known)]
 
+    @system_errors()
     def _attach(self, run_id: str) -> list[ReplicaHandle]:
         _, record = _runs.find_run(self._root, run_id)
         return _runs.handles_of(self._root, record)
 
 
+def _read(lines: Iterator[str]) -> Iterator[str]:
+    with system_errors():
+        yield from lines
+
+
+@with_current_folder()
 def _root(path: str | os.PathLike[str]) -> Root:
     return Root(Path(os.path.abspath(path)))  # noqa: PTH100

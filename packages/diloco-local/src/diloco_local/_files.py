@@ -13,13 +13,28 @@ from pathlib import Path
 from typing import Any
 
 from diloco_protocol import BackendError
-from diloco_protocol.backend import RECORD_BYTES, read_bounded
+from diloco_protocol.backend import RECORD_BYTES, is_shortage, read_bounded
 
 from ._own import open_own, open_own_stream
 
 
 class DamagedFileError(BackendError, ValueError):
     """A file below the root does not hold what is written there; says which, and what is wrong with it."""
+
+
+@contextlib.contextmanager
+def system_errors() -> Iterator[None]:
+    """What the operating system refuses is an error of the protocol.
+
+    Raises:
+        BackendError: In place of :class:`OSError`; retryable if the system is only short of something.
+    """
+    try:
+        yield
+    except OSError as error:
+        raise BackendError(
+            f"the operating system refused it: {error}", retryable=is_shortage(error)
+        ) from error
 
 
 @contextlib.contextmanager
@@ -37,17 +52,17 @@ def reading(path: Path) -> Iterator[None]:
         ) from error
 
 
-def _write_temporary(path: Path, data: bytes) -> Path:
+@contextlib.contextmanager
+def _temporary(path: Path, text: str) -> Iterator[Path]:
     # In the same folder, because rename and link are atomic only within one file system.
     temporary = path.with_name(f".{path.name}.{uuid.uuid4().hex}.tmp")
     try:
         with os.fdopen(open_own(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL), "wb") as stream:
-            stream.write(data)
-    except OSError:  # a full disk is not to fill up with these
+            stream.write(text.encode())
+        yield temporary
+    finally:  # a full disk is not to fill up with these
         with contextlib.suppress(OSError):
             temporary.unlink()
-        raise
-    return temporary
 
 
 def write_json(path: Path, value: Any) -> None:
@@ -57,7 +72,8 @@ def write_json(path: Path, value: Any) -> None:
 
 def write_text(path: Path, text: str) -> None:
     """Replace ``path`` by ``text``; a reader sees the old content or the new, never a part."""
-    _write_temporary(path, text.encode()).replace(path)
+    with _temporary(path, text) as temporary:
+        temporary.replace(path)
 
 
 def create_json(path: Path, value: Any) -> bool:
@@ -66,13 +82,11 @@ def create_json(path: Path, value: Any) -> bool:
     Returns:
         True if this call created the file, False if it was already there.
     """
-    temporary = _write_temporary(path, json.dumps(value).encode())
-    try:
-        os.link(temporary, path)
-    except FileExistsError:
-        return False
-    finally:
-        temporary.unlink()
+    with _temporary(path, json.dumps(value)) as temporary:
+        try:
+            os.link(temporary, path)
+        except FileExistsError:
+            return False
     return True
 
 
@@ -109,7 +123,9 @@ def read_bytes(path: Path, most: int = RECORD_BYTES) -> bytes | None:
     except (FileNotFoundError, NotADirectoryError):
         return None
     except OSError as error:
-        raise BackendError(f"{path} cannot be read: {error}") from error
+        raise BackendError(
+            f"{path} cannot be read: {error}", retryable=is_shortage(error)
+        ) from error
 
 
 def read_tail(path: Path, most: int = 2000) -> str:

@@ -53,7 +53,11 @@ def _table_by_psutil() -> dict[int, ProcessEntry]:
 
 
 def marker_of(pid: int) -> str | None:
-    """The replica marker in the environment that process ``pid`` was started with, or None."""
+    """The replica marker in the environment that process ``pid`` was started with, or None.
+
+    Raises:
+        OSError: That cannot be known at the moment, such as for want of file descriptors.
+    """
     if not has_proc():
         import psutil
 
@@ -63,7 +67,7 @@ def marker_of(pid: int) -> str | None:
             return None
     try:
         data = Path(f"/proc/{pid}/environ").read_bytes()
-    except OSError:  # gone, or another user's
+    except (FileNotFoundError, ProcessLookupError, PermissionError):  # gone, or another user's
         return None
     key = MARKER.encode() + b"="
     for entry in data.split(b"\0"):

@@ -134,9 +134,14 @@ def outcome_of(attempt: AttemptDir) -> tuple[Outcome | None, str]:
     Returns:
         The outcome, None if there is none or it cannot be read; and in the latter case what is wrong with it. A runner
         of another version must not keep the supervisor from its work.
+
+    Raises:
+        BackendError: The system is short of file descriptors, so that cannot be known at the moment.
     """
     try:
         data = read_bytes(attempt.outcome, OUTCOME_BYTES)
         return (None, "") if data is None else (Outcome.from_json(data.decode()), "")
     except (DilocoError, UnicodeDecodeError) as error:
+        if getattr(error, "retryable", False):
+            raise
         return None, f"the outcome that the runner reported cannot be read: {error}"

@@ -31,7 +31,8 @@ from ._verdict import Stop, verdict
 MARGIN = 2.0
 
 
-_FULL = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})
+# A disk that is full, or no file descriptors: then an end is written down later.
+_PASSING = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EMFILE, errno.ENFILE})
 
 
 class Phase(enum.StrEnum):
@@ -150,11 +151,15 @@ class Replica:
                 start_new_session=True,
             )
         self._pid = self._popen.pid
-        self._runner = ProcessId.of(self._pid)
+        self.phase = Phase.RUNNING
+        try:
+            self._runner = ProcessId.of(self._pid)
+        except OSError:
+            self._popen.kill()  # nobody could tell it from a later process with its pid
+            raise
         if self._rules.timeout is not None:
             # The runner enforces the timeout; this is for a runner that cannot.
             self._deadline = time.monotonic() + self._rules.timeout + self._rules.grace + MARGIN
-        self.phase = Phase.RUNNING
         self._save()
 
     def give_up(self) -> None:
@@ -336,13 +341,13 @@ class Replica:
         self._seal(status)
 
     def _seal(self, status: ReplicaStatus) -> None:
-        """Write down how it ended; while the disk is full, that is tried again at every step."""
+        """Write down how it ended; while there is no room, that is tried again at every step."""
         data = status_to_data(status)
         with noted():
             try:
                 write_json(self._dir.final, data)
             except (OSError, BackendError) as error:
-                if self.patient and getattr(error, "errno", None) in _FULL:
+                if self.patient and getattr(error, "errno", None) in _PASSING:
                     self._unwritten = status
                     return
                 create_json(self._dir.final_outside, data)
@@ -364,7 +369,7 @@ class Replica:
 
 @contextlib.contextmanager
 def noted() -> Iterator[None]:
-    """A replica that puts something else in the place of its files, or a disk that is full, must not stop the supervisor."""
+    """What replicas put in the place of their files, a full disk or a lack of descriptors must not stop the supervisor."""
     try:
         yield
     except (OSError, BackendError) as error:

@@ -29,7 +29,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from diloco_protocol import InvalidRequestError
-from diloco_protocol.backend import is_run_id
+from diloco_protocol.backend import is_run_id, is_shortage
 
 from ._own import check_own_folder, check_root, open_own
 
@@ -120,11 +120,17 @@ class ReplicaDir:
         return AttemptDir(self.path / f"attempt-{number}")
 
     def attempts(self) -> list[AttemptDir]:
-        """The attempts that were begun, oldest first."""
+        """The attempts that were begun, oldest first.
+
+        Raises:
+            OSError: The system is short of file descriptors, so that cannot be known at the moment.
+        """
         try:
             with os.scandir(self.path) as entries:
                 names = [each.name for each in entries if each.is_dir() or each.is_symlink()]
-        except OSError:
+        except OSError as error:
+            if is_shortage(error):
+                raise
             return []
         numbers = [name.removeprefix("attempt-") for name in names if name.startswith("attempt-")]
         # What else lies there has been put there from outside.

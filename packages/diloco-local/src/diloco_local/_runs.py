@@ -20,7 +20,7 @@ from diloco_protocol import (
     RunConflictError,
     UnavailableError,
 )
-from diloco_protocol.backend import shown
+from diloco_protocol.backend import is_shortage, shown
 
 from ._files import create_json, is_locked, open_lock, try_lock, write_json
 from ._identity import host_name
@@ -260,7 +260,8 @@ def _staged(root: Root, record: RunRecord) -> Iterator[tuple[RunDir, int]]:
             write_json(staged.record, record.to_dict())
         except OSError as error:
             raise InvalidRequestError(
-                f"runs cannot be written below root={str(root.path)!r}: {error}"
+                f"runs cannot be written below root={str(root.path)!r}: {error}",
+                retryable=is_shortage(error),
             ) from error
         yield staged, lock
 

@@ -106,9 +106,10 @@ class Supervisor:
         while True:
             self._collect()
             for replica in self.replicas:
-                if self._terminated:
-                    replica.stop(Reason.STOPPED_EXTERNALLY)
-                replica.step()
+                with noted():
+                    if self._terminated:
+                        replica.stop(Reason.STOPPED_EXTERNALLY)
+                    replica.step()
             if time.monotonic() - sampled >= SAMPLE_SECONDS:
                 sampled = time.monotonic()
                 for replica in self.replicas:
