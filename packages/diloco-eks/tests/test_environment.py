@@ -102,15 +102,3 @@ def test_names_that_are_taken(name):
             container_environment(
                 spec_entries("run-1", spec_to_environment(SPEC), None), env, secrets
             )
-
-
-def test_a_value_has_a_limit():
-    assert container_environment(
-        spec_entries("run-1", spec_to_environment(SPEC), None), {"A": "x" * (128 * 1024 - 3)}, {}
-    )
-    with pytest.raises(InvalidRequestError, match="128 KiB"):
-        container_environment(
-            spec_entries("run-1", spec_to_environment(SPEC), None),
-            {"A": "x" * (128 * 1024 - 2)},
-            {},
-        )

@@ -246,7 +246,7 @@ def test_the_schemas_can_disagree(options_for, request_for):
         validate.validate(manifest, "1.33", strict=True)
 
 
-@pytest.mark.parametrize("options", [{"image": "a\ud800"}, {"command": ["a", "\udfff"]}])
+@pytest.mark.parametrize("options", [{"command": ["a", "\udfff"]}])
 def test_what_cannot_be_sent_is_refused_before_it_is(options_for, request_for, options):
     with pytest.raises(InvalidRequestError, match=r"cannot be (written as JSON|sent as text)"):
         job_manifest(request_for(), options_for(**options))

@@ -20,6 +20,7 @@ from diloco_protocol.backend import options_of, options_table
         ({"image": None}, "image must be"),
         ({"image": "a\0b"}, "image must be"),
         ({"image": "a\ud800"}, "image must be"),
+        ({"run_id": "Bad Name!"}, "run_id='Bad Name!' cannot begin the names of runs"),
         ({"namespace": "Team_A"}, "namespace must be"),
         ({"service_account_name": "Trainer"}, "service_account_name must be"),
         ({"runtime_class_name": "g/visor"}, "runtime_class_name must be"),

@@ -126,6 +126,7 @@ class TestRequest:
             ({"args": {"a": float("nan")}}, r"entrypoint_args\.a is nan"),
             ({"args": {"a b": 1}}, "'a b', which cannot be the name"),
             ({"args": {"rendezvous_uri": 3}}, "rendezvous_uri must be text"),
+            ({"args": {"rendezvous_uri": "x" * 40_000}}, "has 40000 characters, but at most 32768"),
             ({"args": {"rank_env": "REPLICA_WORLD_SIZE"}}, "rank_env"),
             ({"args": {"rank_env": "1X"}}, "rank_env"),
             ({"args": {"world_size_env": "REPLICA_RANK"}}, "world_size_env must be the name"),

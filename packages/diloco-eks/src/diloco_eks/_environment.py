@@ -10,8 +10,6 @@ from diloco_protocol.backend import is_reserved
 
 from ._names import FAILURES, IGNORED_FAILURES, secret_reference
 
-# The kernel takes at most 128 KiB of one variable, name, '=' and the closing zero included.
-_MOST_BYTES = 128 * 1024
 #: Earlier attempts of this index, from the pod's annotations; empty for none.
 FAILURES_VARIABLE = "DILOCO_EKS_FAILURES"
 IGNORED_VARIABLE = "DILOCO_EKS_IGNORED_FAILURES"
@@ -34,10 +32,6 @@ def container_environment(
     entries: list[dict[str, Any]] = []
     for name, value in env.items():
         check_free(name)
-        if len(name) + len(value.encode()) + 2 > _MOST_BYTES:
-            raise InvalidRequestError(
-                f"env[{name!r}] has {len(value.encode())} bytes; Linux takes less than 128 KiB"
-            )
         entries.append({"name": name, "value": escape(value)})
     for name, reference in secrets.items():
         check_free(name)

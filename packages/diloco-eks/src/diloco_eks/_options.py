@@ -18,6 +18,7 @@ from diloco_protocol.backend import (
     check_names,
     check_path,
     check_restarts,
+    check_run_prefix,
     check_seconds,
     check_text,
     check_texts,
@@ -233,7 +234,7 @@ class EKSOptions(Options):
     ttl_seconds_after_finished: int | None = option(3600, check=_check_ttl)
     backoff_limit: int = option(0, check=check_restarts)
     gpu_resource_key: str = option("nvidia.com/gpu", check=check_key)
-    run_id: str | None = option(None, check=or_none(check_text), shown="run")
+    run_id: str | None = option(None, check=or_none(check_run_prefix), shown="run")
     batch_api: Any = option(None, type="BatchV1Api", shown="one of the executor's own")
     core_api: Any = option(None, type="CoreV1Api", shown="one of the executor's own")
     context: str | None = option(None, check=or_none(check_text), shown="the current one")

@@ -33,6 +33,7 @@ from ._variables import (
 )
 
 MAX_REPLICAS = 10_000
+_LONGEST_URI = 2**15
 _RUN_ID = re.compile(r"[a-z0-9]([a-z0-9-]{0,46}[a-z0-9])?")
 _PREFIX_LENGTH = 24  # leaves room for what makes a generated name unique
 
@@ -279,6 +280,10 @@ def check_rendezvous(value: object) -> str:
     if not isinstance(value, str) or not value or "\0" in value or has_half_a_pair(value):
         raise InvalidRequestError(
             f"rendezvous_uri must be text that is a path or URI, not {shown(value)}"
+        )
+    if len(value) > _LONGEST_URI:
+        raise InvalidRequestError(
+            f"rendezvous_uri has {len(value)} characters, but at most {_LONGEST_URI} are allowed"
         )
     return value
 
