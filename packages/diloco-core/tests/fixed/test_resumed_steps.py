@@ -21,7 +21,8 @@ class Batches(Run):
         net = self.net()
         inner = torch.optim.Adam(net.parameters(), lr=0.1)
         # Something that may have changed since the last save, so that a replica has a reason to save again.
-        more["stateful"] = {"schedule": torch.optim.lr_scheduler.ConstantLR(inner, 1.0)}
+        if self.options.get("save_inner_every") != 0:
+            more["stateful"] = {"schedule": torch.optim.lr_scheduler.ConstantLR(inner, 1.0)}
         options = {"sync_every": 4, "fragments": self.fragments, "flush": "none", **self.options}
         with DiLoCo(net, inner, exchange, **options, **more) as outer:
             if seen is not None:

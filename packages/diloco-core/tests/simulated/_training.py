@@ -203,7 +203,7 @@ class SimulatedTraining:
             outer_lr=_OUTER_LR if self.lr is None else partial(self.lr, node.rank, node.life),
             outer_momentum=_OUTER_MOMENTUM,
             on_sync=seen,
-            stateful={"ledger": ledger},
+            stateful={"ledger": ledger} if self.save_every else None,
             save_inner_every=self.save_every,
             codec=self.codec,
             delay=self.delay,
