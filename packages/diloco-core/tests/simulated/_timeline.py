@@ -209,6 +209,8 @@ class Mixing:
         self._copies, self.adopted = [copy.clone() for copy in copies], sync
 
 
+PERIOD = 17
+"""The gradients of so many steps of a life add up to nothing."""
 _LOST = "error feedback of fragment"
 
 
@@ -293,6 +295,13 @@ class Feedback:
                 before, known, kept = self.of(record, member, life), key in held, held.get(key)
                 # A life that was killed or reloaded may not have seen what it was left with: that is not known, but not zero.
                 held[key] = self.after.get((member.rank, life, record.sync))
+                nothing = (
+                    before is not None
+                    and not before.any()
+                    and not (member.stop - member.start) % PERIOD
+                )
+                if held[key] is None and nothing:
+                    held[key] = before  # what was sent is nothing, of which nothing can be lost
                 if before is None or not before.any():
                     told = (member.rank, life, record.fragment) in self.said
                     lost = known and (kept is None or bool(kept.any()))

@@ -20,7 +20,7 @@ from diloco_core._seconds import Seconds
 from diloco_core.testing._simulation import Node
 
 from ._recomputed import is_near, sent_of
-from ._timeline import Feedback, Mixing, Timeline
+from ._timeline import PERIOD, Feedback, Mixing, Timeline
 
 _OUTER_LR = 0.7
 _OUTER_MOMENTUM = 0.9
@@ -285,7 +285,9 @@ class SimulatedTraining:
     @staticmethod
     def gradient(rank: int, life: int, step: int, size: int) -> torch.Tensor:
         """The gradient of an inner step; a multiple of 1/16, so that sums are exact."""
-        return ((torch.arange(size) * 7 + rank * 13 + life * 5 + step * 29) % 17 - 8).float() / 16
+        return (
+            (torch.arange(size) * 7 + rank * 13 + life * 5 + step * 29) % PERIOD - 8
+        ).float() / 16
 
     def expected(
         self,

@@ -10,8 +10,8 @@ the values before must come to it. Values that take no outer step, such as buffe
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import replace
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field, replace
 
 import torch
 import xxhash
@@ -20,7 +20,6 @@ from .._arithmetic._coded import CodedUpdates
 from .._arithmetic._layout import Layout, Piece
 from .._arithmetic._sent import codec_of, sent_bytes
 from .._arithmetic._sharded import Scratch
-from .._arithmetic._sync_job import SyncJob
 from .._codecs._codec import Codec
 from .._errors import CorruptedObjectError, DivergedError
 from .._store._api import ObjectReader, reads_ahead
@@ -114,6 +113,7 @@ class EncodedUpdate:
         return stop
 
 
+@dataclass(eq=False)
 class CodedShard(Shard):
     """One shard of a job whose updates are encoded.
 
@@ -126,23 +126,12 @@ class CodedShard(Shard):
         full: Whether the file holds the values, too.
     """
 
-    def __init__(
-        self,
-        job: SyncJob,
-        number: int,
-        seed: Callable[..., int],
-        chunk_bytes: int,
-        coded: CodedUpdates,
-        *,
-        full: bool,
-    ) -> None:
-        super().__init__(job, number, seed, chunk_bytes)
-        self._coded = coded
-        self._full = full
-        values = self._stored_values()
-        self._update = EncodedUpdate(
-            job.layout, number, coded.codec, seed("update", number), values
-        )
+    coded: CodedUpdates
+    full: bool = field(kw_only=True)
+
+    def __post_init__(self) -> None:
+        seed, values = self.seed("update", self.number), self._stored_values()
+        self._update = EncodedUpdate(self.job.layout, self.number, self.coded.codec, seed, values)
 
     @property
     def adopted_bytes(self) -> int:
@@ -152,7 +141,7 @@ class CodedShard(Shard):
     @property
     def writable(self) -> bool:
         """Whether the encoded bytes are kept, so that the file can be written."""
-        return all(map(self._coded.holds, self._outer_chunks()))
+        return all(map(self.coded.holds, self._outer_chunks()))
 
     def rest_bytes(self, size: int) -> int:
         """How many bytes of a file of this size are before the update: header and outer state."""
@@ -174,15 +163,15 @@ class CodedShard(Shard):
     def _add(self, reader: ObjectReader, origin: str, expected: Sums | None) -> Sums:
         sums = as_recorded(end_sums(reader, origin), expected, origin)
         # All of it is read and verified before any of it is added: values to which a part was added could not be restored.
-        data = self._update.read(reader, origin, self._chunk_bytes)
+        data = self._update.read(reader, origin, self.chunk_bytes)
         digest = xxhash.xxh3_64(seed=self.values().seed)
         offset = 0
         for chunk in self._chunks():
-            values = self._job.destination(chunk)
+            values = self.job.destination(chunk)
             assert values is not None  # only fragments of a model are published in this way
             offset = self._update.add(data, chunk, offset, values)
             digest.update(view(values))
-            self._job.adopt(chunk, values)
+            self.job.adopt(chunk, values)
         if digest.intdigest() != sums.values:
             raise DivergedError(
                 f"with the update in {origin}, this replica does not come to the values of the replica that published it: the "
@@ -193,13 +182,13 @@ class CodedShard(Shard):
 
     def announce_load(self, reader: ObjectReader, origin: str) -> None:
         """Announce what :meth:`load` will read, for stores that fetch ahead."""
-        (super().announce if self._full else self.announce)(reader, origin)
+        (super().announce if self.full else self.announce)(reader, origin)
 
     def load(
         self, reader: ObjectReader, origin: str, scratch: Scratch, expected: Sums | None = None
     ) -> Sums:
         """Adopt the values of a file if it holds them; otherwise add its update. Raises as :meth:`adopt` does."""
-        if not self._full:
+        if not self.full:
             return self._add(reader, origin, expected)
         return as_recorded(super().adopt(reader, origin, scratch), expected, origin)
 
@@ -211,8 +200,8 @@ class CodedShard(Shard):
         Raises:
             CorruptedObjectError: The file is damaged.
         """
-        self._update.read(reader, origin, self._chunk_bytes)
-        if self._full:
+        self._update.read(reader, origin, self.chunk_bytes)
+        if self.full:
             return super().check(reader, origin, scratch, whole=whole)
         if whole:
             self.described(reader, origin)
@@ -220,10 +209,10 @@ class CodedShard(Shard):
 
     def outer(self, name: str) -> Section:
         """The section of one of the outer optimizer's tensors."""
-        return replace(super().outer(name), codec=self._coded.codec)
+        return replace(super().outer(name), codec=self.coded.codec)
 
     def _stored_values(self) -> Section:
-        return self.values() if self._full else replace(self.values(), pieces=())
+        return self.values() if self.full else replace(self.values(), pieces=())
 
     def _sections(self, names: Sequence[str]) -> list[Section]:
         return [*map(self.outer, names), self._update.section, self._stored_values(), *END]
@@ -233,15 +222,15 @@ class CodedShard(Shard):
     ) -> Iterator[tuple[Section, Iterator[torch.Tensor], bool]]:
         for name in names:
             outer = self._chunks_with(name)
-            tensors = (self._coded.outer(chunk, name) for chunk in outer)
+            tensors = (self.coded.outer(chunk, name) for chunk in outer)
             yield self.outer(name), tensors, True
         yield self._update.section, map(self._encoded, self._chunks()), False
 
     def _encoded(self, chunk: Piece) -> torch.Tensor:
-        return self._coded.update(chunk) if self._is_outer(chunk) else self._job.published(chunk)
+        return self.coded.update(chunk) if self._is_outer(chunk) else self.job.published(chunk)
 
     def _values_parts(self) -> Parts:
-        if self._full:
+        if self.full:
             return (yield from super()._values_parts())
         digest = self.digest()
         yield sum_bytes(digest)

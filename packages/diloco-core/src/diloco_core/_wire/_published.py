@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import torch
@@ -93,6 +94,7 @@ class ValuesReader:
         return sums
 
 
+@dataclass(eq=False)
 class Shard:
     """One shard of a job's state: the outer optimizer's tensors, and the values.
 
@@ -103,14 +105,10 @@ class Shard:
         chunk_bytes: Number of bytes handled at once.
     """
 
-    def __init__(
-        self, job: SyncJob, number: int, seed: Callable[..., int], chunk_bytes: int
-    ) -> None:
-        self.number = number
-        self._job = job
-        self._layout: Layout = job.layout
-        self._seed = seed
-        self._chunk_bytes = chunk_bytes
+    job: SyncJob
+    number: int
+    seed: Callable[..., int]
+    chunk_bytes: int
 
     def parts(
         self, metadata: Mapping[str, str], written: Callable[[Sums], None] | None = None
@@ -125,7 +123,7 @@ class Shard:
 
     def digest(self) -> int:
         """The checksum of the values in memory."""
-        return result_of(section_parts(self.values(), map(self._job.published, self._chunks())))
+        return result_of(section_parts(self.values(), map(self.job.published, self._chunks())))
 
     def rest(self, metadata: Mapping[str, str]) -> int:
         """The checksum of what :meth:`parts` would now yield before the values: header and outer optimizer's tensors."""
@@ -146,11 +144,11 @@ class Shard:
 
         def add(chunk: Piece) -> None:
             if self._is_outer(chunk):
-                for name, tensor in self._job.outer_state(chunk).items():
+                for name, tensor in self.job.outer_state(chunk).items():
                     sums[name].update(view(tensor))
 
         def result() -> int:
-            rest = xxhash.xxh3_64(beginning, seed=self._seed("rest", self.number))
+            rest = xxhash.xxh3_64(beginning, seed=self.seed("rest", self.number))
             for name in names:
                 rest.update(sum_bytes(sums[name].intdigest()))
             return rest.intdigest()
@@ -164,7 +162,7 @@ class Shard:
     @property
     def adopted_bytes(self) -> int:
         """How many bytes of values a replica reads that adopts the shard."""
-        return self.values().values_bytes(self._layout)
+        return self.values().values_bytes(self.job.layout)
 
     def announce(self, reader: ObjectReader, origin: str) -> None:
         """Announce that the values of a file will be read, for stores that fetch ahead.
@@ -182,7 +180,7 @@ class Shard:
 
     def rest_bytes(self, size: int) -> int:
         """How many bytes of a file of this size are before what a replica reads that adopts it: header and outer state."""
-        return size - section_bytes(self._layout, self.values()) - CHECKSUM_BYTES * len(END)
+        return size - section_bytes(self.job.layout, self.values()) - CHECKSUM_BYTES * len(END)
 
     @property
     def writable(self) -> bool:
@@ -208,7 +206,7 @@ class Shard:
             values.read(out)
             return out
 
-        adopt_shard(self._job, self.number, read, self._chunk_bytes, scratch)
+        adopt_shard(self.job, self.number, read, self.chunk_bytes, scratch)
         return values.verify()
 
     def announce_load(self, reader: ObjectReader, origin: str) -> None:
@@ -240,7 +238,7 @@ class Shard:
             self.described(reader, origin)
         values = self._values_of(reader, origin)
         for chunk in self._chunks():
-            values.read(scratch.tensor(0, self._layout, chunk))
+            values.read(scratch.tensor(0, self.job.layout, chunk))
         return values.verify()
 
     def described(
@@ -259,22 +257,22 @@ class Shard:
         beginning, fields = read_header(reader, origin)
         names, scalars = _names_and_scalars(fields, origin)
         sections = self._sections(names)
-        if len(beginning) + section_starts(self._layout, sections)[-1] != reader.size:
+        if len(beginning) + section_starts(self.job.layout, sections)[-1] != reader.size:
             raise CorruptedObjectError(
                 f"{origin} does not have the size that follows from its header: it is damaged"
             )
-        rest = xxhash.xxh3_64(beginning, seed=self._seed("rest", self.number))
+        rest = xxhash.xxh3_64(beginning, seed=self.seed("rest", self.number))
         chunks: dict[Piece, dict[str, torch.Tensor]] = {piece: {} for piece in self._outer_chunks()}
-        starts = [len(beginning) + start for start in section_starts(self._layout, sections)]
+        starts = [len(beginning) + start for start in section_starts(self.job.layout, sections)]
         if reads_ahead(reader):
             reader.expect(starts[0], starts[len(names)])
         for section_of_name, start, name in zip(sections, starts, names, strict=False):
-            section = SectionReader(reader, self._layout, section_of_name, start, origin)
+            section = SectionReader(reader, self.job.layout, section_of_name, start, origin)
             for piece, tensors in chunks.items():
-                if not self._job.keeps_outer(piece, name):
+                if not self.job.keeps_outer(piece, name):
                     continue
                 tensors[name] = torch.empty(
-                    piece.numel, dtype=self._layout.groups[piece.group].dtype, device="cpu"
+                    piece.numel, dtype=self.job.layout.groups[piece.group].dtype, device="cpu"
                 )
                 section.read(tensors[name])
             section.verify()
@@ -288,21 +286,21 @@ class Shard:
 
     def values(self) -> Section:
         """The section of the values."""
-        return Section("values", self._layout.shard(self.number), self._seed("values", self.number))
+        return Section(
+            "values", self.job.layout.shard(self.number), self.seed("values", self.number)
+        )
 
     def outer(self, name: str) -> Section:
         """The section of one of the outer optimizer's tensors."""
-        pieces = self._layout.shard(self.number)
+        pieces = self.job.layout.shard(self.number)
         outer = tuple(
-            piece
-            for piece in pieces
-            if self._is_outer(piece) and self._job.keeps_outer(piece, name)
+            piece for piece in pieces if self._is_outer(piece) and self.job.keeps_outer(piece, name)
         )
-        return Section(f"outer.{name}", outer, self._seed("outer", name, self.number))
+        return Section(f"outer.{name}", outer, self.seed("outer", name, self.number))
 
     def _before_values(self, metadata: Mapping[str, str]) -> Parts:
         beginning, names = self._beginning(metadata)
-        rest = xxhash.xxh3_64(beginning, seed=self._seed("rest", self.number))
+        rest = xxhash.xxh3_64(beginning, seed=self.seed("rest", self.number))
         yield beginning
         for section, chunks, in_rest in self._before(names):
             digest = yield from section_parts(section, chunks)
@@ -320,12 +318,12 @@ class Shard:
         """The sections before the values, each with its chunks, and whether the checksum of the rest covers it."""
         for name in names:
             outer = self._chunks_with(name)
-            tensors = (self._job.outer_state(chunk)[name] for chunk in outer)
+            tensors = (self.job.outer_state(chunk)[name] for chunk in outer)
             yield self.outer(name), tensors, True
 
     def _values_parts(self) -> Parts:
         """The bytes of the values, and then their checksum."""
-        return section_parts(self.values(), map(self._job.published, self._chunks()))
+        return section_parts(self.values(), map(self.job.published, self._chunks()))
 
     def _beginning(self, metadata: Mapping[str, str]) -> tuple[bytes, list[str]]:
         """The header, and the names of the outer optimizer's tensors."""
@@ -334,8 +332,8 @@ class Shard:
         scalars: dict[str, float] = {}
         found: set[str] = set()
         for _, chunk in sorted(first.items()):
-            found.update(self._job.outer_state(chunk))
-            scalars.update(self._job.outer_scalars(chunk))
+            found.update(self.job.outer_state(chunk))
+            scalars.update(self.job.outer_scalars(chunk))
         names = sorted(found)
         sections = self._sections(names)
         metadata = {
@@ -344,26 +342,26 @@ class Shard:
             "scalars": json.dumps(scalars),
             "outer": json.dumps(names),
         }
-        return header(self._layout, sections, metadata), names
+        return header(self.job.layout, sections, metadata), names
 
     def _values_of(self, reader: ObjectReader, origin: str) -> ValuesReader:
-        return ValuesReader(reader, self._layout, self.values(), origin)
+        return ValuesReader(reader, self.job.layout, self.values(), origin)
 
     def _chunks(self) -> list[Piece]:
-        return list(self._layout.chunks(self.number, self._chunk_bytes))
+        return list(self.job.layout.chunks(self.number, self.chunk_bytes))
 
     def _outer_chunks(self) -> list[Piece]:
         return list(filter(self._is_outer, self._chunks()))
 
     def _chunks_with(self, name: str) -> list[Piece]:
         """The chunks that one of the outer optimizer's tensors belongs to."""
-        return [chunk for chunk in self._outer_chunks() if self._job.keeps_outer(chunk, name)]
+        return [chunk for chunk in self._outer_chunks() if self.job.keeps_outer(chunk, name)]
 
     def _is_outer(self, piece: Piece) -> bool:
         # Not by the rule in the layout: the first sync of a fragment takes all values from rank 0, but if the outer loop was
         # loaded, there is outer state already. All that takes an outer step must be finite. So must plain means, which have
         # no outer state.
-        return self._job.must_be_finite(piece)
+        return self.job.must_be_finite(piece)
 
 
 def as_recorded(sums: Sums, expected: Sums | None, origin: str) -> Sums:
