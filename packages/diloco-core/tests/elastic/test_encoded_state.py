@@ -104,7 +104,7 @@ def test_a_replica_that_comes_late_starts_from_a_whole_state(monkeypatch):
     load = CodedShard.load
 
     def watched(self, reader, origin, scratch, expected=None):
-        loaded.append((origin.split("/")[-2], self._full))
+        loaded.append((origin.split("/")[-2], self.full))
         return load(self, reader, origin, scratch, expected)
 
     monkeypatch.setattr(CodedShard, "load", watched)

@@ -46,13 +46,13 @@ def no_checksum_of_shards(monkeypatch):
     def adopt(self, reader, origin, scratch):
         values = self._values_of(reader, origin)
         adopt_shard(
-            self._job,
+            self.job,
             self.number,
             lambda piece, out: (values.read(out), out)[1],
-            self._chunk_bytes,
+            self.chunk_bytes,
             scratch,
         )
-        return _published._end(reader, origin)
+        return _published.end_sums(reader, origin)
 
     monkeypatch.setattr(_published.Shard, "adopt", adopt)
 

@@ -77,11 +77,11 @@ def _without_sums(monkeypatch):
     """Nobody compares what comes of a change with what its owner holds, which would make a life load again."""
 
     def add(self, reader, origin, expected):
-        data, offset = self._update.read(reader, origin, self._chunk_bytes), 0
+        data, offset = self._update.read(reader, origin, self.chunk_bytes), 0
         for chunk in self._chunks():
-            values = self._job.destination(chunk)
+            values = self.job.destination(chunk)
             offset = self._update.add(data, chunk, offset, values)
-            self._job.adopt(chunk, values)
+            self.job.adopt(chunk, values)
         return end_sums(reader, origin)
 
     monkeypatch.setattr(CodedShard, "_add", add)
