@@ -133,6 +133,35 @@ def test_several_optimizers_are_all_saved(tmp_path):
         assert all(torch.equal(wanted[0][name], found[0][name]) for name in wanted[0])
 
 
+@pytest.mark.parametrize("fused", [True, False])
+def test_state_is_laid_out_in_memory_as_the_parameters_are(tmp_path, fused):
+    def life(name, steps):
+        torch.manual_seed(5)
+        net = torch.nn.Sequential(
+            torch.nn.Conv2d(4, 8, 3), torch.nn.Flatten(), torch.nn.Linear(8, 3)
+        )
+        net.to(memory_format=torch.channels_last)
+        net[2].weight = torch.nn.Parameter(net[2].weight.detach().t().contiguous().t())
+        inner = torch.optim.AdamW(net.parameters(), lr=0.1, fused=fused)
+        inner.state["calls"] = {
+            "of": steps
+        }  # some optimizers keep more than the state of parameters
+        exchange = StoreExchange(open_store(str(tmp_path / name)), 0, 1, Elastic(1, grace=1.0))
+        with DiLoCo(net, inner, exchange, sync_every=1, save_inner_every=1) as outer:
+            while outer.inner_steps < steps:
+                torch.manual_seed(outer.inner_steps)
+                net(torch.randn(5, 4, 3, 3)).square().sum().backward()
+                inner.step()
+                inner.zero_grad()
+        return net, inner
+
+    life("parts", 2)
+    (whole, _), (parts, inner) = life("whole", 6), life("parts", 6)
+    for wanted, found in zip(whole.parameters(), parts.parameters(), strict=True):
+        assert torch.equal(wanted, found)
+        assert inner.state[found]["exp_avg"].stride() == found.stride()
+
+
 def test_every_rank_has_its_own(tmp_path):
     _train(str(tmp_path), 0, 3, Loader(), world_size=2)
     other = Loader()

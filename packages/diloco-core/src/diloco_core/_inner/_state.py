@@ -176,6 +176,8 @@ class InnerState:
             given_settings = _settings(holder)
             try:
                 holder.load_state_dict(unpack(tree[name], tensors))
+                if isinstance(holder, torch.optim.Optimizer):
+                    _lay_out_like_parameters(holder)
             except Exception as error:
                 raise ConfigurationError(
                     f"{name} ({type(holder).__name__}) refuses the state that is saved in {origin}: "
@@ -190,6 +192,22 @@ class InnerState:
                 self.scheduled |= "initial_lr" in before
         set_random_state(unpack(tree["random"], tensors))
         return int(tree["inner_steps"])
+
+
+def _lay_out_like_parameters(optimizer: torch.optim.Optimizer) -> None:
+    """Give state that has a parameter's shape its strides too, as when the optimizer made it. The file holds plain rows.
+
+    Fused optimizers pair elements by their place in memory. With other strides those on CUDA raise, and those on the CPU
+    take the momentum of other elements, in silence.
+    """
+    for parameter, state in optimizer.state.items():
+        if not isinstance(parameter, torch.Tensor) or not isinstance(state, dict):
+            continue  # some optimizers keep more there, under names of their own
+        for key, value in state.items():
+            if isinstance(value, torch.Tensor) and value.shape == parameter.shape:
+                laid_out = torch.empty_like(parameter, dtype=value.dtype, device=value.device)
+                if laid_out.stride() != value.stride():
+                    state[key] = laid_out.copy_(value)
 
 
 def _differences(saved: Mapping[str, str], present: Mapping[str, str]) -> str:
