@@ -96,18 +96,21 @@ def _take_mended(
 def _take_newest(life: Life) -> CorruptedObjectError | NonFiniteUpdateError | None:
     """Load the newest state and replay the log. Returns None, or the error that says what could not be read or computed."""
     damage: CorruptedObjectError | StoreUnavailableError | None = None
+    why = None
     for pause in _PAUSES:
         try:
             load(life)
             replay(life)
             _hold_own_part(life)
         except ReloadError as reload:
-            damage = reload.damage
+            damage, why = reload.damage, reload.why
         except (CorruptedObjectError, NonFiniteUpdateError) as error:
             return error
         else:
             return None
         life.timing.sleep(pause)
+    if why is Why.DIFFERS:
+        raise diverged(life.rank)
     if isinstance(damage, CorruptedObjectError):
         return damage
     if damage is not None:
@@ -143,7 +146,8 @@ def replay(life: Life) -> None:
             life.standing.skip(commit, record)
             continue
         if commit.base != progress.digest:
-            raise diverged(life.rank)
+            # A shard that was deleted may have been created again with other bytes; a newer state is whole then.
+            raise ReloadError(Why.DIFFERS)
         Adoption(life, commit, local=False).run()
         life.standing.advance(commit, record)
         if life.damage.mending.get(commit.fragment) == commit.sync:

@@ -7,10 +7,10 @@ obeyed the first record then holds a state that is not the run's, and must neith
 from __future__ import annotations
 
 from ..._errors import CorruptedObjectError
-from .._claims import fenced
+from .._claims import check_claim, fenced
 from .._life._life import Life
 from .._records._keys import commit_key
-from .._records._records import Commit
+from .._records._records import Commit, Rollback
 from .._repair import read_commit
 from .._round._reload import ReloadError, Why
 
@@ -49,6 +49,22 @@ def check_not_later(life: Life, commit: Commit) -> None:
     later = [each for each in commit.members if each.rank == life.rank and each.epoch > life.epoch]
     if later:
         raise fenced(life, f"a newer life (epoch {later[0].epoch})")
+
+
+def look_ahead(life: Life, commit: Commit) -> None:
+    """Fixed: look whether the run is past this sync already, when all shards are read and before anything uses them.
+
+    A shard that was deleted long ago may have been created again, with other bytes, by a life that was replaced.
+
+    Raises:
+        FencedError: The next sync is decided, and only with a newer life of this rank can it be.
+        ReloadError: The run has ended, or went back to older states.
+    """
+    entry = life.log(commit.sync + 1)
+    if entry is not None and isinstance(entry[0], Rollback):
+        raise ReloadError(Why.WENT_BACK, entry[0])
+    if entry is not None:
+        check_claim(life)
 
 
 def not_next(life: Life, commit: Commit) -> ReloadError:

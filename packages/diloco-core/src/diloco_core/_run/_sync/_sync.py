@@ -24,7 +24,7 @@ from .._states._load import mend_initial
 from .._states._publish import collect, publish_when_asked
 from .._watch import check_run
 from ._adopt import Adoption
-from ._fork import check_not_later, look_back, not_next
+from ._fork import check_not_later, look_ahead, look_back, not_next
 from ._messages import notice, report, say_what_is_lost, say_who_is_missing, timed_out
 
 
@@ -148,6 +148,8 @@ class StoreSync:
         if life.deletes_own:  # the record of this sync shows that the state before it is complete
             collect(life, {life.rank, None} if designated else {life.rank})
         Adoption(life, commit, local=local).run()
+        if life.fixed:
+            look_ahead(life, commit)
         if learned:
             self._job.reapply(learned)
         self._job.rate = commit.rate

@@ -1,0 +1,92 @@
+"""Before anything uses the shards that a life has read, it looks whether the run is past that sync already."""
+
+from dataclasses import replace
+
+import pytest
+from simulated import SimulatedTraining, violations
+
+from diloco_core import DivergedError, FencedError, ReplicaLostError
+from diloco_core._run._claims import claim_key
+from diloco_core._run._records._keys import commit_key
+from diloco_core._run._records._records import GivenUp, Rollback
+from diloco_core._run._settings import Fixed
+from diloco_core._run._sync import _catchup
+from diloco_core._run._sync._adopt import Adoption
+from diloco_core.testing import Schedule, simulate
+from diloco_core.testing._scheduler import Killed
+
+SYNC = 3
+
+
+def run_in_which(monkeypatch, before=None, after=None):
+    """What becomes of a run of two ranks in which something happens before or after a first life reads the shards of a sync."""
+    run = Adoption.run
+
+    def between(self):
+        happens = self._life.epoch == 1 and self._commit.sync == SYNC
+        if happens and before is not None:
+            before(self._life)
+        run(self)
+        if happens and after is not None:
+            after(self._life, self._commit)
+
+    monkeypatch.setattr(Adoption, "run", between)
+    training = SimulatedTraining(6, (40, 30), 2)
+    outcome = simulate(training, Schedule(2), Fixed(2, 90.0, False, 100.0), most_lives=2)
+    return outcome, training
+
+
+def test_an_end_is_obeyed(monkeypatch):
+    def ends(life, commit):
+        if life.rank:
+            return
+        end = GivenUp(1, 0, "rank 1 has shown no sign of life")
+        states = tuple(progress.sync for progress in life.fragments)
+        record = Rollback(SYNC + 1, states, (), {0: 1, 1: 1}, life.rollback, run=life.run, end=end)
+        life.store.create(commit_key(SYNC + 1), record.to_json)
+
+    outcome, training = run_in_which(monkeypatch, after=ends)
+    assert isinstance(outcome.results[0, 1], ReplicaLostError)
+    assert "rank 1 has shown no sign of life" in str(outcome.results[0, 1])
+    assert [report.sync for report in training.reports[0, 1]] == [*range(1, SYNC)]
+
+
+def test_a_life_that_was_replaced_stops(monkeypatch):
+    """The next sync is decided with the newer life, which also deletes what this one may still read."""
+
+    def replaced(life, commit):
+        if life.rank:
+            return
+        members = tuple(replace(each, sync=SYNC + 1, epoch=2) for each in commit.members)
+        following = replace(commit, sync=SYNC + 1, members=members)
+        life.store.create(claim_key(0, 2), lambda: [b"{}"])
+        life.store.create(commit_key(SYNC + 1), following.to_json)
+
+    outcome, training = run_in_which(monkeypatch, after=replaced)
+    assert isinstance(outcome.results[0, 1], FencedError)
+    assert [report.sync for report in training.reports[0, 1]] == [*range(1, SYNC)]
+
+
+@pytest.mark.parametrize("always", [False, True])
+def test_a_state_that_the_next_record_was_not_made_from_is_loaded_again(monkeypatch, always):
+    """Rank 1 dies when the sync is decided, and its next life begins with the state before."""
+    load, loads = _catchup.load, []
+
+    def dies(life):
+        if life.rank:
+            raise Killed
+
+    def other_bytes(life):
+        load(life)
+        if life.epoch == 2:
+            loads.append(life.sync)
+            if always or len(loads) < 3:
+                life.fragments[0].sums[0] ^= 1
+
+    monkeypatch.setattr(_catchup, "load", other_bytes)
+    outcome, training = run_in_which(monkeypatch, before=dies)
+    if always:
+        assert isinstance(outcome.results[1, 2], DivergedError)
+    else:
+        assert violations(outcome, training) == []
+        assert len(loads) == 3
