@@ -202,7 +202,9 @@ def connect(
     identity = {"world_size": world_size, "run_id": run_id}
     _forget_ended()
     with _lock:
-        key = os.getpid(), _normal(place), rank
+        # One spelling for all the ways in which the same place can be written.
+        spelling = place.rstrip("/") if "://" in place else whole_path(place).as_uri()
+        key = os.getpid(), spelling, rank
         connected = _open.get(key)
         if connected is not None:
             _check_same(connected.settings, {**identity, **asked}, redact_uri(place), rank)
@@ -264,8 +266,3 @@ def _new(
     except BaseException:
         store.unmake() if isinstance(store, FolderStore) else store.close()
         raise
-
-
-def _normal(uri: str) -> str:
-    """One spelling for all the ways in which the same place can be written."""
-    return uri.rstrip("/") if "://" in uri else whole_path(uri).as_uri()

@@ -362,10 +362,9 @@ def _source(store: Store) -> RunStates:
         except ObjectNotFoundError:
             return None
 
-    def read_anew(key: str) -> Manifest | None:
-        return read_again(Timing(), partial(read, key), most=2)
-
-    manifest = read_or_copy(read_anew, MANIFEST, store.uri)
+    manifest = read_or_copy(
+        lambda key: read_again(Timing(), partial(read, key), most=2), MANIFEST, store.uri
+    )
     if manifest is None and published:
         raise CorruptedObjectError(
             f"{store.uri}/{MANIFEST} and its copy are gone, while other objects of a run are there."

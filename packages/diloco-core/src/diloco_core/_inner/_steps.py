@@ -196,7 +196,7 @@ class InnerSteps:
 def _caller() -> FrameType:
     """The frame that has called a hook."""
     frame = sys._getframe(2)  # noqa: SLF001
-    while is_of_a_wrapper(frame) and frame.f_back is not None:
+    while frame.f_code.co_name in _NAMES and frame.f_back is not None:
         frame = frame.f_back
     return frame
 
@@ -306,6 +306,7 @@ _REASON = (
     "an outer loop (DiLoCo) counts the steps of this optimizer and syncs between them, outside of compiled code: compile "
     "the step without fullgraph=True"
 )
+# Of the frames that belong to what untraced() puts around a function.
 _NAMES = frozenset({"untraced_hook", "_fn"})
 
 
@@ -325,8 +326,3 @@ def untraced(function: Callable[..., None]) -> Callable[..., None]:
             function(*arguments)
 
     return untraced_hook
-
-
-def is_of_a_wrapper(frame: FrameType) -> bool:
-    """Whether a frame belongs to what :func:`untraced` has put around a function."""
-    return frame.f_code.co_name in _NAMES

@@ -153,14 +153,11 @@ def outer_groups(
         except ConfigurationError as error:
             if groups is None:
                 raise
-            raise ConfigurationError(f"outer_groups[{number}]: {_of_the_group(error)}") from error
+            # In a group, the settings have names of their own.
+            problem = re.sub(r"\bouter_(lr|momentum)\b", r"\1", str(error))
+            raise ConfigurationError(f"outer_groups[{number}]: {problem}") from error
         found.append(OuterGroup(own, schedule))
     return found
-
-
-def _of_the_group(error: ConfigurationError) -> str:
-    """The same sentence with the names that settings have in a group."""
-    return re.sub(r"\bouter_(lr|momentum)\b", r"\1", str(error))
 
 
 def _with_settings(

@@ -32,7 +32,7 @@ class Initial:
         self.layout = Layout(tuple(groups), fragment.layout.shards, fragment.layout.block)
         # The codec encodes nothing here: values that are taken from one replica are sent as they are.
         self.terms = fragment.terms.of_initial_values
-        self.fingerprint = initial_fingerprint(fragment.fingerprint)
+        self.fingerprint = fingerprint("initial", fragment.fingerprint)
         # A loop that was loaded goes on with the learning rate that it had.
         self.rate = fragment.rate
         self.contribution = Contribution(proposal=Proposal(fragment.rate))
@@ -80,8 +80,3 @@ class Initial:
         """What was loaded with the outer loop; empty if it is a new one, since no outer step has been taken."""
         self.fragment.prepare_outer(piece)
         return self.fragment.outer_state(piece)
-
-
-def initial_fingerprint(fragment: str) -> str:
-    """The fingerprint of the first sync of a fragment, made from the fingerprint of the fragment."""
-    return fingerprint("initial", fragment)

@@ -469,7 +469,7 @@ class StoreExchange(Exchange):
         counted = [progress.positions.get(self.rank, 0) for progress in life.fragments]
         return Position(
             life.sync,
-            life.outer_steps + life.manifest.first,
+            sum(progress.outer_steps for progress in life.fragments) + life.manifest.first,
             max(counted, default=0),
             life.rollback,
             counted,

@@ -171,11 +171,6 @@ class Life:
         return self.standing.seconds >= self.settings.grace
 
     @property
-    def outer_steps(self) -> int:
-        """Outer steps that the model in memory has taken, without those that a rollback gave up."""
-        return sum(progress.outer_steps for progress in self.fragments)
-
-    @property
     def gather(self) -> bool:
         """Whether the topology is ``gather``, in which every replica updates all shards."""
         return self.manifest.topology == "gather"

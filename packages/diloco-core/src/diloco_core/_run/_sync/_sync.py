@@ -100,9 +100,8 @@ class StoreSync:
     def _stands_in(self) -> bool:
         """Fixed: whether an earlier life of this rank has contributed. That stands for the rank, and nothing is sent."""
         life = self._life
-        if not life.fixed or not life.standing.is_new:
-            return False
-        return life.rank in self._round.valid(life.store.list(deltas(self._sync)))
+        looks = life.fixed and life.standing.is_new
+        return looks and life.rank in self._round.valid(life.store.list(deltas(self._sync)))
 
     def ready(self) -> bool:
         """Whether the sync is decided, or this life would not wait any longer for others."""
@@ -275,7 +274,9 @@ class StoreSync:
             timeout,
             self._timed_out,
             alarms=[deadline],
-            notice=self._notice,
+            notice=lambda seconds: notice(
+                life, self._sync, self._job.name, self._folder, seconds, self._patience
+            ),
             notice_after=early + life.notice_after,
         )
         moment = None
@@ -400,10 +401,6 @@ class StoreSync:
 
     def _timed_out(self) -> Exception:
         return timed_out(self._life, self._sync, self._job.name, self._folder)
-
-    def _notice(self, seconds: float) -> str:
-        name = self._job.name
-        return notice(self._life, self._sync, name, self._folder, seconds, self._patience)
 
 
 def stands_in(life: Life) -> bool:
