@@ -223,8 +223,9 @@ class ClusterHarness(Harness):
     def next_attempt(self, name, index):
         self.started.discard((name, index))
         self.attempts[name, index] = attempt = self.attempts.get((name, index), 1) + 1
-        # Its grace, and the pause before the next pod: 10 s, and twice as long after each further failure.
-        self.world.settle(within=60.0 + 10.0 * 2 ** (attempt - 2))
+        # Its grace, and the pause before the next pod: 10 s, and twice as long after each further failure, up to 600 s.
+        longest = 60.0 + min(10.0 * 2 ** (attempt - 2), 600.0)
+        self.world.settle(within=longest, most=2 * longest)
 
     def write(self, handle, data, stream="stdout"):
         """As a container runtime does, which reads each stream on its own and writes down whole lines."""

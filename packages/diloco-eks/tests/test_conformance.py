@@ -35,7 +35,7 @@ def test_a_replica_that_is_preempted_again_and_again():
     lab = Lab(ClusterHarness())
     try:
         (replica,) = lab.up(1).replicas
-        for _ in range(6):
+        for _ in range(9):
             lab.drive(replica, Step.PREEMPT)
             lab.observe_all()
             lab.drive(replica, Step.START)

@@ -118,8 +118,15 @@ class MoreRules(MachineBase):
             check_lines(self.lab, replica, promise="G3", follow=True)
 
     def _has_a_log(self, replica: Replica) -> bool:
+        """Whether its log is there, although a platform may remove those that it ends with all that they said.
+
+        Of several ranks of a gang that are too late at once, it may count one, and end the others.
+        """
+        capabilities = self.lab.capabilities
+        gang = capabilities.failure_scope == "gang" and len(replica.run.replicas) > 1
         ended = replica.state is ReplicaState.CANCELLED or replica.reason is Reason.GANG_FAILED
-        return self.lab.capabilities.remembers_ended or not ended
+        ended = ended or (gang and replica.reason is Reason.TIMEOUT)
+        return capabilities.remembers_ended or not ended
 
     @rule(number=pick)
     def cancel_run(self, number: int) -> None:
