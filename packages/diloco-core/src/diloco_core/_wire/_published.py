@@ -395,7 +395,7 @@ def _names_and_scalars(fields: Any, origin: str) -> tuple[Sequence[str], dict[st
         if not all(isinstance(name, str) for name in [*names, *scalars]):
             raise TypeError("names must be text")
         return list(names), {name: float(value) for name, value in scalars.items()}
-    except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
+    except (ValueError, KeyError, TypeError, AttributeError, OverflowError, RecursionError):
         raise CorruptedObjectError(f"the header of {origin} is damaged") from None
 
 

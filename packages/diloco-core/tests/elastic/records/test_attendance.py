@@ -7,9 +7,10 @@ from simulated import SimulatedTraining, violations
 
 from diloco_core import CorruptedObjectError, Elastic, SyncTimeoutError
 from diloco_core._run._records._attendance import Attendance
-from diloco_core._run._records._farewell import farewell
+from diloco_core._run._records._farewell import farewell, read_farewell
 from diloco_core._run._records._keys import Delta, Hint
 from diloco_core._run._records._records import Commit
+from diloco_core._wire._sealed import seal
 from diloco_core.testing import Fault, Schedule, simulate
 
 
@@ -276,3 +277,9 @@ def test_the_log_tells_who_is_waited_for(caplog):
         assert said[0].endswith(
             "s. This replica gives up after 150 s (sync_timeout). Contributed: rank 0, 1; never started: rank 2"
         )
+
+
+def test_no_more_of_a_reason_is_shown_than_is_ever_written():
+    key = Hint(5, 1, 1, "leave").key
+    record = seal("farewell", key, {"event": "failed", "reason": "x" * 10**6})
+    assert read_farewell(key, lambda _: record).reason == "x" * 1000

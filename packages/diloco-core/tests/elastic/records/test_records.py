@@ -103,6 +103,7 @@ def _member(**changes):
         ),
         *(_member(**{name: 77}) for name in ("rank", "epoch", "from", "to", "key")),
         _member(key=_delta(0, sync=4).key),
+        _member(key=_delta(0).key.replace("0-5", f"0-{'9' * 5000}")),
         _changed("members", []),
         _changed("members", COMMIT.fields()["members"][::-1]),
         _changed("members", COMMIT.fields()["members"][:1] * 2),
@@ -209,6 +210,15 @@ def test_tokens_are_written_in_one_way_only(tokens):
     key = replace(_delta(0), tokens=7).key
     assert Delta.parse(key).tokens == 7
     assert Delta.parse(key.replace(".7.", f".{tokens}.")) is None
+
+
+def test_inner_steps_in_keys_have_at_most_18_digits():
+    """Python refuses to read numbers of thousands of digits."""
+    longest = 18 * "9"
+    key = _delta(0, int(longest)).key
+    assert Delta.parse(key).key == key
+    for digits in (19, 5000):
+        assert Delta.parse(key.replace(longest, digits * "9")) is None
 
 
 @pytest.mark.parametrize("wrong", [{"sums": ()}, {"rests": (5, 6, 7)}])

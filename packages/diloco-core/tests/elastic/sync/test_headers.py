@@ -11,9 +11,10 @@ import pytest
 from damage_lab import flip
 from simulated import SimulatedTraining, read_log, violations
 
-from diloco_core import Elastic
+from diloco_core import CorruptedObjectError, Elastic
 from diloco_core._run._sync import _catchup as _elastic_catchup
 from diloco_core._run._sync import _compute as _elastic_compute
+from diloco_core._wire._published import _names_and_scalars
 from diloco_core.testing import Schedule, SimulatedStore, simulate
 from diloco_core.testing._connection import Connection
 
@@ -214,3 +215,9 @@ def test_a_start_reads_no_outer_state_twice(run):
     assert {
         opened[_key(fragment, shard)] for fragment in range(_FRAGMENTS) for shard in range(2)
     } == {3}
+
+
+@pytest.mark.parametrize("scalars", ["[]", "{]", '{"step": {}}', f'{{"step": {10**400}}}'])
+def test_scalars_that_are_none_are_damage(scalars):
+    with pytest.raises(CorruptedObjectError, match="the header of x is damaged"):
+        _names_and_scalars({"__metadata__": {"outer": "[]", "scalars": scalars}}, "x")

@@ -6,6 +6,7 @@ that dies ends its generation. When all ranks are resumed, they carry the newest
 
     meetings/{rank}.json                what a process says while it meets the others; see :mod:`._gathering`
     generations/{number}-{name}/…       a run, as it lies elsewhere at the top; it counts once it has a manifest
+    generations/{number}-{name}/carried.json       from which state it goes on, which rank 0 has chosen
     generations/{number}-{name}/carried/{rank}     this rank has carried its part of the state there
 """
 

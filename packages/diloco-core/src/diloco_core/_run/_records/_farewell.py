@@ -47,7 +47,7 @@ def read_farewell(key: str, read: Callable[[str], bytes | None]) -> Farewell:
         if data is not None:
             fields = Fields(unseal("farewell", key, data, key), key)
             cause = fields.whole("cause", 0, 99999) if "cause" in fields.names() else None
-            reason = " ".join(fields.text("reason").split())
+            reason = " ".join(fields.text("reason")[:_LONGEST].split())
             return Farewell(fields.text("event", "left|failed"), reason, cause)
     except (CorruptedObjectError, FormatError):
         pass  # the hint's key says that the life has ended, and nothing depends on its content

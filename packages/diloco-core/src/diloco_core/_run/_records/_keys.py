@@ -39,7 +39,7 @@ MANIFEST = "manifest.json"
 # Every number can be written in only one way, so that no two keys mean the same.
 _EPOCH = r"(\d{4}|[1-9]\d{4,17})"
 _DELTA = re.compile(
-    rf"deltas/(\d{{8}})/(\d{{5}})\.{_EPOCH}\.(\d+)-(\d+)(?:\.([1-9]\d{{0,17}}))?"
+    rf"deltas/(\d{{8}})/(\d{{5}})\.{_EPOCH}\.(\d{{1,18}})-(\d{{1,18}})(?:\.([1-9]\d{{0,17}}))?"
     rf"\.([0-9a-f]{{16}})\.([0-9a-f]{{16}})\.([0-9a-f]{{1,16}})(?:\.({DIGITS}+))?\.safetensors",
     re.ASCII,
 )
