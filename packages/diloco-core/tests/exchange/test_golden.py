@@ -1,7 +1,8 @@
 """The bytes of a run in its store, against files that were written before: a format that changes is given another version.
 
 All numbers are sums of powers of two, so that every processor computes the same. A run's name is drawn at random, and is made
-the same here. What is told about a process (claims, signs of life) and what is drawn at random (inner state) is left out.
+the same here. What is told about a process (claims, signs of life) and what is drawn at random (inner state) is left out;
+``test_golden_records`` has that, and what such short runs do not write.
 """
 
 import hashlib
