@@ -47,8 +47,8 @@ class TestByHand:
         """A contribution of 1 MB for the other one, and a published shard of 2 MB, with some header each."""
         plan = plan_exchange(5e5, 2, NIC, fixed=True, store=self.STORE)
         looked = 3 / 8  # the manifest, its copy and the own claim, in one of eight syncs
-        # The record and the next claim in vain; then the record, by one more for the other one's sake.
-        record = 2 + 1 + 1 / 2
+        # The record and the next claim in vain; then the record, by one more for the other one's sake; then the next in vain.
+        record = 2 + 1 + 1 / 2 + 1
         assert plan.gets == record + looked + 1 + 1
         # Of contributions and of shards, by the one that is ahead once more; and what is kept of both, by one of the two.
         assert (plan.lists, plan.deletes) == (1 + 1 + 1 / 2 + 2 / 2, 1 / 2)
@@ -57,7 +57,7 @@ class TestByHand:
         sent = 2 * 0.01 + 0.02 + 1e6 / 1e8
         committed = 0.5 + 0.01 + 0.02 + 0.01 + 0.01 + looked * 0.01
         reduced, published = 0.01 + 1e6 / 1e8, 0.02 + 2e6 / 1e8
-        adopted, removed = 0.5 + 0.01 + 0.01 + 1e6 / 1e8, 2 * 0.01 + 0.02
+        adopted, removed = 0.5 + 0.01 + 0.01 + 1e6 / 1e8 + 0.01, 2 * 0.01 + 0.02
         assert plan.seconds == pytest.approx(
             sent + committed + reduced + published + adopted + 0.02 + removed, rel=1e-3
         )
@@ -84,7 +84,7 @@ class TestByHand:
         values = 16 * PART_BYTES / shards
         sent, published = math.ceil(values / BLOCK_BYTES) + 1, math.ceil((values + 1) / BLOCK_BYTES)
         assert published > 1
-        assert plan.gets == 3.5 + 3 / 8 + shards / 2 * (sent + published)
+        assert plan.gets == 4.5 + 3 / 8 + shards / 2 * (sent + published)
 
     @pytest.mark.parametrize(("kind", "found"), [("GET", 4e-7), ("PUT", 5e-6)])
     def test_who_pays_for_what(self, kind, found):

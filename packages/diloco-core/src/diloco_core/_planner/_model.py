@@ -193,6 +193,8 @@ def sharded_sync(model: Model, store: StoreModel, bandwidth: float) -> Costs:
     # The replica that created the record is ahead of the others, and lists once more.
     costs.requests["LIST"] += 1 / n
     costs.read(model.adopted.times(model.shards - own_shards), budget)
+    # Fixed: whether the log goes on already.
+    costs.ask("GET", by=n if model.fixed else 0)
     # The record that says that all shards are there.
     costs.ask("PUT", size=model.done, by=1)
     # Of encoded state, the newest whole publication but one stays with all changes since: half of the time it is the newest.

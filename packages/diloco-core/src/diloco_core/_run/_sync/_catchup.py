@@ -58,8 +58,14 @@ def start_again(life: Life, reload: ReloadError) -> None:
     if reload.rollback is not None:
         obey_rollback(life, reload.rollback)
     if reload.why in {Why.DIFFERS, Why.CHANGED}:
+        if life.handover.differed and reload.why is Why.DIFFERS:
+            raise diverged(life.rank)
         if life.handover.differed:
-            raise _unhealed(reload.why, life.rank)
+            raise DivergedError(
+                f"the global copy of rank {life.rank} has changed in memory between two syncs, and did so again after it was "
+                "reloaded. Nothing of it was sent. Either something in this process writes to it, or the machine's memory is "
+                "faulty: check the training code, or resume the run on another machine."
+            )
         life.handover.differed = True
     elif reload.damage is not None:
         life.say.warning(
@@ -231,17 +237,6 @@ def _hold_or_make_again(
     damage = damage or CorruptedObjectError(f"{life.origin(key)} is gone")
     life.damage.distrust(index, progress.sync, damage)
     raise ReloadError(Why.DAMAGED, damage=damage)
-
-
-def _unhealed(why: Why, rank: int) -> DivergedError:
-    """The error for a replica whose state is wrong again after it has reloaded the published state."""
-    if why is Why.DIFFERS:
-        return diverged(rank)
-    return DivergedError(
-        f"the global copy of rank {rank} has changed in memory between two syncs, and did so again after it was reloaded. "
-        "Nothing of it was sent. Either something in this process writes to it, or the machine's memory is faulty: check the "
-        "training code, or resume the run on another machine."
-    )
 
 
 def diverged(rank: int) -> DivergedError:
