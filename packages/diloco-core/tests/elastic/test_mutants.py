@@ -59,7 +59,7 @@ def decide_from_own_listing(monkeypatch):
             self._sync,
             self._index,
             self._base,
-            self._life.previous,
+            self._life.standing.previous,
             members,
             positions,
             self._progress.outer_steps + 1,

@@ -67,3 +67,10 @@ def test_who_comes_after_the_end_is_not_told_to_resume():
     with pytest.raises(RunExistsError, match="start all ranks again on another prefix") as caught:
         refuse_ended([end], "memory://run", means=True)
     assert "resume" not in str(caught.value)
+
+
+def test_why_a_run_has_ended_is_shown_as_far_as_writers_would_say_it():
+    end = Rollback(7, (0,), (), {}, 0, run="r", end=GivenUp(1, 2, "x" * 10**6))
+    with pytest.raises(RunExistsError, match="Rank 2 has given it up") as caught:
+        refuse_ended([end], "memory://run")
+    assert len(str(caught.value)) < 2500

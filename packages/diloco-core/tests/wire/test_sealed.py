@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from diloco_core import CorruptedObjectError, FormatError
 from diloco_core._store._api import RECORD_BYTES
-from diloco_core._wire._sealed import FORMAT, seal, unseal
+from diloco_core._wire._sealed import FORMAT, _checksum, seal, unseal
 
 KEY = "commits/00000001.json"
 RECORD = seal("commit", KEY, {"sync": 1, "members": [{"rank": 0, "to": 20}]})
@@ -54,6 +54,21 @@ def test_every_truncation_is_noticed():
 def test_a_record_under_another_key_is_refused():
     with pytest.raises(CorruptedObjectError, match="written under another key"):
         unseal("commit", "commits/00000002.json", RECORD, "x")
+
+
+@pytest.mark.parametrize("fields", [{"kind": "x" * 10**6}, {"format": "9" * 10**6}])
+def test_what_a_record_says_it_is_is_shown_in_part(fields):
+    whole = {"kind": "commit", "format": FORMAT, **fields}
+    data = seal("commit", KEY, {}).replace(
+        f' "kind": "commit",\n "format": {FORMAT}'.encode(),
+        ",\n".join(f' "{name}": {json.dumps(value)}' for name, value in whole.items()).encode(),
+    )
+    body = data[: data.rindex(b',\n "xxh3_128"')]
+    sealed = b'%s,\n "xxh3_128": "%s"\n}\n' % (body, _checksum(body, KEY).encode())
+    with pytest.raises((CorruptedObjectError, FormatError)) as error:
+        unseal("commit", KEY, sealed, "x")
+    assert len(str(error.value)) < 400
+    assert next(iter(fields.values()))[:20] in str(error.value)
 
 
 def test_a_record_of_another_kind_is_refused():

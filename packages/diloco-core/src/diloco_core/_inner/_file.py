@@ -142,8 +142,8 @@ def _description(data: bytes, identity: str, origin: str) -> dict[str, Any]:
         file_format = metadata.get("format", "of an earlier version")
         if file_format != str(FORMAT):
             raise FormatError(
-                f"{origin} has format {file_format}, and this version of diloco-core reads format {FORMAT} only: use the version "
-                "that the run was begun with"
+                f"{origin} has format {file_format!s:.60}, and this version of diloco-core reads format {FORMAT} only: use the "
+                "version that the run was begun with"
             )
         tree: dict[str, Any] = json.loads(metadata["tree"])
         if (

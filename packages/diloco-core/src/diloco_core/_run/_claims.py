@@ -97,7 +97,7 @@ def check_claim(life: Life) -> None:
     Raises:
         FencedError: A newer life of this rank has taken over.
     """
-    if life.late or life.members.get(life.rank) != life.epoch:
+    if life.late or life.standing.members.get(life.rank) != life.epoch:
         watch_claim(life)
     # This check comes last, so that it is as close as possible to what the caller is about to write.
     if life.store.peek(claim_key(life.rank, life.epoch + 1)) is not None:

@@ -253,14 +253,14 @@ class StoreExchange(Exchange):
                 with saying_what_to_do(life, going_back=self.settings.resume == "newest-whole"):
                     catch_up(life, first=True)
             life.standing.has_loaded()
-            for rollback, _ in life.rollbacks:
+            for rollback, _ in life.standing.rollbacks:
                 if rollback.end is None or rollback.sync > max(
                     each.sync for each in life.fragments
                 ):
                     obey_rollback(life, rollback)
-            if self.fixed and life.sync == manifest.first and not life.rollbacks:
+            if self.fixed and life.sync == manifest.first and not life.standing.rollbacks:
                 meet(life)
-            life.attendance.begin(life.rank, life.members, life.now, store.get)
+            life.attendance.begin(life.rank, life.standing.members, life.now, store.get)
             own = self._schema.unsynced
             self._unsynced = UnsyncedWatch(store, self.rank, manifest.unsynced, own)
             if life.sync:  # at the beginning of a run, the replica that began it has just written these objects
@@ -309,7 +309,7 @@ class StoreExchange(Exchange):
         if self._first and stands_in(life):
             return True
         self._first = False
-        expects = self.fixed or life.members.get(life.rank) == life.epoch
+        expects = self.fixed or life.standing.members.get(life.rank) == life.epoch
         if not expects and self._hinted != life.sync + 1:
             life.store.put(Hint(life.sync + 1, life.rank, life.epoch, "join").key, lambda: [b"\n"])
             self._hinted = life.sync + 1
@@ -475,7 +475,7 @@ class StoreExchange(Exchange):
             counted,
             life.standing.rate,
             life.standing.seen,
-            life.members.get(self.rank) == life.epoch,
+            life.standing.members.get(self.rank) == life.epoch,
         )
 
     @property
@@ -561,7 +561,7 @@ class StoreExchange(Exchange):
 
         Each object is checked by one member, and by a different one each time, so that not all write the same object at once.
         """
-        members = sorted(life.members)
+        members = sorted(life.standing.members)
         if self._unsynced is not None and self.rank in members:
             turn = (members.index(self.rank) - life.sync // WATCH_EVERY) % len(members)
             self._unsynced.look(turn, len(members))

@@ -237,7 +237,7 @@ def answer(life: Life) -> None:
 
 
 def _mend_rollback(life: Life) -> None:
-    for rollback, _ in life.rollbacks[-1:]:
+    for rollback, _ in life.standing.rollbacks[-1:]:
         key = commit_key(rollback.sync)
         try:
             life.log(rollback.sync)

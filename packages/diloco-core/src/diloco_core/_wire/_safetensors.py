@@ -21,7 +21,7 @@ MOST_HEADER_BYTES = 100_000_000
 """The largest header that the safetensors library reads."""
 
 # The largest header that is read here. Those that we write are smaller, and a damaged length must not take much memory.
-_MOST_READ_BYTES = 2**24
+_MOST_READ_BYTES = 2**20
 _ALIGNMENT = 64
 
 SAFETENSORS_DTYPES = {

@@ -84,7 +84,8 @@ def unseal(kind: str, key: str, data: bytes, origin: str) -> dict[str, Any]:
     if record_format != FORMAT:
         raise _other_format(origin, record_format)
     if record_kind != kind:
-        raise CorruptedObjectError(f"{origin} is a record of kind {record_kind!r}, not {kind!r}")
+        found = f"{record_kind!r:.60}"
+        raise CorruptedObjectError(f"{origin} is a record of kind {found}, not {kind!r}")
     return record
 
 
@@ -94,6 +95,6 @@ def _checksum(body: bytes, key: str) -> str:
 
 def _other_format(origin: str, record_format: object) -> FormatError:
     return FormatError(
-        f"{origin} has format {record_format}, and this version of diloco-core reads format {FORMAT} only. Continue with the "
-        "version that the run was begun with, or begin a new run on another prefix."
+        f"{origin} has format {record_format!s:.60}, and this version of diloco-core reads format {FORMAT} only. Continue with "
+        "the version that the run was begun with, or begin a new run on another prefix."
     )

@@ -127,6 +127,8 @@ def _member(**changes):
             for name in ("n", "rank", "epoch")
             for wrong in (-1, None, 1.5)
         ),
+        # The key of the next wish could not hold its number.
+        _changed("lr_wish", {"n": 999_999_999, "rank": 1, "epoch": 3}),
     ],
 )
 def test_a_sealed_commit_with_wrong_fields_is_refused_by_name(fields):

@@ -2,6 +2,7 @@
 
 import logging
 from dataclasses import replace
+from types import SimpleNamespace
 
 import pytest
 from damage_lab import run_of
@@ -12,6 +13,7 @@ from diloco_core._run._records._keys import commit_key, inner_key
 from diloco_core._run._records._records import Rollback, read_record
 from diloco_core._run._states import _kept as _elastic_kept
 from diloco_core._run._states import _rollback as _elastic_rollback
+from diloco_core._store._api import RECORD_BYTES
 from diloco_core.testing import Schedule, SimulatedStore, simulate
 
 _LAST = 4  # the sync that is lost
@@ -256,3 +258,26 @@ def test_only_what_is_whole_is_copied(lost, monkeypatch):
     simulate(training, Schedule(1, latency=0.01), settings, store=store, most_lives=1)
     assert not kept[0]
     assert f"kept/{key}" not in store.objects
+
+
+@pytest.mark.parametrize("name", ["000.00000.safetensors", "000.done.json"])
+def test_a_copy_that_is_far_too_large_is_not_read_whole(name, caplog):
+    key, read = f"state/00000004/{name}", []
+
+    class Reader:
+        size = 2**50
+
+        def read_into(self, offset, buffer):
+            read.append(len(buffer))
+
+    life = SimpleNamespace(
+        fragments=[None],
+        key=lambda *place: key,
+        origin=str,
+        run="run",
+        say=logging.getLogger("diloco_core"),
+        read_file=lambda key, use: use(Reader()),
+    )
+    assert _elastic_kept.verified(life, f"kept/{key}", key) is None
+    assert sum(read) <= RECORD_BYTES + 1
+    assert f"kept/{key} " in caplog.text

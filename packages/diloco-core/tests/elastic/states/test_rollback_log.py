@@ -171,7 +171,7 @@ def test_a_record_that_does_not_follow_the_one_before_is_refused():
             4,
             0,
             progress.digest,
-            life.previous,
+            life.standing.previous,
             (member,),
             {0: start + 2},
             4,

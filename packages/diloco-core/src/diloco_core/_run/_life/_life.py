@@ -8,7 +8,6 @@ from collections.abc import (
     Collection,
     Iterable,
     Iterator,
-    Mapping,
     MutableMapping,
     Sequence,
 )
@@ -141,24 +140,9 @@ class Life:
         return self.standing.sync
 
     @property
-    def previous(self) -> str:
-        """Digest of that sync's record; see :attr:`._standing.Standing.previous`."""
-        return self.standing.previous
-
-    @property
-    def members(self) -> Mapping[int, int]:
-        """Epoch by rank of that sync's members; see :attr:`._standing.Standing.members`."""
-        return self.standing.members
-
-    @property
     def rollback(self) -> int:
         """Number of the newest rollback in the log; 0 if there was none."""
         return self.standing.rollback
-
-    @property
-    def rollbacks(self) -> Sequence[tuple[Rollback, str]]:
-        """The rollbacks that affect what was loaded; see :attr:`._standing.Standing.rollbacks`."""
-        return self.standing.rollbacks
 
     @property
     def now(self) -> float:
@@ -228,7 +212,7 @@ class Life:
 
     def made_of(self, sync: int, fragment: int) -> list[int]:
         """The syncs whose objects make a fragment's state after a sync, in order; see :func:`.._records._rules.made_of`."""
-        rollbacks = [rollback for rollback, _ in self.rollbacks]
+        rollbacks = [rollback for rollback, _ in self.standing.rollbacks]
         return made_of(sync, fragment, len(self.fragments), self.whole_every, rollbacks)
 
     def create(self, key: str, parts: Callable[[], Iterable[Buffer]]) -> bool:

@@ -153,4 +153,5 @@ def _advice(life: Life) -> str:
 def _why(record: Rollback) -> str:
     end = record.end
     assert end is not None
-    return f"{end.why.rstrip('.')}. Rank {end.by} has given it up"
+    # Writers take a sentence with a reason of at most 1000 characters.
+    return f"{end.why[:2000].rstrip('.')}. Rank {end.by} has given it up"

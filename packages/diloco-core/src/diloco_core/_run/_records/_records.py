@@ -366,7 +366,8 @@ def _rate(fields: Fields) -> Rate:
     if values is None:
         raise fields.wrong("an outer learning rate must be a positive number")
     wish = fields.part("lr_wish")
-    return Rate(values, wish.whole("n"), wish.whole("rank"), wish.whole("epoch"))
+    # With a larger number, the key of the next wish could not be parsed.
+    return Rate(values, wish.whole("n", most=999_999_998), wish.whole("rank"), wish.whole("epoch"))
 
 
 def _pairs(numbers: Mapping[int, int]) -> list[list[int]]:

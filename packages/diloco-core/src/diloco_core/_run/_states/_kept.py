@@ -10,7 +10,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from ..._errors import CorruptedObjectError, RunExistsError
-from ..._store._api import Buffer, Closing, ObjectReader
+from ..._store._api import RECORD_BYTES, Buffer, Closing, ObjectReader
+from ..._wire._safetensors import check_extent
 from .._life._life import Life
 from .._records._keys import done_key
 from .._records._records import Done, of_run
@@ -101,7 +102,9 @@ def verified(life: Life, key: str, original: str) -> bytes | None:
         return None  # of another run
 
     def use(reader: ObjectReader) -> bytes:
-        data = bytearray(reader.size)
+        # One byte more than a record may have is refused like the whole.
+        most = min(reader.size, RECORD_BYTES + 1) if is_done else check_extent(reader, key)
+        data = bytearray(most)
         reader.read_into(0, memoryview(data))
         if is_done:
             of_run(

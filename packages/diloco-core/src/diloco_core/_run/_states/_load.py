@@ -65,7 +65,7 @@ def load(life: Life) -> None:
             "this replica again"
         )
     oldest = min(progress.sync for progress in life.fragments)
-    for rollback, record in reversed(life.rollbacks):
+    for rollback, record in reversed(life.standing.rollbacks):
         if rollback.sync > oldest and life.standing.holds(rollback):
             life.standing.turn_back(rollback, record)
             return
@@ -91,7 +91,7 @@ def _load_newest(life: Life, index: int, history: History) -> bool:
     for sync in history.states(index):
         try:
             found = life.damage.found(index, sync)
-            if found and not (life.rollbacks and mend_from_copies(life, index, sync)):
+            if found and not (life.standing.rollbacks and mend_from_copies(life, index, sync)):
                 raise CorruptedObjectError(
                     f"the state of fragment {index} after sync {sync} in {life.store.uri} is damaged: {found}"
                 )
@@ -123,7 +123,7 @@ def _load_or_mend(life: Life, index: int, sync: int) -> str | None:
     try:
         return _load_fragment(life, index, sync)
     except CorruptedObjectError:
-        if not life.rollbacks or not mend_from_copies(life, index, sync):
+        if not life.standing.rollbacks or not mend_from_copies(life, index, sync):
             raise
     return _load_fragment(life, index, sync)
 

@@ -205,7 +205,9 @@ def roll_back(life: Life, reason: CorruptedObjectError | NonFiniteUpdateError) -
     # take, and only one of the two can be created.
     history = History(life)
     last = _last_decided(life, history.recorded)
-    if history.newest_rollback > (life.rollbacks[-1][0].sync if life.rollbacks else 0):
+    if history.newest_rollback > (
+        life.standing.rollbacks[-1][0].sync if life.standing.rollbacks else 0
+    ):
         return  # another life has decided a rollback meanwhile
     going_back = []
     for index in range(len(life.fragments)):

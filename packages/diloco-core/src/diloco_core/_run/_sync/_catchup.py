@@ -130,8 +130,8 @@ def replay(life: Life) -> None:
     """Adopt every sync that is committed and not adopted yet."""
     # A published state shows that its sync was decided, even if the record is gone.
     published = max((sync for sync, _ in states(life.store.list("state/"))), default=0)
-    turns = {rollback.sync: (rollback, record) for rollback, record in life.rollbacks}
-    known = [rollback for rollback, _ in life.rollbacks]
+    turns = {rollback.sync: (rollback, record) for rollback, record in life.standing.rollbacks}
+    known = [rollback for rollback, _ in life.standing.rollbacks]
     while True:
         sync = life.sync + 1
         if sync in turns:

@@ -309,7 +309,7 @@ class Computation:
         life, result = self._life, self._result
         if not life.gather and not result.mending and adopt(result, shard):
             return
-        rollbacks = [rollback for rollback, _ in life.rollbacks]
+        rollbacks = [rollback for rollback, _ in life.standing.rollbacks]
         listing, count, every = life.store.list("state/"), len(life.fragments), life.whole_every
         # A state that is not whole does not help: it is made of this result, too.
         newest = newest_whole(listing, count, every, rollbacks)[result.index]

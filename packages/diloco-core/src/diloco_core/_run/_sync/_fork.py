@@ -23,7 +23,7 @@ def look_back(life: Life) -> None:
     Raises:
         ReloadError: Something else was decided in its place, or the run went back to older states there.
     """
-    if not (life.late and life.sync > life.manifest.first and life.previous):
+    if not (life.late and life.sync > life.manifest.first and life.standing.previous):
         return
     entry: tuple[object, str] | None
     try:
@@ -33,7 +33,7 @@ def look_back(life: Life) -> None:
                 return  # another life that has obeyed it writes it again, or reports that it is missing
         else:
             entry = read_commit(life, life.sync, decided=True)
-        if entry is None or entry[1] != life.previous:
+        if entry is None or entry[1] != life.standing.previous:
             raise ReloadError(Why.REPLACED)
     except ReloadError:
         _say(life)
@@ -77,8 +77,8 @@ def not_next(life: Life, commit: Commit) -> ReloadError:
     """
     error = life.does_not_follow(commit)
     if (
-        life.previous
-        and commit.previous != life.previous
+        life.standing.previous
+        and commit.previous != life.standing.previous
         and _digest_in_log(life) == commit.previous
     ):
         _say(life)

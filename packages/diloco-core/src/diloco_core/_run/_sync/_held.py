@@ -80,7 +80,7 @@ def state_before(life: Life, index: int) -> Progress | None:
     progress = life.fragments[index]
     if progress.commit is None:
         return None
-    rollbacks = [rollback for rollback, _ in life.rollbacks]
+    rollbacks = [rollback for rollback, _ in life.standing.rollbacks]
     complete = done_states(life.store.list("state/"), len(life.fragments), rollbacks)[index]
     for sync in sorted({0, *complete}, reverse=True):
         if sync >= progress.sync:

@@ -179,7 +179,7 @@ class StoreSync:
     def _adopted(self) -> Commit | None:
         """The record of this sync, if the state that was loaded holds its result; otherwise None."""
         life = self._life
-        rollbacks = [rollback for rollback, _ in life.rollbacks]
+        rollbacks = [rollback for rollback, _ in life.standing.rollbacks]
         if life.sync < self._sync or not in_force(self._sync, self._index, rollbacks):
             return None
         progress = life.fragments[self._index]
@@ -353,7 +353,7 @@ class StoreSync:
             self._sync,
             self._index,
             self._base,
-            life.previous,
+            life.standing.previous,
             members,
             self._progress.counting(members),
             self._progress.outer_steps + 1,
@@ -423,8 +423,8 @@ def _round(life: Life, *, may_leave: bool) -> rounds.Round:
         schema=schema(life.run, progress.job),
         positions=progress.positions,
         size=life.format(life.index(sync)).size,
-        previous=life.previous,
-        members=life.members,
+        previous=life.standing.previous,
+        members=life.standing.members,
         min_replicas=life.manifest.min_replicas,
         absent=frozenset(life.handover.absent),
         # A life that may leave without the sync does not wait for lives that have left before.
