@@ -70,6 +70,18 @@ def test_one_that_dies_again_ends_the_run_as_well_wherever_that_is():
     assert claimed > 2
 
 
+@pytest.mark.parametrize("operation", [29, 30, 34, 39, 44])
+def test_whoever_waits_no_longer_for_a_rank_that_is_gone_ends_the_run_too(operation):
+    """``sync_timeout`` (600 s here) bounds ``return_within``, for contributions as for shards."""
+    outcome, _ = lived(Fault(1, 1, operation, "kill after"), most_lives=1, return_within=10_000.0)
+    (end,) = ends(outcome)
+    assert end.end.missed == 1
+    assert 600 < outcome.seconds < 800
+    for rank in (0, 2):
+        assert isinstance(outcome.results[rank, 1], ReplicaLostError)
+        assert "rank 1 has shown no sign of life for" in str(outcome.results[rank, 1])
+
+
 def test_while_a_rank_is_waited_for_it_is_said_once_a_minute(caplog):
     caplog.set_level(logging.WARNING)
     lived(Fault(1, 1, 30, "kill after"), most_lives=1)

@@ -48,7 +48,13 @@ class Others(Protocol):
     """What watches over the ranks that a life of a fixed run waits for; see :class:`.._policy._others.Others`."""
 
     def check(
-        self, life: Life, missing: Collection[int], sync: int, listing: Iterable[str]
+        self,
+        life: Life,
+        missing: Collection[int],
+        sync: int,
+        listing: Iterable[str],
+        *,
+        final: bool = False,
     ) -> bool:
         """Look for reasons why some ranks may never do their part. Returns whether the sync's number is taken by now."""
 

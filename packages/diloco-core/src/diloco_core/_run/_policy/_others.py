@@ -216,7 +216,13 @@ class Others:
         self._beats.stop()
 
     def check(
-        self, life: Life, missing: Collection[int], sync: int, listing: Iterable[str]
+        self,
+        life: Life,
+        missing: Collection[int],
+        sync: int,
+        listing: Iterable[str],
+        *,
+        final: bool = False,
     ) -> bool:
         """Look for reasons why some ranks may never do their part.
 
@@ -225,6 +231,7 @@ class Others:
             missing: The ranks that it waits for.
             sync: The next sync that is not decided.
             listing: The keys in the folder of that sync.
+            final: Whether this life waits no longer (``sync_timeout``), not even for ranks that may still come back.
 
         Returns:
             Whether the log holds a record at that number by now, which may be an end.
@@ -247,7 +254,7 @@ class Others:
             del self._gone[rank]
         # Those first that nobody else has made fail.
         ordered = sorted(found.items(), key=lambda item: (item[1].lost != item[0], item[0]))
-        return any([self._consider(life, rank, gone, sync) for rank, gone in ordered])  # noqa: C419 - all of them
+        return any([self._consider(life, rank, gone, sync, final) for rank, gone in ordered])  # noqa: C419 - all of them
 
     def _ended(
         self, life: Life, missing: Collection[int], sync: int, listing: Iterable[str]
@@ -267,7 +274,7 @@ class Others:
             found[rank] = _Gone(hint.epoch, lost, why)
         return found
 
-    def _consider(self, life: Life, rank: int, found: _Gone, sync: int) -> bool:
+    def _consider(self, life: Life, rank: int, found: _Gone, sync: int, final: bool) -> bool:
         now, allowed, why = life.now, life.settings.return_within, found.why
         gone = self._gone.get(rank)
         if gone is None:
@@ -275,7 +282,7 @@ class Others:
             gone = self._gone[rank] = _Gone(epoch, found.lost, why, now)
             self._said.pop(rank, None)
         left = gone.since + allowed - now
-        if left > 0:
+        if left > 0 and not final:
             if now - self._said.get(rank, -NOTICE_SECONDS) >= NOTICE_SECONDS:
                 self._said[rank] = now
                 life.say.warning(

@@ -87,7 +87,8 @@ class Adoption:
         wait: Wait | None = None
 
         def expired() -> Exception:
-            return self._damage(missing) or self._late(missing)
+            self._look(missing, final=True)
+            return self._ended or self._damage(missing) or self._late(missing)
 
         def notice(seconds: float) -> str:
             owners = named_ranks(self._owners(missing))
@@ -133,7 +134,7 @@ class Adoption:
         if wait is not None:
             life.traffic.waited += wait.elapsed()
 
-    def _look(self, missing: Sequence[int]) -> None:
+    def _look(self, missing: Sequence[int], *, final: bool = False) -> None:
         """Fixed: look for reasons why the owners of the missing shards may never publish them."""
         life = self._life
         if life.others is None:
@@ -150,7 +151,7 @@ class Adoption:
         if damage is not None and life.takes_means and damaged <= gone_on:
             raise damage  # they hold other tensors by now
         try:
-            life.others.check(life, owners, following, listing)
+            life.others.check(life, owners, following, listing, final=final)
         except UnequalSyncsError as error:
             if damage is None:
                 raise

@@ -292,12 +292,15 @@ class StoreSync:
                 self._note(entry)
                 break
             moment = wait.moment()
-            folder = self._look() if moment.look else None
+            folder = self._look() if moment.look or moment.expired else None
+            expired = moment.expired
             if life.others is not None and folder is not None and folder.missing:
-                life.others.check(life, folder.missing, self._sync, folder.listing)
+                expired &= not life.others.check(
+                    life, folder.missing, self._sync, folder.listing, final=expired
+                )
             # In a fixed run no sync is decided without all ranks.
             overdue = moment.elapsed >= deadline and not life.fixed
-            decision = rounds.on_look(self._round, folder, overdue=overdue, expired=moment.expired)
+            decision = rounds.on_look(self._round, folder, overdue=overdue, expired=expired)
         life.traffic.waited += wait.elapsed()
         return entry
 
