@@ -1,20 +1,28 @@
-"""Without its checksums a simulated run takes damaged bytes for good ones, and the simulator's checks say so."""
+"""Without its checksums a simulated run, elastic or fixed, takes damaged bytes for good ones, and the simulator's checks say so."""
 
 import json
 import random
+from functools import partial
 
 import pytest
+from faults_lab import assert_caught
 from simulated import SimulatedTraining, violations
 
 from diloco_core import CoreError, Elastic
 from diloco_core._arithmetic._sharded import adopt_shard
 from diloco_core._run._records import _records as _elastic_records
+from diloco_core._run._settings import Fixed
 from diloco_core._store import _reread
 from diloco_core._wire import _published
 from diloco_core.testing import Fault, Schedule, SimulatedStore, simulate
 
+POLICIES = {
+    "elastic": Elastic(2, grace=8.0, topology="sharded", retention=1),
+    "fixed": Fixed(3, 90.0),
+}
 
-def _wrong_after_damage(number):
+
+def _wrong_after_damage(policy, number):
     """What goes wrong where bits flip on their way and objects rot; whoever cannot go on stops by name."""
     chance = random.Random(number)
     kinds = ("flip", "flip", "rot", "zombie", "kill before")
@@ -24,8 +32,9 @@ def _wrong_after_damage(number):
     ]
     training, store = SimulatedTraining(syncs=6, sizes=(40,), save_every=1), SimulatedStore()
     schedule = Schedule(3, seed=number, faults=faults, restart_after=2.0, latency=0.05)
-    elastic = Elastic(2, grace=8.0, topology="sharded", retention=1)
-    outcome = simulate(training, schedule, elastic, store=store, limit=5000.0, sync_timeout=200.0)
+    outcome = simulate(
+        training, schedule, POLICIES[policy], store=store, limit=5000.0, sync_timeout=200.0
+    )
     raw = [repr(error) for error in outcome.errors().values() if not isinstance(error, CoreError)]
     wrong = [
         what
@@ -58,24 +67,30 @@ def no_checksum_of_shards(monkeypatch):
 
 
 @pytest.mark.parametrize(
-    "mutate", [no_checksum_of_records, no_checksum_of_shards], ids=lambda mutate: mutate.__name__
+    ("policy", "mutate", "first"),
+    [
+        ("elastic", no_checksum_of_records, 2),
+        ("elastic", no_checksum_of_shards, 4),
+        ("fixed", no_checksum_of_records, 22),
+        ("fixed", no_checksum_of_shards, 40),
+    ],
 )
-def test_without_a_checksum_damage_is_caught(mutate, monkeypatch):
+def test_without_a_checksum_damage_is_caught(policy, mutate, first, monkeypatch):
     mutate(monkeypatch)
-    assert any(_wrong_after_damage(number) for number in range(60)), (
-        "60 simulated runs found nothing wrong"
-    )
+    assert_caught(partial(_wrong_after_damage, policy), first=first, runs=60)
 
 
-def test_the_same_damage_is_harmless_with_all_rules():
-    assert [_wrong_after_damage(number) for number in range(15)] == [[]] * 15
+@pytest.mark.parametrize(("policy", "runs"), [("elastic", 15), ("fixed", 8)])
+def test_the_same_damage_is_harmless_with_all_rules(policy, runs):
+    assert [_wrong_after_damage(policy, number) for number in range(runs)] == [[]] * runs
 
 
 def no_second_reading(monkeypatch):
     monkeypatch.setattr(_reread, "REREADS", ())
 
 
-def test_without_a_second_reading_a_flipped_bit_costs_a_life(monkeypatch):
+@pytest.mark.parametrize("policy", POLICIES)
+def test_without_a_second_reading_a_flipped_bit_costs_a_life(policy, monkeypatch):
     def lives():
         faults = [
             Fault(rank, 1, operation, "flip") for rank in range(3) for operation in (9, 30, 60)
@@ -83,7 +98,7 @@ def test_without_a_second_reading_a_flipped_bit_costs_a_life(monkeypatch):
         outcome = simulate(
             SimulatedTraining(syncs=6, sizes=(40,)),
             Schedule(3, faults=faults),
-            Elastic(2, grace=8.0),
+            POLICIES[policy],
         )
         return outcome.errors()
 
