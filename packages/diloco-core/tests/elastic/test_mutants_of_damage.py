@@ -1,4 +1,4 @@
-"""Without its checksums a simulated run, elastic or fixed, takes damaged bytes for good ones, and the simulator's checks say so."""
+"""Without its checksums a simulated run of either kind takes damaged bytes for good ones, and the simulator's checks say so."""
 
 import json
 import random

@@ -9,18 +9,23 @@ from diloco_core import Elastic, StoreExchange
 from diloco_core._run import _exchange as _exchange_elastic
 from diloco_core._run._records._keys import done_key, inner_key, shard_key
 from diloco_core._run._records._records import Rollback
+from diloco_core._run._settings import Fixed
 from diloco_core._run._sync import _catchup as _elastic_catchup
 from diloco_core.testing import Fault, Schedule, SimulatedStore, simulate
 
+GOING_BACK = {  # with the syncs before, and the inner step in which rank 0 sleeps for so long
+    "elastic": (Elastic(1, grace=5.0, topology="sharded"), 1, {(0, 9): 90.0}),
+    "fixed": (Fixed(2, 25.0), 2, {(0, 2): 200.0}),
+}
+ASLEEP = {"elastic": Elastic(2, grace=3.0), "fixed": Fixed(3, 90.0)}
 
-def _going_back(number):
+
+def _going_back(policy, number):
     """What goes wrong where rank 0 sleeps in a step while rank 1, which has agreed to it, goes back to older states."""
-    before, store = SimulatedTraining(syncs=1, sizes=(40, 30)), SimulatedStore()
-    settings = Elastic(1, grace=5.0, topology="sharded")
+    settings, syncs, pauses = GOING_BACK[policy]
+    before, store = SimulatedTraining(syncs=syncs, sizes=(40, 30)), SimulatedStore()
     simulate(before, Schedule(2, seed=number, latency=0.01), settings, store=store)
-    training = SimulatedTraining(
-        syncs=24, sizes=(40, 30), salts=dict(before.salts), pauses={(0, 9): 90.0}
-    )
+    training = SimulatedTraining(syncs=24, sizes=(40, 30), salts=dict(before.salts), pauses=pauses)
 
     def train(node):
         if node.rank == 1 or node.life > 1:
@@ -45,12 +50,12 @@ def _going_back(number):
     return violations(outcome, training)
 
 
-def _asleep(number):
+def _asleep(policy, number):
     """What goes wrong where a replica that saves its inner state at every sync sleeps, and is replaced meanwhile."""
     training, store = SimulatedTraining(syncs=6, sizes=(40,), save_every=1), SimulatedStore()
     faults = [Fault(1, 1, 48 + 5 * number, "zombie", 2.0)]
     schedule = Schedule(3, seed=number, faults=faults, restart_after=0.5, latency=0.01)
-    return violations(simulate(training, schedule, Elastic(2, grace=3.0), store=store), training)
+    return violations(simulate(training, schedule, ASLEEP[policy], store=store), training)
 
 
 def no_fence_after_a_rollback(monkeypatch):
@@ -67,12 +72,13 @@ def saving_without_looking_for_a_successor(monkeypatch):
     monkeypatch.setattr(StoreExchange, "save_inner", mutant)
 
 
+@pytest.mark.parametrize("policy", ["elastic", "fixed"])
 @pytest.mark.parametrize(
     ("mutate", "wrong"),
     [(no_fence_after_a_rollback, _going_back), (saving_without_looking_for_a_successor, _asleep)],
     ids=lambda argument: argument.__name__,
 )
-def test_an_earlier_life_that_goes_on_is_caught(mutate, wrong, monkeypatch):
-    assert [wrong(number) for number in range(2)] == [[]] * 2
+def test_an_earlier_life_that_goes_on_is_caught(policy, mutate, wrong, monkeypatch):
+    assert [wrong(policy, number) for number in range(2)] == [[]] * 2
     mutate(monkeypatch)
-    assert all(wrong(number) for number in range(2)), "every schedule shows it"
+    assert all(wrong(policy, number) for number in range(2)), "every schedule shows it"
