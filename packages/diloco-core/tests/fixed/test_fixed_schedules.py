@@ -33,7 +33,13 @@ def _runs(draw):
         restart_after=draw(st.sampled_from([0.1, 5.0, 90.0])),
         latency=draw(st.sampled_from([0.001, 0.05, 1.0])),
     )
-    sizes = draw(st.sampled_from([(40,), (40, 30)]))
+    state_codec, full_state_every = "plain", None
+    if draw(st.integers(0, 2)) == 0:
+        state_codec = draw(st.sampled_from(["int8", "e2m1", "bf16"]))
+        full_state_every = draw(st.integers(1, 4))
+    # Shards are cut between the blocks of codecs, so smaller fragments would have only one that is not empty.
+    blocks = [(300,), (70, 40)] if full_state_every else []
+    sizes = draw(st.sampled_from([(40,), (40, 30), *blocks]))
     delay, alpha = draw(st.sampled_from([(0, 0.0), (0, 0.0), (0, 0.5), (1, 0.0), (2, 0.5)]))
     codec = draw(st.sampled_from(["plain", "plain", "bf16", "int8"]))
     # What bf16 loses of these values may be nothing, which looks like a residual that was lost.
@@ -50,6 +56,8 @@ def _runs(draw):
         "clip": draw(st.booleans()),
         "save_every": draw(st.sampled_from([1, 10])),
         "groups": len(sizes) > 1 and draw(st.booleans()),
+        "state_codec": state_codec,
+        "full_state_every": full_state_every,
         "wishes": draw(st.dictionaries(asking, st.sampled_from([0.25, 1.0]), max_size=2)),
     }
 

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
+from functools import partial
+from itertools import filterfalse
 
 import torch
 
@@ -16,7 +18,7 @@ from diloco_core._seconds import Seconds
 from diloco_core.testing._simulation import Outcome
 from diloco_core.testing._store import SimulatedStore
 
-from ._recomputed import Recomputed, contributed, lost_parts, recompute
+from ._recomputed import Recomputed, contributed, lost_parts, recompute, was_passed
 from ._training import SimulatedTraining
 
 _TOLERANCE = 1e-4
@@ -77,9 +79,10 @@ def violations(
     tolerance = _TOLERANCE if exact else _TOLERANCE_OF_CODECS
     recomputed = Recomputed()
     if not find_codec(training.state_codec).plain and training.fragments:
-        recomputed = recompute(outcome.store, log, training.fragments)
+        recomputed = recompute(outcome.store, log, training.fragments, training.own)
         problems += recomputed.wrong
-        problems += [f"{key} was made again with other bytes" for key in outcome.store.differing]
+        made_again = filterfalse(partial(was_passed, outcome.store), outcome.store.differing)
+        problems += [f"{key} was made again with other bytes" for key in made_again]
     for sync, states in [*sorted(training.states.items()), *sorted(training.entered.items())]:
         for rank, life, copies in states:
             if not all(torch.equal(a, b) for a, b in zip(copies, states[0][2], strict=True)):

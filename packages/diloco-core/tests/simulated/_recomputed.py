@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 import torch
 
 from diloco_core._arithmetic._clip import Clipping
 from diloco_core._arithmetic._coded import CodedUpdates
-from diloco_core._arithmetic._layout import CHUNK_BYTES, Piece
+from diloco_core._arithmetic._layout import CHUNK_BYTES
 from diloco_core._arithmetic._reduction import reduce_shards
+from diloco_core._arithmetic._sent import as_sent
 from diloco_core._arithmetic._sharded import Scratch, Source
+from diloco_core._arithmetic._sync_job import SyncJob
 from diloco_core._arithmetic._weights import shares
 from diloco_core._codecs._codec import Codec
 from diloco_core._outer._delayed import DelayedFragment
@@ -41,19 +43,28 @@ class Recomputed:
     wrong: list[str] = field(default_factory=list)
 
 
+Own = Mapping[tuple[int, int, int], torch.Tensor]
+"""What lives of fixed runs hold of their contributions, as others would read them, by (rank, epoch, sync)."""
+
+
 def recompute(
-    store: SimulatedStore, log: Sequence[Commit | Rollback], fragments: Sequence[Fragment]
+    store: SimulatedStore,
+    log: Sequence[Commit | Rollback],
+    fragments: Sequence[Fragment],
+    own: Own,
 ) -> Recomputed:
     """Compute every published shard again from the state before it and the contributions, as they were published.
 
     So no life has used anything that is not in the store, such as values or residuals that only it knew: a shard that is made
-    again, by whomever and however late, has the same bytes.
+    again, by whomever and however late, has the same bytes. In fixed runs the owner of a shard adds its own contribution, which
+    it does not send.
 
     Args:
         store: The store, which remembers what was written to it. What was written elsewhere, to a store of which it is a copy, is
             not known; then values are known again from the next whole state on.
         log: The log of the run.
         fragments: Fragments of a replica that has ended. What they hold is replaced.
+        own: What is not sent.
     """
     manifest = Manifest.from_json(store.decided[MANIFEST], MANIFEST)
     found = Recomputed()
@@ -74,10 +85,12 @@ def recompute(
             inputs = [member.key for member in record.members]
             inputs += _keys(manifest, before, index, fragment) if before else []
             known = (before, index) in values and store.contents.keys() >= set(inputs)
+            if manifest.membership == "fixed":
+                known &= all((each.rank, each.epoch, record.sync) in own for each in record.members)
             if known:
                 for copy, value in zip(fragment.copy, values[before, index], strict=True):
                     copy.copy_(value)
-                found.wrong += _wrong_shards(store, manifest, record, before, fragment)
+                found.wrong += _wrong_shards(store, manifest, record, before, fragment, own)
             if known or _load_whole(store, manifest, record.sync, index, fragment):
                 values[record.sync, index] = [copy.clone() for copy in fragment.copy]
         if all((sync, index) in values for index, sync in enumerate(now)):
@@ -97,23 +110,14 @@ def contributed(
         log: The log of the run.
         fragments: Fragments of any replica, of one parameter each.
     """
-    found = {}
-    for record in log:
-        if isinstance(record, Rollback):
-            continue
-        fragment = fragments[record.fragment]
-        layout, numbers = fragment.layout, range(fragment.layout.shards)
-        for member in record.members:
-            if member.key not in store.contents:
-                continue
-            reader = _reader(store, fragment, member, numbers)
-            group = layout.groups[0]
-            values = torch.empty(group.numel, dtype=group.dtype, device="cpu")
-            for number in numbers:
-                for chunk in layout.chunks(number, CHUNK_BYTES):
-                    reader.read(values[chunk.start : chunk.stop])
-            found[member.key] = values
-    return found
+    manifest = Manifest.from_json(store.decided[MANIFEST], MANIFEST)
+    return {
+        member.key: _read(store, manifest, fragments[record.fragment], member, {})[1]
+        for record in log
+        if isinstance(record, Commit)
+        for member in record.members
+        if member.key in store.contents
+    }
 
 
 def _keys(manifest: Manifest, sync: int, index: int, fragment: Fragment) -> list[str]:
@@ -136,7 +140,12 @@ def _load_whole(
 
 
 def _wrong_shards(
-    store: SimulatedStore, manifest: Manifest, commit: Commit, before: int, fragment: Fragment
+    store: SimulatedStore,
+    manifest: Manifest,
+    commit: Commit,
+    before: int,
+    fragment: Fragment,
+    own: Own,
 ) -> list[str]:
     """Compute all shards of a sync. Returns what is wrong with those that were published."""
     assert fragment.coded is not None
@@ -147,17 +156,25 @@ def _wrong_shards(
         fragment.coded.codec, fragment.coded.full_every, fragment.coded.fragments
     )
     fragment.rate = commit.rate
-    readers = [_reader(store, fragment, member, numbers) for member in commit.members]
-    sources = [_source(reader) for reader in readers]
-    if fragment.terms.clip:
-        clipping = Clipping(fragment, [reader.norms() for reader in readers])
-        sources = [clipping.clipped(place, source) for place, source in enumerate(sources)]
+    readers, contributions = zip(
+        *(_read(store, manifest, fragment, member, own) for member in commit.members), strict=True
+    )
     for number in numbers:
+        key = shard_key(commit.sync, commit.fragment, number, manifest.initial)
+        without = _without(store.contents.get(key, b""))
+        sources = [
+            _source(values.zero_() if f"{member.rank}.{member.epoch}" == without else values)
+            for member, values in zip(commit.members, map(torch.clone, contributions), strict=True)
+        ]
+        if fragment.terms.clip:
+            clipping = Clipping(fragment, [reader.norms() for reader in readers])
+            sources = [clipping.clipped(place, source) for place, source in enumerate(sources)]
         fragment.forget_outer(fragment.layout.chunks(number, CHUNK_BYTES))
         if before:
-            key = shard_key(before, commit.fragment, number, manifest.initial)
+            older = shard_key(before, commit.fragment, number, manifest.initial)
             stored = published_shard(fragment, before, number, run, CHUNK_BYTES)
-            fragment.install_outer(*stored.described(InMemory(store.contents[key], key), key)[1:])
+            data = InMemory(store.contents[older], older)
+            fragment.install_outer(*stored.described(data, older)[1:])
         reduce_shards(
             fragment,
             [number],
@@ -169,9 +186,8 @@ def _wrong_shards(
             shares=shares(fragment.terms.weighting, [member.amount for member in commit.members]),
         )
         shard = published_shard(fragment, commit.sync, number, run, CHUNK_BYTES)
-        parts = shard.parts(shard_metadata(fragment, commit.sync))
+        parts = shard.parts(shard_metadata(fragment, commit.sync, without))
         content = b"".join(map(bytes, parts))
-        key = shard_key(commit.sync, commit.fragment, number, manifest.initial)
         if store.contents.get(key, content) != content:
             wrong.append(
                 f"{key} is not what follows from the state before it and the contributions"
@@ -179,19 +195,56 @@ def _wrong_shards(
     return wrong
 
 
-def _reader(
-    store: SimulatedStore, fragment: Fragment, member: Delta, numbers: range
-) -> DeltaReader:
-    data = InMemory(store.contents[member.key], member.key)
-    return DeltaFormat(fragment).reader(member, numbers, member.key, lambda _: data)
+def _read(
+    store: SimulatedStore, manifest: Manifest, fragment: Fragment, member: Delta, own: Own
+) -> tuple[DeltaReader, torch.Tensor]:
+    """The reader of a contribution, and all of its values: what was not sent is taken from ``own``, or is zero."""
+    layout, form = fragment.layout, DeltaFormat(fragment)
+    numbers, size = range(layout.shards), manifest.world_size
+    if manifest.membership == "fixed":
+        form = DeltaFormat(
+            fragment, lambda rank: numbers[rank::size], sends_first=lambda rank: not rank
+        )
+    sent = [number for number in numbers if number not in form.omit(member.rank)]
+    data, group = InMemory(store.contents[member.key], member.key), layout.groups[0]
+    reader = form.reader(member, sent, member.key, lambda _: data)
+    zeros = torch.zeros(group.numel, dtype=group.dtype, device="cpu")
+    values = own.get((member.rank, member.epoch, member.sync), zeros).clone()
+    for number in sent:
+        for chunk in layout.chunks(number, CHUNK_BYTES):
+            reader.read(values[chunk.start : chunk.stop])
+    return reader, values
 
 
-def _source(reader: DeltaReader) -> Source:
-    def read(piece: Piece, out: torch.Tensor) -> torch.Tensor:
-        reader.read(out)
-        return out
+def held(job: SyncJob) -> torch.Tensor:
+    """What a replica is about to contribute, as others would read all of it."""
+    layout, source = job.layout, as_sent(job)
+    values = torch.empty(layout.groups[0].numel, dtype=layout.groups[0].dtype, device="cpu")
+    for number in range(layout.shards):
+        for chunk in layout.chunks(number, CHUNK_BYTES):
+            part = values[chunk.start : chunk.stop]
+            part.copy_(source(chunk, part))
+    return values
 
-    return read
+
+def _source(values: torch.Tensor) -> Source:
+    return lambda piece, out: out.copy_(values[piece.start : piece.stop])
+
+
+def _without(shard: bytes) -> str:
+    """Which contribution a published shard lacks, as its header says: rank and epoch; empty where none."""
+    size = int.from_bytes(shard[:8], "little")
+    header = json.loads(shard[8 : 8 + size])["__metadata__"] if shard else {}
+    return str(header.get(WITHOUT, ""))
+
+
+def was_passed(store: SimulatedStore, key: str) -> bool:
+    """Whether a shard was published without what an earlier life had not sent, and has been deleted since.
+
+    When that life wakes up after this, it may publish the shard with its own part. Others look at the log before they use it.
+    """
+    deleted = any(changed == key and size is None for _, changed, size in store.history)
+    return deleted and bool(_without(store.contents[key]))
 
 
 def lost_parts(
@@ -211,11 +264,9 @@ def lost_parts(
             data = store.contents.get(
                 shard_key(commit.sync, commit.fragment, shard, manifest.initial), b""
             )
-            size = int.from_bytes(data[:8], "little")
-            header = json.loads(data[8 : 8 + size])["__metadata__"] if data else {}
-            rank, _, epoch = header.get(WITHOUT, "").partition(".")
+            without = _without(data)
             for member in commit.members:
-                if (str(member.rank), str(member.epoch)) != (rank, epoch):
+                if f"{member.rank}.{member.epoch}" != without:
                     continue
                 mask = lost.setdefault(
                     member.key, torch.zeros(layout.groups[0].numel, dtype=torch.bool)

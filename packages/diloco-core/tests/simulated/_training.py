@@ -9,8 +9,10 @@ from typing import Any, Literal
 
 import torch
 
+from diloco_core._arithmetic._sync_job import SyncJob
 from diloco_core._codecs._codec import is_sparse
 from diloco_core._codecs._named import find_codec
+from diloco_core._exchange._pending import Pending
 from diloco_core._exchange._report import SyncReport
 from diloco_core._loop._diloco import DiLoCo
 from diloco_core._outer._fragment import Fragment
@@ -19,7 +21,7 @@ from diloco_core._run._records._records import Commit, Rollback
 from diloco_core._seconds import Seconds
 from diloco_core.testing._simulation import Node
 
-from ._recomputed import is_near, sent_of
+from ._recomputed import held, is_near, sent_of
 from ._timeline import PERIOD, Feedback, Mixing, Timeline
 
 _OUTER_LR = 0.7
@@ -106,6 +108,7 @@ class SimulatedTraining:
             of the life before it that no sync has counted yet.
         feedback: The residuals of replicas.
         fragments: The fragments of the life that was made last.
+        own: What lives of fixed runs held of their contributions, where state is published encoded; see :data:`Own`.
         longest: The longest that a replica spent in one inner step, its syncs included but not its own faults, in virtual
             seconds.
     """
@@ -144,6 +147,7 @@ class SimulatedTraining:
     full_state_every: int | None = None
     groups: bool = False
     fragments: Sequence[Fragment] = ()
+    own: dict[tuple[int, int, int], torch.Tensor] = field(default_factory=dict)
 
     def __call__(self, node: Node) -> int:
         """Train; returns the number of syncs."""
@@ -153,6 +157,15 @@ class SimulatedTraining:
     def _train(self, node: Node) -> int:
         model = torch.nn.ParameterList([torch.zeros(size) for size in self.sizes])
         inner = torch.optim.SGD(model.parameters(), lr=1.0)
+        begin = node.exchange.begin
+
+        def begin_noted(job: SyncJob, *, last: bool = False) -> Pending:
+            sync = node.exchange.position.sync + 1
+            self.own[node.rank, node.exchange.epoch, sync] = held(job)
+            return begin(job, last=last)
+
+        if node.exchange.fixed and not find_codec(self.state_codec).plain:
+            node.exchange.begin = begin_noted  # type: ignore[method-assign]
         reports = self.reports.setdefault((node.rank, node.life), [])
         ledger = Ledger()
         changes = 0  # how often the outer learning rate had been changed
