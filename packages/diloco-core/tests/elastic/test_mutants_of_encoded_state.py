@@ -1,9 +1,11 @@
 """Every rule of encoded state is needed: without it, some simulated run goes wrong, and the simulator's checks say so."""
 
 import random
+from functools import partial
 
 import pytest
 from faults_lab import HARMFUL, assert_caught
+from fixed_lab import LATE, LOST_AFTER
 from simulated import SimulatedTraining, broken_promises, violations
 
 from diloco_core import Elastic
@@ -11,14 +13,20 @@ from diloco_core._arithmetic._coded import encode_update
 from diloco_core._outer import _fragment
 from diloco_core._run._life import _life
 from diloco_core._run._records._rules import newest_done
+from diloco_core._run._settings import Fixed
 from diloco_core._run._states import _publish as _elastic_publish
 from diloco_core._run._sync import _compute, _result
 from diloco_core._wire._coded import CodedShard
 from diloco_core._wire._published import end_sums
 from diloco_core.testing import Fault, Schedule, SimulatedStore, simulate
 
+POLICIES = {
+    "elastic": Elastic(2, grace=6.0, topology="sharded", retention=1),
+    "fixed": Fixed(3, LOST_AFTER),
+}
 
-def _wrong_encoded(number):
+
+def _wrong_encoded(policy, number):
     """What goes wrong where state is published encoded, and replicas are late, die, and come back."""
     chance = random.Random(number)
     faults = [
@@ -41,9 +49,9 @@ def _wrong_encoded(number):
     schedule = Schedule(
         3, seed=number, starts=starts, faults=faults, restart_after=2.0, latency=0.1
     )
-    elastic = Elastic(2, grace=6.0, topology="sharded", retention=1)
-    outcome = simulate(training, schedule, elastic, store=store, limit=5000.0)
-    return violations(outcome, training) + broken
+    outcome = simulate(training, schedule, POLICIES[policy], store=store, limit=5000.0)
+    found = [what for what in violations(outcome, training) if LATE not in what]
+    return found + broken
 
 
 def private_residual(monkeypatch):
@@ -113,21 +121,25 @@ def add_to_a_stale_base(monkeypatch):
     monkeypatch.setattr(_compute.Computation, "_is_same", lambda self, shard: False)
 
 
-ENCODED = {  # with the first run that shows it, as a rule
-    private_residual: 0,
-    the_owner_keeps_its_exact_values: 0,
-    start_from_a_state_that_is_not_whole: 0,
-    add_to_a_stale_base: 0,
-    collect_whole_states_too_early: 0,
-    collect_changes_that_are_needed: 0,
+ENCODED = {  # with the first run of each policy that shows it, as a rule
+    private_residual: {"elastic": 0, "fixed": 0},
+    the_owner_keeps_its_exact_values: {"elastic": 0, "fixed": 0},
+    start_from_a_state_that_is_not_whole: {"elastic": 0, "fixed": 1},
+    add_to_a_stale_base: {"elastic": 0, "fixed": 12},
+    collect_whole_states_too_early: {"elastic": 0, "fixed": 0},
+    collect_changes_that_are_needed: {"elastic": 0, "fixed": 0},
 }
 
 
+@pytest.mark.parametrize("policy", POLICIES)
 @pytest.mark.parametrize("mutate", ENCODED, ids=lambda mutate: mutate.__name__)
-def test_a_broken_rule_of_encoded_state_is_caught(mutate, monkeypatch):
+def test_a_broken_rule_of_encoded_state_is_caught(mutate, policy, monkeypatch):
     mutate(monkeypatch)
-    assert_caught(_wrong_encoded, first=ENCODED[mutate], runs=20)
+    assert_caught(partial(_wrong_encoded, policy), first=ENCODED[mutate][policy], runs=20)
 
 
-def test_the_same_runs_of_encoded_state_are_right_with_all_rules():
-    assert [_wrong_encoded(number) for number in range(6)] == [[]] * 6
+@pytest.mark.parametrize(
+    ("policy", "runs"), [("elastic", range(6)), ("fixed", (0, 6, 12))], ids=["elastic", "fixed"]
+)
+def test_the_same_runs_of_encoded_state_are_right_with_all_rules(policy, runs):
+    assert [found for number in runs if (found := _wrong_encoded(policy, number))] == []
