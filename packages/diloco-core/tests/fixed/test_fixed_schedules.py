@@ -1,7 +1,7 @@
 """Any schedule of crashes, hangs, lost and repeated messages and restarts leaves a run that every rank is in to the end."""
 
 import pytest
-from fixed_lab import random_ended_run, random_run
+from fixed_lab import random_ended_run, random_run, wrong
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from simulated import SimulatedTraining, broken_promises, violations
@@ -83,6 +83,17 @@ def test_a_life_that_was_replaced_while_it_hung_is_told_so(seed):
     """It is fenced, and neither waits for what nobody publishes any more nor asks to be started again."""
     kinds = ("kill before", "kill after", "zombie", "lose answer", "tear", "delay")
     assert random_run(seed, kinds) == []
+
+
+def test_a_life_that_loads_leaves_the_part_of_a_newer_one_alone():
+    """A record that it replays names the newer one, which holds what it has not sent, and has not published it yet."""
+    faults = [
+        Fault(1, 1, 48, "zombie", 60.0),
+        Fault(1, 2, 14, "zombie", 3.0),
+        Fault(1, 2, 24, "delay", 60.0),
+        Fault(1, 3, 59, "delay", 60.0),
+    ]
+    assert wrong(Schedule(2, seed=75, faults=faults), SimulatedTraining(4, (40,), 2))[0] == []
 
 
 @pytest.mark.parametrize(

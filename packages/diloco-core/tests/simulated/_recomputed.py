@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
@@ -20,7 +21,7 @@ from diloco_core._codecs._codec import Codec
 from diloco_core._outer._delayed import DelayedFragment
 from diloco_core._outer._fragment import Fragment
 from diloco_core._run._life._progress import published_shard, publishes_whole
-from diloco_core._run._records._keys import MANIFEST, Delta, shard_key
+from diloco_core._run._records._keys import MANIFEST, Delta, claim_key, shard_key
 from diloco_core._run._records._manifest import Manifest
 from diloco_core._run._records._records import Commit, Rollback
 from diloco_core._run._states._kept import InMemory
@@ -252,8 +253,12 @@ def lost_parts(
 ) -> dict[str, torch.Tensor]:
     """Which elements of contributions were lost with those who made them, by the key of the contribution.
 
-    The headers of the shards of their ranks say so. These shards hold the mean with a zero in their place.
+    The headers of the shards of their ranks say so. These shards hold the mean with a zero in their place. Nothing may be lost
+    as long as no newer life has taken the rank of the one that holds it.
     """
+    since: dict[str, float] = {}
+    for time, key, _ in store.history:
+        since.setdefault(key, time)
     manifest = Manifest.from_json(store.decided[MANIFEST], MANIFEST)
     lost: dict[str, torch.Tensor] = {}
     if manifest.membership != "fixed":
@@ -261,12 +266,12 @@ def lost_parts(
     for commit in (record for record in log if isinstance(record, Commit)):
         layout = fragments[commit.fragment].layout
         for shard in range(layout.shards):
-            data = store.contents.get(
-                shard_key(commit.sync, commit.fragment, shard, manifest.initial), b""
-            )
-            without = _without(data)
+            key = shard_key(commit.sync, commit.fragment, shard, manifest.initial)
+            without = _without(store.contents.get(key, b""))
             for member in commit.members:
-                if f"{member.rank}.{member.epoch}" != without:
+                claim = claim_key(member.rank, member.epoch + 1)
+                held = since.get(claim, math.inf) > since.get(key, 0.0)
+                if f"{member.rank}.{member.epoch}" != without or held:
                     continue
                 mask = lost.setdefault(
                     member.key, torch.zeros(layout.groups[0].numel, dtype=torch.bool)

@@ -20,6 +20,7 @@ from .._states._load import load
 from .._states._rollback import obey_rollback, roll_back
 from ._adopt import Adoption
 from ._compute import make_again
+from ._fork import check_not_later
 from ._held import begin_to_hold, hold
 
 _PAUSES = (0.0, 0.1, 0.4, 1.5, 1.5)  # seconds after each attempt whose state could not be used
@@ -151,6 +152,8 @@ def replay(life: Life) -> None:
         if commit.sync <= progress.sync:
             life.standing.skip(commit, record)
             continue
+        if life.fixed:
+            check_not_later(life, commit)
         if commit.base != progress.digest:
             # A shard that was deleted may have been created again with other bytes; a newer state is whole then.
             raise ReloadError(Why.DIFFERS)
