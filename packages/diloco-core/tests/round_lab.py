@@ -1,8 +1,9 @@
-"""A model of an elastic run, to try every order of events: lives that walk the real decision functions, one request at a time.
+"""A model of a run of either policy, to try every order of events: lives walk the real decision functions, one request at a time.
 
 Who is in a sync, who computes what, which state is complete and what may go is decided by the functions of the package; only
 reading and writing is played here. A state is not a tensor but the batches that it has counted, so that one which is counted
-twice shows. What must hold is checked whenever something is written, deleted or adopted.
+twice shows. What must hold is checked whenever something is written, deleted or adopted. Only simulated runs have ends of fixed
+runs: to give a rank up is no decision of the round.
 """
 
 from __future__ import annotations
@@ -21,10 +22,12 @@ from round_life import (
 
 from diloco_core._run._records import _rules as rules
 from diloco_core._run._records._keys import (
+    claim_key,
     commit_sync,
     shard_key,
 )
 from diloco_core._run._records._records import Commit, digest, state_digest
+from diloco_core._run._settings import Fixed
 
 
 class World:
@@ -36,10 +39,15 @@ class World:
         late: What becomes of contributions that come too late.
         retention: How many syncs a life may lag.
         broken: What lives do wrong, for tests that see it found out.
+        fixed: Whether all ranks are in every sync, and no rank sends its part of the shard that it updates.
     """
 
-    def __init__(self, ranks, quorum, *, late="carry", retention=1, broken=()):
+    def __init__(self, ranks, quorum, *, late="carry", retention=1, broken=(), fixed=False):
         self.ranks, self.quorum, self.late, self.retention = range(ranks), quorum, late, retention
+        self.fixed = fixed
+        if fixed:
+            self.quorum, self.late, self.retention = ranks, Fixed.late, Fixed.retention
+        self.counted = {}
         self.shards, self.broken = ranks, frozenset(broken)
         self.objects, self.sizes, self.past = {}, {}, [{}]
         self.lives, self.log, self.writes = [], {}, []
@@ -75,7 +83,7 @@ class World:
 
     def flip(self, life):
         """A bit flips in the memory of a life before its next sync; where one contribution is enough, nobody could tell."""
-        life.flips = self.quorum > 1
+        life.flips = self.quorum > 1 and not self.fixed
 
     def record(self, data):
         """A record of the log as it was read."""
@@ -87,10 +95,17 @@ class World:
 
     def check_state(self, life):
         """A life has adopted a sync: it holds what the log says."""
+        # In a fixed run a shard that was deleted may come back with other bytes; then the life has been replaced.
+        if self.fixed and self.is_replaced(life.rank, life.epoch):
+            return
         if life.state.values != self.states[life.state.sync]:
             raise Violation(
                 f"life {life.name} holds {life.state.values} after sync {life.state.sync}"
             )
+
+    def is_replaced(self, rank, epoch):
+        """Whether a newer life of a rank has claimed it."""
+        return claim_key(rank, epoch + 1) in self.objects
 
     def _answer(self, request, behind):
         if request.kind == "list":
@@ -158,9 +173,12 @@ class World:
         if any(member.base != commit.base for member in commit.members):
             raise Violation(f"record {sync} names what was made from another state")
         self.log[sync] = commit
-        counted = [batch for member in commit.members for batch in self.objects[member.key]]
-        self.states[sync] = [(*value, *counted) for value in self.states[sync - 1]]
-        if any(len({batch[:2] for batch in value}) < len(value) for value in self.states[sync]):
+        self.counted[sync] = {member.rank: self.objects[member.key] for member in commit.members}
+        counted = [batch for batches in self.counted[sync].values() for batch in batches]
+        states = [(*value, *counted) for value in self.states[sync - 1]]
+        # What a shard of a fixed run becomes is only known when it is published.
+        self.states[sync] = [None] * self.shards if self.fixed else states
+        if any(len({batch[:2] for batch in value}) < len(value) for value in states):
             raise Violation(f"sync {sync} counts a batch twice: {counted}")
 
     def _check_published(self, key, data):
@@ -172,8 +190,24 @@ class World:
             newer = max(rules.newest_done(self.sizes, 1)) > sync
             if not newer and any(file not in self.objects for file in files):
                 raise Violation(f"state {sync} is called complete, and is not")
-        elif data != self.states[sync][int(name[4:9])]:
-            raise Violation(f"{key} is not what the log says")
+        else:
+            shard = int(name[4:9])
+            if self.fixed and self._may_be(sync, shard, data) and self.states[sync][shard] is None:
+                self.states[sync][shard] = data
+            if not (
+                self._may_be(sync, shard, data) if self.fixed else data == self.states[sync][shard]
+            ):
+                raise Violation(f"{key} is not what the log says")
+
+    def _may_be(self, sync, shard, data):
+        """Whether its owner may publish this in a fixed run: without its own part only if that is lost with an earlier life."""
+        own, before = self.log[sync].members[shard], self.states[sync - 1][shard]
+        counted = self.counted[sync]
+        full, rest = (
+            (*before, *(batch for rank in ranks for batch in counted[rank]))
+            for ranks in (sorted(counted), sorted(counted.keys() - {own.rank}))
+        )
+        return data == full or (data == rest and self.is_replaced(own.rank, own.epoch))
 
 
 def walk(world, seed, steps):

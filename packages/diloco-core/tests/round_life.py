@@ -1,4 +1,4 @@
-"""One life in the model of an elastic run: it walks the real decision functions, one request at a time; see :mod:`round_lab`."""
+"""One life in the model of a run: it walks the real decision functions, one request at a time; see :mod:`round_lab`."""
 
 from __future__ import annotations
 
@@ -36,6 +36,10 @@ REMEMBERED = 12  # how many writes a listing may be behind
 
 class Violation(AssertionError):
     """Something that must never happen."""
+
+
+class Replaced(Exception):
+    """A newer life of the rank has taken over."""
 
 
 class Gone(Exception):
@@ -91,6 +95,7 @@ class Life:
         self.flips = self.differed = False
         self.learned: list = []
         self.next = 0
+        self.is_new = True  # none of its own contributions was counted
         self._program = self._live()
         self.request = next(self._program)
 
@@ -102,19 +107,37 @@ class Life:
             self.request = None
 
     def _live(self):
+        try:
+            yield from self._join()
+        except Replaced:
+            return
+
+    def _check_claim(self):
+        if (yield Request("get", claim_key(self.rank, self.epoch + 1))) is not None:
+            raise Replaced
+
+    def _differ(self):
+        """Only a life that has been replaced may hold another state than the log names, and only in a fixed run."""
+        if self.world.fixed:
+            yield from self._check_claim()
+        raise Violation(f"life {self.name} holds another state after sync {self.state.sync}")
+
+    def _join(self):
         yield from self._claim()
         yield from self._catch_up()
         first = True
         while True:
-            if (yield Request("get", claim_key(self.rank, self.epoch + 1))) is not None:
-                return
+            yield from self._check_claim()
             sync = self.state.sync + 1
-            if (yield Request("get", commit_key(sync))) is None and self.epoch not in {
-                self.state.members.get(self.rank)
-            }:
+            if (
+                not self.world.fixed
+                and (yield Request("get", commit_key(sync))) is None
+                and self.epoch not in {self.state.members.get(self.rank)}
+            ):
                 yield Request("put", Hint(sync, self.rank, self.epoch, "join").key, "hint")
             try:
-                if not (yield from self._sync(stands_in=first)):
+                stands_in = self.is_new if self.world.fixed else first
+                if not (yield from self._sync(stands_in=stands_in)):
                     yield Request("put", Hint(sync, self.rank, self.epoch, "leave").key, "hint")
                     return
                 self.differed = False
@@ -146,7 +169,10 @@ class Life:
                 if "no replay" in self.world.broken:
                     self._stand(self.world.record(record), self.state.values)
                 else:
-                    yield from self._adopt(self.world.record(record))
+                    commit = self.world.record(record)
+                    if commit.base != state_digest(self.state.sums):
+                        yield from self._differ()
+                    yield from self._adopt(commit)
             except Gone:
                 return (yield from self._catch_up())
         self.learned = []
@@ -192,6 +218,7 @@ class Life:
             min_replicas=world.quorum,
             absent=frozenset(self.absent),
             differed=self.differed,
+            everybody=world.ranks if world.fixed else (),
         )
         record, own, held = (yield Request("get", commit_key(sync))), None, None
         if record is None:
@@ -201,9 +228,10 @@ class Life:
                 else None
             )
             if earlier is None or earlier.epoch >= self.epoch:
-                self.learned.append(self.next)
-                self.next += 1
-                start, stop = self.learned[0], self.learned[-1] + 1
+                if not world.fixed or (sync + self.rank) % 4:  # in a fixed run, also with nothing
+                    self.learned.append(self.next)
+                    self.next += 1
+                start, stop = self.next - len(self.learned), self.next
                 own = Delta(sync, self.rank, self.epoch, start, stop, at.base, SCHEMA)
                 if not at.valid({own.key: SIZE}):
                     raise Violation(f"{own} would not count")
@@ -218,9 +246,8 @@ class Life:
                 if "record before payload" in world.broken and own is not None:
                     listing = {**listing, own.key: SIZE}
                 folder = membership.read_folder(at, listing)
-                decision = membership.on_look(
-                    at, folder, overdue=self.overdue, expired=self.expired
-                )
+                overdue = self.overdue and not world.fixed
+                decision = membership.on_look(at, folder, overdue=overdue, expired=self.expired)
                 if isinstance(decision, Expired | Leave):
                     return False
                 if isinstance(decision, Differ):
@@ -237,12 +264,15 @@ class Life:
         commit = world.record(record)
         obeys = membership.on_record(at, commit, follows=state.follows(commit))
         if isinstance(obeys, Differ):
+            if world.fixed:
+                yield from self._differ()
             self.differed = True
             raise Gone
         if obeys != Obey():
             raise Violation(f"life {self.name} at sync {state.sync} cannot obey {commit}")
         becomes = membership.fate(commit, self.rank, own, learned=own is not None, late=world.late)
         yield from self._adopt(commit, local=becomes == "counted")
+        self.is_new = self.is_new and becomes != "counted"
         if becomes != "carried":
             self.learned = []
             self.next = max(self.next, self.state.positions.get(self.rank, 0))
@@ -259,16 +289,19 @@ class Life:
 
     def _shares(self, commit):
         ranks = tuple(member.rank for member in commit.members)
-        return Shares(sync=commit.sync, members=ranks, rank=self.rank, grace=GRACE)
+        fixed = self.world.fixed
+        return Shares(sync=commit.sync, members=ranks, rank=self.rank, grace=GRACE, fixed=fixed)
 
     def _adopt(self, commit, *, local=False):
         at, world, values = self._shares(commit), self.world, list(self.state.values)
+        if world.fixed and commit.members[self.rank].epoch > self.epoch:
+            raise Replaced
         everything = range(world.shards)
         if "done first" in world.broken and at.designated:
             yield from self._say_done(commit, world.states[commit.sync])
         own = at.own(everything)
         for shard in own:
-            values[shard] = yield from self._compute(commit, shard)
+            values[shard] = yield from self._compute(commit, shard, local)
         left, self.elapsed = [shard for shard in everything if shard not in own], 0.0
         self.absent = set()
         while left:
@@ -288,13 +321,15 @@ class Life:
                             came.append(shard)
                 elif isinstance(decision, Compute):
                     for shard in decision.shards:
-                        values[shard] = yield from self._compute(commit, shard)
+                        values[shard] = yield from self._compute(commit, shard, local)
                         came.append(shard)
                 else:
                     break
                 left = [shard for shard in left if shard not in came]
                 seen = Pending(tuple(left), (), seen.arrived or bool(came))
-            if isinstance(decision, KeepWaiting):
+            if isinstance(decision, KeepWaiting) and world.fixed:
+                yield from self._check_claim()
+            elif isinstance(decision, KeepWaiting):
                 self.expired = self.expired or elapsed > 100 * GRACE
                 if elapsed > 100 * GRACE:
                     raise Violation(f"the shards {left} of sync {commit.sync} did not come in time")
@@ -308,15 +343,17 @@ class Life:
         sums = tuple(map(checksum, values))
         yield Request("create", done_key(commit.sync, 0), Done(commit.sync, 0, sums, sums, commit))
 
-    def _compute(self, commit, shard):
-        """A shard after a sync, as it is in the store afterwards."""
+    def _compute(self, commit, shard, local):
+        """A shard after a sync, as it is in the store afterwards. ``local``: whether this life's own contribution is in it."""
         value = self.state.values[shard]
         key = shard_key(commit.sync, 0, shard, NONCE)
         for member in commit.members:
             batches = yield Request("get", member.key)
             if batches is None:
                 return (yield from self._look_again(commit, key))
-            value = (*value, *batches)
+            unsent = self.world.fixed and member is commit.members[shard]
+            if not unsent or (local and member.rank == self.rank):
+                value = (*value, *batches)
         if (yield Request("create", key, value)):
             return value
         found = yield Request("get", key)
