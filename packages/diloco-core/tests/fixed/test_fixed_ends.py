@@ -11,6 +11,7 @@ from diloco_core._run._policy import _others
 from diloco_core._run._records._keys import claim_key
 from diloco_core._run._records._records import Rollback
 from diloco_core._run._settings import Fixed
+from diloco_core._run._sync._adopt import Adoption
 from diloco_core.testing import Fault, Schedule, simulate
 from diloco_core.testing._scheduler import Killed
 
@@ -104,6 +105,22 @@ def test_one_that_comes_back_and_fails_while_it_loads_says_why(monkeypatch):
     (end,) = ends(outcome)
     assert end.sync > 2
     assert "ValueError: bad disk" in end.end.why
+
+
+def test_one_that_fails_while_it_adopts_a_sync_tells_those_who_wait_for_its_shards(monkeypatch):
+    """They look for it at the sync after that one, and it has not come that far."""
+    run = Adoption.run
+
+    def failing(adoption):
+        if (adoption._life.rank, adoption._commit.sync) == (1, 2):
+            raise ValueError("bad memory")
+        run(adoption)
+
+    monkeypatch.setattr(Adoption, "run", failing)
+    outcome, _ = lived(most_lives=1, return_within=0.0)
+    (end,) = ends(outcome)
+    assert "ValueError: bad memory" in end.end.why
+    assert outcome.seconds < LOST_AFTER
 
 
 def test_without_an_allowance_the_run_ends_after_lost_after():

@@ -85,15 +85,20 @@ def test_a_life_that_was_replaced_while_it_hung_is_told_so(seed):
     assert random_run(seed, kinds) == []
 
 
-def test_a_life_that_loads_leaves_the_part_of_a_newer_one_alone():
-    """A record that it replays names the newer one, which holds what it has not sent, and has not published it yet."""
-    faults = [
-        Fault(1, 1, 48, "zombie", 60.0),
-        Fault(1, 2, 14, "zombie", 3.0),
-        Fault(1, 2, 24, "delay", 60.0),
-        Fault(1, 3, 59, "delay", 60.0),
-    ]
-    assert wrong(Schedule(2, seed=75, faults=faults), SimulatedTraining(4, (40,), 2))[0] == []
+_LOADS = Fault(1, 2, 14, "zombie", 3.0), Fault(1, 2, 24, "delay", 60.0)
+
+
+@pytest.mark.parametrize(
+    ("faults", "seed"),
+    [
+        ([Fault(1, 1, 43, "zombie", 12.0), Fault(1, 2, 42, "delay", 60.0)], 0),
+        ([Fault(1, 1, 48, "zombie", 60.0), *_LOADS, Fault(1, 3, 59, "delay", 60.0)], 75),
+    ],
+    ids=["one that waits", "one that loads"],
+)
+def test_a_life_leaves_the_part_of_a_newer_one_alone(faults, seed):
+    """The record names the newer one, which holds what it has not sent, and has not published it yet."""
+    assert wrong(Schedule(2, seed=seed, faults=faults), SimulatedTraining(4, (40,), 2))[0] == []
 
 
 @pytest.mark.parametrize(
