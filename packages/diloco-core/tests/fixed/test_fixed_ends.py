@@ -1,6 +1,7 @@
 """How a run with fixed membership goes on, or ends, when one of its ranks is gone."""
 
 import logging
+import math
 
 import pytest
 from simulated import SimulatedTraining, read_log, violations
@@ -8,7 +9,7 @@ from simulated import SimulatedTraining, read_log, violations
 from diloco_core import FencedError, ReplicaLostError, RunExistsError
 from diloco_core._run import _exchange
 from diloco_core._run._policy import _others
-from diloco_core._run._records._keys import claim_key
+from diloco_core._run._records._keys import claim_key, commit_key
 from diloco_core._run._records._records import Rollback
 from diloco_core._run._settings import Fixed
 from diloco_core._run._sync._adopt import Adoption
@@ -159,6 +160,19 @@ def test_one_that_comes_back_too_late_meets_the_end():
     outcome, _ = lived(Fault(1, 1, 30, "kill after"), restart_after=500.0, most_lives=2)
     assert len(ends(outcome)) == 1
     assert isinstance(outcome.results[1, 2], RunExistsError)
+
+
+def test_one_that_has_just_claimed_its_rank_is_not_given_up():
+    """Although its first sign of life comes only after the time that the others allow it."""
+    gone_on = 0
+    for operation in range(16, 22):
+        faults = Fault(1, 1, 30, "kill after"), Fault(1, 2, operation, "delay", 40.0)
+        outcome, _ = lived(*faults, restart_after=170.0, most_lives=2, return_within=100.0)
+        gone_on += outcome.finished
+        since = {key: time for time, key, _ in reversed(outcome.store.history)}
+        for end in ends(outcome):
+            assert since[commit_key(end.sync)] < since.get(claim_key(1, 2), math.inf)
+    assert gone_on
 
 
 def test_of_two_processes_of_a_rank_the_earlier_one_is_fenced():
