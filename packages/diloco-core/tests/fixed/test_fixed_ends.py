@@ -165,7 +165,7 @@ def test_one_that_comes_back_too_late_meets_the_end():
 def test_one_that_has_just_claimed_its_rank_is_not_given_up():
     """Although its first sign of life comes only after the time that the others allow it."""
     gone_on = 0
-    for operation in range(16, 22):
+    for operation in range(18, 21):
         faults = Fault(1, 1, 30, "kill after"), Fault(1, 2, operation, "delay", 40.0)
         outcome, _ = lived(*faults, restart_after=170.0, most_lives=2, return_within=100.0)
         gone_on += outcome.finished
