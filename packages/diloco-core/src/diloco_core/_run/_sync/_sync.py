@@ -292,11 +292,11 @@ class StoreSync:
                 self._note(entry)
                 break
             moment = wait.moment()
-            folder = self._look() if moment.look or moment.expired else None
-            expired = moment.expired
-            if life.others is not None and folder is not None and folder.missing:
+            folder, expired = self._look() if moment.look else None, moment.expired
+            seen = self._folder
+            if life.others is not None and seen.missing and (moment.look or expired):
                 expired &= not life.others.check(
-                    life, folder.missing, self._sync, folder.listing, final=expired
+                    life, seen.missing, self._sync, seen.listing, final=expired
                 )
             # In a fixed run no sync is decided without all ranks.
             overdue = moment.elapsed >= deadline and not life.fixed
