@@ -57,6 +57,25 @@ def read(monkeypatch):
         del sys.modules[name]
 
 
+@pytest.mark.parametrize("metadata", [{}, {"without": "1.0001"}])
+@pytest.mark.parametrize("removed", [False, True])
+def test_what_is_written_again_must_be_the_same(tmp_path, monkeypatch, metadata, removed):
+    """Except for a shard without an own part, once it was deleted."""
+    monkeypatch.syspath_prepend(CHAOS)
+    history = importlib.import_module("history").History(tmp_path, 1)
+    key = "state/00000004/000.00001.safetensors"
+    for own in ({}, metadata | {"other": "x"}):
+        header = json.dumps({"__metadata__": own}).encode()
+        history.wrote(key, len(header).to_bytes(8, "little") + header)
+        if removed:
+            history.wrote("state/00000005/000.done.json", b"{}")
+            history.removed(key)
+    complaints = " ".join(history.violations)
+    assert ("with another content" not in complaints) == bool(removed and metadata)
+    for name in ("history", "objects"):
+        del sys.modules[name]
+
+
 @pytest.mark.parametrize(
     ("delay", "fragments", "longest"), [("4", "1", 3), ("2", "2", 1), ("-1", "1", 3)]
 )
