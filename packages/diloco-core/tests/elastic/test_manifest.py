@@ -29,9 +29,9 @@ class _Meddled(SimulatedStore):
             meddle(self)
 
 
-def _run(meddle, sync=4, syncs=9, **options):
+def _run(meddle, sync=4, syncs=9, grace=5.0, **options):
     training, store = SimulatedTraining(syncs=syncs, sizes=(12,), **options), _Meddled(sync, meddle)
-    settings = Elastic(2, grace=5.0, topology="sharded")
+    settings = Elastic(2, grace=grace, topology="sharded")
     outcome = simulate(
         training, Schedule(2, latency=0.01), settings, store=store, most_lives=1, limit=500.0
     )
@@ -71,6 +71,13 @@ def test_it_is_written_again_with_the_same_content(meddle, told, sync, caplog):
         again, Schedule(2, latency=0.01), settings, store=outcome.store, most_lives=1
     )
     assert violations(outcome, again) == []
+
+
+def test_it_is_written_again_where_a_grace_is_shorter_than_reading_it_several_times(caplog):
+    outcome, training = _run(lambda store: store.damage(MANIFEST, b""), grace=1.0)
+    assert violations(outcome, training) == []
+    assert outcome.store.objects[MANIFEST] == outcome.store.decided[MANIFEST]
+    assert len(_errors(caplog)) <= 2
 
 
 COPY = "manifest.copy.json"

@@ -16,8 +16,8 @@ def watch_manifest(life: Life) -> None:
         RunExistsError: Another run's manifest has taken its place.
         FormatError: Another run's manifest, written by another version, has taken its place.
     """
-    # Set the time before writing anything below: the store calls check_run() before every write, which would look again.
-    before, life.standing.checked = life.standing.checked, life.timing.clock()
+    # Reading sets the time before anything is written: the store calls check_run() before every write, which would look again.
+    before = life.standing.checked
     try:
         _look(life)
     except BaseException:

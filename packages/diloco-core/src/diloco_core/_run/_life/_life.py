@@ -25,7 +25,7 @@ from ..._timing import Timing
 from ..._wire._delta import DeltaFormat
 from ..._wire._published import Shard
 from .._records._attendance import Attendance
-from .._records._keys import Delta, Hint, commit_key, commit_sync, done_key, shard_key
+from .._records._keys import MANIFEST, Delta, Hint, commit_key, commit_sync, done_key, shard_key
 from .._records._manifest import Manifest
 from .._records._records import Commit, Done, Rollback, digest, of_run, read_record
 from .._records._rules import is_whole, made_of, newest_done
@@ -320,6 +320,9 @@ class Life:
         """
 
         def read() -> tuple[T | None] | None:
+            # The time of the last reading, not of the first: the pauses between them may be longer than a grace.
+            if key == MANIFEST:
+                self.standing.checked = self.timing.clock()
             data = self.store.get(key)
             return None if data is None else (None if data == own else parse(data),)
 
@@ -331,10 +334,8 @@ class Life:
             return None
         if stored is None:
             self.say.error(LOST, f"{self.origin(key)} is gone")
-            if self.store.create(key, lambda: own):
-                return None
-            stored = self.again(read)
-        return stored[0] if stored is not None else None
+            stored = None if self.store.create(key, lambda: own) else self.again(read)
+        return stored and stored[0]
 
     def log(self, sync: int) -> tuple[Commit | Rollback, str] | None:
         """The record with this number in the log, and its digest; None if there is none.
