@@ -91,6 +91,14 @@ def test_while_a_rank_is_waited_for_it_is_said_once_a_minute(caplog):
     assert len(said) == 2 * 5  # by two ranks, in 300 s
 
 
+def test_a_wait_that_the_limit_of_the_sync_ends_is_not_promised_to_last_longer(caplog):
+    caplog.set_level(logging.WARNING)
+    lived(Fault(1, 1, 30, "kill after"), most_lives=1, return_within=1e6)
+    said = [record.getMessage() for record in caplog.records if "Waiting up to" in record.msg]
+    assert said[0].endswith("Waiting up to 600 s for it to be started again (sync_timeout).")
+    assert not any("return_within" in text for text in said)
+
+
 def test_one_that_comes_back_and_fails_while_it_loads_says_why(monkeypatch):
     """It says so at the sync at which the others wait for it, although it has not come that far."""
     catch_up = _exchange.catch_up

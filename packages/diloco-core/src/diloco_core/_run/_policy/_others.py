@@ -275,20 +275,20 @@ class Others:
         return found
 
     def _consider(self, life: Life, rank: int, found: _Gone, sync: int, final: bool) -> bool:
-        now, allowed, why = life.now, life.settings.return_within, found.why
+        now, why, most = life.now, found.why, life.timing.sync_timeout
         gone = self._gone.get(rank)
         if gone is None:
             epoch = found.epoch or newest_epoch(life.store, rank)
             gone = self._gone[rank] = _Gone(epoch, found.lost, why, now)
             self._said.pop(rank, None)
-        left = gone.since + allowed - now
-        if left > 0 and not final:
+    def _consider(self, life: Life, rank: int, found: _Gone, sync: int, final: bool) -> bool:
+        now, why, most = life.now, found.why, life.timing.sync_timeout
             if now - self._said.get(rank, -NOTICE_SECONDS) >= NOTICE_SECONDS:
                 self._said[rank] = now
                 life.say.warning(
-                    "%s. Waiting up to %.0f s for it to be started again (return_within).",
+                    "%s. Waiting up to %.0f s for it to be started again (%s).",
                     why,
-                    left,
+                    *min((left, "return_within"), (gone.since + most - now, "sync_timeout")),
                 )
             return False
         ended = give_up(life, rank, gone.epoch, why, sync, found.lost)
