@@ -58,10 +58,7 @@ def _life(standing):
 
 _READ_ONLY = [
     "fragments",
-    "members",
-    "previous",
     "rollback",
-    "rollbacks",
     "run",
     "sync",
     "standing",

@@ -281,8 +281,8 @@ class Others:
             epoch = found.epoch or newest_epoch(life.store, rank)
             gone = self._gone[rank] = _Gone(epoch, found.lost, why, now)
             self._said.pop(rank, None)
-    def _consider(self, life: Life, rank: int, found: _Gone, sync: int, final: bool) -> bool:
-        now, why, most = life.now, found.why, life.timing.sync_timeout
+        left = gone.since + life.settings.return_within - now
+        if left > 0 and not final:
             if now - self._said.get(rank, -NOTICE_SECONDS) >= NOTICE_SECONDS:
                 self._said[rank] = now
                 life.say.warning(
