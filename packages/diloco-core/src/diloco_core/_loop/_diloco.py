@@ -74,7 +74,7 @@ class DiLoCo:
     Keep the optimizers that were given. If parameters are trained while none of these optimizers steps, an
     :class:`UnseenStepsError` is raised: after many backward passes (at most ``3 * max(sync_every, 10)``), or when the block is
     left after more than ``max(sync_every, 10)`` of them; with :class:`Seconds`, 100 takes the place of ``sync_every``. After
-    fewer, the old values are restored with a warning.
+    fewer, the old values are restored with a warning; where known steps came before them, the last sync takes both.
 
     In fixed runs all replicas have to take the same number of syncs. If another replica has left after fewer syncs because
     it took fewer inner steps, the progress of this replica since the last sync is dropped with a warning, and it ends with
