@@ -9,7 +9,8 @@ from pathlib import Path
 import pytest
 from runner_lab import PATIENCE, alive, children, end, overrun, read_pid, replica, wait_for
 
-from diloco_protocol import Reason
+from diloco_protocol import Reason, ReplicaSpec
+from diloco_protocol._one_attempt import _outcome
 from diloco_protocol._processes import processes
 
 __all__ = ["replica"]
@@ -151,3 +152,10 @@ class TestAsPid1:
             "SIGTERM",
             Reason.CANCEL_REQUESTED,
         )
+
+
+def test_a_clock_that_is_set_back_ends_no_attempt_before_its_start():
+    start = 1e11  # far behind every clock of today
+    assert _outcome(0, None, None, None, ReplicaSpec("m:f", {}, 0, 1), start).finished_at == start
+    failed = _outcome(256, None, None, None, ReplicaSpec("m:f", {}, 0, 1), start)
+    assert (failed.exit_code, failed.finished_at) == (1, start)

@@ -62,6 +62,19 @@ def test_an_end_that_was_recorded_as_it_was(tmp_path):
     assert executor.describe(handle).message == GOOD
 
 
+@pytest.mark.parametrize("journaled", [False, True])
+def test_no_end_is_before_its_start(tmp_path, journaled):
+    journal = FolderJournal(tmp_path)
+    executor = Memory({}, journal=journal if journaled else None)
+    (handle,) = executor.launch_replicas(1, "m:f")
+    # A clock that was set back, or that of another machine.
+    status = replace(DONE, started_at=20.0, finished_at=10.0)
+    if journaled:
+        journal.record_end(handle, status, None)
+    executor.world[handle] = status
+    assert executor.describe(handle) == replace(status, finished_at=20.0)
+
+
 def test_why_a_result_is_lost():
     executor = Memory({})
     (handle,) = executor.launch_replicas(1, "m:f")

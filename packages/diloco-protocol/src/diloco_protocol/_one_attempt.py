@@ -184,7 +184,7 @@ def _outcome(
     started_at: float,
 ) -> Outcome:
     code, name = read_wait_status(status)
-    finished_at = time.time()
+    finished_at = max(started_at, time.time())  # the clock may have been set back
     said = report or Outcome(0)
     error = said.error
     if reason is Reason.TIMEOUT:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from ._types import ReplicaStatus
@@ -28,10 +28,13 @@ def readable(text: str) -> str:
 
 
 def readable_status(status: ReplicaStatus) -> ReplicaStatus:
-    """A status whose texts are all :func:`readable`."""
-    message, native = readable(status.message), readable(status.native)
-    signal = None if status.signal is None else readable(status.signal)
-    url = None if status.url is None else readable(status.url)
-    if (message, native, signal, url) == (status.message, status.native, status.signal, status.url):
-        return status
-    return replace(status, message=message, native=native, signal=signal, url=url)
+    """A status whose texts are all :func:`readable`, and whose end is not before its start: clocks are set back, and differ."""
+    changed: dict[str, Any] = {
+        name: shown
+        for name in ("message", "native", "signal", "url")
+        if (text := getattr(status, name)) is not None and (shown := readable(text)) != text
+    }
+    started, finished = status.started_at, status.finished_at
+    if started is not None and finished is not None and finished < started:
+        changed["finished_at"] = started
+    return replace(status, **changed) if changed else status

@@ -89,7 +89,7 @@ class ReplicaStatus:
         signal: Name of the signal that ended it, such as ``"SIGKILL"``.
         message: What happened, for people to read.
         started_at: Start of the attempt in Unix seconds.
-        finished_at: End of the replica in Unix seconds.
+        finished_at: End of the replica in Unix seconds; an executor never says that it was before ``started_at``.
         url: A page about it.
         native: The backend's own words.
     """
