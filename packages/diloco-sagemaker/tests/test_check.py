@@ -3,7 +3,7 @@
 import pytest
 from scripted_aws import AWSHarness
 
-from diloco_protocol import InvalidRequestError, Outcome
+from diloco_protocol import InvalidRequestError, Outcome, QuotaExceededError
 from diloco_sagemaker._check_account import _policy_source
 
 ROLE = "arn:aws:iam::123456789012:role/trainer"
@@ -192,6 +192,27 @@ def test_a_job_that_does_not_come_is_not_known_and_removed(world):
     assert found(findings)["rendezvous"] is None
     assert "s3://<redacted>@bucket/run-1" in told(findings, "rendezvous")
     assert world.world.jobs() == []
+
+
+@pytest.mark.parametrize(("quota_timeout", "seconds"), [(0.0, 0.0), (30.0, 30.0), (86400.0, 60.0)])
+def test_the_job_that_tries_the_rendezvous_waits_for_quota_as_long_as_it_may_take(
+    world, quota_timeout, seconds
+):
+    executor, begun, tries = world.make_executor(quota_timeout=quota_timeout), world.clock(), []
+
+    def create(request):
+        tries.append(world.clock() - begun)
+        raise QuotaExceededError("limit")
+
+    executor._client.create = create
+    findings = executor.check(rendezvous_uri="s3://bucket/run-1", patience=60.0)
+    assert "could not be launched: limit" in told(findings, "rendezvous")
+    assert seconds <= tries[-1] < seconds + 25.0  # the longest pause
+
+
+def test_a_patience_that_is_none_is_refused(world):
+    with pytest.raises(InvalidRequestError, match="patience"):
+        world.make_executor().check(rendezvous_uri="s3://bucket/run-1", patience="1")
 
 
 def test_a_job_that_could_not_be_removed_is_named(world):

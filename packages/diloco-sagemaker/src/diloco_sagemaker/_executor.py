@@ -28,7 +28,7 @@ from diloco_protocol import (
     RunRequest,
     retry,
 )
-from diloco_protocol.backend import cancel_all, options_of, takes, try_rendezvous
+from diloco_protocol.backend import cancel_all, check_seconds, options_of, takes, try_rendezvous
 
 from ._check import check_launch
 from ._client import Client
@@ -99,9 +99,7 @@ class SageMakerExecutor(BaseExecutor):
         self._client = Client(chosen, self._backoff)
         self._jobs = Jobs(self._client)
         self._runs = Runs(self._client, self._jobs, self._backoff, chosen)
-        self._launcher = Launcher(
-            self._client, self._jobs, self._backoff, self._patience, chosen.quota_timeout
-        )
+        self._launcher = Launcher(self._client, self._jobs, self._backoff, self._patience)
 
     def options(self) -> list[Option]:
         """What the constructor takes."""
@@ -153,7 +151,8 @@ class SageMakerExecutor(BaseExecutor):
         Args:
             n_replicas: As for the launch.
             rendezvous_uri: Have a job try this prefix; its image needs ``diloco-core``.
-            patience: Seconds that this job may take, instance and image included.
+            patience: Seconds that this job may take, instance and image included; and no longer does it wait for quota, if
+                ``quota_timeout`` is more.
             **options: As for the launch: ``gpu``, ``spot`` and so on.
 
         Returns:
@@ -170,7 +169,10 @@ class SageMakerExecutor(BaseExecutor):
             small: dict[str, Any] = {name: options[name] for name in ("env",) if name in options}
             small["spot"] = False
             probe = copy.copy(self)
-            probe._options = replace(self._options, **_LEFT_OUT)  # noqa: SLF001 - it is of this very class
+            for_quota = min(
+                self._options.quota_timeout, check_seconds("patience", patience, positive=True)
+            )
+            probe._options = replace(self._options, **_LEFT_OUT, quota_timeout=for_quota)  # noqa: SLF001 - it is of this very class
             findings += try_rendezvous(probe, rendezvous_uri, patience, small, "job")
         return findings
 
@@ -194,7 +196,7 @@ class SageMakerExecutor(BaseExecutor):
 
         self._launcher.look(launch, request.run_id)
         try:
-            self._launcher.create(launch)
+            self._launcher.create(launch, self._options.quota_timeout)
         except FailedLaunchError as error:
             _raise_failed(error, unsure(error.withdrawal.alive))
         try:

@@ -112,14 +112,11 @@ class FailedLaunchError(BackendError):
 class Launcher:
     """Creates the jobs of runs."""
 
-    def __init__(
-        self, client: Client, jobs: Jobs, backoff: Backoff, patience: float, quota_patience: float
-    ) -> None:
+    def __init__(self, client: Client, jobs: Jobs, backoff: Backoff, patience: float) -> None:
         self._client = client
         self._jobs = jobs
         self._backoff = backoff
         self._patience = patience
-        self._quota_patience = quota_patience
 
     def look(self, launch: Launch, run_id: str) -> None:
         """Find out what an earlier try has created; creates nothing.
@@ -157,10 +154,14 @@ class Launcher:
                 f"all have ended, and purge that run first, which attach({over.run_id!r}) finds, or choose another run_id"
             )
 
-    def create(self, launch: Launch) -> None:
+    def create(self, launch: Launch, quota_patience: float) -> None:
         """Create what is missing.
 
         The first is created alone: of two launches at once, the second one finds it and creates nothing.
+
+        Args:
+            launch: What is to be there.
+            quota_patience: Seconds for which to wait for quota.
 
         Raises:
             FailedLaunchError: Not everything could be created; what was created by this launch was ended again, as far as
@@ -169,7 +170,7 @@ class Launcher:
         try:
             pool = ThreadPoolExecutor(AT_ONCE, thread_name_prefix="diloco-sagemaker")
             try:
-                self._create(launch, pool)
+                self._create(launch, pool, quota_patience)
             finally:
                 # Also after Ctrl-C: what is under way is known afterwards.
                 pool.shutdown(wait=True, cancel_futures=True)
@@ -188,11 +189,11 @@ class Launcher:
             cause, withdraw(self._client, prints, places, certain, self._backoff, self._patience)
         )
 
-    def _create(self, launch: Launch, pool: ThreadPoolExecutor) -> None:
+    def _create(self, launch: Launch, pool: ThreadPoolExecutor, quota_patience: float) -> None:
         clock = self._backoff.clock
         window, delays = 1, self._backoff.delays()
         deadline = clock() + self._patience
-        quota_deadline = clock() + self._quota_patience
+        quota_deadline = clock() + quota_patience
         while left := launch.left():
             batch = left[:window]
             futures = [pool.submit(self._try, launch, name) for name in batch]
