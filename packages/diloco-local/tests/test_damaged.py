@@ -135,7 +135,8 @@ def test_a_launch_under_the_name_of_a_damaged_run_is_refused(tmp_path, data):
 
 @pytest.mark.parametrize(
     ("field", "value"),
-    [("run_id", "another"), ("world_size", 0), ("world_size", 1 << 40), ("uid", "\ud800"), ("uid", "\0"), ("uid", ""),
+    [("run_id", "another"), ("world_size", 0), ("world_size", 1 << 40), ("world_size", 10_001), ("ranks", [0, 0]),
+     ("uid", "\ud800"), ("uid", "\0"), ("uid", ""),
      ("grace", float("nan")), ("grace", -1), ("timeout", 0), ("timeout", -1), ("timeout", float("nan")), ("timeout", 10**400),
      ("created_at", 10**400), ("created_at", float("inf"))],
 )  # fmt: skip

@@ -1,7 +1,9 @@
 """Launches that are refused, or fail half-way: nothing is left of them."""
 
 import errno
+import fcntl
 import os
+import resource
 import sys
 from dataclasses import replace
 
@@ -114,6 +116,26 @@ def test_an_interrupted_launch_leaves_nothing(make, folder, nothing_survives, mo
     until(lambda: nothing_survives() == [])
     for handle in executor.attach("cut") if executor.list_runs() else []:
         assert executor.poll(handle) is ReplicaState.CANCELLED
+
+
+def test_a_launcher_may_have_more_files_open_than_select_takes():
+    from diloco_local import _launch
+
+    reader, writer = os.pipe()
+    before = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (max(before[0], 2048), before[1]))
+    try:
+        high = fcntl.fcntl(reader, fcntl.F_DUPFD_CLOEXEC, 1024)
+        with pytest.raises(_launch.SupervisorError, match=r"within 0\.01 s"):
+            _launch._read_line(high, 0.01)
+        os.write(writer, b"{}\n")
+        assert _launch._read_line(high, 10.0) == b"{}\n"
+        os.close(writer)
+        assert _launch._read_line(high, 10.0) == b""
+        os.close(high)
+    finally:
+        os.close(reader)
+        resource.setrlimit(resource.RLIMIT_NOFILE, before)
 
 
 def test_a_launch_that_was_interrupted_when_all_had_begun_can_be_repeated(

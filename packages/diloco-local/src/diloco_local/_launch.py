@@ -103,9 +103,12 @@ def _spawn(run: RunDir, lock: int, writer: int, orders: Sequence[Order], *, reco
 def _read_line(descriptor: int, patience: float) -> bytes:
     deadline = time.monotonic() + patience
     data = b""
+    poll = (
+        select.poll()
+    )  # select takes no descriptor above 1023, and a launcher may have more files open
+    poll.register(descriptor, select.POLLIN)
     while not data.endswith(b"\n"):
-        ready, _, _ = select.select([descriptor], [], [], max(0.0, deadline - time.monotonic()))
-        if not ready:
+        if not poll.poll(max(0.0, deadline - time.monotonic()) * 1000):
             raise SupervisorError(f"the supervisor did not answer within {patience:g} s")
         part = os.read(descriptor, 65536)
         if not part:

@@ -18,6 +18,7 @@ from ._rundir import AttemptDir, RunDir
 from ._verdict import LATEST, unix_seconds
 
 RECORD_VERSION = 3
+_MOST_REPLICAS = 10_000  # of a run, on any backend
 _KINDS: dict[str, tuple[type, ...]] = {
     **dict.fromkeys(("uid", "run_id", "fingerprint", "cohort", "host", "namespace"), (str,)),
     **dict.fromkeys(("world_size", "max_restarts"), (int,)),
@@ -112,9 +113,9 @@ def _checked(record: RunRecord) -> RunRecord:
         value = getattr(record, each.name)
         if type(value) not in _KINDS[each.name]:
             raise ValueError(f"{each.name} is {shown(value)}")
-    if set(map(type, record.ranks)) != {int} or min(record.ranks) < 0:
-        raise ValueError(f"ranks is {shown(record.ranks)}")
-    if not max(record.ranks) < record.world_size < 1 << 31:
+    if set(map(type, record.ranks)) != {int} or list(record.ranks) != sorted(set(record.ranks)):
+        raise ValueError("ranks is no list of ascending numbers")
+    if not 0 <= record.ranks[0] <= record.ranks[-1] < record.world_size <= _MOST_REPLICAS:
         raise ValueError(f"world_size is {shown(record.world_size)}")
     if record.timeout is not None and not 0 < record.timeout <= LATEST:
         raise ValueError(f"timeout is {shown(record.timeout)}")
