@@ -432,6 +432,17 @@ def test_a_record_that_names_the_call_of_another_app(lab):
     assert lab.world.call(theirs).status == "pending"
 
 
+def test_an_app_that_was_stopped_and_deployed_anew(lab):
+    ours, other = lab.executor(), lab.executor()
+    lab.launch(1, other, run_id="before")
+    ours.cancel_run("before")
+    lab.world.stop_app("diloco")
+    lab.world.deploy("diloco", ["replica"])
+    (handle,) = lab.launch(1, other, run_id="after")
+    ours.cancel(handle)
+    assert lab.call(handle).status == "terminated"
+
+
 def test_a_record_of_an_app_that_is_not_deployed(lab):
     (handle,) = lab.launch(1)
     lab.record().put("launch", {**lab.record().get("launch"), "app": "none"})

@@ -93,16 +93,18 @@ class Client(Records):
         client, seconds, place = self.client(), self._options.request_timeout, (app, function)
         from . import _wire
 
-        if place not in self._apps:
+        try:
+            theirs = _wire.get_app.aio(client, call_id)
+            found = await many.asked(theirs, seconds, f"looking for the app of the call {call_id}")
+        except MissingError:  # the call is gone
+            return
+        if found != self._apps.get(place):  # it may have been stopped, and deployed anew
             find = _wire.find_app.aio(client, app, function, self.environment())
             self._apps[place] = await many.asked(find, seconds, f"looking for the app {app!r}")
-        theirs = _wire.get_app.aio(client, call_id)
-        with contextlib.suppress(MissingError):  # the call is gone
-            found = await many.asked(theirs, seconds, f"looking for the app of the call {call_id}")
-            if found != self._apps[place]:
-                raise damaged(
-                    f"the run's record on Modal names the call {call_id}, which is none of the app {app!r} ({link(call_id)})"
-                )
+        if found != self._apps[place]:
+            raise damaged(
+                f"the run's record on Modal names the call {call_id}, which is none of the app {app!r} ({link(call_id)})"
+            )
 
     async def end(self, call_id: str, *, value: bool = True) -> End | None:
         """How a call has ended, and the text that it returned if that is wanted; None if it has not ended.
