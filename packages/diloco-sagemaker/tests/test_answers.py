@@ -13,6 +13,7 @@ from diloco_protocol import (
     ForbiddenError,
     InvalidRequestError,
     Outcome,
+    Reason,
     ThrottledError,
     UnavailableError,
 )
@@ -452,3 +453,20 @@ def test_a_long_text_of_aws_is_cut_before_secrets_are_looked_for(aws, executor):
         spent.append(time.thread_time() - begun)
         assert "ab1cdefg" not in str(caught.value)
     assert spent[1] < 10 * spent[0]
+
+
+def test_tags_are_read_up_to_the_one_that_is_looked_for(aws, executor, monkeypatch):
+    """None is kept: there may be 10,000 pages of them, each as large as an answer can be."""
+    (handle,) = executor().launch_replicas(1, "trainer:train", run_id="run-1")
+    aws.move("diloco-run-1-00000", "Stopped", "Stopped")
+    monkeypatch.setattr("diloco_sagemaker._client._MOST_PAGES", 20)
+    pages = []
+
+    def endless(body):
+        pages.append(body)
+        keys = (f"{len(pages)}", "diloco:cancelled" if len(pages) == 2 else "other")
+        return {"Tags": [{"Key": key, "Value": ""} for key in keys], "NextToken": f"{len(pages)}"}
+
+    aws.ListTags = endless
+    status = executor(retry_timeout=0).describe(handle)
+    assert (status.reason, len(pages)) == (Reason.CANCEL_REQUESTED, 2)

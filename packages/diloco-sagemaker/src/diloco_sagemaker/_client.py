@@ -162,12 +162,10 @@ class Client:
         partition = self._of("sagemaker").meta.partition
         return f"arn:{partition}:sagemaker:{self.region}:{self.account}:training-job/{name}"
 
-    def tags(self, arn: str) -> dict[str, str]:
-        """The tags of a job."""
-        what, found = f"list the tags of {arn}", {}
-        for page in self._pages("list_tags", what, ResourceArn=arn):
-            found.update({tag["Key"]: tag["Value"] for tag in page["Tags"]})
-        return found
+    def is_tagged(self, arn: str, key: str) -> bool:
+        """Whether a job has a tag of that name; of the others, none is kept."""
+        pages = self._pages("list_tags", f"list the tags of {arn}", ResourceArn=arn)
+        return any(tag["Key"] == key for page in pages for tag in page["Tags"])
 
     def tag(self, arn: str, key: str, value: str) -> None:
         """Give a job a tag."""

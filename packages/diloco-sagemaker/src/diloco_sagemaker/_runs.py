@@ -127,7 +127,7 @@ class Runs:
         return status_of(job, self._client.region, outcome, cancelled=cancelled)
 
     def _tagged(self, job: JobFacts) -> bool:
-        return names.TAG_CANCELLED in self._jobs.with_tags(job)
+        return self._jobs.is_tagged(job, names.TAG_CANCELLED)
 
     def _outcome(self, job: JobFacts) -> Outcome | None:
         """For the attempt, where the job itself has started its program again."""

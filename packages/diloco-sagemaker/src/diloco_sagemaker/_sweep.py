@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from datetime import UTC, datetime
 
 from . import _names as names
@@ -77,9 +77,9 @@ class Jobs:
         """The details of a job; MissingError if there is none."""
         return self._keep(self._client.describe(name))
 
-    def with_tags(self, job: JobFacts) -> Mapping[str, str]:
-        """The tags of a job, which Describe does not tell."""
-        return self._client.tags(job.arn) if job.tags is None else job.tags
+    def is_tagged(self, job: JobFacts, key: str) -> bool:
+        """Whether a job has a tag of that name, which Describe does not tell."""
+        return self._client.is_tagged(job.arn, key) if job.tags is None else key in job.tags
 
     def forget(self, job: Summary) -> None:
         """It was deleted."""
