@@ -103,9 +103,8 @@ def _spawn(run: RunDir, lock: int, writer: int, orders: Sequence[Order], *, reco
 def _read_line(descriptor: int, patience: float) -> bytes:
     deadline = time.monotonic() + patience
     data = b""
-    poll = (
-        select.poll()
-    )  # select takes no descriptor above 1023, and a launcher may have more files open
+    # select takes no descriptor above 1023, and a launcher may have more files open.
+    poll = select.poll()
     poll.register(descriptor, select.POLLIN)
     while not data.endswith(b"\n"):
         if not poll.poll(max(0.0, deadline - time.monotonic()) * 1000):
