@@ -43,7 +43,6 @@ class Codec(Protocol):
 
     def size(self, dtype: torch.dtype, numel: int) -> int:
         """The number of bytes that ``numel`` values become. It is fixed, so a listing shows whether an object is complete."""
-        ...
 
     def encode(self, values: torch.Tensor) -> torch.Tensor:
         """Encode a chunk.
@@ -54,11 +53,9 @@ class Codec(Protocol):
         Returns:
             uint8, flat, contiguous, on the CPU; may share memory with ``values``.
         """
-        ...
 
     def decode(self, data: torch.Tensor, out: torch.Tensor) -> None:
         """Fill ``out`` with the values of a chunk, all finite; ``data`` is what :meth:`encode` returned for the chunk."""
-        ...
 
 
 def check_state_codec(codec: Codec, *, gather: bool) -> None:

@@ -65,7 +65,6 @@ class Exchange(Protocol):
             RunExistsError: The prefix was used before.
             MismatchError: The replicas disagree; the message says on what.
         """
-        ...
 
     @abstractmethod
     def begin(self, job: SyncJob, *, last: bool = False) -> Pending:
@@ -73,7 +72,6 @@ class Exchange(Protocol):
 
         Only one sync may be in progress at a time. The arguments and errors are those of :meth:`sync`.
         """
-        ...
 
     def sync(self, job: SyncJob, *, last: bool = False) -> SyncReport:
         """Contribute, reduce, update, adopt. Returns when this replica has adopted the result.
@@ -103,7 +101,6 @@ class Exchange(Protocol):
         Raises:
             ConfigurationError: The values are too large for one object.
         """
-        ...
 
     def give_up(self) -> None:
         """Make a sync that another thread carries out end soon, with a :class:`._pending.GivenUpError`, instead of waiting.
@@ -124,9 +121,7 @@ class Exchange(Protocol):
     @abstractmethod
     def leave(self) -> None:
         """Tell the others that this replica is done; repeatable."""
-        ...
 
     @abstractmethod
     def abort(self, error: BaseException) -> None:
         """Tell the others that this replica has failed, so that they need not wait; repeatable, never raises."""
-        ...

@@ -60,11 +60,9 @@ class Pending(Protocol):
         Raises:
             SyncError: An error that :meth:`finish` would raise is known already.
         """
-        ...
 
     def finish(self) -> SyncReport:
         """Wait for the others, reduce, update, adopt; see :meth:`._base.Exchange.sync` for what it raises."""
-        ...
 
 
 class Syncs:

@@ -50,30 +50,23 @@ class ResumableJob(SyncJob, Protocol):
 
     def begin(self) -> None:
         """Prepare the model's tensors for access; to be called before the other methods. Repeatable."""
-        ...
 
     def finish(self) -> None:
         """Write adopted values to the model where that was not done at once, since all are there now. Repeatable."""
-        ...
 
     def progress(self) -> list[torch.Tensor]:
         """What the replica has learned since the last sync, in one flat tensor per group."""
-        ...
 
     def reapply(self, progress: Sequence[torch.Tensor]) -> None:
         """Add what :meth:`progress` returned to the model again, on top of the values that were adopted since."""
-        ...
 
     def prepare_outer(self, piece: Piece) -> None:
         """Give a chunk its part of an outer state that was loaded, before its first outer step."""
-        ...
 
     def install_outer(
         self, chunks: Mapping[Piece, Mapping[str, torch.Tensor]], scalars: Mapping[str, float]
     ) -> None:
         """Replace the outer optimizer's state of some chunks with the published one."""
-        ...
 
     def forget_outer(self, chunks: Iterable[Piece]) -> None:
         """Drop the outer optimizer's state of some chunks, which another replica updates now."""
-        ...

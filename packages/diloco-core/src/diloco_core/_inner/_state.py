@@ -30,11 +30,9 @@ class Stateful(Protocol):
 
     def state_dict(self) -> dict[str, Any]:
         """The state, made of numbers, text, lists, dicts and tensors."""
-        ...
 
     def load_state_dict(self, state: dict[str, Any]) -> object:
         """Continue from a saved state."""
-        ...
 
 
 class InnerState:

@@ -21,33 +21,26 @@ class Manager(Protocol):
 
     def current_step(self) -> int:
         """Committed steps so far."""
-        ...
 
     def start_quorum(self) -> None:
         """Begin a step."""
-        ...
 
     def allreduce(self, tensor: torch.Tensor, should_quantize: bool = False) -> Any:
         """Average a tensor over the replicas, in place. The result has a ``wait()`` that waits until this is done."""
-        ...
 
     def should_commit(self) -> bool:
         """Vote on the step; True if it counts."""
-        ...
 
     def allow_state_dict_read(self) -> None:
         """From now on, a recovering replica may read the state."""
-        ...
 
     def disallow_state_dict_read(self) -> None:
         """From now on, the state must not be read, since it is being changed."""
-        ...
 
     def register_state_dict_fn(
         self, key: str, load_state_dict: Callable[[Any], None], state_dict: Callable[[], Any]
     ) -> None:
         """Register state for recovery."""
-        ...
 
 
 class MockManager:

@@ -43,17 +43,14 @@ class Named(Protocol):
     @property
     def key(self) -> str:
         """The key of the file. Its checksums begin with it, so that no file is valid under another key."""
-        ...
 
     @property
     def rank(self) -> int:
         """The contributor."""
-        ...
 
     @property
     def groups(self) -> int:
         """The groups of values that it carries, as a bit mask."""
-        ...
 
 
 class _Plan(NamedTuple):
