@@ -53,6 +53,13 @@ class Closing(ABC):
         self.close()
 
 
+def read_bytes(reader: ObjectReader, start: int, stop: int) -> bytes:
+    """The bytes of an open object from ``start`` to ``stop``."""
+    data = bytearray(stop - start)
+    reader.read_into(start, memoryview(data))
+    return bytes(data)
+
+
 class ReadsAhead(ObjectReader, Protocol):
     """A reader that can fetch data before it is read, if it knows what will be read."""
 

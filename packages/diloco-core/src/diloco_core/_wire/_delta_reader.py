@@ -18,7 +18,7 @@ import xxhash
 
 from .._codecs._codec import Codec
 from .._errors import CorruptedObjectError
-from .._store._api import Buffer, Closing, ObjectReader, reads_ahead
+from .._store._api import Buffer, Closing, ObjectReader, read_bytes, reads_ahead
 from ._sections import CHECKSUM_BYTES, fill, sum_bytes
 
 T = TypeVar("T")
@@ -131,7 +131,7 @@ class DeltaReader(Closing):
         assert place is not None  # every contribution to a run with clipping has them
 
         def read(reader: ObjectReader) -> tuple[float, ...]:
-            data = self._bytes(reader, place.start, place.stop)
+            data = read_bytes(reader, place.start, place.stop)
             norms = struct.unpack(f"<{len(data) // 8 - 1}d", data[:-CHECKSUM_BYTES])
             if data[-CHECKSUM_BYTES:] != checksum(data[:-CHECKSUM_BYTES], place.seed, 0):
                 raise self._wrong(place)
@@ -204,14 +204,8 @@ class DeltaReader(Closing):
 
     def _read_sums(self, reader: ObjectReader, shard: int) -> None:
         place = self.places[shard]
-        ending = self._bytes(reader, place.end, place.stop)
+        ending = read_bytes(reader, place.end, place.stop)
         self._sums[shard] = ending[-CHECKSUM_BYTES * place.sums :]
-
-    @staticmethod
-    def _bytes(reader: ObjectReader, start: int, stop: int) -> bytes:
-        data = bytearray(stop - start)
-        reader.read_into(start, memoryview(data))
-        return bytes(data)
 
     def _attempt(self, read: Callable[[ObjectReader], T]) -> T:
         def attempt() -> T:

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 
 from .._errors import CorruptedObjectError
-from .._store._api import RECORD_BYTES, ObjectReader
+from .._store._api import RECORD_BYTES, ObjectReader, read_bytes
 
 LENGTH_BYTES = 8
 """Size of the length before the JSON."""
@@ -136,14 +136,11 @@ def read_header(
     """
     if reader.size < LENGTH_BYTES:
         raise CorruptedObjectError(f"{origin} has {reader.size} bytes: it is truncated")
-    length = bytearray(LENGTH_BYTES)
-    reader.read_into(0, memoryview(length))
+    length = read_bytes(reader, 0, LENGTH_BYTES)
     size = header_size(length) - LENGTH_BYTES
     if size > min(most, reader.size - LENGTH_BYTES):
         raise CorruptedObjectError(f"{origin} does not begin with the header of a safetensors file")
-    content = bytearray(size)
-    reader.read_into(LENGTH_BYTES, memoryview(content))
-    beginning = bytes(length + content)
+    beginning = length + read_bytes(reader, LENGTH_BYTES, LENGTH_BYTES + size)
     try:
         return beginning, parse_header(beginning)
     except ValueError:

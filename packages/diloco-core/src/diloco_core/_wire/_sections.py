@@ -26,7 +26,7 @@ from .._arithmetic._sent import codec_of, sent_bytes
 from .._codecs._codec import Codec
 from .._codecs._plain import PLAIN
 from .._errors import CorruptedObjectError
-from .._store._api import Buffer, ObjectReader
+from .._store._api import Buffer, ObjectReader, read_bytes
 from ._safetensors import LENGTH_BYTES, entry, header_bytes
 
 T = TypeVar("T")
@@ -215,9 +215,7 @@ class SectionReader:
             )
 
     def _read_ending(self) -> None:
-        ending = bytearray(self._stop - self._end)
-        self._reader.read_into(self._end, memoryview(ending))
-        self._ending = bytes(ending)
+        self._ending = read_bytes(self._reader, self._end, self._stop)
 
 
 def section_parts(section: Section, chunks: Iterable[torch.Tensor]) -> Parts:

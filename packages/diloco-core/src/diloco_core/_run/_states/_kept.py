@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from ..._errors import CorruptedObjectError, RunExistsError
-from ..._store._api import RECORD_BYTES, Buffer, Closing, ObjectReader
+from ..._store._api import RECORD_BYTES, Buffer, Closing, ObjectReader, read_bytes
 from ..._wire._safetensors import check_extent
 from .._life._life import Life
 from .._records._keys import done_key
@@ -100,24 +100,18 @@ def verified(life: Life, key: str, original: str) -> bytes | None:
         is_done or life.key(sync, index, int(name[4:9])) == original
     ):
         return None  # of another run
+    origin = life.origin(key)
 
     def use(reader: ObjectReader) -> bytes:
         # One byte more than a record may have is refused like the whole.
         most = min(reader.size, RECORD_BYTES + 1) if is_done else check_extent(reader, key)
-        data = bytearray(most)
-        reader.read_into(0, memoryview(data))
+        data = read_bytes(reader, 0, most)
         if is_done:
-            of_run(
-                Done.from_json(bytes(data), sync, index, life.origin(key)),
-                life.run,
-                life.origin(key),
-            )
+            of_run(Done.from_json(data, sync, index, origin), life.run, origin)
         else:
             shard = life.shard(sync, index, int(name[4:9]))
-            shard.check(
-                InMemory(data, life.origin(key)), life.origin(key), life.scratch, whole=True
-            )
-        return bytes(data)
+            shard.check(InMemory(data, origin), origin, life.scratch, whole=True)
+        return data
 
     try:
         return life.read_file(key, use)

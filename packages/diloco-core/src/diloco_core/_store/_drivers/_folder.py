@@ -14,7 +14,7 @@ from urllib.parse import unquote, urlparse
 
 from ..._errors import ConfigurationError, ObjectNotFoundError, StoreUnavailableError
 from ..._redact import redact_uri
-from .._api import RECORD_BYTES, Buffer, too_large
+from .._api import RECORD_BYTES, Buffer, read_bytes, too_large
 from . import _files as disk
 
 _ADVICE = "Check that this user may read and write the run's folder, and that the file system is mounted and has room."
@@ -111,9 +111,7 @@ class FolderStore:
         with self.open(key) as reader:
             if reader.size > largest:
                 raise too_large(f"{self.uri}/{key}", reader.size, largest)
-            data = bytearray(reader.size)
-            reader.read_into(0, memoryview(data))
-        return bytes(data)
+            return read_bytes(reader, 0, reader.size)
 
     def open(self, key: str, size: int | None = None) -> disk.FileReader:  # noqa: ARG002 - the file knows its size
         """Open an object for ranged reads; see :meth:`._api.Store.open`."""
