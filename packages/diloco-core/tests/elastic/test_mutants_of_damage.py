@@ -14,6 +14,7 @@ from diloco_core._run._records import _records as _elastic_records
 from diloco_core._run._settings import Fixed
 from diloco_core._store import _reread
 from diloco_core._wire import _published
+from diloco_core._wire._fields import Fields
 from diloco_core.testing import Fault, Schedule, SimulatedStore, simulate
 
 POLICIES = {
@@ -46,9 +47,9 @@ def _wrong_after_damage(policy, number):
 
 def no_checksum_of_records(monkeypatch):
     def unsealed(kind, key, data, origin):
-        return json.loads(data)
+        return Fields(json.loads(data), origin)
 
-    monkeypatch.setattr(_elastic_records, "unseal", unsealed)
+    monkeypatch.setattr(_elastic_records, "unsealed_fields", unsealed)
 
 
 def no_checksum_of_shards(monkeypatch):

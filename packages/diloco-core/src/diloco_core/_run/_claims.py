@@ -17,7 +17,7 @@ from .._errors import CorruptedObjectError, FencedError, FormatError, RunExistsE
 from .._host import host_name, is_gone
 from .._store._patient import Patient
 from .._wire._fields import Fields
-from .._wire._sealed import seal, unseal
+from .._wire._sealed import seal, unseal, unsealed_fields
 from ._life._life import Life
 from ._records._keys import Delta, Hint, Wish, claim_key, commit_key, epochs, parse_inner
 from ._records._records import Rollback, of_run, read_record
@@ -126,7 +126,7 @@ def read_claim(store: Patient, rank: int, epoch: int, parse: Callable[[Fields], 
     key = claim_key(rank, epoch)
     data, origin = store.peek(key), f"{store.uri}/{key}"
     try:
-        return parse(Fields(unseal("claim", key, data, origin), origin)) if data else None
+        return parse(unsealed_fields("claim", key, data, origin)) if data else None
     except (CorruptedObjectError, FormatError):
         return None
 

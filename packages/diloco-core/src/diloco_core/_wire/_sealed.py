@@ -16,6 +16,7 @@ import xxhash
 
 from .._errors import CorruptedObjectError, FormatError
 from .._store._api import RECORD_BYTES
+from ._fields import Fields
 
 FORMAT = 8
 """Version of the format of all objects in a run's store. It increases with each change that an older version would misread."""
@@ -87,6 +88,11 @@ def unseal(kind: str, key: str, data: bytes, origin: str) -> dict[str, Any]:
         found = f"{record_kind!r:.60}"
         raise CorruptedObjectError(f"{origin} is a record of kind {found}, not {kind!r}")
     return record
+
+
+def unsealed_fields(kind: str, key: str, data: bytes, origin: str) -> Fields:
+    """The fields of a stored record, to be read one by one; arguments and errors are those of :func:`unseal`."""
+    return Fields(unseal(kind, key, data, origin), origin)
 
 
 def _checksum(body: bytes, key: str) -> str:

@@ -15,8 +15,7 @@ from ..._errors import CorruptedObjectError
 from ..._store._api import ObjectReader
 from ..._store._patient import Patient
 from ..._store._reread import read_again
-from ..._wire._fields import Fields
-from ..._wire._sealed import seal, unseal
+from ..._wire._sealed import seal, unsealed_fields
 from .._life._life import Life
 from .._records._keys import commit_key, parse_inner, parse_residual
 from .._records._rules import done_states
@@ -111,7 +110,7 @@ def read_choice(store: Patient) -> Choice | None:
         if data is None:
             return None
         origin = f"{store.uri}/{_CHOICE}"
-        fields = Fields(unseal("choice", _CHOICE, data, origin), origin)
+        fields = unsealed_fields("choice", _CHOICE, data, origin)
         return Choice(
             fields.text("source", f"{FOLDER}[0-9]{{6}}-[0-9a-f]{{16}}/"), fields.whole("sync")
         )
@@ -181,7 +180,4 @@ def _copy(source: Patient, target: Patient, key: str) -> None:
             reader.read_into(start, block)
             yield block
 
-    def use(reader: ObjectReader) -> int:
-        return target.put(key, partial(blocks, reader))
-
-    source.read(key, use)
+    source.read(key, lambda reader: target.put(key, partial(blocks, reader)))

@@ -25,8 +25,7 @@ from ..._exchange._endings import named_ranks
 from ..._host import host_name, is_gone
 from ..._store._patient import Patient
 from ..._store._reread import in_parallel
-from ..._wire._fields import Fields
-from ..._wire._sealed import seal, unseal
+from ..._wire._sealed import seal, unsealed_fields
 from .._claims import life_is_gone
 from .._policy._meeting import await_all
 from .._policy._others import interval_of, read_beats
@@ -231,7 +230,7 @@ class Gathering:
         if not data:
             return None
         try:
-            fields = Fields(unseal("meeting", key, data, origin), origin)
+            fields = unsealed_fields("meeting", key, data, origin)
             fields.agree("rank", rank)
             return _Word(
                 fields.text("nonce", "[0-9a-f]{16}"),

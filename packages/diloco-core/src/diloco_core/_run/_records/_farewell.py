@@ -11,8 +11,7 @@ from typing import Literal, NamedTuple
 from ..._errors import CorruptedObjectError, FormatError, ReplicaLostError, UnequalSyncsError
 from ..._exchange._endings import Ending, Progress, as_text, cause_of, conclude
 from ..._redact import redact
-from ..._wire._fields import Fields
-from ..._wire._sealed import seal, unseal
+from ..._wire._sealed import seal, unsealed_fields
 
 _LONGEST = 1000
 
@@ -45,7 +44,7 @@ def read_farewell(key: str, read: Callable[[str], bytes | None]) -> Farewell:
     try:
         data = read(key)
         if data is not None:
-            fields = Fields(unseal("farewell", key, data, key), key)
+            fields = unsealed_fields("farewell", key, data, key)
             cause = fields.whole("cause", 0, 99999) if "cause" in fields.names() else None
             reason = " ".join(fields.text("reason")[:_LONGEST].split())
             return Farewell(fields.text("event", "left|failed"), reason, cause)

@@ -9,7 +9,7 @@ from typing import Any
 from ..._arithmetic._rate import NO_RATE, Rate
 from ..._errors import RunExistsError
 from ..._wire._fields import Fields
-from ..._wire._sealed import seal, unseal
+from ..._wire._sealed import seal, unsealed_fields
 from ..._wire._tables import check_fragments
 from ._keys import MANIFEST
 from ._records import DIGEST, Done, digest, hexadecimal, sums_in
@@ -80,7 +80,7 @@ class Manifest:
             FormatError: Another version has written it.
             RunExistsError: It is the manifest of a run of a kind that only earlier versions know.
         """
-        fields = Fields(unseal("manifest", MANIFEST, data, origin), origin)
+        fields = unsealed_fields("manifest", MANIFEST, data, origin)
         membership = fields.text("membership")
         if membership not in {"elastic", "fixed"}:
             raise RunExistsError(

@@ -18,7 +18,7 @@ import xxhash
 from ..._arithmetic._rate import NO_RATE, Rate, digits, values_of
 from ..._errors import CorruptedObjectError, RunExistsError
 from ..._wire._fields import Fields
-from ..._wire._sealed import seal, unseal
+from ..._wire._sealed import seal, unsealed_fields
 from ._keys import Delta, commit_key, done_key
 
 T = TypeVar("T", bound="Commit | Rollback | Done")
@@ -59,17 +59,6 @@ class Commit:
 
     def fields(self) -> dict[str, Any]:
         """The fields of the record, in the order in which they are stored."""
-        members = [
-            {
-                "rank": member.rank,
-                "epoch": member.epoch,
-                "from": member.start,
-                "to": member.stop,
-                "key": member.key,
-                **({"tokens": member.tokens} if member.tokens else {}),
-            }
-            for member in self.members
-        ]
         return {
             "run": self.run,
             "sync": self.sync,
@@ -77,7 +66,7 @@ class Commit:
             "base": self.base,
             "previous": self.previous,
             "rollback": self.rollback,
-            "members": members,
+            "members": list(map(_member_fields, self.members)),
             "positions": _pairs(self.positions),
             "outer_steps": self.outer_steps,
             "outer_lr": [digits([value]) for value in self.rate.values],
@@ -96,9 +85,7 @@ class Commit:
             CorruptedObjectError: The data is not the record of this sync as it was written.
             FormatError: Another version has written it.
         """
-        return cls.from_fields(
-            Fields(unseal("commit", commit_key(sync), data, origin), origin), sync
-        )
+        return cls.from_fields(unsealed_fields("commit", commit_key(sync), data, origin), sync)
 
     @classmethod
     def from_fields(cls, fields: Fields, sync: int) -> Commit:
@@ -187,8 +174,7 @@ class Rollback:
             CorruptedObjectError: The data is not the record of this sync as it was written.
             FormatError: Another version has written it.
         """
-        stored = unseal("rollback", commit_key(sync), data, origin)
-        fields = Fields(stored, origin)
+        fields = unsealed_fields("rollback", commit_key(sync), data, origin)
         fields.agree("sync", sync)
         states = tuple(fields.wholes("states", 0, sync - 1))
         if not states or any(
@@ -200,21 +186,10 @@ class Rollback:
         given_up = tuple(fields.wholes("given_up", 1, sync - 1))
         fence, rollback = fields.numbers("fence", 1), fields.whole("rollback", 0, sync - 1)
         end = None
-        if "end" in stored:
+        if "end" in fields.names():
             part = fields.part("end")
             end = GivenUp(part.whole("missed"), part.whole("by"), part.text("why"))
         return cls(sync, states, given_up, fence, rollback, run=fields.text("run", DIGEST), end=end)
-
-    def check_fragments(self, fragments: int, origin: str) -> None:
-        """Refuse a record of another number of fragments than the run has.
-
-        Raises:
-            CorruptedObjectError: It has another number of them.
-        """
-        if len(self.states) != fragments:
-            raise CorruptedObjectError(
-                f"{origin} names {len(self.states)} states, but the run has {fragments} fragments"
-            )
 
 
 def read_record(
@@ -228,8 +203,10 @@ def read_record(
     """
     if b'"kind": "rollback"' in data[:40]:  # if this is damaged, the checksum shows it
         rollback = Rollback.from_json(data, sync, origin)
-        if fragments is not None:
-            rollback.check_fragments(fragments, origin)
+        if fragments not in {None, len(rollback.states)}:
+            raise CorruptedObjectError(
+                f"{origin} names {len(rollback.states)} states, but the run has {fragments} fragments"
+            )
         return rollback
     return Commit.from_json(data, sync, origin)
 
@@ -260,11 +237,6 @@ class Done:
         """Name of the run; empty for the initial state, which is described by the manifest."""
         return self.commit.run if self.commit else ""
 
-    @property
-    def positions(self) -> Mapping[int, int]:
-        """The inner steps that are counted in this state, by rank."""
-        return self.commit.positions if self.commit else {}
-
     def to_json(self) -> bytes:
         """The record as stored."""
         if self.commit is None:
@@ -288,8 +260,7 @@ class Done:
             CorruptedObjectError: The data is not the record of this state as it was written.
             FormatError: Another version has written it.
         """
-        record = unseal("done", done_key(sync, fragment), data, origin)
-        fields = Fields(record, origin)
+        fields = unsealed_fields("done", done_key(sync, fragment), data, origin)
         fields.agree("sync", sync)
         fields.agree("fragment", fragment)
         commit = Commit.from_fields(fields.part("commit"), sync)
@@ -300,9 +271,8 @@ class Done:
                 "the record of the sync inside it is not the one for which it was written"
             )
         sums, rests = sums_in(fields, "sums"), sums_in(fields, "rests")
-        return cls(
-            sync, fragment, sums, rests, commit, "full" not in record or fields.truth("full")
-        )
+        full = "full" not in fields.names() or fields.truth("full")
+        return cls(sync, fragment, sums, rests, commit, full)
 
     def check_shards(self, shards: int, origin: str) -> None:
         """Refuse a record of another number of shards than the fragment has.
@@ -349,16 +319,21 @@ def _member(fields: Fields, sync: int) -> Delta:
     delta = Delta.parse(fields.text("key"))
     if delta is None or delta.sync != sync:
         raise fields.wrong("its key is not that of a contribution to this sync")
-    for name, value in (
-        ("rank", delta.rank),
-        ("epoch", delta.epoch),
-        ("from", delta.start),
-        ("to", delta.stop),
-    ):
+    for name, value in _member_fields(delta).items():
         fields.agree(name, value)
-    if delta.tokens:
-        fields.agree("tokens", delta.tokens)
     return delta
+
+
+def _member_fields(member: Delta) -> dict[str, Any]:
+    """The fields of a contribution in the record that counts it, in the order in which they are stored."""
+    fields = {
+        "rank": member.rank,
+        "epoch": member.epoch,
+        "from": member.start,
+        "to": member.stop,
+        "key": member.key,
+    }
+    return {**fields, "tokens": member.tokens} if member.tokens else fields
 
 
 def _rate(fields: Fields) -> Rate:
