@@ -15,6 +15,7 @@ from diloco_core._run._round._shares import Shares
 from diloco_core._run._states import _publish, _rollback
 from diloco_core._run._sync import _adopt, _compute, _sync
 from diloco_core._store._patient import Patient
+from diloco_core._wire._published import shard_metadata
 
 KINDS = ("kill before", "kill after", "zombie", "lose answer", "tear", "delay")
 MOST = 120
@@ -41,7 +42,7 @@ def own_bytes_in_place_of_the_published_ones(monkeypatch):
 def _settled(computation, shard):
     result = computation._result
     stored = result.shard(shard)
-    result.settle(shard, *stored.sums(_compute.shard_metadata(result.job, result.sync)))
+    result.settle(shard, *stored.sums(shard_metadata(result.job, result.sync)))
     return True
 
 

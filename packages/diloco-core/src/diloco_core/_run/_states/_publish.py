@@ -65,9 +65,8 @@ def finish(life: Life) -> None:
         missing = [
             shard for shard in shards if life.key(progress.sync, index, shard) not in listing
         ]
-        if not life.gather and missing:
-            continue
-        if not life.gather or _publish_whole(life, progress, done, missing):
+        whole = _publish_whole(life, progress, done, missing) if life.gather else not missing
+        if whole:
             _create_done(life, done)
 
 

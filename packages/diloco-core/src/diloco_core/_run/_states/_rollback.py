@@ -37,6 +37,7 @@ class History:
     Attributes:
         recorded: The numbers that have a record in the log. If a lower number is missing, its record is lost.
         rollbacks: The rollbacks that are known, in the order of the log, each with the digest of its record.
+        known: These rollbacks without the digests.
     """
 
     def __init__(self, life: Life) -> None:
@@ -44,6 +45,7 @@ class History:
         self._done = done_states(life.store.list("state/"), len(life.fragments))
         self.recorded = life.recorded()
         self.rollbacks = _rollbacks(life, self.recorded)
+        self.known = [rollback for rollback, _ in self.rollbacks]
 
     @property
     def newest(self) -> list[int]:
@@ -57,23 +59,18 @@ class History:
 
     def states(self, index: int) -> list[int]:
         """The syncs after which a fragment has a complete state that counts, the newest first; 0 (the initial state) is last."""
-        known = [rollback for rollback, _ in self.rollbacks]
-        return [
-            sync
-            for sync in sorted({0, *self._done[index]}, reverse=True)
-            if in_force(sync, index, known)
-        ]
+        syncs = sorted({0, *self._done[index]}, reverse=True)
+        return [sync for sync in syncs if in_force(sync, index, self.known)]
 
     def given_up(self, states: list[int], last: int) -> list[int]:
         """The syncs up to ``last`` that count now, but would not count any more if the run continued from these states."""
-        known = [rollback for rollback, _ in self.rollbacks]
-        numbers = {rollback.sync for rollback in known}
+        numbers = {rollback.sync for rollback in self.known}
         return [
             sync
             for sync in range(min(states) + 1, last + 1)
             if sync > states[self._life.index(sync)]
             and sync not in numbers
-            and in_force(sync, self._life.index(sync), known)
+            and in_force(sync, self._life.index(sync), self.known)
         ]
 
 
@@ -122,7 +119,7 @@ def close_gaps(life: Life, history: History) -> None:
             f"{life.origin(commit_key(newest))} is a rollback, but {lost_records} of the records before it are gone, and at most "
             f"{_MOST_LOST} can be made up for. If this run has not written it, delete it; otherwise put the others back."
         )
-    rollbacks = [rollback for rollback, _ in history.rollbacks]
+    rollbacks = history.known
     for lost in sorted(set(range(1, history.newest_rollback)) - history.recorded):
         index = life.index(lost)
         giving_up = next(

@@ -9,7 +9,7 @@ from ..._errors import (
     StoreUnavailableError,
 )
 from ..._store._api import ObjectReader
-from ..._store._reread import open_ahead
+from ..._store._reread import list_folders, open_ahead
 from .._life._life import Life
 from .._records._keys import commit_key
 from .._records._records import Rollback
@@ -183,32 +183,29 @@ def _hold_own_part(life: Life) -> None:
     """
     if life.gather:
         return  # loading has read everything
-    for index, progress in enumerate(life.fragments):
-        shards = range(life.rank, progress.job.layout.shards, life.manifest.world_size)
-        own_shards = {
-            life.key(progress.sync, index, shard): shard
-            for shard in shards
-            if begin_to_hold(life, progress, shard)
-        }
-        listing = (
-            life.store.list(f"{next(iter(own_shards)).rpartition('/')[0]}/")
-            if own_shards and not life.store.near
-            else {}
-        )
+    for index in range(len(life.fragments)):
+        _hold_own_shards(life, index)
 
-        def announce(
-            key: str,
-            reader: ObjectReader,
-            index: int = index,
-            own_shards: dict[str, int] = own_shards,
-        ) -> None:
-            life.shard(life.fragments[index].sync, index, own_shards[key]).announce_rest(reader)
 
-        with open_ahead(
-            life.store.store, {key: listing.get(key) for key in own_shards}, announce
-        ) as readers:
-            for (key, shard), reader in zip(own_shards.items(), readers, strict=True):
-                _hold_or_make_again(life, index, shard, key, reader)
+def _hold_own_shards(life: Life, index: int) -> None:
+    """Read what memory lacks of the shards of one fragment that are this rank's."""
+    progress = life.fragments[index]
+    shards = range(life.rank, progress.job.layout.shards, life.manifest.world_size)
+    own_shards = {
+        life.key(progress.sync, index, shard): shard
+        for shard in shards
+        if begin_to_hold(life, progress, shard)
+    }
+    listing = {} if life.store.near else list_folders(life.store.list, own_shards)
+
+    def announce(key: str, reader: ObjectReader) -> None:
+        life.shard(progress.sync, index, own_shards[key]).announce_rest(reader)
+
+    with open_ahead(
+        life.store.store, {key: listing.get(key) for key in own_shards}, announce
+    ) as readers:
+        for (key, shard), reader in zip(own_shards.items(), readers, strict=True):
+            _hold_or_make_again(life, index, shard, key, reader)
 
 
 def _hold_or_make_again(

@@ -10,7 +10,7 @@ from ..._errors import CorruptedObjectError, ObjectNotFoundError, StoreUnavailab
 from ..._store._api import block_bytes_of
 from ..._store._patient import PAUSES
 from ..._wire._inputs import Inputs
-from ..._wire._published import Sums, end_sums, shard_metadata
+from ..._wire._published import Sums, end_sums
 from .._life._life import Life
 from .._records._keys import Delta
 from .._records._rules import newest_done, newest_whole
@@ -253,8 +253,7 @@ class Computation:
             result.settle(shard, *sums)
             return
         written: list[Sums] = []
-        stored = result.shard(shard)
-        metadata = shard_metadata(self._job, result.sync, result.without.get(shard, ""))
+        stored, metadata = result.shard(shard), result.metadata(shard)
         created = False
 
         def upload() -> None:
@@ -284,10 +283,7 @@ class Computation:
         if self._job.coded is None:
             return False
         key, stored = result.key(shard), result.shard(shard)
-        own_sums = stored.sums(
-            shard_metadata(self._job, result.sync, result.without.get(shard, ""))
-        )
-
+        own_sums = stored.sums(result.metadata(shard))
         try:
             end = life.read_file(key, lambda reader: end_sums(reader, life.origin(key)))
         except CorruptedObjectError:

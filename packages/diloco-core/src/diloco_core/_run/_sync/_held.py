@@ -119,9 +119,7 @@ def watched(
     # What is published encoded is decoded in memory.
     published = progress.rests if result.job.coded is None else progress.outer_sums
     sums = {
-        shard: result.before(shard).summing(
-            shard_metadata(result.job, previous, progress.without.get(shard, ""))
-        )
+        shard: result.before(shard).summing(progress.metadata(shard))
         for shard in shards
         if previous and published[shard] is not None
     }

@@ -13,7 +13,7 @@ from ..._errors import CorruptedObjectError, DivergedError
 from ..._exchange._resumable import ResumableJob
 from ..._store._api import ObjectReader
 from ..._store._reread import open_ahead
-from ..._wire._published import Shard, Sums
+from ..._wire._published import Shard, Sums, shard_metadata
 from .._life._life import Life
 from .._life._progress import Progress
 from .._records._records import Commit, Done
@@ -90,6 +90,10 @@ class Result:
     def shard(self, shard: int) -> Shard:
         """A shard of the result."""
         return self.life.shard(self.sync, self.index, shard)
+
+    def metadata(self, shard: int) -> dict[str, str]:
+        """The metadata in the header of a shard of the result."""
+        return shard_metadata(self.job, self.sync, self.without.get(shard, ""))
 
     def before(self, shard: int) -> Shard:
         """A shard of the state from which the result is computed."""
