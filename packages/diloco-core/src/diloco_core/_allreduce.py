@@ -11,6 +11,7 @@ import torch
 
 from ._arithmetic._layout import Piece, Rule
 from ._connect import connect
+from ._connect_arguments import given
 from ._errors import ConfigurationError
 from ._exchange._base import Exchange, Schema
 from ._exchange._report import SyncReport
@@ -95,14 +96,10 @@ class ObjectStoreAllReduce:
             self._told = rank is not None and world_size is not None
             self.exchange: Exchange = connect(uri, rank=rank, world_size=world_size, **options)
         elif callable(getattr(uri, "begin", None)):
-            given = [
-                name
-                for name, value in {"rank": rank, "world_size": world_size, **options}.items()
-                if value is not None
-            ]
-            if given:
+            names = given(rank=rank, world_size=world_size, **options)
+            if names:
                 raise ConfigurationError(
-                    f"{', '.join(given)}: an exchange has its own; leave them out, or pass a URI"
+                    f"{', '.join(names)}: an exchange has its own; leave them out, or pass a URI"
                 )
             self._told, self.exchange = False, uri
         else:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from functools import partial
 from typing import Any
 
@@ -113,16 +113,11 @@ class ProcessGroupExchange(ExchangeInMemory):
         group's timeout.
         """
         with self._turn:
-            self._abort(error)
-
-    def _abort(self, error: BaseException) -> None:
-        self._syncs.give_up()
-        if not self._ended and self._schema is not None:
-            self._ended = True
-            try:
-                self._gather_objects(("", failure(self.rank, self._progress, error), None))
-            except RuntimeError:
-                return  # the others are gone, too
+            self._syncs.give_up()
+            if not self._ended and self._schema is not None:
+                self._ended = True
+                with suppress(RuntimeError):  # the others are gone, too
+                    self._gather_objects(("", failure(self.rank, self._progress, error), None))
 
     @contextmanager
     def _guarded(self, job: SyncJob) -> Iterator[None]:

@@ -138,10 +138,6 @@ class Unsynced:
         values = section_bytes(self.layout, self.section("", number))
         return len(self.header(number)) + values + CHECKSUM_BYTES * len(END)
 
-    def checksum(self, folder: str, number: int) -> int:
-        """The checksum of the values that an object would have if it were written now."""
-        return result_of(self.parts(folder, number))
-
     def read_over(self, number: int, read: Callable[[torch.Tensor], None]) -> None:
         """Call ``read`` to fill a buffer with each chunk of an object's values, which are then discarded."""
         for piece in self._chunks(number):
@@ -290,7 +286,7 @@ class UnsyncedWatch:
     def _write_again(self, number: int, damage: str) -> None:
         key = unsynced_key(self._folder, number)
         own = self.own_tensors
-        if own is not None and own.checksum(self._folder, number) == self._sums[number]:
+        if own is not None and result_of(own.parts(self._folder, number)) == self._sums[number]:
             _log.error(
                 "rank %d: %s. It is written again with the same content. Something outside the run deletes or "
                 "changes its objects.",

@@ -270,8 +270,7 @@ def _done_again(life: Life, sync: int, index: int) -> Done | None:
         if stored is None:
             return None
         sums.append(stored)
-    values = tuple(shard_sums.values for shard_sums in sums)
-    rests = tuple(shard_sums.rest for shard_sums in sums)
+    values, rests = zip(*sums, strict=True)
     full = publishes_whole(life.fragments[index].job, sync)
     return Done(sync, index, values, rests, entry[0], full)
 

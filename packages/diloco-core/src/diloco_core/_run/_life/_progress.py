@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
+from functools import partial
 
 from ..._arithmetic._clip import Clipped
 from ..._arithmetic._layout import Layout
@@ -109,10 +110,7 @@ def published_shard(
     job: ResumableJob, sync: int, number: int, origin: str, chunk_bytes: int
 ) -> Shard:
     """A shard of a fragment's state after a sync. ``origin`` is the name of the run or, for sync 0, the initial state's nonce."""
-
-    def section_seed(*section: object) -> int:
-        return published_seed(job.fingerprint, origin, sync, *section)
-
+    section_seed = partial(published_seed, job.fingerprint, origin, sync)
     if sync and job.coded is not None:
         full = publishes_whole(job, sync)
         return CodedShard(job, number, section_seed, chunk_bytes, job.coded, full=full)

@@ -13,7 +13,7 @@ from ..._errors import CorruptedObjectError
 from ..._exchange._base import Schema
 from ..._exchange._endings import named_ranks
 from ..._exchange._resumable import ResumableJob
-from ..._store._api import InBackground, ObjectReader
+from ..._store._api import InBackground
 from ..._store._patient import Patient
 from ..._store._reread import in_parallel, read_again
 from ..._wire._published import Sums, end_sums, shard_metadata
@@ -108,10 +108,7 @@ def sums_of_all(
 
 
 def _end(store: Patient, key: str) -> Sums:
-    def use(reader: ObjectReader) -> Sums:
-        return end_sums(reader, f"{store.uri}/{key}")
-
-    sums = store.read(key, use)
+    sums = store.read(key, lambda reader: end_sums(reader, f"{store.uri}/{key}"))
     if sums is None:
         raise CorruptedObjectError(f"{store.uri}/{key} is gone")
     return sums
