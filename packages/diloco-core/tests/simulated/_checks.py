@@ -262,19 +262,16 @@ def read_log(store: SimulatedStore) -> tuple[list[Commit | Rollback], list[str]]
     previous, problems, log = digest(store.decided[MANIFEST]), [], list[Commit | Rollback]()
     positions: dict[tuple[int, int], Mapping[int, int]] = {}  # by fragment and sync
     newest = [0] * len(manifest.fragments)
-    decided = [
-        (sync, data)
-        for key, data in store.decided.items()
-        if (sync := commit_sync(key)) is not None
-    ]
-    records = [read_record(data, sync, commit_key(sync)) for sync, data in decided]
-    rollbacks = [record for record in records if isinstance(record, Rollback)]
+    decided = {
+        sync: data for key, data in store.decided.items() if (sync := commit_sync(key)) is not None
+    }
+    records = {sync: read_record(data, sync, commit_key(sync)) for sync, data in decided.items()}
+    rollbacks = [record for record in records.values() if isinstance(record, Rollback)]
     # In place of a record that was lost there is a rollback, and a newer one has given up its number.
     lost = {record.sync for record in rollbacks} & {
         sync for record in rollbacks for sync in record.given_up
     }
-    while (data := store.decided.get(commit_key(len(log) + 1))) is not None:
-        record = read_record(data, len(log) + 1, commit_key(len(log) + 1))
+    while (record := records.get(len(log) + 1)) is not None:
         log.append(record)
         if record.run != manifest.run():
             problems.append(f"record {record.sync} is of another run")
@@ -297,7 +294,7 @@ def read_log(store: SimulatedStore) -> tuple[list[Commit | Rollback], list[str]]
                 **counted,
                 **{m.rank: m.stop for m in record.members},
             }
-        previous = digest(data)
+        previous = digest(decided[record.sync])
     return log, problems
 
 

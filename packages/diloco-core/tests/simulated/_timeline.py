@@ -6,7 +6,6 @@ import logging
 import threading
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
 from typing import NamedTuple
 
 import torch
@@ -42,8 +41,7 @@ class Adoption(NamedTuple):
     lr: float | tuple[float, ...] | None
 
 
-@dataclass(slots=True)
-class _Stood:
+class _Stood(NamedTuple):
     """Where a life stood after a sync: when it had seen its record, and after which inner step it had adopted it."""
 
     seen: float

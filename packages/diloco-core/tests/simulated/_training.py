@@ -249,15 +249,11 @@ class SimulatedTraining:
             while outer.committed < self.syncs:
                 start = self._spent(node)
                 step = outer.inner_steps
-                pause = (
-                    self.pauses.get((node.rank, outer.inner_steps), 0.0) if node.life == 1 else 0.0
-                )
+                pause = self.pauses.get((node.rank, step), 0.0) if node.life == 1 else 0.0
                 pace = self.paces[node.rank] if self.paces else 1.0
                 node.sleep(self.seconds * pace * (0.9 + 0.2 * node.chance.random()) + pause)
                 for tensor in model:
-                    tensor.grad = self.gradient(
-                        node.rank, node.life, outer.inner_steps, tensor.numel()
-                    )
+                    tensor.grad = self.gradient(node.rank, node.life, step, tensor.numel())
                 wish = self.wishes.get((node.rank, node.life, step))
                 if wish is not None:
                     outer.set_outer_lr(wish)
