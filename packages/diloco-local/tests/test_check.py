@@ -1,5 +1,6 @@
 import contextlib
 import os
+import subprocess
 import sys
 import tracemalloc
 
@@ -134,6 +135,22 @@ def test_the_check_leaves_no_process(check, tmp_path, nothing_survives, ends, ra
     (tmp_path / "how_it_ends.py").write_text(ends)
     with contextlib.nullcontext() if raised is None else pytest.raises(raised):
         check("starting_trainer:subprocess.run")
+    assert nothing_survives() == []
+
+
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")  # of its own Popen
+def test_an_interruption_while_the_interpreter_is_started_leaves_no_process(
+    check, tmp_path, nothing_survives, monkeypatch
+):
+    class Interrupted(subprocess.Popen):
+        def __init__(self, *arguments, **options):
+            super().__init__(*arguments, **options)
+            raise KeyboardInterrupt
+
+    (tmp_path / "how_it_ends.py").write_text("import time; time.sleep(60)")
+    monkeypatch.setattr(subprocess, "Popen", Interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        check("how_it_ends:train")
     assert nothing_survives() == []
 
 

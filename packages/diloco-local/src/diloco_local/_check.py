@@ -19,6 +19,7 @@ from ._files import DamagedFileError, read_json, read_tail
 from ._processes import MARKER, ProcessEntry, members, process_table
 
 _PATIENCE = 5.0  # seconds; some processes are not killed at once
+_START = 0.5  # seconds from a fork to an interpreter with an environment of its own
 
 # Writes to a file and not to stdout, which belongs to the modules it imports.
 _PROGRAM = """
@@ -79,15 +80,21 @@ def check_entrypoint(
         try:
             # A file and no pipe: a module may print without end, or leave a process behind that keeps a pipe open.
             with log.open("wb") as errors:
-                process = subprocess.Popen(
-                    [python, *SAFE_PATH, "-c", _PROGRAM, module, name, str(report)],
-                    env={**env, MARKER: marker},
-                    cwd=cwd,
-                    stdin=subprocess.DEVNULL,
-                    stdout=subprocess.DEVNULL,
-                    stderr=errors,
-                    start_new_session=True,
-                )
+                try:
+                    process = subprocess.Popen(
+                        [python, *SAFE_PATH, "-c", _PROGRAM, module, name, str(report)],
+                        env={**env, MARKER: marker},
+                        cwd=cwd,
+                        stdin=subprocess.DEVNULL,
+                        stdout=subprocess.DEVNULL,
+                        stderr=errors,
+                        start_new_session=True,
+                    )
+                except KeyboardInterrupt:
+                    # The process is there, but nobody has been told its number. It is found once it is an interpreter.
+                    time.sleep(_START)
+                    _end(marker, -1)
+                    raise
             try:
                 code = process.wait(timeout)
             finally:
