@@ -125,10 +125,10 @@ def connect(
         lost_after: Seconds without a sign of life after which a replica counts as lost; 90 if left out. It is refused in elastic
             runs, where ``grace`` takes its place.
         return_within: Seconds that the others then wait for it to be started again, 0 for not at all, and no longer than
-            ``sync_timeout`` in all. 300 if left out; 0 where
-            the launch says that it starts nothing again (``DILOCO_RESTARTS=0``, which the runner sets), also with a ``timing``
-            that leaves it at 300. Refused in elastic runs, likewise. Means (:class:`ObjectStoreAllReduce`) have no state with
-            which a rank could come back: there it is 0.
+            ``sync_timeout`` in all. 300 if left out; 0 where the launch says that it starts nothing again
+            (``DILOCO_RESTARTS=0``, which the runner sets), also with a ``timing`` that leaves it at 300. Refused in
+            elastic runs, likewise. Means (:class:`ObjectStoreAllReduce`) have no state with which a rank could come back: there
+            it is 0.
         chunk_bytes: Bytes handled at once; 1 MiB if left out. In fixed runs it must be the same for all replicas.
         transfer: Connections, block size and memory for a store behind a network, such as ``Transfer(connections=32)``. It
             may differ between replicas, and is refused for folders.
