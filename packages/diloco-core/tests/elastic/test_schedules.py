@@ -177,6 +177,15 @@ def test_an_answer_that_takes_a_minute_and_gets_lost_is_no_outage(at):
     )
 
 
+@pytest.mark.parametrize("at", range(72, 80))
+def test_a_life_says_that_a_residual_is_lost_and_dies_too(at):
+    """The life after it goes on with the zero that was saved, and has nothing to say."""
+    faults = [Fault(3, life, at + life, "kill after") for life in (1, 2)]
+    schedule = Schedule(4, faults=faults, restart_after=0.1, latency=0.001)
+    elastic = Elastic(1, grace=2.0, topology="sharded", retention=1)
+    _check((schedule, elastic, (40, 30), "int8", 0, 0.0, True))
+
+
 @given(_runs())
 @settings(max_examples=20)
 def test_what_is_printed_of_a_run_is_the_run(run):

@@ -273,8 +273,9 @@ class Feedback:
             log: The log of the run.
             salts: Which life of a rank an epoch was.
         """
-        held: dict[tuple[int, int], torch.Tensor | None] = {}  # by fragment and rank
-        states: dict[tuple[int, int], dict[tuple[int, int], torch.Tensor | None]] = {}
+        # By fragment and rank: the life that was counted last, and what it was left with.
+        held: dict[tuple[int, int], tuple[int, torch.Tensor | None]] = {}
+        states: dict[tuple[int, int], dict[tuple[int, int], tuple[int, torch.Tensor | None]]] = {}
         applied: dict[tuple[int, int], list[torch.Tensor]] = {}
         problems = []
         for record in log:
@@ -290,18 +291,24 @@ class Feedback:
             for member in record.members:
                 life = salts.get((member.rank, member.epoch), 0)
                 key = record.fragment, member.rank
-                before, known, kept = self.of(record, member, life), key in held, held.get(key)
+                before, known = self.of(record, member, life), key in held
+                counted, kept = held.get(key, (life, None))
                 # A life that was killed or reloaded may not have seen what it was left with: that is not known, but not zero.
-                held[key] = self.after.get((member.rank, life, record.sync))
+                left = self.after.get((member.rank, life, record.sync))
                 nothing = (
                     before is not None
                     and not before.any()
                     and not (member.stop - member.start) % PERIOD
                 )
-                if held[key] is None and nothing:
-                    held[key] = before  # what was sent is nothing, of which nothing can be lost
+                if left is None and nothing:
+                    left = before  # what was sent is nothing, of which nothing can be lost
+                held[key] = life, left
                 if before is None or not before.any():
-                    told = (member.rank, life, record.fragment) in self.said
+                    # A life in between may have said it and saved the zero that this one goes on with.
+                    tellers = {life, *range(counted + 1, life)}
+                    told = any(
+                        (member.rank, each, record.fragment) in self.said for each in tellers
+                    )
                     lost = known and (kept is None or bool(kept.any()))
                     if before is not None and lost and not told:
                         problems.append(
