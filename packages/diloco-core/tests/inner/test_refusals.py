@@ -238,6 +238,15 @@ class TestWhatDoesNotFit:
         ):
             self.live(tmp_path, torch.optim.AdamW, stateful={"loader": Fussy()})
 
+    def test_a_random_state_that_is_none_is_refused_by_name(self, tmp_path, monkeypatch):
+        with monkeypatch.context() as patched:
+            patched.setattr("diloco_core._inner._state.random_state", lambda: {"numpy": 5})
+            self.live(tmp_path, torch.optim.AdamW)
+        with pytest.raises(
+            ConfigurationError, match=r"random generators refuse .*KeyError: 'torch'"
+        ):
+            self.live(tmp_path, torch.optim.AdamW)
+
 
 @pytest.mark.parametrize("scheduler", [False, True])
 def test_settings_that_were_given_anew_are_named_where_the_saved_ones_stay(

@@ -188,7 +188,12 @@ class InnerState:
                     f"{name} group {number}: {k}={now[k]} (not {before[k]})" for k in changed
                 ]
                 self.scheduled |= "initial_lr" in before
-        set_random_state(unpack(tree["random"], tensors))
+        try:
+            set_random_state(unpack(tree["random"], tensors))
+        except Exception as error:
+            raise ConfigurationError(
+                f"the random generators refuse the state that is saved in {origin}: {type(error).__name__}: {error}"
+            ) from error
         return int(tree["inner_steps"])
 
 
