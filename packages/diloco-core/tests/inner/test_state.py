@@ -162,6 +162,19 @@ def test_state_is_laid_out_in_memory_as_the_parameters_are(tmp_path, fused):
         assert inner.state[found]["exp_avg"].stride() == found.stride()
 
 
+def test_settings_that_are_tensors_stay_on_their_device():
+    """A capturable optimizer has its learning rate on the GPU, where a captured step reads it."""
+    net = torch.nn.Linear(3, 2)
+    inner = torch.optim.AdamW(net.parameters(), lr=torch.tensor(0.25))
+    saved = b"".join(map(bytes, InnerState([inner], {}).parts(1, "run")))
+    inner.param_groups[0]["lr"] = torch.tensor(0.5)
+    InnerState([inner], {}).restore(saved, "run", "the file")
+    assert inner.param_groups[0]["lr"] == 0.25
+    inner.param_groups[0]["lr"] = torch.tensor(0.5, device="meta")
+    InnerState([inner], {}).restore(saved, "run", "the file")
+    assert inner.param_groups[0]["lr"].device.type == "meta"
+
+
 def test_every_rank_has_its_own(tmp_path):
     _train(str(tmp_path), 0, 3, Loader(), world_size=2)
     other = Loader()

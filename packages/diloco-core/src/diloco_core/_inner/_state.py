@@ -176,6 +176,7 @@ class InnerState:
                 holder.load_state_dict(unpack(tree[name], tensors))
                 if isinstance(holder, torch.optim.Optimizer):
                     _lay_out_like_parameters(holder)
+                    _move_settings(holder, given_settings)
             except Exception as error:
                 raise ConfigurationError(
                     f"{name} ({type(holder).__name__}) refuses the state that is saved in {origin}: "
@@ -183,7 +184,7 @@ class InnerState:
                 ) from error
             pairs = zip(given_settings, _settings(holder), strict=False)
             for number, (before, now) in enumerate(pairs):
-                changed = [key for key in before if key in now and before[key] != now[key]]
+                changed = [k for k in before if k in now and repr(before[k]) != repr(now[k])]
                 self.overwritten += [
                     f"{name} group {number}: {k}={now[k]} (not {before[k]})" for k in changed
                 ]
@@ -213,6 +214,14 @@ def _lay_out_like_parameters(optimizer: torch.optim.Optimizer) -> None:
                     state[key] = laid_out.copy_(value)
 
 
+def _move_settings(optimizer: torch.optim.Optimizer, given: Sequence[Mapping[str, Any]]) -> None:
+    """Put settings that are tensors, such as ``lr`` of a capturable optimizer, where those were that it was created with."""
+    for group, before in zip(optimizer.param_groups, given, strict=True):
+        for key, value in before.items():
+            if isinstance(value, torch.Tensor) and isinstance(group.get(key), torch.Tensor):
+                group[key] = group[key].to(value.device)
+
+
 def _differences(saved: Mapping[str, str], present: Mapping[str, str]) -> str:
     return ", ".join(
         f"{name} was {saved.get(name)} and is {kind}"
@@ -221,9 +230,7 @@ def _differences(saved: Mapping[str, str], present: Mapping[str, str]) -> str:
     )
 
 
-def _settings(holder: Stateful) -> list[dict[str, str]]:
+def _settings(holder: Stateful) -> list[dict[str, Any]]:
     """The settings of an optimizer, group by group; empty for other objects."""
     groups = holder.param_groups if isinstance(holder, torch.optim.Optimizer) else []
-    return [
-        {key: repr(value) for key, value in group.items() if key != "params"} for group in groups
-    ]
+    return [{key: value for key, value in group.items() if key != "params"} for group in groups]
