@@ -14,6 +14,7 @@ from diloco_modal._client import Client
 from diloco_modal._errors import MissingError
 from diloco_modal._wrapper import kept
 from diloco_protocol import (
+    BackendError,
     InvalidRequestError,
     Outcome,
     Reason,
@@ -289,6 +290,7 @@ def test_a_result_is_the_callers_own(lab):
 
 
 def test_a_handle_that_was_changed_finds_nothing(lab):
+    """And is not told that its replica was cancelled, while it goes on."""
     (handle,) = lab.launch(1)
     executor = lab.executor()
     for other in (
@@ -297,9 +299,12 @@ def test_a_handle_that_was_changed_finds_nothing(lab):
     ):
         with pytest.raises(ReplicaNotFoundError):
             executor.describe(other)
-        executor.cancel(other)
+        with pytest.raises(BackendError, match=r"otherwise of its launch .*has not ended"):
+            executor.cancel(other)
         executor.purge(other)
         assert executor.poll(handle) == "pending"
+    executor.cancel(handle)
+    lab.executor().cancel(other)  # nothing is left that could cost money
 
 
 def test_a_server_that_is_silent_leaves_no_threads(lab):

@@ -68,6 +68,9 @@ STRANGERS = {
     "a world of its own": lambda ours: {
         **ours, "DILOCO_RANKS": "0-7", "DILOCO_WORLD_SIZE": "8", "DILOCO_FINGERPRINT": "f" * 64,
     },
+    "more ranks than a run can have": lambda ours: {
+        **ours, "DILOCO_RANKS": "0-10000", "DILOCO_WORLD_SIZE": "10001", "DILOCO_FINGERPRINT": "f" * 64,
+    },
     "numbers that are none": lambda ours: {
         **ours, "DILOCO_RANKS": f"0-{'9' * 2000}", "DILOCO_WORLD_SIZE": "٣",
     },

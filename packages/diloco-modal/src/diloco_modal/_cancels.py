@@ -18,7 +18,7 @@ from . import _many as many
 from ._client import Client
 from ._ending import Ending
 from ._handles import link
-from ._looks import Looks, other_call
+from ._looks import Looks, other_call, other_launch
 from ._options import ModalOptions
 from ._record import DamagedRecordError, Numbers, calls_of, held_calls, numbers_of
 
@@ -156,21 +156,23 @@ class Cancels:
         self._looks.check_place([handle])
         call, record = handle.metadata["function_call_id"], None
         why = other_call(handle)
-        held: list[tuple[int, str]] = []
-        ours = True
+        ours = False
         try:
             record, entries = self._looks.read(handle.run_id)
-            held = held_calls(entries)
+            ours = (handle.rank, call) in held_calls(entries)
             trace = self._looks.known([handle], entries, numbers_of(entries)).get(handle)
-            ours, why = trace is not None, (trace.damage if trace else "") or why
+            if ours and trace is None:
+                ours, why = False, other_launch(handle)
+            elif trace is not None and trace.damage:
+                why = trace.damage
         except ReplicaNotFoundError as error:
             why = str(error)
         except DamagedRecordError as damage:  # it may be running nevertheless
             why = str(damage)
-        if (handle.rank, call) not in held:
+        if not ours:
             self._check_over(handle, why)
             return
-        word = self._looks.word(handle) if ours else "ANOTHER"
+        word = self._looks.word(handle)
         # What was terminated at an earlier try, whose answer was lost, still needs its mark.
         if word is None or (word == "TERMINATED" and ending.tried):
             self._end(handle, record, ending)

@@ -289,6 +289,14 @@ def other_call(handle: ReplicaHandle) -> str:
     return f"the record of the run {handle.run_id!r} on Modal names another call of rank {handle.rank}, or none"
 
 
+def other_launch(handle: ReplicaHandle) -> str:
+    """What is to be said of a handle whose call a record names, of another launch."""
+    return (
+        f"the record of the run {handle.run_id!r} on Modal names the call of this handle, but says otherwise of its launch (app, "
+        f"function, time, number of replicas; attach({handle.run_id!r}) gives the true handles)"
+    )
+
+
 def is_of_launch(handle: ReplicaHandle, launch: Mapping[str, Any]) -> bool:
     """Whether a handle says of its launch what the record says, whatever its call is."""
     call = handle.metadata["function_call_id"]

@@ -18,7 +18,7 @@ ENDED = frozenset({"Completed", "Failed", "Stopped"})
 ALIVE = frozenset({"InProgress", "Stopping", "Deleting"})
 """All others that this version knows."""
 _FINGERPRINT = re.compile("[0-9a-f]{64}")
-_MOST_RANKS = 100_000  # a job's name has five digits of a rank
+_MOST_RANKS = 10_000  # of a run, on any backend
 
 
 @dataclass(frozen=True, slots=True)
