@@ -186,7 +186,8 @@ def is_key(key: str) -> bool:
     The answer is False for objects that store browsers and desktops leave behind: placeholders of folders (``deltas/``),
     ``.DS_Store``.
     """
-    return key.isprintable() and all(name and not name.startswith(".") for name in key.split("/"))
+    # No name between slashes is empty or begins with a dot.
+    return key.isprintable() and "//" not in f"/{key}/" and "/." not in f"/{key}"
 
 
 def too_large(origin: str, size: int, largest: int) -> CorruptedObjectError:

@@ -97,17 +97,21 @@ def collect(life: Life, writers: Collection[int | None] = ()) -> None:
     keys = [*life.store.list("deltas/"), *states]
     count, every = len(life.fragments), life.whole_every
     kept = kept_from(states, count, last=life.sync, rollback=life.rollback)
-    # Fragments publish in turn, so two states of the whole model need three of those that were published first.
-    whole = kept_from(states, count, last=life.sync, rollback=life.rollback, count=2 + (count > 1))
-    states_kept = states_kept_from(
-        states, count, whole if life.gather else kept, every=every, rollback=life.rollback
-    )
+    whole = kept
+    if life.gather:
+        # Fragments publish in turn, so two states of the whole model need three of those that were published first.
+        whole = kept_from(
+            states, count, last=life.sync, rollback=life.rollback, count=2 + (count > 1)
+        )
+    states_kept = states_kept_from(states, count, whole, every=every, rollback=life.rollback)
     recent = life.manifest.retention + count * max(life.manifest.publish_every, every) * 3
     # After that only now and then, for objects that had to stay so long or were left by a life that died.
     if life.sync - life.rollback <= recent or life.sync % LOOK_AGAIN == 0:
         keys += life.store.list("initial/")
         if life.rollback:
             forget_kept(life, states_kept)
+    if writers:
+        keys = [key for key in keys if writer(key, life.manifest.world_size) in writers]
     unneeded = collectable(
         keys,
         last=life.sync,
@@ -117,8 +121,6 @@ def collect(life: Life, writers: Collection[int | None] = ()) -> None:
         keep_deltas=life.gather,
         initial=life.manifest.initial,
     )
-    if writers:
-        unneeded = [key for key in unneeded if writer(key, life.manifest.world_size) in writers]
     if unneeded:
         # A reader that lags far behind may see other bytes in these objects. Checksums show that, and it loads a newer state.
         life.store.delete(unneeded, unread=True)

@@ -79,20 +79,15 @@ def split(key: str) -> list[str]:
     return names
 
 
-@contextlib.contextmanager
-def opened_folder(path: Path) -> Iterator[int]:
+def open_run_folder(path: Path) -> int:
     """The descriptor of the run's folder, which may be reached through links."""
-    descriptor = os.open(path, _FOLDER)
-    try:
-        yield descriptor
-    finally:
-        os.close(descriptor)
+    return os.open(path, _FOLDER)
 
 
 @contextlib.contextmanager
 def opened_below(root: int, names: Sequence[str], *, make: bool = False) -> Iterator[int]:
     """The descriptor of a folder below another one, reached without following links. ``make`` creates missing folders."""
-    current = os.dup(root)
+    current = root
     try:
         for name in names:
             try:
@@ -104,11 +99,13 @@ def opened_below(root: int, names: Sequence[str], *, make: bool = False) -> Iter
                     os.mkdir(name, dir_fd=current)
                     sync_folder(current)
                 child = _open_folder(current, name)
-            os.close(current)
+            if current != root:
+                os.close(current)
             current = child
         yield current
     finally:
-        os.close(current)
+        if current != root:
+            os.close(current)
 
 
 def _open_folder(folder: int, name: str) -> int:

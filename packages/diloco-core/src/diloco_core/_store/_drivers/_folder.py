@@ -67,7 +67,7 @@ class FolderStore:
         with self._named(failure, "Use a folder that this user may create and write to."):
             try:
                 disk.make_folders(self.root, self._made)
-                with disk.opened_folder(self.root) as root:
+                with self._opened() as root:
                     probe = self._temporary()
                     os.close(disk.create_file(root, probe))
                     os.unlink(probe, dir_fd=root)
@@ -120,9 +120,11 @@ class FolderStore:
             with self._opened() as root, disk.opened_below(root, folders) as folder:
                 return disk.open_to_read(folder, name, self._path(key))
         except FileNotFoundError:
-            raise ObjectNotFoundError(f"there is no object {key!r} in {self.uri}") from None
+            pass
         except OSError as error:
             raise disk.unreadable(self._path(key), error) from error
+        # Not where the system's error is handled: its text would be looked through for secrets, at every look at the log.
+        raise ObjectNotFoundError(f"there is no object {key!r} in {self.uri}")
 
     def list(self, prefix: str) -> dict[str, int]:
         """Keys below a folder and their sizes; see :meth:`._api.Store.list`.
@@ -132,23 +134,23 @@ class FolderStore:
         sizes_by_key: dict[str, int] = {}
         top = prefix.strip("/")
         folders = [disk.split(top) if top else []]
-        while folders:
-            names = folders.pop()
-            subfolders: list[str] = []
-            # A file or folder that vanishes while it is listed counts as not there.
-            with (
-                self._named(f"{str(self.root.joinpath(*names))!r} cannot be listed"),
-                contextlib.suppress(FileNotFoundError),
-                self._opened() as root,
-                disk.opened_below(root, names) as folder,
-            ):
-                sizes_by_key.update(
-                    {
-                        "/".join([*names, name]): size
-                        for name, size in disk.sizes(folder, subfolders)
-                    }
-                )
-            folders += [[*names, name] for name in subfolders]
+        # A file or folder that vanishes while it is listed counts as not there.
+        with (
+            self._named(f"{str(self.root)!r} cannot be opened"),
+            contextlib.suppress(FileNotFoundError),
+            self._opened() as root,
+        ):
+            while folders:
+                names = folders.pop()
+                subfolders: list[str] = []
+                with (
+                    self._named(f"{self._path('/'.join(names))!r} cannot be listed"),
+                    contextlib.suppress(FileNotFoundError),
+                    disk.opened_below(root, names) as folder,
+                ):
+                    for name, size in disk.sizes(folder, subfolders):
+                        sizes_by_key["/".join([*names, name])] = size
+                folders += [[*names, name] for name in subfolders]
         return dict(sorted(sizes_by_key.items()))
 
     def delete(self, keys: Iterable[str], *, unread: bool = False) -> None:
@@ -265,17 +267,19 @@ class FolderStore:
     @contextlib.contextmanager
     def _opened(self) -> Iterator[int]:
         """The descriptor of the run's folder. If it is gone it is not made again: it may be a mount that is away for now."""
-        with contextlib.ExitStack() as stack:
-            try:
-                root = stack.enter_context(disk.opened_folder(self.root))
-            except FileNotFoundError:
-                if self._reading:
-                    raise
-                raise StoreUnavailableError(
-                    f"the run's folder {str(self.root)!r} is gone: it was removed, or its file system is not mounted any more. "
-                    "Mount it again, or put a copy of it back; if you cannot, begin a new run from a checkpoint."
-                ) from None
+        try:
+            root = disk.open_run_folder(self.root)
+        except FileNotFoundError:
+            if self._reading:
+                raise
+            raise StoreUnavailableError(
+                f"the run's folder {str(self.root)!r} is gone: it was removed, or its file system is not mounted any more. "
+                "Mount it again, or put a copy of it back; if you cannot, begin a new run from a checkpoint."
+            ) from None
+        try:
             yield root
+        finally:
+            os.close(root)
 
     def _publish(
         self,
