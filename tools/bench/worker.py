@@ -8,6 +8,7 @@ import os
 import resource
 import sys
 import time
+from datetime import timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -43,11 +44,33 @@ def make_model(parameters: int) -> torch.nn.ParameterList:
     return torch.nn.ParameterList(torch.randn(size, generator=generator) for size in sizes if size)
 
 
+class Gloo:
+    """Gloo without torch's default process group: a process that is in one may not sync over a store.
+
+    Args:
+        folder: Where its processes meet.
+        rank: Of this process.
+        world: How many there are.
+    """
+
+    def __init__(self, folder: Path, rank: int, world: int) -> None:
+        store = dist.FileStore(str(folder / "gloo"), world)
+        self._group = dist.ProcessGroupGloo(store, rank, world, timedelta(minutes=30))
+
+    def all_reduce(self, tensor: torch.Tensor) -> None:
+        """Replace a tensor by its sum over all processes."""
+        self._group.allreduce([tensor]).wait()
+
+    def barrier(self) -> None:
+        """Wait for all processes."""
+        self._group.barrier().wait()
+
+
 class Contenders:
     """Everything that is timed. All work in place on the same amount of data."""
 
-    def __init__(self, folder: Path, rank: int, world: int, parameters: int) -> None:
-        self.folder, self.rank, self.world = folder, rank, world
+    def __init__(self, folder: Path, rank: int, world: int, parameters: int, peer: Gloo) -> None:
+        self.folder, self.rank, self.world, self.peer = folder, rank, world, peer
         self.parameters = parameters
         self.model = self._model()
         self.tensors = [tensor.detach() for tensor in self.model]
@@ -111,7 +134,7 @@ class Contenders:
 
     def gloo(self) -> None:
         """Gloo's mean of one flat tensor."""
-        dist.all_reduce(self.flat)
+        self.peer.all_reduce(self.flat)
         self.flat.div_(self.world)
 
     def exchange_floor(self) -> None:
@@ -146,7 +169,7 @@ class Contenders:
             part = slice(offset, offset + tensor.numel())
             torch.sub(copy[part], tensor.view(-1), out=self.flat[part])
             offset += tensor.numel()
-        dist.all_reduce(self.flat)
+        self.peer.all_reduce(self.flat)
         self.flat.div_(self.world)
         self.copy.grad = self.flat
         self.sgd.step()
@@ -166,7 +189,7 @@ class Contenders:
         torch.save(deltas, buffer)
         own.with_suffix(".tmp").write_bytes(buffer.getvalue())
         own.with_suffix(".tmp").rename(own)
-        dist.barrier()
+        self.peer.barrier()
         everybody = [
             torch.load(io.BytesIO((self.folder / f"naive-{self.rounds}-{r}.pt").read_bytes()))
             for r in range(self.world)
@@ -177,7 +200,7 @@ class Contenders:
         self.naive_sgd.zero_grad()
         for tensor, parameter in zip(self.tensors, self.naive, strict=True):
             tensor.copy_(parameter.detach())
-        dist.barrier()
+        self.peer.barrier()
         own.unlink()
 
     def _floor(self, published: int, *, reuse: bool, values: memoryview | None = None) -> None:
@@ -191,15 +214,15 @@ class Contenders:
         delta = [self.folder / f"floor-{kind}-delta-{rank}" for rank in range(self.world)]
         state = [self.folder / f"floor-{kind}-state-{rank}" for rank in range(self.world)]
         self._write(delta[self.rank], size - shard, buffer, values)
-        dist.barrier()
+        self.peer.barrier()
         for other in self._others():
             self._read(delta[other], shard * (self.rank - (self.rank > other)), shard, buffer)
         self._write(state[self.rank], published * shard, buffer, values)
-        dist.barrier()
+        self.peer.barrier()
         for other in self._others():
             mean = None if values is None else values[other * shard : (other + 1) * shard]
             self._read(state[other], 0, shard, buffer, mean)
-        dist.barrier()
+        self.peer.barrier()
         if not reuse:
             delta[self.rank].unlink()
             state[self.rank].unlink()
@@ -240,11 +263,10 @@ class Contenders:
 
 
 def times(
-    folder: Path, rank: int, world: int, parameters: int, rounds: int
+    folder: Path, rank: int, world: int, parameters: int, rounds: int, peer: Gloo
 ) -> dict[str, list[float]]:
     """Seconds of every contender in every round, from barrier to barrier."""
-    contenders = Contenders(folder, rank, world, parameters)
-    meet(folder, rank, world)
+    contenders = Contenders(folder, rank, world, parameters, peer)
     table: dict[str, Callable[[], None]] = {
         "plain copy": contenders.plain_copy,
         "exchange": contenders.exchange,
@@ -264,10 +286,10 @@ def times(
     for number in range(rounds + WARM_UP):
         for name, contender in table.items():
             contenders.disturb()
-            dist.barrier()
+            peer.barrier()
             start = time.perf_counter()
             contender()
-            dist.barrier()
+            peer.barrier()
             if number >= WARM_UP:
                 seconds[name].append(time.perf_counter() - start)
     contenders.outer_step()  # a step after what the other contenders have done to the model, so that nothing is put back
@@ -306,13 +328,6 @@ def _peak_bytes() -> int:
     return peak if sys.platform == "darwin" else 1024 * peak
 
 
-def meet(folder: Path, rank: int, world: int) -> None:
-    """Make gloo's group, after the outer loops: in a group of several processes they would be refused."""
-    dist.init_process_group(
-        "gloo", init_method=f"file://{folder}/gloo", rank=rank, world_size=world
-    )
-
-
 def main() -> None:
     """Run one replica; rank 0 writes the result."""
     what, folder, world, parameters, rounds, rank = (
@@ -321,20 +336,19 @@ def main() -> None:
         *map(int, sys.argv[3:]),
     )
     torch.set_num_threads(1)
+    peer = Gloo(folder, rank, world)
     if what == "times":
-        result = times(folder, rank, world, parameters, rounds)
+        result = times(folder, rank, world, parameters, rounds, peer)
     else:
         options = {} if what == "fixed" else {"min_replicas": world, "topology": what}
         result = memory(folder, rank, world, parameters, rounds, **options)
-        meet(folder, rank, world)
-    everybody: list[dict[str, list[float]]] = [{}] * world
-    dist.all_gather_object(everybody, result)
-    if what != "times":
-        result = {"bytes": [value for one in everybody for value in one["bytes"]]}
+        (folder / f"bytes-{rank}.json").write_text(json.dumps(result["bytes"]))
+        peer.barrier()
+        files = [folder / f"bytes-{each}.json" for each in range(world)]
+        result = {"bytes": [value for file in files for value in json.loads(file.read_text())]}
     if rank == 0:
         (folder / "result.json").write_text(json.dumps(result))
-    dist.barrier()
-    dist.destroy_process_group()
+    peer.barrier()
 
 
 if __name__ == "__main__":
