@@ -95,6 +95,8 @@ def _print_steps(arguments: argparse.Namespace) -> None:
             bandwidth=bandwidth,
         )
         counted = sum(len(each["behind"]) for each in found)
+        if not all(each["behind"] for each in found):
+            raise SystemExit("an exchange ends before a step does: pass more --parameters")
         for name in ("median", "mean"):
             average = getattr(statistics, name)
             slowed = statistics.mean(
