@@ -261,3 +261,10 @@ def test_a_function_whose_name_is_a_method_s_is_refused():
     for make in (ModalSpawnExecutor, lambda **name: build_app("app", image=None, **name)):
         with pytest.raises(InvalidRequestError, match=r"function='x\.y' has a dot"):
             make(function="x.y")
+
+
+def test_a_client_that_is_none_is_refused_at_once():
+    with pytest.raises(
+        InvalidRequestError, match=r"client must be a modal\.Client, not a value of type int"
+    ):
+        ModalSpawnExecutor(client=5)

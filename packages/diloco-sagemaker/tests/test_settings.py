@@ -323,3 +323,11 @@ def test_the_call_that_fetches_credentials_has_the_same_bounds(
     with pytest.raises(UnavailableError, match=words):
         offline(retry_timeout=0, request_timeout=0.5).list_runs()
     assert [b"Action=AssumeRole" in body for body in asked] == [True]
+
+
+def test_a_client_of_logs_is_of_the_region_of_the_jobs(executor):
+    logs = boto3.Session("key", "secret", region_name="us-east-1").client("logs")
+    words = "logs_client is in 'us-east-1', while jobs are looked for in 'eu-west-1': pass region='us-east-1'"
+    with pytest.raises(InvalidRequestError, match=words):
+        executor(logs_client=logs).list_runs()
+    assert executor(logs_client=logs, region="us-east-1").list_runs() == []

@@ -39,6 +39,15 @@ def _place(name: str, value: object) -> str:
     return text
 
 
+def _check_client(name: str, value: object) -> Any:
+    # Modal itself is slow to import.
+    if not hasattr(value, "from_env"):
+        raise InvalidRequestError(
+            f"{name} must be a modal.Client, not a value of type {type(value).__name__}"
+        )
+    return value
+
+
 def check_function(name: str, value: object) -> str:
     """Refuse a name that Modal's client takes for the method of a class."""
     text = check_text(name, value)
@@ -85,7 +94,9 @@ class ModalOptions(Options):
     app: str = option("diloco", check=check_text)
     function: str = option("replica", check=check_function)
     environment_name: str | None = option(None, check=or_none(check_text), shown="the profile's")
-    client: Any = option(None, type="modal.Client", shown="the environment's")
+    client: Any = option(
+        None, check=or_none(_check_client), type="modal.Client", shown="the environment's"
+    )
     run_id: str | None = option(None, check=or_none(check_run_prefix), shown="run")
     env: Mapping[str, str] | None = option(None, check=check_variables)
     app_secrets: Sequence[str] | None = option(None, check=or_none(check_names))

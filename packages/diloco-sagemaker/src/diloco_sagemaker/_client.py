@@ -24,7 +24,7 @@ from ._errors import NOT_ITS_OWN, MissingError, missing_boto3, not_made, to_erro
 from ._facts import JobFacts, Summary, read_job, read_summary
 from ._options import SageMakerOptions, check_endpoint
 from ._pace import wait_for_turn
-from ._region import check_region
+from ._region import check_region, check_region_of_logs
 
 T = TypeVar("T")
 _PAGE = 100
@@ -406,6 +406,8 @@ class Client:
         check_endpoint(_ENDPOINT, client.meta.endpoint_url)
         _check_certificates(client, f"make a client of {service}")
         check_region(self._session, client, region or self._session.region_name)
+        if service == "sagemaker":
+            check_region_of_logs(client, options.logs_client)
         return client
 
     def _region(self) -> str | None:

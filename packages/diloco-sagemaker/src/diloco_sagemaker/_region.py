@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from diloco_protocol import InvalidRequestError
+from diloco_protocol.backend import shown
 
 from ._options import check_region_name
 
@@ -35,4 +36,21 @@ def check_region(session: Any, client: Any, region: str | None) -> None:
         raise InvalidRequestError(
             f"region={region!r}: boto3 knows no such region with SageMaker, but these: {', '.join(known)}. If it is new, "
             "upgrade boto3"
+        )
+
+
+def check_region_of_logs(client: Any, logs_client: Any) -> None:
+    """Refuse a caller's client of logs that asks another region than the client of jobs: it would find no logs.
+
+    Raises:
+        InvalidRequestError: It does.
+    """
+    ours, theirs = (
+        client.meta.region_name,
+        getattr(getattr(logs_client, "meta", None), "region_name", None),
+    )
+    if theirs is not None and theirs != ours:
+        raise InvalidRequestError(
+            f"jobs and their logs are in one region, and logs_client is in {shown(theirs)}, while jobs are looked for in "
+            f"{shown(ours)}: pass region={shown(theirs)}, or a logs_client of the other"
         )
