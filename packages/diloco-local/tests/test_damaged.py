@@ -164,6 +164,7 @@ def test_an_end_that_is_no_end_does_not_count(tmp_path):
         *(("stop", {"reason": "timeout", "at": value}) for value in (-1.0, 1e300, "5", None)),
         ("stop", {"reason": "error", "at": 1.0}),
         ("attempt", 1 << 40),
+        ("deadline", -1.0),
         ("runner", {"pid": 0, "start": "", "boot": "", "namespace": ""}),
     ],
 )

@@ -189,3 +189,30 @@ def test_a_program_that_cannot_be_known_is_ended_at_once(tmp_path, monkeypatch, 
         replica.start()
     assert replica._popen.wait() == -signal.SIGKILL
     assert replica.phase is Phase.RUNNING  # so that it is looked after until all of it is gone
+
+
+@pytest.mark.parametrize("passed", [False, True])
+def test_a_clock_that_is_set_forward_ends_nothing_that_is_adopted(
+    tmp_path, monkeypatch, nothing_survives, passed
+):
+    """A supervisor that goes on for one that was killed counts on from where that one was."""
+    order = Order(SPEC, ("/bin/sleep", "60"), dict(os.environ), str(tmp_path))
+
+    def replica(order):
+        return Replica(
+            ReplicaDir(tmp_path), "test/0", Rules(1, 600.0, 0), order, lambda pid: None, OomWatch(lambda: None), lambda table: {},
+        )  # fmt: skip
+
+    first = replica(order)
+    first.start()
+    try:
+        now, ticks = _replica.time.time, _replica.time.monotonic
+        monkeypatch.setattr(_replica.time, "time", lambda: now() + 86_400)
+        second = replica(None)
+        second.adopt()
+        monkeypatch.setattr(_replica.time, "monotonic", lambda: ticks() + 700.0 * passed)
+        second.step()
+        assert second.being_ended is passed
+    finally:
+        first._popen.kill()
+        first._popen.wait()

@@ -25,7 +25,7 @@ from ._record import outcome_of
 from ._rundir import ReplicaDir
 from ._state import AttemptState, read_state
 from ._times import Sampler
-from ._verdict import Stop, verdict
+from ._verdict import LATEST, Stop, verdict
 
 #: Seconds that the runner gets beyond the grace to end its tree and to report, before everything is killed.
 MARGIN = 2.0
@@ -157,10 +157,14 @@ class Replica:
         except OSError:
             self._popen.kill()  # nobody could tell it from a later process with its pid
             raise
-        if self._rules.timeout is not None:
-            # The runner enforces the timeout; this is for a runner that cannot.
-            self._deadline = time.monotonic() + self._rules.timeout + self._rules.grace + MARGIN
+        self._deadline = self._latest_end()
         self._save()
+
+    def _latest_end(self) -> float | None:
+        """When an attempt that begins now is ended here: the runner enforces the timeout, and this is for one that cannot."""
+        if self._rules.timeout is None:
+            return None
+        return min(time.monotonic() + self._rules.timeout + self._rules.grace + MARGIN, LATEST)
 
     def give_up(self) -> None:
         """Record that it was to be started and could not be."""
@@ -194,9 +198,8 @@ class Replica:
         self._started_at = state.started_at or time.time()
         if self._stop is not None:
             self._kill_at = time.monotonic() + self._rules.grace + MARGIN
-        if self._rules.timeout is not None:
-            left = self._started_at + self._rules.timeout + self._rules.grace + MARGIN - time.time()
-            self._deadline = time.monotonic() + left
+        if (whole := self._latest_end()) is not None:
+            self._deadline = min(whole, whole if state.deadline is None else state.deadline)
         self.phase = Phase.RUNNING
 
     def cancel_requested(self) -> bool:
@@ -362,6 +365,7 @@ class Replica:
             tuple(self._known.values()),
             self._started_at,
             self._stop,
+            self._deadline,
         )
         with noted():
             write_json(self._dir.state, state.to_dict())

@@ -26,6 +26,7 @@ class AttemptState:
         known: The processes that were seen in it.
         started_at: Unix seconds; 0 before the first start.
         stop: Why it is being ended; None if it is not.
+        deadline: When it has to be over, by ``time.monotonic``, which nobody sets; None if that is not known.
     """
 
     attempt: int = 0
@@ -34,6 +35,7 @@ class AttemptState:
     known: tuple[ProcessId, ...] = ()
     started_at: float = 0.0
     stop: Stop | None = None
+    deadline: float | None = None
 
     @property
     def processes(self) -> list[ProcessId]:
@@ -49,6 +51,7 @@ class AttemptState:
             "known": [identity.to_dict() for identity in self.known],
             "started_at": self.started_at,
             "stop": None if self.stop is None else self.stop.to_dict(),
+            "deadline": self.deadline,
         }
 
 
@@ -69,6 +72,7 @@ def read_state(path: Path) -> AttemptState:
             known=tuple(ProcessId.from_dict(each) for each in _is(list, data["known"])),
             started_at=unix_seconds(data["started_at"]),
             stop=Stop.from_dict(data["stop"]),
+            deadline=None if (at := data.get("deadline")) is None else unix_seconds(at),
         )
 
 
