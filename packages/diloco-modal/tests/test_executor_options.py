@@ -263,8 +263,9 @@ def test_a_function_whose_name_is_a_method_s_is_refused():
             make(function="x.y")
 
 
-def test_a_client_that_is_none_is_refused_at_once():
+@pytest.mark.parametrize(("value", "kind"), [(5, "int"), (modal.Client, "type")])
+def test_a_client_that_is_none_is_refused_at_once(value, kind):
     with pytest.raises(
-        InvalidRequestError, match=r"client must be a modal\.Client, not a value of type int"
+        InvalidRequestError, match=rf"client must be a modal\.Client, not a value of type {kind}"
     ):
-        ModalSpawnExecutor(client=5)
+        ModalSpawnExecutor(client=value)

@@ -41,7 +41,7 @@ def _place(name: str, value: object) -> str:
 
 def _check_client(name: str, value: object) -> Any:
     # Modal itself is slow to import.
-    if not hasattr(value, "from_env"):
+    if isinstance(value, type) or not hasattr(value, "from_env"):
         raise InvalidRequestError(
             f"{name} must be a modal.Client, not a value of type {type(value).__name__}"
         )
