@@ -7,7 +7,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from diloco_local import _files
-from diloco_local._files import create_json, is_locked, open_lock, read_json, try_lock, write_json
+from diloco_local._files import (
+    create_json,
+    is_locked,
+    open_lock,
+    read_json,
+    read_tail,
+    try_lock,
+    write_json,
+)
 from diloco_protocol import BackendError
 
 JSON = st.recursive(
@@ -136,3 +144,14 @@ def test_a_lock_lives_as_long_as_one_of_two_processes(tmp_path):
         os.close(writer)
         os.waitpid(child, 0)
     assert not is_locked(path)
+
+
+@pytest.mark.parametrize("behind", [1, 1990, 2001])
+def test_a_secret_whose_name_is_in_front_of_the_end_of_a_log_is_not_shown(tmp_path, behind):
+    log = tmp_path / "log"
+    log.write_text(f"DB_PASSWORD=hunter2hunter2 {'y' * behind}")
+    tail = read_tail(log)
+    assert "hunter" not in tail
+    assert tail.endswith("y" * min(behind, 2000))
+    assert len(tail) <= 2000
+    assert read_tail(tmp_path / "none") == ""

@@ -13,9 +13,11 @@ from pathlib import Path
 from typing import Any
 
 from diloco_protocol import BackendError
-from diloco_protocol.backend import RECORD_BYTES, is_shortage, read_bounded
+from diloco_protocol.backend import RECORD_BYTES, is_shortage, read_bounded, redact_text
 
 from ._own import open_own, open_own_stream
+
+_TAIL_BYTES = 1 << 16
 
 
 class DamagedFileError(BackendError, ValueError):
@@ -129,13 +131,15 @@ def read_bytes(path: Path, most: int = RECORD_BYTES) -> bytes | None:
 
 
 def read_tail(path: Path, most: int = 2000) -> str:
-    """The last ``most`` bytes of a log of ours as text; "" if there is none."""
+    """The last ``most`` characters of a log of ours without secrets; "" if there is none."""
     try:
         with open_own_stream(path, "rb") as stream:
-            stream.seek(max(0, stream.seek(0, os.SEEK_END) - most))
-            return str(stream.read(most).decode(errors="replace").strip())
+            stream.seek(max(0, stream.seek(0, os.SEEK_END) - _TAIL_BYTES))
+            text = stream.read(_TAIL_BYTES).decode(errors="replace")
     except FileNotFoundError:
         return ""
+    # Secrets are looked for before it is cut: what tells one may be in front of what is shown.
+    return redact_text(text)[-most:].strip()
 
 
 def say(text: str) -> None:
