@@ -55,6 +55,17 @@ def test_a_large_result_comes_through_the_log(bench, report):
     assert list(run.executor.log_iter(run.handles[0])) == ["epoch 1", "epoch 2"]
 
 
+def test_a_result_is_found_before_many_other_lines(bench, report):
+    """What starts the runner may write behind it."""
+    message, lines = report("x" * 20_000)
+    run = bench.launch(1)
+    run.pod(0).log("\n".join([*lines, *["bye"] * 200]) + "\n")
+    run.pod(0).succeed(message)
+    bench.world.settle()
+    (found,) = run.executor.collect(run.handles, timeout=10)
+    assert (found["result"], found["error"]) == ("x" * 20_000, None)
+
+
 def test_a_result_that_is_lost_is_no_none(bench, report):
     message, lines = report({"table": "x" * 50_000})
     run = bench.launch(2)

@@ -21,7 +21,9 @@ from ._facts import PodFacts, log_is_gone
 from ._lines import lines_of, written
 from ._verdict import is_damaged, read_message
 
-_SLACK = 50
+_SLACK = (
+    50  # lines that something else may write behind the result, without the whole log being read
+)
 
 
 def read_result(
@@ -62,22 +64,25 @@ def read_result(
         return report.outcome.result
     what = f"read the log of pod {pod.name}"
     lost = f"{name}, but its result, which is in its log, cannot be read"
-    try:
-        log = cluster.open_log(
-            handle.metadata["namespace"],
-            pod.name,
-            endless=False,
-            tail_lines=report.result_lines + _SLACK,
-        )
-    except MissingError as error:
-        raise ResultLostError(f"{lost}: {error}") from error
-    lines = written(lines_of(pieces(what, log)), lambda: log_is_gone(pod.name, pods()))
-    try:
-        # A log without a line of the replica, which has written some, proves nothing: it may be a proxy's.
-        if (first := next(lines, None)) is None:
-            raise UnavailableError(f"cannot {what}: the answer is empty")
-        return result_from_lines(report, (line.text for line in chain([first], lines)))
-    except (InvalidRequestError, MissingError) as error:
-        raise ResultLostError(f"{lost}: {error}") from error
-    except NoLogError as error:
-        raise NoLogError(f"{lost}: {error}") from error
+
+    def read(tail: int | None) -> Any:
+        try:
+            log = cluster.open_log(
+                handle.metadata["namespace"], pod.name, endless=False, tail_lines=tail
+            )
+        except MissingError as error:
+            raise ResultLostError(f"{lost}: {error}") from error
+        lines = written(lines_of(pieces(what, log)), lambda: log_is_gone(pod.name, pods()))
+        try:
+            # A log without a line of the replica, which has written some, proves nothing: it may be a proxy's.
+            if (first := next(lines, None)) is None:
+                raise UnavailableError(f"cannot {what}: the answer is empty")
+            return result_from_lines(report, (line.text for line in chain([first], lines)))
+        except (InvalidRequestError, MissingError) as error:
+            if tail is not None and isinstance(error, InvalidRequestError):
+                return read(None)  # something else may have written more behind the runner
+            raise ResultLostError(f"{lost}: {error}") from error
+        except NoLogError as error:
+            raise NoLogError(f"{lost}: {error}") from error
+
+    return read(report.result_lines + _SLACK)
