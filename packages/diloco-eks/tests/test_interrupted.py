@@ -66,6 +66,19 @@ def test_what_returned_has_succeeded(a_job, a_pod, report, told_to_end):
     assert status.state == "succeeded"
 
 
+def test_what_its_runner_reported_as_a_failure_is_no_success(bench, report):
+    """Something else may have the last word in a container, and leave with code 0."""
+    run = bench.launch(2)
+    run.pod(0).succeed(report(exit_code=3, error="bad data", reason=Reason.ERROR)[0])
+    run.pod(1).succeed(report("done")[0])
+    bench.world.settle()
+    failed, done = run.executor.collect(run.handles, timeout=60)
+    told = failed["status"], failed["exit_code"], failed["reason"], failed["error"]
+    assert told == ("failed", 3, "error", "bad data")
+    assert (done["status"], done["result"]) == ("succeeded", "done")
+    assert bench.executor().collect(run.handles, timeout=1) == [failed, done]
+
+
 @pytest.mark.processes
 def test_a_trainer_that_exits_with_zero_on_sigterm_is_replaced(tmp_path):
     (tmp_path / "spot.py").write_text(TRAINER)

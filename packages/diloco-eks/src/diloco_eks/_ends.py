@@ -12,7 +12,7 @@ from ._indexes import compress_ranks
 from ._native import native, native_end
 from ._own_end import own_end, uncounted_success
 from ._seen import Seen, evidence
-from ._verdict import Verdict, interrupted, judge
+from ._verdict import Verdict, hides_failure, interrupted, judge
 from ._whose_end import deleted_by_others, ended_by_itself
 
 
@@ -45,6 +45,8 @@ class Ends:
                 return self._from_verdict(judge(last), last)
             if deleted_by_others(last, self.job.decided_at):
                 return self._deleted(last)
+        if last is not None and hides_failure(last):
+            return self._from_verdict(judge(last), last)
         verdict = None if pod is None else judge(pod)
         return ReplicaStatus(
             ReplicaState.SUCCEEDED,

@@ -79,6 +79,12 @@ def interrupted(pod: PodFacts) -> bool:
     return ended is None or told is None or ended >= told  # times are whole seconds
 
 
+def hides_failure(pod: PodFacts) -> bool:
+    """Whether the runner of a pod that the cluster counts as succeeded reported a failure: something else had the last word."""
+    report = read_message(pod) if pod.phase == "Succeeded" else None
+    return report is not None and report.outcome.exit_code != 0
+
+
 def judge(pod: PodFacts) -> Verdict:
     """Why a pod failed."""
     end = pod.terminated
@@ -129,6 +135,7 @@ def judge(pod: PodFacts) -> Verdict:
             if outcome.reason in {Reason.CANCEL_REQUESTED, Reason.COMPLETED}
             else outcome.reason
         )
+        exit_code = exit_code or outcome.exit_code  # the container's may be another program's 0
         message = outcome.error or f"it exited with code {exit_code}"
         return Verdict(reason, exit_code, name, message, started, finished)
     how = f"it was ended by {name}" if name else f"it exited with code {exit_code}"
