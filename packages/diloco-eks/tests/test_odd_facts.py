@@ -78,6 +78,12 @@ def test_of_an_end_only_what_is_read_is_kept(a_pod):
     assert len(kept["message"]) < 10**5
 
 
+def test_a_secret_in_a_reason_is_not_cut_to_what_no_longer_looks_like_one(a_pod):
+    reason = f"postgres://admin:{'hunter2' * 20}@db/x"
+    pod = read_pod(a_pod(0, "Failed", {"terminated": {"exitCode": 1, "reason": reason}}))
+    assert "hunter2" not in str(pod.terminated)
+
+
 def test_an_answer_about_another_namespace():
     there = {"metadata": {"name": "run-1", "namespace": "production"}}
     with pytest.raises(UnavailableError, match="about the namespace 'production'"):

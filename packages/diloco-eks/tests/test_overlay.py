@@ -227,6 +227,12 @@ def test_the_secrets_of_a_damaged_item_are_not_shown(options_for):
         assert "hunter2" not in str(error.value)
 
 
+def test_a_secret_in_a_key_is_not_shown(options_for):
+    with pytest.raises(InvalidRequestError) as error:
+        options_for(pod_overlay={f"postgres://admin:{'hunter2' * 20}@db/x": object()})
+    assert "hunter2" not in str(error.value)
+
+
 @pytest.mark.processes
 @pytest.mark.parametrize("blanks", [0, 70_000])
 def test_variables_from_elsewhere_are_no_pieces_of_the_spec(tmp_path, blanks):

@@ -234,6 +234,11 @@ class TestPastItsEnd:
         assert said.count("='vvv") == 10
         assert ", ...)" in said
 
+    def test_of_metadata_no_secret_is_said(self, monkeypatch):
+        odd = {f"postgres://admin:{'hunter2' * 20}@db/x": "1"}
+        monkeypatch.setattr(self, "HANDLE", ReplicaHandle(7, "memory", odd, run_id="gone"))
+        assert "hunter2" not in self.said(Memory({}))
+
     def test_with_a_journal_it_is_said_which(self, tmp_path):
         journal = FolderJournal(tmp_path)
         said = self.said(Memory({}, journal=journal))

@@ -23,6 +23,7 @@ from diloco_protocol.backend import (
     check_texts,
     check_variables,
     check_whole,
+    read_whole,
     shown,
 )
 
@@ -46,6 +47,12 @@ def test_whole_numbers_have_limits(number):
 def test_what_is_not_a_whole_number(value):
     with refused(f"size must be a whole number from 0, not {value!r}"):
         check_whole("size", value, 0)
+
+
+def test_a_secret_in_the_place_of_a_number_is_not_shown():
+    with pytest.raises(InvalidRequestError) as caught:
+        read_whole("rank", f"postgres://admin:{'hunter2' * 6}@db/x", 0, 9)
+    assert "hunter2" not in str(caught.value)
 
 
 def test_a_whole_number_or_none():

@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from diloco_protocol import InvalidRequestError
-from diloco_protocol.backend import shown
+from diloco_protocol.backend import redact_and_cut, shown
 
 from ._names import CONTAINER, check_key, check_labels, is_taken
 from ._shape import misfit
@@ -112,7 +112,10 @@ def _copied(value: Any, path: str, depth: int, room: list[int]) -> Any:
                 )
         return {
             _copied(key, f"a key of {path}", depth, room): _copied(
-                inside, f"{path}.{key[:_SHOWN]}", depth + 1, room
+                inside,
+                f"{path}.{key if len(key) <= _SHOWN else redact_and_cut(key, _SHOWN)}",
+                depth + 1,
+                room,
             )
             for key, inside in value.items()
         }

@@ -129,11 +129,15 @@ def _end(state: Mapping[str, Any]) -> dict[str, Any]:
     """What is read of a container's end, since whoever may create pods may write anything into it."""
     kept = {name: state.get(name) for name in _END}
     texts = {
-        name: text[-_END_SHOWN:] if name == "message" else text[:_REASON_SHOWN]
+        name: text[-_END_SHOWN:] if name == "message" else _within(text, _REASON_SHOWN)
         for name, text in kept.items()
         if isinstance(text, str)
     }
     return {name: code for name, code in kept.items() if type(code) is int} | texts
+
+
+def _within(text: str, most: int) -> str:
+    return text if len(text) <= most else redact_and_cut(text, most)
 
 
 def _conditions(status: Mapping[str, Any]) -> dict[str, Condition]:

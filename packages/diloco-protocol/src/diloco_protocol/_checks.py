@@ -66,7 +66,7 @@ def read_whole(name: str, text: str, least: int, most: int) -> int:
     """
     digits = text.isascii() and text.isdecimal() and len(text) <= len(str(most))
     if not digits or not least <= int(text) <= most:
-        given = text if len(text) <= 40 else f"{text[:40]}..."
+        given = redact_and_cut(text, 40)
         raise _refused(name, f"a whole number from {least} to {most}", given, none=False)
     return int(text)
 

@@ -18,6 +18,7 @@ from ._errors import (
 from ._hooks import Hooks
 from ._journal import DamagedRecordError
 from ._look_order import LookOrder
+from ._redact import redact_and_cut
 from ._texts import readable_status
 from ._types import Reason, ReplicaState, ReplicaStatus
 
@@ -175,7 +176,9 @@ class Journaled(Hooks):
 
     def _missing(self, handle: ReplicaHandle, error: ReplicaNotFoundError | None) -> str:
         """What was asked for and where, when neither the backend nor a journal knows a replica, and what to do."""
-        told = [f"{name[:100]}={shown(value)}" for name, value in handle.metadata.items()]
+        told = [
+            f"{redact_and_cut(name, 100)}={shown(value)}" for name, value in handle.metadata.items()
+        ]
         where = ", ".join([*told[:_TOLD], *(["..."] if len(told) > _TOLD else [])])
         kept, journal = self.capabilities.retention, self._journal
         return (

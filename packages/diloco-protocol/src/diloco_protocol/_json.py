@@ -9,6 +9,7 @@ from typing import Any, NoReturn
 from ._bounds import check_size
 from ._checks import has_half_a_pair, shown
 from ._errors import InvalidRequestError
+from ._redact import redact_and_cut
 
 # Python's own parser refuses integers of more than 4300 digits, which are 14,284 bits.
 _MAX_INTEGER_BITS = 14_000
@@ -147,9 +148,8 @@ def _enter(value: list[Any] | dict[Any, Any], path: list[str | int], above: set[
 def _shown(path: list[str | int]) -> str:
     """Return a path as an error shows it, such as ``kwargs.a[1]``, with whatever is long cut off."""
     called, *steps = path
-    text = "".join(f"[{step}]" if isinstance(step, int) else f".{_cut(step)}" for step in steps)
-    return f"{called}{_cut(text)}"
-
-
-def _cut(text: str) -> str:
-    return text if len(text) <= _SHOWN else f"{text[:_SHOWN]}..."
+    text = "".join(
+        f"[{step}]" if isinstance(step, int) else f".{redact_and_cut(step, _SHOWN)}"
+        for step in steps
+    )
+    return f"{called}{redact_and_cut(text, _SHOWN)}"
