@@ -483,6 +483,9 @@ class TestTypes:
             ("a: sesamopenyou\n---\nb: 1", "is not YAML, line 2"),
             ("[" * 5000, "cannot be read: RecursionError"),
             ("a: 2026-13-45\nb: sesamopenyou", "cannot be read: ValueError"),
+            ("a: !!bool sesamopenyou", "cannot be read: KeyError"),
+            ("a: !!int ''\nb: sesamopenyou", "cannot be read: IndexError"),
+            ("a: !!timestamp sesamopenyou", "cannot be read: AttributeError"),
         ],
     )
     def test_damage(self, refused, text, match):

@@ -112,7 +112,7 @@ def read_file(file: str) -> dict[str, Any] | None:
         mark = getattr(error, "problem_mark", None)
         line = "" if mark is None else f", line {mark.line + 1}"
         raise AuthError(f"the kubeconfig {file} is not YAML{line}") from None
-    except (OSError, ValueError, RecursionError) as error:
+    except Exception as error:  # noqa: BLE001 - PyYAML raises anything where an explicit tag does not fit
         why = getattr(error, "strerror", None) or type(error).__name__
         raise AuthError(f"the kubeconfig {file} cannot be read: {why}") from None
     wrong = None if config is None else misfit(config, _CONFIG, "what it holds")
