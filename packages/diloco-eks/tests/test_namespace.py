@@ -55,6 +55,18 @@ def test_what_cannot_be_read_may_have_named_another(tmp_path, content):
         namespace_of(tmp_path / "config", None)
 
 
+def test_a_folder_that_is_called_like_a_home_is_none(tmp_path, monkeypatch):
+    """Without a home, a kubeconfig in a folder of the name "~" could run its plugins."""
+    monkeypatch.delenv("HOME")
+    monkeypatch.delenv("KUBECONFIG", raising=False)
+    monkeypatch.setattr("pwd.getpwuid", lambda uid: {}[uid])
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "~" / ".kube").mkdir(parents=True)
+    config(tmp_path / "~" / ".kube" / "config", a="planted")
+    with pytest.raises(AuthError, match=r"'~/.kube/config' is in a home folder that is not known"):
+        namespace_of(None, None)
+
+
 @pytest.mark.parametrize("space", ["a/b", "..", " ", "Team"])
 def test_what_can_be_none(tmp_path, space):
     with pytest.raises(InvalidRequestError, match="the namespace of the kubeconfig's context"):

@@ -11,7 +11,7 @@ from typing import Any
 from urllib.parse import quote, unquote, urlsplit
 
 from diloco_protocol import AuthError, InvalidRequestError
-from diloco_protocol.backend import redact_and_cut
+from diloco_protocol.backend import redact_and_cut, shown
 
 from ._errors import printable
 from ._kubeconfig_file import read_file, refused
@@ -110,11 +110,18 @@ def read_kubeconfig(kubeconfig: str | os.PathLike[str] | None, context: str | No
         context: A context of it; None for the current one.
 
     Raises:
-        AuthError: A file cannot be read, or something in it that is used has the wrong type.
+        AuthError: A file cannot be read or is in an unknown home folder, or something in it that is used has the wrong type.
     """
     given = os.fspath(kubeconfig) if kubeconfig is not None else os.environ.get("KUBECONFIG")
     named = filter(None, (given or "~/.kube/config").split(os.pathsep))
     files = list(map(os.path.expanduser, named))
+    if homeless := [
+        file for file in files if file.startswith("~")
+    ]:  # nobody means a folder called so
+        raise AuthError(
+            f"the kubeconfig {shown(homeless[0])} is in a home folder that is not known: name a file with kubeconfig= or "
+            "$KUBECONFIG"
+        )
     known: dict[str, dict[str, Any]] = {"context": {}, "cluster": {}, "user": {}}
     configs = {file: read_file(file) for file in files}
     for config in filter(None, configs.values()):
