@@ -9,6 +9,7 @@ from diloco_eks._indexes import expand_indexes
 from diloco_eks._reading import read_job, read_pod, run_of
 from diloco_eks._states import map_states
 from diloco_protocol import BackendError, UnavailableError
+from diloco_protocol._status_data import status_from_data, status_to_data
 
 LATE = "9999-12-31T23:59:59-23:59"
 
@@ -69,6 +70,13 @@ def test_an_end_that_no_journal_takes_is_left_out(a_job, a_pod):
     status = map_states(job, [pod], [0])[0][0]
     assert (str(status.state), status.exit_code) == ("failed", 1)
     assert (status.signal, status.started_at, status.finished_at) == (None, None, None)
+
+
+def test_the_end_of_a_rank_with_any_number_of_restarts_goes_into_a_journal(a_job):
+    job = a_job(1, {"failedIndexes": "0"})
+    job["spec"]["backoffLimitPerIndex"] = 2**31 - 1
+    status = map_states(read_job(job), [], [0])[0][0]
+    assert status_from_data(status_to_data(status)) == status
 
 
 def test_of_an_end_only_what_is_read_is_kept(a_pod):

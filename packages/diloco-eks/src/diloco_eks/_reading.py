@@ -63,7 +63,7 @@ def read_job(job: Mapping[str, Any]) -> JobFacts:
         cancelled=names.CANCELLED in annotations,
         deleting=bool(metadata.get("deletionTimestamp")),
         idle=not _count(status.get("active")) and not _count(status.get("terminating")),
-        restarts=_count(spec.get("backoffLimitPerIndex")),
+        restarts=min(_count(spec.get("backoffLimitPerIndex")), _MOST - 1),  # an attempt is one more
         deadline=_count(spec.get("activeDeadlineSeconds")) or None,
         timeout=_seconds(annotations.get(names.TIMEOUT)),
         first_rank=_number(annotations.get(names.FIRST_RANK)) or 0,
