@@ -429,6 +429,14 @@ def test_a_record_that_cannot_be_read_is_no_damage(tmp_path, monkeypatch):
         journal.end(handle)
 
 
+def test_without_a_home_the_folder_has_to_be_named(monkeypatch):
+    monkeypatch.delenv("HOME")
+    monkeypatch.delenv("XDG_STATE_HOME", raising=False)
+    monkeypatch.setattr("pwd.getpwuid", lambda uid: {}[uid])
+    with pytest.raises(InvalidRequestError, match=r"folder='~/.*': there is no such home folder"):
+        FolderJournal()
+
+
 @pytest.mark.parametrize("folder", ["a\0b", 5, b"a", "", "~nobody-of-that-name/x"])
 def test_a_folder_that_can_be_none_is_refused(folder):
     with pytest.raises(InvalidRequestError, match="folder"):

@@ -265,15 +265,19 @@ def _place(handle: ReplicaHandle) -> tuple[str, int]:
 
 
 def state_folder() -> Path:
-    """The folder in which programs of this user keep their state: ``$XDG_STATE_HOME/diloco`` or its usual place."""
+    """The folder in which programs of this user keep their state: ``$XDG_STATE_HOME/diloco`` or its usual place.
+
+    Raises:
+        InvalidRequestError: It is in a home folder, and there is none.
+    """
     from pathlib import Path  # slow to import
 
     base = Path(os.environ.get("XDG_STATE_HOME", ""))
     if base.is_absolute():  # the XDG specification says that another path is to be ignored
         return base / "diloco"
     if sys.platform == "darwin":
-        return Path.home() / "Library" / "Application Support" / "diloco"
-    return Path.home() / ".local" / "state" / "diloco"
+        return Path(check_home("folder", "~/Library/Application Support/diloco"))
+    return Path(check_home("folder", "~/.local/state/diloco"))
 
 
 def _read(path: Path, most: int, names: set[str]) -> dict[str, Any]:
