@@ -1,5 +1,6 @@
 """What JSON carries is passed; what it cannot is named by its path."""
 
+import sys
 import tracemalloc
 
 import pytest
@@ -93,6 +94,17 @@ class TestJson:
             InvalidRequestError, match=r"kwargs\.n is an integer of 16610 bits, .* pass it as text"
         ):
             check_json({"n": 10**5000}, "kwargs")
+
+    def test_integers_that_this_python_does_not_write(self):
+        limit = sys.get_int_max_str_digits()
+        sys.set_int_max_str_digits(640)
+        try:
+            with pytest.raises(InvalidRequestError, match="Python reads at most 2125 from JSON"):
+                check_json({"n": 10**4000}, "kwargs")
+            check_json(largest := 2**2125 - 1, "kwargs")
+            assert loads(dumps(largest), "it") == largest
+        finally:
+            sys.set_int_max_str_digits(limit)
 
     @given(st.dictionaries(text, json_values, max_size=4))
     def test_the_order_of_keys(self, value):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import sys
 from typing import Any, NoReturn
 
 from ._bounds import check_size
@@ -11,8 +12,9 @@ from ._checks import has_half_a_pair, shown
 from ._errors import InvalidRequestError
 from ._redact import redact_and_cut
 
-# Python's own parser refuses integers of more than 4300 digits, which are 14,284 bits.
+# Python's own parser refuses integers of more than 4300 digits, which are 14,284 bits, or than PYTHONINTMAXSTRDIGITS says.
 _MAX_INTEGER_BITS = 14_000
+_EVER_READ = 2_000  # bits, which are fewer than the 640 digits that are the least limit
 # Far below the recursion limit, wherever the reader stands.
 _MAX_DEPTH = 200
 # Characters of a path, and of a key in it.
@@ -75,9 +77,16 @@ def _plain(value: Any) -> bool:
         value is None
         or kind is bool
         or (kind is float and math.isfinite(value))
-        or (kind is int and value.bit_length() <= _MAX_INTEGER_BITS)
+        or (
+            kind is int and (value.bit_length() <= _EVER_READ or value.bit_length() <= _most_bits())
+        )
         or (kind is str and value.isascii())
     )
+
+
+def _most_bits() -> int:
+    digits = sys.get_int_max_str_digits()  # 0 is no limit
+    return min(_MAX_INTEGER_BITS, digits * 3321 // 1000) if digits else _MAX_INTEGER_BITS
 
 
 def _check(value: Any, path: list[str | int], above: set[int]) -> None:
@@ -99,7 +108,7 @@ def _check(value: Any, path: list[str | int], above: set[int]) -> None:
     elif kind is int:
         raise InvalidRequestError(
             f"{_shown(path)} is an integer of {value.bit_length()} bits, and Python reads at most "
-            f"{_MAX_INTEGER_BITS} from JSON: pass it as text"
+            f"{_most_bits()} from JSON: pass it as text"
         )
     elif kind is list or kind is dict:
         _enter(value, path, above)
