@@ -9,7 +9,7 @@ from diloco_eks._indexes import expand_indexes
 from diloco_eks._reading import read_job, read_pod, run_of
 from diloco_eks._states import map_states
 from diloco_protocol import BackendError, UnavailableError
-from diloco_protocol._status_data import status_from_data, status_to_data
+from diloco_protocol.backend import status_from_data, status_to_data
 
 LATE = "9999-12-31T23:59:59-23:59"
 

@@ -100,6 +100,10 @@ def namespace_of(kubeconfig: str | os.PathLike[str] | None, context: str | None)
         return given or (_ACCOUNT / "namespace").read_text(encoding="utf-8").strip() or DEFAULT
     except OSError:
         return DEFAULT
+    except UnicodeDecodeError:
+        raise InvalidRequestError(
+            f"the namespace of the service account, in {_ACCOUNT}, is not UTF-8"
+        ) from None
 
 
 def read_kubeconfig(kubeconfig: str | os.PathLike[str] | None, context: str | None) -> Kubeconfig:
