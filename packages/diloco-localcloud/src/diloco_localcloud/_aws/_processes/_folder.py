@@ -6,6 +6,8 @@ import json
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from ..._server._files import open_regular
+
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
@@ -71,7 +73,7 @@ class JobFolder:
         for name, path in _files(self.root / "checkpoints"):
             state = _state(path)
             if self._synced.get(name) != state:
-                self._s3.write(bucket, "/".join(filter(None, (prefix, name))), path.read_bytes())
+                self._s3.write(bucket, "/".join(filter(None, (prefix, name))), _content(path))
                 self._synced[name] = state
 
     def upload(self) -> str:
@@ -82,7 +84,7 @@ class JobFolder:
             return ""  # nobody has asked for the archive that SageMaker would make of it
         for name, path in _files(self.root / "model"):
             key = "/".join(filter(None, (prefix, self._job.name, "output/model", name)))
-            if not self._s3.write(bucket, key, path.read_bytes()):
+            if not self._s3.write(bucket, key, _content(path)):
                 return f"ClientError: Artifact upload failed: the bucket {bucket} does not exist"
         return ""
 
@@ -90,7 +92,8 @@ class JobFolder:
         """The FailureReason of a program that has exited with another code than 0."""
         end = f", exit code: {code}"
         try:
-            text = (self.root / "output/failure").read_bytes().decode(errors="replace")
+            with open_regular(self.root / "output/failure") as file:
+                text = file.read(4 * _REASON_BYTES).decode(errors="replace")
         except OSError:
             text = ""
         return f"AlgorithmError: {text[: _REASON_BYTES - len('AlgorithmError: ' + end)]}{end}"
@@ -115,6 +118,11 @@ def _files(folder: Path) -> Iterator[tuple[str, Path]]:
     for path in sorted(folder.rglob("*")):
         if path.is_file() and not path.is_symlink():
             yield path.relative_to(folder).as_posix(), path
+
+
+def _content(path: Path) -> bytes:
+    with open_regular(path) as file:
+        return file.read()
 
 
 def _state(path: Path) -> tuple[int, int]:

@@ -190,7 +190,7 @@ class LocalMachines:
 
     def _sync(self, life: _Life) -> None:
         while not life.over.wait(_SYNC_SECONDS):
-            with contextlib.suppress(FileNotFoundError):  # a file that was just there
+            with contextlib.suppress(OSError):  # a file that was just there
                 life.folder.sync()
 
     def _write(self, stream: str, text: str) -> None:

@@ -4,8 +4,12 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from ..._server._files import open_regular
+
 if TYPE_CHECKING:
     from pathlib import Path
+
+_LONGEST_LINE = 1 << 16  # more than an entry, with its time before it
 
 
 class FileLog:
@@ -32,10 +36,10 @@ class FileLog:
             return []
         first = chosen[0][0]
         try:
-            with self._path.open("rb") as file:
+            with open_regular(self._path) as file:
                 file.seek(first)
                 text = file.read(chosen[-1][1] - first)
-        except FileNotFoundError:  # the pod has gone, and its folder
+        except OSError:  # the pod has gone, and its folder; or its program has replaced the file
             return []
         return [
             (moment, text[begin - first : end - first] + (b"\n" if whole else b""))
@@ -44,12 +48,12 @@ class FileLog:
 
     def _look(self) -> None:
         try:
-            with self._path.open("rb") as file:
+            with open_regular(self._path) as file:
                 file.seek(self._read)
-                for line in file:  # at newlines only: a carriage return does not end a line
-                    if line.endswith(b"\n"):
-                        self._add(line)
-        except FileNotFoundError:
+                # At newlines only: a carriage return does not end a line.
+                while (line := file.readline(_LONGEST_LINE)).endswith(b"\n"):
+                    self._add(line)
+        except (OSError, ValueError):  # what a program has put there is no log
             return
 
     def _add(self, line: bytes) -> None:

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ..._server._container import Command, Container
+from ..._server._files import open_regular
 from .._objects._quantities import quantity
 from . import _environment, _volumes
 from ._expand import expand
@@ -118,7 +119,8 @@ class Sandbox:
         """The termination message: the file's, or the end of the log where the policy says so."""
         path = self._folder / container["name"] / "termination"
         try:
-            text = path.read_bytes()[:MESSAGE_BYTES]
+            with open_regular(path) as file:  # the program may have put anything there
+                text = file.read(MESSAGE_BYTES)
         except OSError:
             text = b""
         if (

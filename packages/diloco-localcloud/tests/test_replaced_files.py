@@ -1,0 +1,74 @@
+"""What a program has put in the place of a file that a stand-in reads: nobody waits for it, and it takes no memory."""
+
+from __future__ import annotations
+
+import os
+import tracemalloc
+import types
+
+import pytest
+
+from diloco_localcloud._aws._processes._folder import JobFolder
+from diloco_localcloud._kubernetes._processes._file_log import FileLog
+from diloco_localcloud._kubernetes._processes._sandbox import Sandbox
+
+BIG = 1 << 27
+LOG_ENTRY = b"1.5 F kept\n"
+
+
+def big(path):
+    path.touch()
+    os.truncate(path, BIG)
+
+
+def link(path):
+    target = path.with_name("target")
+    target.write_bytes(LOG_ENTRY)
+    path.symlink_to(target)
+
+
+def message(folder):
+    (folder / "main").mkdir()
+    sandbox = Sandbox(None, "node", folder, {}, ())
+    return folder / "main/termination", lambda: sandbox.message(
+        {"name": "main"}, failed=True, life=0
+    )
+
+
+def log(folder):
+    read = FileLog(folder / "0.log")
+    return folder / "0.log", lambda: read.entries(0, len(read.times()))
+
+
+def reason(folder):
+    job = JobFolder(types.SimpleNamespace(name="job", request={}), folder, None)
+    return job.root / "output/failure", lambda: job.reason(3)
+
+
+READERS = [(message, ""), (log, []), (reason, "AlgorithmError: , exit code: 3")]
+
+
+@pytest.mark.parametrize("put", [os.mkfifo, os.mkdir, link])
+@pytest.mark.parametrize(("reader", "nothing"), READERS)
+def test_what_is_no_file_is_not_read(tmp_path, reader, nothing, put):
+    path, read = reader(tmp_path)
+    put(path)
+    assert read() == nothing
+
+
+@pytest.mark.parametrize("reader", [reader for reader, _ in READERS])
+def test_a_file_of_any_size_takes_no_memory(tmp_path, reader):
+    path, read = reader(tmp_path)
+    big(path)
+    tracemalloc.start()
+    try:
+        read()
+        assert tracemalloc.get_traced_memory()[1] < BIG / 100
+    finally:
+        tracemalloc.stop()
+
+
+def test_a_log_is_read_up_to_what_is_no_entry_of_it(tmp_path):
+    path, read = log(tmp_path)
+    path.write_bytes(LOG_ENTRY + b"no entry\n" + LOG_ENTRY)
+    assert read() == read() == [(1.5, b"kept\n")]
