@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import socket
 import stat
 
@@ -70,6 +71,31 @@ def test_a_kubeconfig_that_cannot_be_written(tmp_path):
         pytest.raises(StandInError, match=r"cannot be written to .*choose another"),
     ):
         stand_in.kubeconfig(tmp_path / "no" / "such" / "folder")
+
+
+@pytest.mark.parametrize("make", [os.mkdir, os.mkfifo])
+def test_what_is_there_and_is_no_file_keeps_its_mode(tmp_path, make):
+    place = tmp_path / "place"
+    make(place)
+    place.chmod(0o750)
+    with (
+        KubernetesStandIn(tls=False) as stand_in,
+        pytest.raises(StandInError, match=r"cannot be written to .*Not a regular file; choose"),
+    ):
+        stand_in.kubeconfig(place)
+    assert stat.S_IMODE(place.stat().st_mode) == 0o750
+    assert list(tmp_path.iterdir()) == [place]
+
+
+def test_whoever_has_opened_the_file_before_does_not_read_the_token(tmp_path):
+    (tmp_path / "real").write_text("old")
+    (tmp_path / "link").symlink_to(tmp_path / "real")
+    with (tmp_path / "real").open() as before, KubernetesStandIn(tls=False) as stand_in:
+        assert stand_in.kubeconfig(tmp_path / "link") == tmp_path / "link"
+        assert before.read() == "old"
+        assert stand_in.token in (tmp_path / "real").read_text()
+    assert stat.S_IMODE((tmp_path / "real").stat().st_mode) == 0o600
+    assert (tmp_path / "link").is_symlink()
 
 
 def test_started_once_and_stopped_twice():

@@ -1,14 +1,13 @@
-"""Files where programs may have put something else."""
+"""Files where programs may have put something else, or that nobody may see half written."""
 
 from __future__ import annotations
 
 import errno
 import os
 import stat
-from typing import TYPE_CHECKING, BinaryIO
-
-if TYPE_CHECKING:
-    from pathlib import Path
+import tempfile
+from pathlib import Path
+from typing import BinaryIO
 
 
 def open_regular(path: Path) -> BinaryIO:
@@ -23,3 +22,21 @@ def open_regular(path: Path) -> BinaryIO:
         os.close(descriptor)
         raise FileNotFoundError(errno.ENOENT, "Not a regular file", str(path))
     return os.fdopen(descriptor, "rb")
+
+
+def replace(path: Path, data: bytes) -> None:
+    """Write a file that only its owner can read, beside what is there, and put it in its place.
+
+    Raises:
+        OSError: it cannot be written there, or something else than a file is there.
+    """
+    if path.exists() and not path.is_file():
+        raise OSError(errno.EINVAL, "Not a regular file", str(path))
+    descriptor, name = tempfile.mkstemp(prefix=".", dir=path.parent)  # with mode 0600
+    try:
+        with os.fdopen(descriptor, "wb") as file:
+            file.write(data)
+        Path(name).replace(path)
+    except BaseException:
+        Path(name).unlink(missing_ok=True)
+        raise

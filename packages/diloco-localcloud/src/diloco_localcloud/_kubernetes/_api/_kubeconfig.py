@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import base64
 import json
+import os
 from pathlib import Path
 from typing import Any
 
 from ..._server._errors import StandInError
+from ..._server._files import replace
 
 Json = dict[str, Any]
 
@@ -38,9 +40,8 @@ def write(path: str | Path, content: Json) -> Path:
     """
     target = Path(path)
     try:
-        target.touch(mode=0o600)
-        target.chmod(0o600)
-        target.write_text(json.dumps(content, indent=2) + "\n")
+        # Not in place: whoever has opened a file that was there would read the token. A link stays one.
+        replace(Path(os.path.realpath(target)), (json.dumps(content, indent=2) + "\n").encode())
     except OSError as wrong:
         raise StandInError(
             f"the kubeconfig cannot be written to {target}: {wrong.strerror}; choose another path"
