@@ -1,6 +1,7 @@
 """One life of one container: whatever happens, its end is told."""
 
 import os
+import re
 import subprocess
 import sys
 import threading
@@ -63,3 +64,13 @@ def test_a_command_that_cannot_be_told_starts_nothing(command, monkeypatch):
     monkeypatch.setattr(subprocess, "Popen", lambda *_, **__: pytest.fail("started"))
     with pytest.raises(TypeError, match="JSON"):
         Container(Command([object()], command.env, command.cwd, command.log), lambda _: None)
+
+
+@pytest.mark.processes
+@pytest.mark.parametrize("word", ["a\0b", "\ud800"])
+def test_a_word_that_no_process_can_have_is_refused_with_the_reason(command, word):
+    events = []
+    for argv, env in (([*command.argv, word], {}), (command.argv, {"A": word})):
+        Container(Command(argv, env, command.cwd, command.log), events.append).join()
+    assert [event["event"] for event in events] == ["refused", "refused"]
+    assert all(re.search("null byte|surrogates", event["message"]) for event in events)

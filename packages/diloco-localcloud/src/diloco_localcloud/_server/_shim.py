@@ -260,6 +260,9 @@ def main() -> None:
             message=f"{wrong.strerror}: {wrong.filename}",
         )
         return
+    except ValueError as wrong:  # a word or a variable that no process can have
+        say(event="refused", message=str(wrong))
+        return
     say(event="started", pid=shim.root, at=time.time())
     say(event="ended", **shim.run())
 

@@ -385,3 +385,25 @@ def test_pods_do_not_change(clients):
         clients.core.patch_namespaced_pod(
             name=name, namespace="ns", body={"spec": {"hostname": "x"}}
         )
+
+
+@pytest.mark.parametrize(
+    ("key", "words"),
+    [
+        (".", "must not be '.'"),
+        ("..", "must not be '..'"),
+        ("..a", "must not start with '..'"),
+        ("a/b", "a valid config key must consist of alphanumeric characters"),
+        ("k" * 254, "must be no more than 253 characters"),
+    ],
+)
+@pytest.mark.parametrize(("kind", "part"), [("ConfigMap", "data"), ("Secret", "stringData")])
+def test_keys_that_could_not_be_names_of_files(clients, kind, part, key, words):
+    things = f"/api/v1/namespaces/ns/{kind.lower()}s"
+    thing = {"metadata": {"name": "a"}, part: {".k-1_": ""}}
+    assert clients.raw("POST", things, thing)[0]["kind"] == kind
+    for method, path, name in (("POST", things, "b"), ("PUT", f"{things}/a", "a")):
+        odd = {"metadata": {"name": name}, part: {key: ""}}
+        answer, _ = clients.raw(method, path, odd)
+        assert (answer.get("code"), answer.get("reason")) == (422, "Invalid")
+        assert f'data[{key}]: Invalid value: "{key}": {words}' in answer["message"]

@@ -6,11 +6,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from diloco_localcloud._kubernetes._control._content import MountError
 from diloco_localcloud._kubernetes._objects._resources import CONFIG_MAPS, SECRETS
 from diloco_localcloud._kubernetes._objects._store import Store
 from diloco_localcloud._kubernetes._processes._environment import ConfigError, field, resolve
 from diloco_localcloud._kubernetes._processes._expand import expand
-from diloco_localcloud._kubernetes._processes._volumes import rewrite
+from diloco_localcloud._kubernetes._processes._volumes import make, rewrite
 
 KNOWN = {"A": "1", "B": "$(A)", "long_name": "x y"}
 
@@ -66,6 +67,8 @@ def store():
     made = Store(lambda: "2026-01-01T00:00:00Z", 0)
     config = {"metadata": {"name": "conf", "namespace": "ns"}, "data": {"lr": "0.1", "steps": "5"}}
     secret = {"metadata": {"name": "keys", "namespace": "ns"}, "data": {"key": "c2VjcmV0"}}
+    binary = {"metadata": {"name": "binary", "namespace": "ns"}, "data": {"key": "//4="}}
+    made.add(SECRETS, made.prepare(SECRETS, binary))
     made.add(CONFIG_MAPS, made.prepare(CONFIG_MAPS, config))
     made.add(SECRETS, made.prepare(SECRETS, secret))
     return made
@@ -153,6 +156,10 @@ def test_downward_api(path, value):
             {"configMapKeyRef": {"name": "conf", "key": "k"}},
             "couldn't find key k in ConfigMap ns/conf",
         ),
+        (
+            {"secretKeyRef": {"name": "binary", "key": "key"}},
+            "key in Secret ns/binary is not UTF-8",
+        ),
         ({"fieldRef": {"fieldPath": "status.phase"}}, "unsupported fieldPath: status.phase"),
         ({"resourceFieldRef": {"resource": "limits.cpu"}}, "has no limits.cpu"),
         ({"fileKeyRef": {}}, "does not support the environment source fileKeyRef"),
@@ -161,3 +168,33 @@ def test_downward_api(path, value):
 def test_what_is_missing_is_named(store, source, message):
     with pytest.raises(ConfigError, match=message):
         env_of(store, [{"name": "A", "valueFrom": source}])
+
+
+def test_all_of_a_secret_that_is_no_text(store):
+    with pytest.raises(ConfigError, match="key key in Secret ns/binary is not UTF-8"):
+        env_of(store, [], envFrom=[{"secretRef": {"name": "binary"}}])
+
+
+def with_volume(*paths):
+    items = [{"key": "lr", "path": path} for path in paths]
+    volume = {"name": "v", "configMap": {"name": "conf", "items": items}}
+    return {**POD, "spec": {"volumes": [volume]}}
+
+
+@pytest.mark.parametrize("paths", [["a", "a/b"], [".."], ["a/b", "a"], ["a\0"]])
+def test_files_that_cannot_be_beside_each_other(store, tmp_path, paths):
+    with pytest.raises(MountError, match=r'MountVolume.SetUp failed for volume "v" : '):
+        make(store, with_volume(*paths), tmp_path)
+
+
+def test_a_file_that_a_program_has_replaced_is_made_anew(store, tmp_path):
+    """With nobody waiting, and no other file written in its place."""
+    other = tmp_path / "other"
+    other.touch()
+    (folder,) = make(store, with_volume("a"), tmp_path).values()
+    (folder / "a").unlink()
+    (folder / "a").symlink_to(other)
+    make(store, with_volume("a"), tmp_path)
+    assert (folder / "a").read_text() == "0.1"
+    assert (folder / "a").stat().st_mode & 0o777 == 0o600
+    assert other.read_text() == ""

@@ -87,7 +87,7 @@ class Verbs:
             new = self._pod(new)
         else:
             label = resource is _resources.NAMESPACES
-            problems = _names.metadata(new["metadata"], label=label)
+            problems = _names.metadata(new["metadata"], label=label) + _data_keys(resource, new)
             if problems:
                 raise _refusals.invalid(
                     resource.kind, resource.group, new["metadata"].get("name", ""), problems
@@ -162,7 +162,7 @@ class Verbs:
     def _allowed(self, resource: Resource, route: Route, old: Json, new: Json) -> Json:
         if route.subresource == "status":
             return {**old, "metadata": new["metadata"], "status": new.get("status", {})}
-        problems = _names.metadata(new["metadata"])
+        problems = _names.metadata(new["metadata"]) + _data_keys(resource, new)
         if problems:
             raise _refusals.invalid(resource.kind, resource.group, route.name, problems)
         if "status" in old:
@@ -177,6 +177,11 @@ class Verbs:
             )
             raise _refusals.invalid("Pod", "", route.name, [("spec", "FieldValueForbidden", words)])
         return new
+
+
+def _data_keys(resource: Resource, obj: Json) -> list[_names.Cause]:
+    holds = resource in (_resources.CONFIG_MAPS, _resources.SECRETS)
+    return _names.data_keys(obj) if holds else []
 
 
 def _kept(old: Json, new: Json) -> Json:

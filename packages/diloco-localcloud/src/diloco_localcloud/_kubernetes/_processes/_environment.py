@@ -22,7 +22,7 @@ def resolve(store: Store, pod: Json, container: Json, base: Mapping[str, str]) -
     """All variables: the image's, then ``envFrom``, then ``env`` in its order, each seeing those before it.
 
     Raises:
-        ConfigError: a ConfigMap, Secret or key is missing.
+        ConfigError: a ConfigMap, Secret or key is missing, or its data are no text.
     """
     env = dict(base)
     for source in container.get("envFrom") or []:
@@ -33,7 +33,10 @@ def resolve(store: Store, pod: Json, container: Json, base: Mapping[str, str]) -
             if kind in source:
                 data = content(store, resource, pod, source[kind])
                 env |= {
-                    source.get("prefix", "") + key: value.decode() for key, value in data.items()
+                    source.get("prefix", "") + key: _text(
+                        data, key, _where(resource, pod, source[kind])
+                    )
+                    for key in data
                 }
     for entry in container.get("env") or []:
         if entry.get("valueFrom"):
@@ -58,12 +61,23 @@ def _from(store: Store, pod: Json, container: Json, source: Json) -> str | None:
             reference = source[kind]
             data = content(store, resource, pod, reference)
             if reference["key"] in data:
-                return data[reference["key"]].decode()
+                return _text(data, reference["key"], _where(resource, pod, reference))
             if reference.get("optional"):
                 return None
-            where = f"{pod['metadata']['namespace']}/{reference['name']}"
-            raise ConfigError(f"couldn't find key {reference['key']} in {resource.kind} {where}")
+            where = _where(resource, pod, reference)
+            raise ConfigError(f"couldn't find key {reference['key']} in {where}")
     raise ConfigError(f"the stand-in does not support the environment source {', '.join(source)}")
+
+
+def _where(resource: _resources.Resource, pod: Json, reference: Json) -> str:
+    return f"{resource.kind} {pod['metadata']['namespace']}/{reference['name']}"
+
+
+def _text(data: Mapping[str, bytes], key: str, where: str) -> str:
+    try:
+        return data[key].decode()
+    except UnicodeDecodeError:
+        raise ConfigError(f"key {key} in {where} is not UTF-8, as a variable has to be") from None
 
 
 def field(pod: Json, path: str) -> str:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from typing import TYPE_CHECKING, Any
 
+from ..._server._files import replace
 from .._control import _content
 
 if TYPE_CHECKING:
@@ -20,7 +21,7 @@ def make(store: Store, pod: Json, folder: Path) -> dict[str, Path]:
     """The folder of each volume, by its name; ConfigMaps and Secrets as files in it.
 
     Raises:
-        MountError: a ConfigMap, a Secret or a key of one is missing.
+        MountError: a ConfigMap, a Secret or a key of one is missing, or a file cannot be where it should be.
     """
     folders: dict[str, Path] = {}
     for name, files in _content.files(store, pod).items():
@@ -28,9 +29,12 @@ def make(store: Store, pod: Json, folder: Path) -> dict[str, Path]:
         folders[name].mkdir(parents=True, exist_ok=True)
         for path, data in files.items():
             target = folders[name] / path
-            target.parent.mkdir(parents=True, exist_ok=True)
-            target.touch(mode=0o600)
-            target.write_bytes(data)
+            try:
+                target.parent.mkdir(parents=True, exist_ok=True)
+                replace(target, data)
+            except (OSError, ValueError) as wrong:
+                why = f'MountVolume.SetUp failed for volume "{name}" : {path}: {wrong}'
+                raise _content.MountError(why) from None
     return folders
 
 

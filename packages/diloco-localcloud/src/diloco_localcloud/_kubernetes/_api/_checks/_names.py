@@ -12,6 +12,7 @@ Cause = tuple[str, str, str]
 _LABEL = re.compile(r"[a-z0-9]([-a-z0-9]*[a-z0-9])?")
 _SUBDOMAIN = re.compile(r"[a-z0-9]([-a-z0-9]*[a-z0-9])?(\.[a-z0-9]([-a-z0-9]*[a-z0-9])?)*")
 _VALUE = re.compile(r"(([A-Za-z0-9][-A-Za-z0-9_.]*)?[A-Za-z0-9])?")
+_DATA_KEY = re.compile(r"[-._a-zA-Z0-9]+")
 
 LABEL_WORDS = (
     "a lowercase RFC 1123 label must consist of lower case alphanumeric characters or '-', and must start and end with an "
@@ -26,6 +27,11 @@ VALUE_WORDS = (
     "a valid label must be an empty string or consist of alphanumeric characters, '-', '_' or '.', and must start and end "
     "with an alphanumeric character (e.g. 'MyValue',  or 'my_value',  or '12345', regex used for validation is "
     "'(([A-Za-z0-9][-A-Za-z0-9_.]*)?[A-Za-z0-9])?')"
+)
+
+DATA_KEY_WORDS = (
+    "a valid config key must consist of alphanumeric characters, '-', '_' or '.' (e.g. 'key.name',  or 'KEY_NAME',  or "
+    "'key-name', regex used for validation is '[-._a-zA-Z0-9]+')"
 )
 
 
@@ -80,6 +86,25 @@ def metadata(meta: Mapping[str, Any], *, label: bool = False) -> list[Cause]:
         + labels(meta.get("labels") or {}, "metadata.labels")
         + keys(meta.get("annotations") or {}, "metadata.annotations")
     )
+
+
+def data_keys(obj: Mapping[str, Any]) -> list[Cause]:
+    """What is wrong with the keys of a ConfigMap or a Secret, which may become names of files."""
+    causes = []
+    for part in ("data", "binaryData", "stringData"):
+        for key in obj.get(part) or {}:
+            problems = []
+            if len(key) > 253:
+                problems.append("must be no more than 253 characters")
+            if not _DATA_KEY.fullmatch(key):
+                problems.append(DATA_KEY_WORDS)
+            if key.startswith(".."):
+                problems.append("must not be '..'" if key == ".." else "must not start with '..'")
+            elif key == ".":
+                problems.append("must not be '.'")
+            field = f"{'data' if part == 'stringData' else part}[{key}]"
+            causes += [invalid(field, key, words) for words in problems]
+    return causes
 
 
 def labels(given: Mapping[str, str], field: str) -> list[Cause]:
