@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from diloco_localcloud import KubernetesStandIn
+from diloco_localcloud import KubernetesStandIn, Node
 from diloco_localcloud._server._http import Request
 
 LEAVES = (
@@ -26,6 +26,8 @@ THINGS = st.recursive(
     | st.dictionaries(st.sampled_from(["name", "a"]), inner, max_size=2),
 )
 
+REQUIRED = "requiredDuringSchedulingIgnoredDuringExecution"
+TERM = {"matchExpressions": [{"key": "a", "operator": "In", "values": ["b"]}]}
 RULE = {"action": "Ignore", "onPodConditions": [{"type": "DisruptionTarget"}]}
 MAIN = {
     "name": "main",
@@ -38,6 +40,7 @@ MAIN = {
     "envFrom": [{"configMapRef": {"name": "c"}}],
     "resources": {"limits": {"cpu": "1"}, "requests": {"cpu": "1"}},
     "volumeMounts": [{"name": "v", "mountPath": "/v"}],
+    "securityContext": {"privileged": False, "capabilities": {"drop": ["ALL"]}},
 }
 JOB = {
     "apiVersion": "batch/v1",
@@ -55,9 +58,14 @@ JOB = {
             "metadata": {"labels": {"a": "b"}},
             "spec": {
                 "restartPolicy": "Never",
+                "priorityClassName": "system-node-critical",
+                "securityContext": {"runAsUser": 1, "seccompProfile": {"type": "RuntimeDefault"}},
+                "affinity": {"nodeAffinity": {REQUIRED: {"nodeSelectorTerms": [TERM]}}},
+                "tolerations": [{"key": "a", "operator": "Exists", "tolerationSeconds": 1}],
                 "containers": [MAIN],
                 "volumes": [
                     {"name": "v", "emptyDir": {}},
+                    {"name": "x", "persistentVolumeClaim": {"claimName": "c"}},
                     {"name": "w", "configMap": {"name": "c", "items": [{"key": "k", "path": "p"}]}},
                 ],
             },
@@ -90,6 +98,7 @@ def put(thing, path, value):
     return new
 
 
+JOBS = "/apis/batch/v1/namespaces/default/jobs"
 PLACES = sorted(places(JOB), key=str)
 
 
@@ -97,6 +106,58 @@ def ask(stand_in, method, path, body, kind="application/json"):
     headers = {"authorization": f"Bearer {stand_in.token}", "content-type": kind}
     answer = stand_in._api.handle(Request(method, path, {}, headers, json.dumps(body).encode()))
     return answer.status, json.loads(answer.body)
+
+
+POD = ("spec", "template", "spec")
+CONTAINER = (*POD, "containers", 0)
+TERMS = (*POD, "affinity", "nodeAffinity", REQUIRED, "nodeSelectorTerms")
+
+
+@pytest.mark.parametrize(
+    "path",
+    [
+        *((*POD, "tolerations", *rest) for rest in ((), (0,), (0, "tolerationSeconds"))),
+        *(TERMS[:end] for end in (4, 5, 6, 7)),
+        *((*TERMS, *rest) for rest in ((0,), (0, "matchExpressions"))),
+        *((*TERMS, 0, "matchExpressions", 0, *rest) for rest in ((), ("key",), ("values",))),
+        (*POD, "priorityClassName"),
+        (*POD, "runtimeClassName"),
+        *((*POD, "volumes", 1, "persistentVolumeClaim", *rest) for rest in ((), ("claimName",))),
+        (*POD, "securityContext"),
+        (*POD, "securityContext", "seccompProfile"),
+        (*CONTAINER, "securityContext"),
+        *((*CONTAINER, "securityContext", "capabilities", *rest) for rest in ((), ("drop",))),
+    ],
+)
+@pytest.mark.parametrize("value", [True, [5]])
+def test_fields_of_another_type_are_refused(path, value):
+    stand_in = KubernetesStandIn(tls=False)
+    status, answer = ask(stand_in, "POST", JOBS, put(JOB, path, value))
+    assert (status, answer["reason"]) == (400, "BadRequest")
+    assert "json: cannot unmarshal" in answer["message"]
+
+
+@pytest.mark.parametrize("path", [(*TERMS[:-1],), (*TERMS, 0, "matchExpressions", 0)])
+def test_an_affinity_without_its_parts_chooses_no_node(path):
+    stand_in = KubernetesStandIn(tls=False, nodes=[Node("one")])
+    body = put(put(JOB, (*POD, "volumes", 1), {"name": "x"}), path, {"other": 5})
+    assert ask(stand_in, "POST", JOBS, body)[0] == 201
+    stand_in.world.settle()
+    for pod in stand_in.world.pods("run"):
+        (condition,) = pod.json["status"]["conditions"]
+        assert "didn't match Pod's node affinity" in condition["message"]
+
+
+@pytest.mark.parametrize("path", [JOBS, f"{JOBS}/run", f"{JOBS}/run/status"])
+def test_owners_are_named_in_full(path):
+    stand_in = KubernetesStandIn(tls=False)
+    body = put(JOB, ("metadata", "ownerReferences"), [{}])
+    if path != JOBS:
+        assert ask(stand_in, "POST", JOBS, JOB)[0] == 201
+    status, answer = ask(stand_in, "POST" if path == JOBS else "PUT", path, body)
+    assert status == 422, answer
+    for part in ("apiVersion", "kind", "name", "uid"):
+        assert f'metadata.ownerReferences.{part}: Invalid value: "": ' in answer["message"]
 
 
 @settings(max_examples=300, deadline=None)

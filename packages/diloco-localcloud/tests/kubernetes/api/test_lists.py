@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import base64
 import contextlib
+import json
 import threading
 
 import pytest
@@ -68,6 +70,28 @@ def test_pages(clients, limit):
         assert (page.metadata.remaining_item_count or 0) == 7 - len(names)
     assert len(set(names)) == len(names) == 7
     assert pages == -(-7 // limit)
+
+
+def test_a_limit_below_nothing_is_none(clients):
+    clients.create(clients.indexed("run", 2))
+    clients.world.settle()
+    page = clients.core.list_namespaced_pod(namespace="ns", limit=-1)
+    assert (len(page.items), page.metadata._continue) == (2, None)
+
+
+@pytest.mark.parametrize(
+    "mark",
+    [
+        {"namespace": 5, "name": "a", "version": 5},
+        {"namespace": "", "name": None, "version": 5},
+        {"namespace": "", "name": "a", "version": "5"},
+        {"namespace": "", "name": "a", "version": True},
+    ],
+)
+def test_a_token_that_is_none_of_ours(clients, mark):
+    token = base64.urlsafe_b64encode(json.dumps(mark).encode()).decode()
+    with clients.refused(400, "BadRequest", "continue key is not valid"):
+        clients.core.list_namespaced_pod(namespace="ns", _continue=token)
 
 
 def test_jobs_of_all_namespaces(clients):

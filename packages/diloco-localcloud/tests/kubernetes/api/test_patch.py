@@ -153,3 +153,18 @@ def test_unknown_patches(kind):
     with pytest.raises(ApiError) as caught:
         _patch.apply(kind, {}, {})
     assert caught.value.code == 415
+
+
+@pytest.mark.parametrize(
+    "operation",
+    [
+        {"op": "remove", "path": ""},
+        {"op": "replace", "path": "", "value": 5},
+        {"op": "add", "path": 5, "value": 1},
+        {"op": "add", "path": "/a/99999999999999999999", "value": 1},
+    ],
+)
+def test_operations_that_cannot_be_done(operation):
+    with pytest.raises(ApiError) as caught:
+        _patch.apply(_patch.JSON, {"a": [1]}, [operation])
+    assert caught.value.code == 422

@@ -26,11 +26,13 @@ def page(items: list[Json], limit: int, token: str, version: int) -> tuple[list[
         try:
             last = json.loads(base64.urlsafe_b64decode(token))
             after, version = (last["namespace"], last["name"]), last["version"]
-        except (ValueError, KeyError, TypeError):
+            if [type(each) for each in (*after, version)] != [str, str, int]:
+                raise TypeError
+        except (ValueError, KeyError, TypeError, RecursionError):
             raise _refusals.bad_request(f"continue key is not valid: {token}") from None
         items = [item for item in items if _key(item) > after]
     meta: Json = {"resourceVersion": str(version)}
-    if limit and len(items) > limit:
+    if 0 < limit < len(items):
         rest = len(items) - limit
         items = items[:limit]
         namespace, name = _key(items[-1])

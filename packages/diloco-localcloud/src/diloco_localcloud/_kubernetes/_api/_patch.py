@@ -133,10 +133,12 @@ def _json(document: Json, operations: Any) -> Json:
     for operation in operations:
         try:
             result = _operate(result, operation)
-        except (KeyError, IndexError, ValueError, TypeError) as wrong:
+        except (KeyError, IndexError, OverflowError, ValueError, TypeError) as wrong:
             message = f"the server rejected our request due to an error in our request: {operation}: {wrong}"
             raise _refusals.ApiError(422, "Invalid", message, {}) from None
-    return dict(result)
+    if not isinstance(result, dict):
+        raise _refusals.ApiError(422, "Invalid", "the patch leaves no object", {})
+    return result
 
 
 def _operate(document: Any, operation: Json) -> Any:
@@ -156,7 +158,9 @@ def _operate(document: Any, operation: Json) -> Any:
     raise ValueError(f"there is no operation {verb!r}")
 
 
-def _pointer(path: str) -> list[str]:
+def _pointer(path: Any) -> list[str]:
+    if not isinstance(path, str):
+        raise TypeError("a path must be a string")
     return [step.replace("~1", "/").replace("~0", "~") for step in path.split("/")[1:]]
 
 

@@ -160,11 +160,11 @@ class Verbs:
         ) or new
 
     def _allowed(self, resource: Resource, route: Route, old: Json, new: Json) -> Json:
-        if route.subresource == "status":
-            return {**old, "metadata": new["metadata"], "status": new.get("status", {})}
         problems = _names.metadata(new["metadata"]) + _data_keys(resource, new)
         if problems:
             raise _refusals.invalid(resource.kind, resource.group, route.name, problems)
+        if route.subresource == "status":
+            return {**old, "metadata": new["metadata"], "status": new.get("status", {})}
         if "status" in old:
             new = {**new, "status": old["status"]}
         if resource is _resources.JOBS:

@@ -89,7 +89,7 @@ def unselected(node: Json, _: Taken, pod: Json) -> list[Lack]:
     selector = pod["spec"].get("nodeSelector") or {}
     affinity = (pod["spec"].get("affinity") or {}).get("nodeAffinity") or {}
     required = affinity.get("requiredDuringSchedulingIgnoredDuringExecution")
-    terms = required["nodeSelectorTerms"] if required else None
+    terms = required.get("nodeSelectorTerms") or [] if required else None
     if any(labels.get(key) != value for key, value in selector.items()) or (
         terms is not None and not any(_meets(term, labels, node) for term in terms)
     ):
@@ -157,9 +157,9 @@ def _meets(term: Json, labels: Mapping[str, str], node: Json) -> bool:
 
 
 def _holds(expression: Json, labels: Mapping[str, str]) -> bool:
-    value = labels.get(expression["key"])
+    value = labels.get(expression.get("key", ""))
     values: list[str] = expression.get("values") or []
-    operator: str = expression["operator"]
+    operator: str = expression.get("operator", "")
     if operator == "In":
         return value in values
     if operator == "NotIn":

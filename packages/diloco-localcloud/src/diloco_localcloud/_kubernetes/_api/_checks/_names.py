@@ -12,6 +12,10 @@ Cause = tuple[str, str, str]
 _LABEL = re.compile(r"[a-z0-9]([-a-z0-9]*[a-z0-9])?")
 _SUBDOMAIN = re.compile(r"[a-z0-9]([-a-z0-9]*[a-z0-9])?(\.[a-z0-9]([-a-z0-9]*[a-z0-9])?)*")
 _VALUE = re.compile(r"(([A-Za-z0-9][-A-Za-z0-9_.]*)?[A-Za-z0-9])?")
+_OF_OWNERS = {
+    "apiVersion": "version must not be empty",
+    **dict.fromkeys(("kind", "name", "uid"), "must not be empty"),
+}
 _DATA_KEY = re.compile(r"[-._a-zA-Z0-9]+")
 
 LABEL_WORDS = (
@@ -68,7 +72,7 @@ def is_label(text: str) -> bool:
 
 
 def metadata(meta: Mapping[str, Any], *, label: bool = False) -> list[Cause]:
-    """What is wrong with an object's name, labels and annotations."""
+    """What is wrong with an object's name, owners, labels and annotations."""
     name = str(meta.get("name", ""))
     causes = []
     if not name:
@@ -81,8 +85,15 @@ def metadata(meta: Mapping[str, Any], *, label: bool = False) -> list[Cause]:
         )
     elif not (_LABEL if label else _SUBDOMAIN).fullmatch(name):
         causes.append(invalid("metadata.name", name, LABEL_WORDS if label else SUBDOMAIN_WORDS))
+    owners = [
+        invalid(f"metadata.ownerReferences.{part}", "", words)
+        for owner in meta.get("ownerReferences") or []
+        for part, words in _OF_OWNERS.items()
+        if not owner.get(part)
+    ]
     return (
         causes
+        + owners
         + labels(meta.get("labels") or {}, "metadata.labels")
         + keys(meta.get("annotations") or {}, "metadata.annotations")
     )

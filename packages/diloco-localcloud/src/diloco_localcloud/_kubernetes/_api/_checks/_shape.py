@@ -37,6 +37,13 @@ _ENV = {
         "secretKeyRef": _REFERENCE,
     },
 }
+_SECURITY = {
+    "runAsNonRoot": "bool",
+    "runAsUser": "int",
+    "seccompProfile": {"type": "string"},
+}
+_REQUIREMENT = {"key": "string", "operator": "string", "values": ["string"]}
+_NODE_TERM = {"matchExpressions": [_REQUIREMENT], "matchFields": [_REQUIREMENT]}
 _CONTAINER = {
     "name": "string",
     "image": "string",
@@ -49,6 +56,12 @@ _CONTAINER = {
     "volumeMounts": [{"name": "string", "mountPath": "string", "subPath": "string"}],
     "terminationMessagePath": "string",
     "terminationMessagePolicy": "string",
+    "securityContext": {
+        **_SECURITY,
+        "allowPrivilegeEscalation": "bool",
+        "capabilities": {"add": ["string"], "drop": ["string"]},
+        "privileged": "bool",
+    },
 }
 _POD_SPEC = {
     "containers": [_CONTAINER],
@@ -59,6 +72,7 @@ _POD_SPEC = {
             "configMap": _VOLUME_SOURCE,
             "secret": _VOLUME_SOURCE,
             "hostPath": {"path": "string"},
+            "persistentVolumeClaim": {"claimName": "string"},
         }
     ],
     "restartPolicy": "string",
@@ -68,6 +82,23 @@ _POD_SPEC = {
     "hostname": "string",
     "nodeSelector": ("map", "string"),
     "priority": "int",
+    "priorityClassName": "string",
+    "runtimeClassName": "string",
+    "securityContext": _SECURITY,
+    "affinity": {
+        "nodeAffinity": {
+            "requiredDuringSchedulingIgnoredDuringExecution": {"nodeSelectorTerms": [_NODE_TERM]}
+        }
+    },
+    "tolerations": [
+        {
+            "key": "string",
+            "operator": "string",
+            "value": "string",
+            "effect": "string",
+            "tolerationSeconds": "int",
+        }
+    ],
 }
 _JOB_SPEC = {
     "parallelism": "int",
