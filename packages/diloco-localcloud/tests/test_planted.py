@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import os
 import subprocess
 import sys
 import tomllib
@@ -52,6 +53,18 @@ def test_files_of_that_name_are_in_nobodys_way(tmp_path):
     done = started_in(tmp_path, "-m", "diloco_localcloud", "--help")
     is_clean(done)
     assert "python -P -m diloco_localcloud" in " ".join(done.stdout.split())
+
+
+@pytest.mark.processes
+def test_an_empty_element_of_pythonpath_is_the_folder(tmp_path, monkeypatch):
+    """Python itself looks there first, as everybody is told who asks for help."""
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join(["", *filter(None, sys.path)]))
+    told = started_in(tmp_path, "-P", "-m", "diloco_localcloud", "--help")
+    is_clean(told)
+    assert "if PYTHONPATH names that folder, as an empty element" in " ".join(told.stdout.split())
+    plant(tmp_path, ["json"])
+    done = started_in(tmp_path, "-P", "-m", "diloco_localcloud", "--help")
+    assert "json.py was run" in done.stderr
 
 
 @pytest.mark.processes

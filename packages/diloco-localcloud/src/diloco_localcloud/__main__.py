@@ -158,7 +158,8 @@ def _parser() -> argparse.ArgumentParser:
         prog="diloco-localcloud",
         description="Run a stand-in of a cloud until Ctrl-C.",
         epilog="It runs no file of the folder in which it is started. With python -m diloco_localcloud Python itself may: "
-        "start it as python -P -m diloco_localcloud then.",
+        "start it as python -P -m diloco_localcloud then. Nothing helps if PYTHONPATH names that folder, as an empty element "
+        "of it does.",
     )
     kinds = parser.add_subparsers(required=True, metavar="KIND")
     kube = kinds.add_parser(
