@@ -30,7 +30,7 @@ def link(path):
 def message(folder):
     (folder / "main").mkdir()
     sandbox = Sandbox(None, "node", folder, {}, ())
-    return folder / "main/termination", lambda: sandbox.message(
+    return folder / "main/0.termination", lambda: sandbox.message(
         {"name": "main"}, failed=True, life=0
     )
 

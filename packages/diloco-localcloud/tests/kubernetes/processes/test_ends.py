@@ -62,6 +62,18 @@ def test_termination_message_from_the_log(stand_in, run):
     assert ended(stand_in)["message"] == "last words\n"
 
 
+def test_a_folder_in_the_place_of_its_message_does_not_keep_it_from_starting_again(stand_in, run):
+    script = (
+        "import os\n"
+        "if os.path.exists('again'): raise SystemExit(0)\n"
+        "open('again', 'w').close()\n"
+        "os.mkdir('/dev/termination-log')\n"
+        "raise SystemExit(1)\n"
+    )
+    run(script, template={"restartPolicy": "OnFailure"}, backoffLimitPerIndex=None)
+    assert ended(stand_in)["exitCode"] == 0
+
+
 def test_memory_limit(stand_in, run):
     script = "import time\nhold = bytearray(200_000_000)\nfor i in range(0, len(hold), 4096): hold[i] = 1\ntime.sleep(600)"
     run(script, main={"resources": {"limits": {"memory": "100Mi"}}}, backoffLimitPerIndex=0)

@@ -74,8 +74,9 @@ class Sandbox:
         name = container["name"]
         home = self._folder / name
         (home / "root").mkdir(parents=True, exist_ok=True)
-        termination = home / "termination"
-        termination.unlink(missing_ok=True)
+        termination = (
+            home / f"{life}.termination"
+        )  # of each life: the last one may have left a folder
         known = _volumes.paths(
             pod, container, _volumes.make(self._store, pod, self._folder), termination
         )
@@ -117,7 +118,7 @@ class Sandbox:
 
     def message(self, container: Json, *, failed: bool, life: int) -> str:
         """The termination message: the file's, or the end of the log where the policy says so."""
-        path = self._folder / container["name"] / "termination"
+        path = self._folder / container["name"] / f"{life}.termination"
         try:
             with open_regular(path) as file:  # the program may have put anything there
                 text = file.read(MESSAGE_BYTES)
