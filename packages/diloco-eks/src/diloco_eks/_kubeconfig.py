@@ -119,9 +119,8 @@ def read_kubeconfig(kubeconfig: str | os.PathLike[str] | None, context: str | No
     given = os.fspath(kubeconfig) if kubeconfig is not None else os.environ.get("KUBECONFIG")
     named = filter(None, (given or "~/.kube/config").split(os.pathsep))
     files = list(map(os.path.expanduser, named))
-    if homeless := [
-        file for file in files if file.startswith("~")
-    ]:  # nobody means a folder called so
+    # Nobody means a folder called so.
+    if homeless := [file for file in files if file.startswith("~")]:
         raise AuthError(
             f"the kubeconfig {shown(homeless[0])} is in a home folder that is not known: name a file with kubeconfig= or "
             "$KUBECONFIG"

@@ -21,9 +21,8 @@ from ._facts import PodFacts, log_is_gone
 from ._lines import lines_of, written
 from ._verdict import is_damaged, read_message
 
-_SLACK = (
-    50  # lines that something else may write behind the result, without the whole log being read
-)
+# Lines that something else may write behind the result, without the whole log being read.
+_SLACK = 50
 
 
 def read_result(

@@ -74,9 +74,8 @@ class Sandbox:
         name = container["name"]
         home = self._folder / name
         (home / "root").mkdir(parents=True, exist_ok=True)
-        termination = (
-            home / f"{life}.termination"
-        )  # of each life: the last one may have left a folder
+        # Each life has its own: the last one may have left a folder in its place.
+        termination = home / f"{life}.termination"
         known = _volumes.paths(
             pod, container, _volumes.make(self._store, pod, self._folder), termination
         )
