@@ -415,3 +415,12 @@ ENDED = {"terminated": {"exitCode": 137}}
 def test_which_log_is_gone_says_the_pod(a_pod, phase, state, more, gone):
     pod = read_pod(a_pod(0, phase, state, **more))
     assert log_is_gone("run-1-0-abcde", [pod]) is gone
+
+
+def test_the_last_lines_before_many_of_a_result(bench, report):
+    """Also where nobody can say how many these are, since the runner was ended before it could report."""
+    _, lines = report("x" * 50_000)
+    run = bench.launch(1)
+    run.pod(0).log("one\ntwo\nthree\n" + "\n".join(lines * 60) + "\n")
+    assert run.executor.stream_logs(run.handles[0], n_lines=2) == "two\nthree"
+    assert run.executor.stream_logs(run.handles[0], n_lines=5) == "one\ntwo\nthree"

@@ -42,7 +42,7 @@ def test_a_run_from_its_launch_to_its_results(lab):
     assert executor.collect(handles, timeout=5) == [first, second]
 
 
-@pytest.mark.parametrize(("most", "name"), [(2, "_MOST"), (3000, "_MOST_BYTES")])
+@pytest.mark.parametrize(("most", "name"), [(2, "MAX_REPLICAS"), (3000, "_MOST_BYTES")])
 def test_of_many_ends_the_latest_are_remembered(lab, monkeypatch, most, name):
     monkeypatch.setattr(_ends, name, most)
     executor = lab.executor()
@@ -301,7 +301,8 @@ def test_a_handle_that_was_changed_finds_nothing(lab):
             executor.describe(other)
         with pytest.raises(BackendError, match=r"otherwise of its launch .*has not ended"):
             executor.cancel(other)
-        executor.purge(other)
+        with pytest.raises(InvalidRequestError, match=r"of its launch .*nothing is removed"):
+            executor.purge(other)
         assert executor.poll(handle) == "pending"
     executor.cancel(handle)
     lab.executor().cancel(other)  # nothing is left that could cost money

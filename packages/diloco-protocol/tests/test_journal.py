@@ -8,6 +8,7 @@ import sys
 import threading
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 from hypothesis import given
@@ -483,3 +484,20 @@ def test_a_write_that_fails_leaves_no_file(tmp_path, monkeypatch, error):
     with pytest.raises((UnavailableError, KeyboardInterrupt)):
         journal.record_end(handles()[0], DONE, 1)
     assert sorted(tmp_path.rglob("*")) == before
+
+
+def test_a_folder_in_place_of_a_record_is_damage(tmp_path):
+    """It concerns its rank, or its run, alone."""
+    journal = FolderJournal(tmp_path)
+    first, second = handles()[:2]
+    journal.record_launch([first, second])
+    for handle in (first, second):
+        journal.record_end(handle, DONE, 1)
+    (end,) = tmp_path.rglob(f"*-{first.rank:05}.*.ended.json")
+    end.unlink()
+    end.mkdir()
+    before = len(list(Path("/dev/fd").iterdir()))
+    with pytest.raises(journals.DamagedRecordError, match="is not a file of the user"):
+        journal.end(first)
+    assert len(list(Path("/dev/fd").iterdir())) == before
+    assert journal.end(second) == (DONE, 1)

@@ -182,3 +182,11 @@ def test_where_a_secret_is_kept_is_shown_under_one_too():
     volume = {"secret": {"secretName": "hub", "name": "x", "items": [{"key": "k"}]}}
     assert redact_json(volume)["secret"]["secretName"] == "hub"
     assert redact_json({"password": {"name": "hunter22"}})["password"]["name"] == REDACTED
+
+
+def test_a_spec_whose_names_are_secrets():
+    token = "ghp_" + "a1B2" * 9
+    spec = ReplicaSpec("m:f", {}, 0, 1, rank_env=token, world_size_env=token)
+    shown = redact_spec(spec)
+    assert (shown.rank_env, shown.world_size_env) == (REDACTED, REDACTED)
+    assert REDACTED in redact_spec(ReplicaSpec(f"m:{token}", {}, 0, 1)).entrypoint

@@ -31,6 +31,13 @@ def package(tmp_path):
 
 
 class TestOutcomes:
+    @pytest.mark.parametrize(("function", "code"), [("returns", 0), ("leaves", 5)])
+    def test_an_interpreter_that_is_told_to_stay(self, replica, tmp_path, function, code):
+        """With PYTHONINSPECT, Python takes the exit code of a program for a mistake, and ends with 1."""
+        around = {"PYTHONINSPECT": "1"}
+        outcome = end(replica(function, around=around, code=code), tmp_path)
+        assert (outcome.exit_code, outcome.result) == (code, None if code else {"code": 0})
+
     @pytest.mark.parametrize("through", ["file", "environment", "arguments"])
     def test_kwargs_and_result_arrive_exactly(self, replica, tmp_path, through):
         kwargs = {"a": [1, 1.0, True, None, {"b": "$(X) é\n'\""}], "none": None}

@@ -206,26 +206,33 @@ class PodLog(Iterator[str]):
     def _tail(self, pod: PodFacts | None, count: int) -> Iterator[str]:
         if pod is None:
             return
-        report = read_message(pod)
-        wanted = count + (0 if report is None else report.result_lines)
         try:
-            lines = self._last_lines(pod, wanted)
+            lines = self._last_lines(pod, min(count, _MOST_LINES))
         except (MissingError, NoLogError) as error:
             self._check_gone(pod, error)
             return
-        yield from [line.text for line in lines if not is_result_line(line.text)][-count:]
+        yield from [line.text for line in lines][-count:]
 
     def _last_lines(self, pod: PodFacts, count: int) -> list[Line]:
-        """At least the last lines. The kubelet counts pieces of 16 KiB, and may begin in a line."""
-        count = min(count, _MOST_LINES)
-        pieces_asked, before = count + 1, None
+        """At least the last lines but those of a result. The kubelet counts pieces of 16 KiB, and may begin in a line."""
+        report = read_message(pod)
+        pieces_asked = count + 1 + (0 if report is None else report.result_lines)
+        before = None
         while True:
-            read = partial(self._source.lines, pod.name, tail=pieces_asked)
-            lines = self._patiently(lambda read=read: deque(read(), count + 1))  # type: ignore[misc]
-            pieces_most = sum(1 + len(line.text) // _LEAST_PIECE for line in lines)
-            if len(lines) > count or pieces_most < pieces_asked or lines == before:
-                return list(lines)
-            pieces_asked, before = pieces_asked * 4, lines
+            read = partial(self._read_last, pod, pieces_asked, count + 1)
+            lines, pieces_most = found = self._patiently(read)
+            if len(lines) > count or pieces_most < pieces_asked or found == before:
+                return lines
+            pieces_asked, before = pieces_asked * 4, found
+
+    def _read_last(self, pod: PodFacts, pieces_asked: int, most: int) -> tuple[list[Line], int]:
+        """The last lines among so many pieces, without those of a result, and how many pieces came at most."""
+        lines, pieces_most = deque[Line](maxlen=most), 0
+        for line in self._source.lines(pod.name, tail=pieces_asked):
+            pieces_most += 1 + len(line.text) // _LEAST_PIECE
+            if not is_result_line(line.text):
+                lines.append(line)
+        return list(lines), pieces_most
 
     def _once(self, pod: PodFacts | None, place: Place) -> Iterator[Line]:
         try:

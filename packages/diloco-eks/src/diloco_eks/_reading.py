@@ -6,13 +6,12 @@ from collections.abc import Mapping
 from typing import Any
 
 from diloco_protocol import InvalidRequestError
-from diloco_protocol.backend import is_run_id, read_whole, redact_and_cut
+from diloco_protocol.backend import MAX_REPLICAS, is_run_id, read_whole, redact_and_cut
 
 from . import _names as names
 from ._facts import Condition, JobFacts, PodFacts, parse_time, sound_time
 from ._indexes import expand_indexes
 
-_REPLICAS = 10_000  # of a run of ours, at most
 _MOST = 2**31 - 1  # of what Kubernetes counts
 _SHOWN = 4096  # of a text for people
 _REASON_SHOWN = 128  # Kubernetes' own are shorter
@@ -28,8 +27,8 @@ def run_of(job: Mapping[str, Any]) -> str:
     metadata = mapping(job.get("metadata"))
     labels, annotations = mapping(metadata.get("labels")), mapping(metadata.get("annotations"))
     spec = mapping(job.get("spec"))
-    first = _number(annotations.get(names.FIRST_RANK), _REPLICAS)
-    size = _number(annotations.get(names.WORLD_SIZE), _REPLICAS)
+    first = _number(annotations.get(names.FIRST_RANK), MAX_REPLICAS)
+    size = _number(annotations.get(names.WORLD_SIZE), MAX_REPLICAS)
     count = _count(spec.get("completions"))
     run_id = _text(labels.get(names.RUN))
     named = metadata.get("name") == run_id and is_run_id(run_id)
@@ -48,7 +47,7 @@ def read_job(job: Mapping[str, Any]) -> JobFacts:
     metadata, spec, status = (mapping(job.get(part)) for part in ("metadata", "spec", "status"))
     labels, annotations = mapping(metadata.get("labels")), mapping(metadata.get("annotations"))
     completions = _count(spec.get("completions"))
-    listed = status if 0 < completions <= _REPLICAS else {}  # else it is a stranger
+    listed = status if 0 < completions <= MAX_REPLICAS else {}  # else it is a stranger
     conditions = _conditions(status)
     return JobFacts(
         name=_text(metadata.get("name")),

@@ -11,14 +11,13 @@ from diloco_protocol import (
     Outcome,
     SpecVersionError,
 )
-from diloco_protocol.backend import OUTCOME_BYTES, is_run_id, shown
+from diloco_protocol.backend import MAX_REPLICAS, OUTCOME_BYTES, is_run_id, shown
 
 from ._files import DamagedFileError, read_bytes, read_json, reading
 from ._rundir import AttemptDir, RunDir
 from ._verdict import LATEST, unix_seconds
 
 RECORD_VERSION = 3
-_MOST_REPLICAS = 10_000  # of a run, on any backend
 _KINDS: dict[str, tuple[type, ...]] = {
     **dict.fromkeys(("uid", "run_id", "fingerprint", "cohort", "host", "namespace"), (str,)),
     **dict.fromkeys(("world_size", "max_restarts"), (int,)),
@@ -115,7 +114,7 @@ def _checked(record: RunRecord) -> RunRecord:
             raise ValueError(f"{each.name} is {shown(value)}")
     if set(map(type, record.ranks)) != {int} or list(record.ranks) != sorted(set(record.ranks)):
         raise ValueError("ranks is no list of ascending numbers")
-    if not 0 <= record.ranks[0] <= record.ranks[-1] < record.world_size <= _MOST_REPLICAS:
+    if not 0 <= record.ranks[0] <= record.ranks[-1] < record.world_size <= MAX_REPLICAS:
         raise ValueError(f"world_size is {shown(record.world_size)}")
     if record.timeout is not None and not 0 < record.timeout <= LATEST:
         raise ValueError(f"timeout is {shown(record.timeout)}")

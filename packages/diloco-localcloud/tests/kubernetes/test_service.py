@@ -54,6 +54,12 @@ def test_no_tls_without_openssl(monkeypatch):
         KubernetesStandIn(tls=True).start()
 
 
+@pytest.mark.parametrize("name", ["A_B", "", "a" * 64, "-a"])
+def test_a_namespace_that_no_cluster_has(name):
+    with pytest.raises(StandInError, match="no namespace can have the name"):
+        KubernetesStandIn(namespace=name)
+
+
 def test_a_port_that_is_taken():
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))

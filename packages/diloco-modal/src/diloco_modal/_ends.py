@@ -7,8 +7,8 @@ from collections.abc import Iterable
 from typing import Any
 
 from diloco_protocol import ReplicaHandle, ReplicaStatus
+from diloco_protocol.backend import MAX_REPLICAS
 
-_MOST = 10_000  # ranks of a launch
 _MOST_BYTES = 256 * 2**20
 
 
@@ -35,7 +35,7 @@ class Ends:
             self._known[handle] = status, result, size
             self._bytes += size
             # The newest stays, however large: whoever has asked for it is about to read it.
-            while len(self) > 1 and (len(self) > _MOST or self._bytes > _MOST_BYTES):
+            while len(self) > 1 and (len(self) > MAX_REPLICAS or self._bytes > _MOST_BYTES):
                 self._drop(next(iter(self._known)))
 
     def forget(self, handles: Iterable[ReplicaHandle]) -> None:

@@ -39,7 +39,7 @@ from ._entries import CLOCKS
 from ._handles import check_handle, link, make_handle
 from ._launch import Launcher, bound_options
 from ._logs import read_log
-from ._looks import Looks, is_of, other_call
+from ._looks import Looks, is_of, other_call, other_launch
 from ._options import DAY, ModalOptions
 from ._payload import (
     LONGEST_CALL,
@@ -261,13 +261,16 @@ class ModalSpawnExecutor(BaseExecutor):
             except ReplicaNotFoundError:
                 return
             try:
-                if not is_of(handle, launch_of(entries), entries):
+                launch = launch_of(entries)
+                if not is_of(handle, launch, entries):
+                    if calls_of(entries).get(handle.rank) == handle.metadata["function_call_id"]:
+                        raise InvalidRequestError(f"{other_launch(handle)}; nothing is removed")
                     self._patiently(
                         lambda: self._call_looks.word_without_record(handle, other_call(handle))
                     )
                     return
                 run_id = str(handle.run_id)  # read() refuses None
-                handles = _handles_of(run_id, launch_of(entries), calls_of(entries))
+                handles = _handles_of(run_id, launch, calls_of(entries))
             except DamagedRecordError as error:
                 # Nobody could find it without the record.
                 raise DamagedRecordError(

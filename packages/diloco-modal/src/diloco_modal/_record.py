@@ -9,14 +9,12 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from diloco_protocol import BackendError, DilocoError, Outcome
-from diloco_protocol.backend import shown
+from diloco_protocol.backend import MAX_REPLICAS, shown
 
 LATEST = 1e11
 """Later than any time in Unix seconds."""
 _MOST = 2**30
 """More than any count."""
-_MOST_REPLICAS = 10_000
-"""Of a launch, on any backend."""
 _LONGEST_GRACE = 3600.0
 _NUMBER = r"(0|[1-9][0-9]{0,8})"
 _NUMBERED = re.compile(rf"(life|end|attempt|cancel)-{_NUMBER}-{_NUMBER}")
@@ -49,14 +47,14 @@ def _positive(value: object) -> bool:
 
 
 def _world_size(value: object) -> bool:
-    return _positive(value) and value <= _MOST_REPLICAS  # type: ignore[operator]
+    return _positive(value) and value <= MAX_REPLICAS  # type: ignore[operator]
 
 
 def _ranks(value: object) -> bool:
     return (
         isinstance(value, list)
-        and 0 < len(value) <= _MOST_REPLICAS
-        and all(_whole(rank) and rank < _MOST_REPLICAS for rank in value)
+        and 0 < len(value) <= MAX_REPLICAS
+        and all(_whole(rank) and rank < MAX_REPLICAS for rank in value)
         and len(value) == len(set(value))
     )
 

@@ -105,8 +105,13 @@ def sound_text(text: str) -> str:
 
 
 def shorten(text: str, room: int) -> str:
-    """Return both ends of a text: the beginning says where it happened, the end what it was."""
+    """Return both ends of a text: the beginning says where it happened, the end what it was.
+
+    What is cut is without secrets: of half a secret, nobody could tell later that it is one.
+    """
     if len(text) <= room:
         return text
-    half = max(0, (room - len(_CUT)) // 2)
-    return f"{text[:half]}{_CUT}{text[len(text) - half :]}"
+    from ._redact import redact_ends  # slow to import
+
+    begin, end = redact_ends(text, max(0, (room - len(_CUT)) // 2))
+    return f"{begin}{_CUT}{end}"

@@ -74,7 +74,12 @@ def run_attempt(spec: ReplicaSpec, signals: Signals, folder: Path | None = None)
         spec_file = report.with_name("spec.json")
         spec_file.write_text(spec.to_json(), encoding="utf-8")
         # What the protocol sets, nobody else sets: no rendezvous or spec of a run around this one shines through.
-        kept = {name: value for name, value in os.environ.items() if not is_reserved(name)}
+        # PYTHONINSPECT would make Python end with 1 instead of the exit code of a SystemExit.
+        kept = {
+            name: value
+            for name, value in os.environ.items()
+            if not is_reserved(name) and name != "PYTHONINSPECT"
+        }
         child = subprocess.Popen(
             [
                 sys.executable,

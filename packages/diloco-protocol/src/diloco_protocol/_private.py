@@ -81,10 +81,11 @@ def read_private(path: Path, most: int) -> str:
         if error.errno not in {errno.ELOOP, errno.EMLINK}:
             raise
         raise InvalidRequestError(f"{path} is a link, and is not followed: remove it") from error
+    found = os.fstat(descriptor)
+    if not stat.S_ISREG(found.st_mode) or found.st_uid != os.geteuid():
+        os.close(descriptor)
+        raise InvalidRequestError(
+            f"{path} is not a file of the user with the id {os.geteuid()}, and is not read: remove it"
+        )
     with os.fdopen(descriptor, "rb") as file:
-        found = os.fstat(file.fileno())
-        if not stat.S_ISREG(found.st_mode) or found.st_uid != os.geteuid():
-            raise InvalidRequestError(
-                f"{path} is not a file of the user with the id {os.geteuid()}, and is not read: remove it"
-            )
         return read_bounded(file, most, str(path)).decode()

@@ -93,6 +93,16 @@ def redact_and_cut(text: str, most: int) -> str:
     return begin if len(begin) <= most and not cut else f"{begin[:most]}…"
 
 
+def redact_ends(text: str, room: int) -> tuple[str, str]:
+    """Return the first and the last ``room`` characters of a text without secrets, also of those that lie across a cut."""
+    most = room + _BEYOND
+    cut = len(text) > most
+    return (
+        _redact_text(text[:most], cut=cut)[:room],
+        _redact_text(text[-most:], cut=False)[-room:] if room else "",
+    )
+
+
 def _redact_text(text: str, *, cut: bool) -> str:
     text = TOKEN.sub(REDACTED, without_userinfo(text, cut=cut))
     for before, secret in forms():
@@ -130,11 +140,14 @@ def redact_json(value: Any, name: str = "") -> Any:
 
 
 def redact_spec(spec: ReplicaSpec) -> ReplicaSpec:
-    """A spec as a plan may show it: its arguments and its rendezvous without secrets."""
+    """A spec as a plan may show it: what its caller chose is without secrets."""
     uri = spec.rendezvous_uri
     return replace(
         spec,
+        entrypoint=redact_text(spec.entrypoint),
         kwargs=redact_json(spec.kwargs),
+        rank_env=redact_text(spec.rank_env),
+        world_size_env=redact_text(spec.world_size_env),
         rendezvous_uri=None if uri is None else redact_text(uri),
     )
 

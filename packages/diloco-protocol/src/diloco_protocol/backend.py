@@ -37,7 +37,7 @@ from ._outcome import REPLACED_CODE
 from ._processes import Process, adopt_orphans, descendants, is_shortage, processes, read_process
 from ._redact import redact, redact_and_cut, redact_json, redact_spec, redact_text
 from ._rendezvous import try_rendezvous
-from ._request import check_restarts, check_run_prefix, is_run_id
+from ._request import MAX_REPLICAS, check_restarts, check_run_prefix, is_run_id
 from ._resources import ANY, GpuRequest, parse_gpu
 from ._secret_forms import REDACTED
 from ._secret_names import is_secret_name
@@ -50,6 +50,7 @@ from ._variables import check_variables, is_reserved
 __all__ = [
     "ANY",
     "LINE_BYTES",
+    "MAX_REPLICAS",
     "OUTCOME_BYTES",
     "RECORD_BYTES",
     "REDACTED",

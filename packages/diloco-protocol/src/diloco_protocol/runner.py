@@ -27,7 +27,7 @@ import os
 import sys
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NoReturn
 
 from ._attempts import AttemptCounter, run_attempts
 from ._bounds import RESULT_BYTES
@@ -203,5 +203,14 @@ def _tell(text: str) -> None:
     print(f"diloco: {text}", file=sys.stderr, flush=True)  # noqa: T201 - stderr is the replica's log
 
 
+def _exit(code: int) -> NoReturn:
+    """End the process with ``code``, which PYTHONINSPECT would make a 1: Python then prints a SystemExit and goes on."""
+    if sys.flags.inspect:
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(code)
+    sys.exit(code)
+
+
 if __name__ == "__main__":
-    sys.exit(main())
+    _exit(main())

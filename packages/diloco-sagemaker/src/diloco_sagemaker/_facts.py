@@ -9,7 +9,7 @@ from datetime import datetime
 from typing import Any
 
 from diloco_protocol import InvalidRequestError
-from diloco_protocol.backend import read_whole
+from diloco_protocol.backend import MAX_REPLICAS, read_whole
 
 from . import _names as names
 
@@ -18,7 +18,6 @@ ENDED = frozenset({"Completed", "Failed", "Stopped"})
 ALIVE = frozenset({"InProgress", "Stopping", "Deleting"})
 """All others that this version knows."""
 _FINGERPRINT = re.compile("[0-9a-f]{64}")
-_MOST_RANKS = 10_000  # of a run, on any backend
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,8 +108,8 @@ class JobFacts(Summary):
         """The ranks of the launch that created it; none if it does not tell them."""
         first, _, last = self.strings.get(names.RANKS, "").partition("-")
         try:
-            least = read_whole("the first rank", first, 0, _MOST_RANKS)
-            most = read_whole("the last rank", last, 0, _MOST_RANKS)
+            least = read_whole("the first rank", first, 0, MAX_REPLICAS)
+            most = read_whole("the last rank", last, 0, MAX_REPLICAS)
             return range(least, most + 1) if most < self.world_size else range(0)
         except InvalidRequestError:
             return range(0)
@@ -123,7 +122,7 @@ class JobFacts(Summary):
     @property
     def world_size(self) -> int:
         """Number of replicas of the whole run; InvalidRequestError if the job does not tell it."""
-        return read_whole("world_size", self.strings.get(names.WORLD_SIZE, ""), 1, _MOST_RANKS)
+        return read_whole("world_size", self.strings.get(names.WORLD_SIZE, ""), 1, MAX_REPLICAS)
 
     @property
     def restarts(self) -> bool:

@@ -5,15 +5,16 @@ from __future__ import annotations
 import threading
 from typing import Generic, TypeVar
 
+from diloco_protocol.backend import MAX_REPLICAS
+
 K = TypeVar("K")
 V = TypeVar("V")
-_MOST = 10_000  # ranks of a launch
 
 
 class Recent(Generic[K, V]):
     """Values of which the oldest are forgotten where there are too many. Thread-safe."""
 
-    def __init__(self, most: int = _MOST) -> None:
+    def __init__(self, most: int = MAX_REPLICAS) -> None:
         self._most = most
         self._lock = threading.Lock()
         self._values: dict[K, V] = {}

@@ -11,6 +11,7 @@ from .._server._http import Server
 from ._api import _kubeconfig
 from ._api._access import Access
 from ._api._api import Api
+from ._api._checks._names import LABEL_WORDS, is_label
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -27,6 +28,8 @@ class Service:
     def __init__(self, cluster: Cluster, *, port: int, tls: bool | None, namespace: str) -> None:
         if not 0 <= port <= 65535:
             raise StandInError(f"port must be from 0 to 65535, not {port}")
+        if not is_label(namespace):
+            raise StandInError(f"no namespace can have the name {namespace!r}: {LABEL_WORDS}")
         self._cluster = cluster
         self._port = port
         self._tls = _tls.available() if tls is None else tls

@@ -220,6 +220,30 @@ def test_volumes_of_which_a_part_is_missing(clients, volume, field):
 
 
 @pytest.mark.parametrize(
+    ("path", "words"),
+    [
+        ("/etc/x", "must be a relative path"),
+        ("../x", "must not contain '..'"),
+        ("a/../../x", "must not contain '..'"),
+        ("..", "must not contain '..'"),
+    ],
+)
+@pytest.mark.parametrize("part", ["items", "subPath"])
+def test_paths_that_leave_their_volume(clients, path, words, part):
+    items = [{"key": "k", "path": path if part == "items" else "..x/y..z"}]
+    volume = {"name": "v", "configMap": {"name": "c", "items": items}}
+    mount = {"name": "v", "mountPath": "/v", "subPath": path if part == "subPath" else "y..z"}
+    field = (
+        r"volumes\[0\].configMap.items\[0\].path"
+        if part == "items"
+        else r"volumeMounts\[0\].subPath"
+    )
+    with clients.refused(422, "Invalid", rf"{field}: Invalid value: .*: {words}"):
+        spec = {**container(volumeMounts=[mount]), "volumes": [volume]}
+        clients.create(clients.indexed("run", 1, template=spec))
+
+
+@pytest.mark.parametrize(
     ("method", "path", "kind", "code", "reason"),
     [
         ("GET", "/apis/apps/v1/namespaces/ns/deployments", "application/json", 404, "NotFound"),

@@ -180,3 +180,5 @@ def test_taints_that_cannot_be_read(taint):
 def test_resources_that_are_not_quantities():
     with pytest.raises(StandInError, match=r"resources\['gpu'\] is not a quantity: 'many'"):
         Node("one", resources={"gpu": "many"})
+    with pytest.raises(StandInError, match=r"resources\['gpu'\] is below 0: '-1'"):
+        Node("one", resources={"gpu": "-1"})

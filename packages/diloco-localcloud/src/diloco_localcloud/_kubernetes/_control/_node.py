@@ -37,11 +37,13 @@ class Node:
     def __post_init__(self) -> None:
         for name, value in self.resources.items():
             try:
-                quantity(value)
+                amount = quantity(value)
             except ValueError as wrong:
                 raise StandInError(
                     f"resources[{name!r}] is not a quantity: {value!r}; {wrong}"
                 ) from None
+            if amount < 0:
+                raise StandInError(f"resources[{name!r}] is below 0: {value!r}")
         for text in self.taints:
             _taint(text)
 

@@ -210,16 +210,21 @@ class ProcessKubelet:
                 if container["name"] not in sandbox.containers:
                     self._run(meta, container, 0)
             self.cluster.put_pod(_states.running(pod, self.cluster.timeline.stamp(), ADDRESS))
-        except MountError as wrong:
-            self._say(pod, "FailedMount", str(wrong), warning=True)
-            self.cluster.timeline.after(AGAIN_SECONDS, lambda: self._start(meta))
         except ConfigError as wrong:
-            now = self.cluster.timeline.stamp()
-            self.cluster.put_pod(
-                _states.waiting(pod, "CreateContainerConfigError", str(wrong), now)
-            )
+            if not isinstance(wrong, MountError):
+                now = self.cluster.timeline.stamp()
+                self.cluster.put_pod(
+                    _states.waiting(pod, "CreateContainerConfigError", str(wrong), now)
+                )
+            self._put_off(pod, wrong, lambda: self._start(meta))
+
+    def _put_off(self, pod: Json, wrong: ConfigError, again: Callable[[], None]) -> None:
+        """Say why something cannot be started, and try again later."""
+        if isinstance(wrong, MountError):
+            self._say(pod, "FailedMount", str(wrong), warning=True)
+        else:
             self._say(pod, "Failed", f"Error: {wrong}", warning=True)
-            self.cluster.timeline.after(AGAIN_SECONDS, lambda: self._start(meta))
+        self.cluster.timeline.after(AGAIN_SECONDS, again)
 
     def _run(self, meta: Json, container: Json, life: int) -> None:
         pod = self._pod(meta)
@@ -305,10 +310,14 @@ class ProcessKubelet:
         pod = self._pod(meta)
         if pod is None or _facts.ended(pod) or _facts.deleting(pod) or self._closed:
             return
+        try:
+            self._run(meta, container, life)
+        except ConfigError as wrong:
+            self._put_off(pod, wrong, lambda: self._restart(meta, container, life))
+            return
         self.cluster.put_pod(
             _states.restarted(pod, container["name"], self.cluster.timeline.stamp())
         )
-        self._run(meta, container, life)
 
     def _finish(self, meta: Json) -> None:
         pod = self._pod(meta)

@@ -91,7 +91,18 @@ def _volume(volume: Json, where: str) -> list[Cause]:
             for part in ("key", "path")
             if not item.get(part)
         ]
+        for place, item in enumerate(source.get("items") or []):
+            problems += _inside(item.get("path") or "", f"{where}.{kind}.items[{place}].path")
     return problems
+
+
+def _inside(path: str, field: str) -> list[Cause]:
+    """A path that would leave its volume."""
+    if path.startswith("/"):
+        return [invalid(field, path, "must be a relative path")]
+    if ".." in path.split("/"):
+        return [invalid(field, path, "must not contain '..'")]
+    return []
 
 
 def _container(container: Json, where: str, volumes: set[str]) -> list[Cause]:
@@ -121,6 +132,7 @@ def _container(container: Json, where: str, volumes: set[str]) -> list[Cause]:
                     f'Not found: "{mount.get("name")}"',
                 )
             )
+        problems += _inside(mount.get("subPath") or "", f"{where}.volumeMounts[{place}].subPath")
     policy = container.get("terminationMessagePolicy", "File")
     if policy not in ("File", "FallbackToLogsOnError"):
         problems.append(
