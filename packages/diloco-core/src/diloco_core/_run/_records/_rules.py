@@ -15,6 +15,8 @@ from ._records import Rollback
 
 _STATE = re.compile(r"state/(\d{8})/(\d{3})\.(?:(\d{5})\.safetensors|done\.json)", re.ASCII)
 _DONE = re.compile(r"state/(\d{8})/(\d{3})\.done\.json", re.ASCII)
+# The rank of a contribution or the number of a shard.
+_WRITTEN = re.compile(r"deltas/\d{8}/(\d{5})\.|state/\d{8}/\d{3}\.(\d{5})\.", re.ASCII)
 _INITIAL = re.compile(r"initial/([0-9a-f]{16})/(\d{3})\.\d{5}\.safetensors", re.ASCII)
 
 
@@ -310,7 +312,7 @@ def collectable(
 
 def writer(key: str, world_size: int) -> int | None:
     """The rank of a fixed run that writes a contribution or a shard; None for all other keys."""
-    delta, state = Delta.parse(key), _STATE.fullmatch(key)
-    if delta is not None:
-        return delta.rank
-    return int(state[3]) % world_size if state and state[3] else None
+    match = _WRITTEN.match(key)
+    if match is None:
+        return None
+    return int(match[1]) if match[1] else int(match[2]) % world_size

@@ -142,14 +142,15 @@ class FolderStore:
         ):
             while folders:
                 names = folders.pop()
+                place = "".join(f"{name}/" for name in names)
                 subfolders: list[str] = []
                 with (
-                    self._named(f"{self._path('/'.join(names))!r} cannot be listed"),
+                    self._named(f"{self._path(place.rstrip('/'))!r} cannot be listed"),
                     contextlib.suppress(FileNotFoundError),
                     disk.opened_below(root, names) as folder,
                 ):
                     for name, size in disk.sizes(folder, subfolders):
-                        sizes_by_key["/".join([*names, name])] = size
+                        sizes_by_key[place + name] = size
                 folders += [[*names, name] for name in subfolders]
         return dict(sorted(sizes_by_key.items()))
 
