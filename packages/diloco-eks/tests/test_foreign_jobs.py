@@ -6,7 +6,17 @@ import tracemalloc
 import pytest
 
 from diloco_eks import EKSExecutor
-from diloco_protocol import InvalidRequestError, LaunchError, ReplicaHandle, ReplicaNotFoundError
+from diloco_eks._answers import own_answer
+from diloco_eks._cluster import Cluster
+from diloco_protocol import (
+    BackendError,
+    FolderJournal,
+    InvalidRequestError,
+    LaunchError,
+    ReplicaHandle,
+    ReplicaNotFoundError,
+    RunConflictError,
+)
 
 VERBS = {
     "describe": lambda executor, handle: executor.describe(handle),
@@ -60,7 +70,7 @@ def tried(verb, executor, handle):
     """What a verb raised; what is gone is no error for some, and lost for collect."""
     try:
         verb(executor, handle)
-    except (InvalidRequestError, ReplicaNotFoundError) as error:
+    except BackendError as error:
         return error
     return None
 
@@ -269,3 +279,81 @@ def test_of_a_list_no_more_is_kept_than_is_read_of_it(bench, monkeypatch):
         assert tracemalloc.get_traced_memory()[0] < 300_000
     finally:
         tracemalloc.stop()
+
+
+CHANGES = {
+    "no label": {"metadata": {"labels": {"app.kubernetes.io/managed-by": None}}},
+    "no run": {"metadata": {"labels": {"diloco.dev/run-id": None}}},
+    "no rank": {"metadata": {"annotations": {"diloco.dev/first-rank": None}}},
+    "an odd size": {"metadata": {"annotations": {"diloco.dev/world-size": "x"}}},
+}
+
+
+def change(bench, name, patch):
+    path = f"/apis/batch/v1/namespaces/default/jobs/{name}"
+    bench.create(path, patch, "PATCH", "application/merge-patch+json")
+
+
+@pytest.mark.parametrize("changed", CHANGES)
+def test_a_job_that_was_changed_is_not_called_gone(bench, verb, changed):
+    """A cancel that did nothing would leave its pods, and say nothing."""
+    run = bench.launch(1)
+    change(bench, "run-1", CHANGES[changed])
+    for executor in (run.executor, bench.executor()):
+        with pytest.raises(BackendError, match=r"somebody has changed .*pods may be running"):
+            verb(executor, run.handles[0])
+
+
+@pytest.mark.parametrize("changed", CHANGES)
+def test_a_launch_does_not_take_a_job_that_was_changed(bench, changed):
+    run = bench.launch(1)
+    change(bench, "run-1", CHANGES[changed])
+    with pytest.raises(RunConflictError, match=r"the fingerprint of this launch, and with other"):
+        run.executor.launch_replicas(1, "trainer:train", {}, run_id="run-1")
+
+
+@pytest.mark.parametrize("completions", [7, 10**9])
+def test_a_copied_fingerprint_makes_no_run(bench, completions):
+    run = bench.launch(2)
+    marks = bench.world.job("run-1")["metadata"]["annotations"]
+    run.executor.cancel(run.handles[0])
+    bench.world.settle(within=30)
+    run.executor.purge(run.handles[0])
+    odd(bench, "run-1", annotations=marks, completions=completions)
+    with pytest.raises(RunConflictError, match="with other labels, annotations or completions"):
+        run.executor.launch_replicas(2, "trainer:train", {}, run_id="run-1")
+
+
+@pytest.mark.parametrize("answer", ["no uid", "many completions"])
+def test_an_answer_to_a_create_that_is_another_job(bench, monkeypatch, answer):
+    """The Job that was created is found all the same, by its name and fingerprint."""
+    executor, create = bench.executor(), Cluster.create_job
+
+    def created(cluster, manifest, **options):
+        job = create(cluster, manifest, **options)
+        if answer == "no uid":
+            return own_answer({"kind": "Job", "metadata": {"name": "run-1"}}, "x", "Job", "run-1")
+        return {**job, "spec": {**job["spec"], "completions": 10**6}}
+
+    monkeypatch.setattr(Cluster, "create_job", created)
+    handles = executor.launch_replicas(2, "trainer:train", {}, run_id="run-1")
+    assert handles == bench.executor().attach("run-1")
+
+
+def test_a_plan_of_a_launch_that_is_there(bench):
+    """The launch would find its run again, and so nothing refuses it."""
+    run = bench.launch(1)
+    (given,) = run.executor.launch_replicas(1, "trainer:train", {}, run_id="same")
+    run.executor.plan(1, "trainer:train", {}, run_id="same", dry_run="server")
+    with pytest.raises(RunConflictError, match="of another launch: choose another run_id"):
+        run.executor.plan(1, "trainer:train", {"a": 1}, run_id="same", dry_run="server")
+    assert run.executor.poll(given) == "pending"
+
+
+def test_a_purge_with_a_journal_waits_out_a_passing_fault(bench, tmp_path):
+    run = bench.launch(1, executor=bench.executor(journal=FolderJournal(tmp_path / "journal")))
+    run.executor.cancel(run.handles[0])
+    bench.world.settle(within=30)
+    bench.stand_in.faults.add("throttle", times=2)
+    run.executor.purge(run.handles[0])
+    assert run.executor.list_runs() == []

@@ -93,7 +93,7 @@ def test_a_secret_in_a_reason_is_not_cut_to_what_no_longer_looks_like_one(a_pod)
 
 
 def test_an_answer_about_another_namespace():
-    there = {"metadata": {"name": "run-1", "namespace": "production"}}
+    there = {"metadata": {"name": "run-1", "uid": "u", "namespace": "production"}}
     with pytest.raises(UnavailableError, match="about the namespace 'production'"):
         own_answer({"kind": "Job", **there}, "read it", "Job", "run-1", "default")
     with pytest.raises(UnavailableError, match="about the namespace 'production'"):

@@ -139,3 +139,17 @@ def test_the_readme_has_the_options():
     text = (Path(__file__).parents[1] / "README.md").read_text(encoding="utf-8")
     table = text.partition("<!-- options -->\n")[2].partition("\n<!-- /options -->")[0]
     assert table == options_table(EKSOptions), "print(options_table(EKSOptions)) is the new table"
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        "prog password: hunter2Canary9",
+        "run Authorization: Bearer hunter2Canary9",
+        "PASSWORD= hunter2Canary9",
+    ],
+)
+def test_the_words_of_a_command_show_no_secret(command):
+    with pytest.raises(InvalidRequestError, match="must be a list of words") as caught:
+        EKSExecutor("image", command=command)
+    assert "hunter2" not in str(caught.value)

@@ -11,6 +11,7 @@ import pytest
 from strange_server import strange_server
 
 from diloco_eks import EKSExecutor, _client
+from diloco_eks._launch import create_job
 from diloco_eks._logs import LogSource
 from diloco_eks._reading import read_pod
 from diloco_eks._results import read_result
@@ -99,7 +100,7 @@ def refusal(reason="NotFound", **details):
 
 
 def found(kind="Job", name="run-1", **more):
-    return json.dumps({"kind": kind, "metadata": {"name": name}, **more}).encode()
+    return json.dumps({"kind": kind, "metadata": {"name": name, "uid": "u-1"}, **more}).encode()
 
 
 _NOT_ITS_OWN = {
@@ -394,7 +395,7 @@ def test_what_the_cluster_warns_of_is_logged_as_text(server, executor, caplog):
     server.headers = {"Warning": f'299 - "{said}"'}
     server.body = found()
     with caplog.at_level(logging.WARNING, "diloco_eks"):
-        executor.launch_replicas(1, "trainer:train", run_id="run-1")
+        create_job(executor._cluster, {"metadata": {"namespace": "default", "name": "run-1"}})
     (record,) = caplog.records
     assert r"run-1: \x1b[2J https://<redacted>@proxy.example/ xxx" in record.getMessage()
     assert len(record.getMessage()) < 1200

@@ -34,11 +34,12 @@ LAUNCHER = {
         (True, {"PATH", "AWS_REGION", "AWS_PROFILE"}),
         (False, set()),
         (["PATH"], {"PATH"}),
-        (["AWS_*", "WORLD_SIZE", "*_RANK"], {"AWS_REGION", "AWS_PROFILE"}),
+        (["AWS_*", "*_SIZE", "*_RANK", "REPLICA_RANK"], {"AWS_REGION", "AWS_PROFILE"}),
+        (["MASTER_ADDR", "TORCHELASTIC_RUN_ID"], {"MASTER_ADDR", "TORCHELASTIC_RUN_ID"}),
     ],
 )
 def test_what_is_inherited(policy, expected):
-    """A launcher that is itself a replica, or a process of torchrun, must not hand its own rank and rendezvous on."""
+    """A launcher that is itself a replica, or a process of torchrun, does not hand its own rank and rendezvous on unasked."""
     assert set(inherited(LAUNCHER, policy)) == expected
 
 
@@ -72,6 +73,13 @@ def test_an_empty_entry_of_the_path_is_none(own):
     found = compose({}, [{"PYTHONPATH": own}], ["/a"], None)["PYTHONPATH"].split(":")
     assert found == ["/a", *filter(None, own.split(":"))]
     assert compose({"PYTHONPATH": ":"}, [], [], None) == {}
+
+
+def test_a_relative_entry_of_the_inherited_path_is_none():
+    """It is of the launcher's folder; the replica runs in another one, into which anybody may have put modules."""
+    made = compose({"PYTHONPATH": ".:/base:src"}, [], ["/a"], None)
+    assert made == {"PYTHONPATH": "/a:/base"}
+    assert compose({"PYTHONPATH": "."}, [{"PYTHONPATH": "src"}], [], None) == {"PYTHONPATH": "src"}
 
 
 def test_a_folder_with_a_colon_in_its_name_is_refused(tmp_path, monkeypatch):

@@ -12,7 +12,7 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
-from local_lab import locate, results_of
+from local_lab import locate, results_of, run_of
 
 from diloco_local._identity import ProcessId
 from diloco_local._processes import members
@@ -224,6 +224,16 @@ def test_what_is_left_of_all_three_is_running_until_it_is_gone(waiting, watch, u
     states, status = end_of(run)
     assert (states, status.reason) == (["cancelled"], Reason.CANCEL_REQUESTED)
     assert not entrypoint.alive()
+
+
+def test_a_run_whose_fifo_is_gone_can_be_cancelled(waiting, watch):
+    run = waiting()
+    around = watch(run.handle)
+    around.kill(around.guardian, around.supervisor)
+    run_of(run.handle).wake.unlink()
+    run.executor.cancel(run.handle)
+    states, status = end_of(run)
+    assert (states, status.reason) == (["cancelled"], Reason.CANCEL_REQUESTED)
 
 
 def test_everything_killed_is_a_failure_that_says_what_is_not_known(waiting, watch):

@@ -5,6 +5,7 @@ import pytest
 from diloco_protocol import (
     AuthError,
     Backoff,
+    InvalidRequestError,
     Reason,
     ReplicaHandle,
     ReplicaNotFoundError,
@@ -350,3 +351,22 @@ def test_no_handles_no_waiting():
     world = World({})
     assert world.collect([]) == []
     assert world.now == 0.0
+
+
+def test_a_run_that_cannot_be_asked_for_does_not_hide_another():
+    a, b = handle(0), handle(0, "b")
+    world = World({b: [(0, RUNNING), (5, succeeded())]})
+    seen = []
+
+    def observe(handles):
+        if handles[0].run_id == "a":
+            raise InvalidRequestError("the record of run a is damaged")
+        return World.observe(world, handles)
+
+    world.observe = observe
+    with pytest.raises(InvalidRequestError, match="of run a is damaged") as caught:
+        world.collect([a, b], progress=lambda known: seen.append(dict(known)))
+    assert seen[-1] == {b: succeeded()}
+    assert caught.value.__notes__ == [
+        "rank 0 of run 'a' cannot be asked for: 1 of 2 handles are affected; collect the others without them"
+    ]

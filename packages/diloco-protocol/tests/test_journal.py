@@ -501,3 +501,12 @@ def test_a_folder_in_place_of_a_record_is_damage(tmp_path):
         journal.end(first)
     assert len(list(Path("/dev/fd").iterdir())) == before
     assert journal.end(second) == (DONE, 1)
+
+
+def test_a_launch_that_is_repeated_replaces_its_damaged_record(tmp_path):
+    journal = FolderJournal(tmp_path)
+    journal.record_launch(handles())
+    (launch,) = tmp_path.rglob("*.launched.json")
+    launch.write_text("{")
+    journal.record_launch(handles())
+    assert journal.handles("a") == handles()

@@ -190,3 +190,18 @@ def test_a_spec_whose_names_are_secrets():
     shown = redact_spec(spec)
     assert (shown.rank_env, shown.world_size_env) == (REDACTED, REDACTED)
     assert REDACTED in redact_spec(ReplicaSpec(f"m:{token}", {}, 0, 1)).entrypoint
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["X-Api-Key:", "hunter2"],
+        ["Authorization:", "Bearer", "hunter2"],
+        ["curl", "Token:", "hunter2"],
+    ],
+)
+def test_words_behind_the_name_of_a_header(words):
+    shown = redact_json(words)
+    assert "hunter2" not in str(shown)
+    assert len(shown) == len(words)
+    assert redact_json(["note:", "nothing", "here"]) == ["note:", "nothing", "here"]

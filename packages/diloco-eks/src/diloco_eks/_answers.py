@@ -46,7 +46,10 @@ def own_answer(
         own = read.get("status") == "Success" and same
     else:
         about = metadata.get("name")
-        own = read.get("kind") == kind and (not name or about == name) and _has_whole_items(read)
+        own = read.get("kind") == kind and _has_whole_items(read)
+        if name:  # no object of a cluster is without a uid
+            uid = metadata.get("uid")
+            own = own and about == name and isinstance(uid, str) and uid != ""
     if own:
         objects = (read, *(read.get("items") or ()))
         places = (mapping(each.get("metadata")).get("namespace") for each in objects)

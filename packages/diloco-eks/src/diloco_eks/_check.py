@@ -10,7 +10,7 @@ from diloco_protocol import BackendError, Finding, ForbiddenError
 
 from ._cluster import Cluster
 from ._errors import RESTRICTED, MissingRightError
-from ._launch import check_queue, check_service_account
+from ._launch import check_queue, check_service_account, try_job
 from ._names import QUEUE
 from ._quantities import parse_quantity
 from ._reading import mapping
@@ -127,9 +127,8 @@ def _manifest(
     def hinted(text: str) -> str:
         return text + helps if RESTRICTED in text else text
 
-    warned: list[str] = []
     try:
-        patiently(lambda: cluster.create_job(manifest, dry_run=True, warned=warned))
+        warned = patiently(lambda: try_job(cluster, manifest))
     except BackendError as error:
         yield Finding("manifest", False, str(error))
         return

@@ -40,8 +40,9 @@ from ._launch import (
     check_queue,
     check_service_account,
     create,
-    create_job,
+    log_warnings,
     send_arguments,
+    try_job,
     withdraw,
 )
 from ._log_verbs import LogVerbs
@@ -161,7 +162,8 @@ class EKSExecutor(LogVerbs):
             options = {**options, "run_id": request.run_id}
             manifest = job_manifest(request, self._options)
             self._check_names()
-            self._patiently(lambda: create_job(self._cluster, manifest, dry_run=True))
+            warned = self._patiently(lambda: try_job(self._cluster, manifest))
+            log_warnings(manifest, warned)
             self._try_arguments(arguments_map(request, self._options))
         return super().plan(n_replicas, entrypoint, entrypoint_args, **options)
 
@@ -332,8 +334,13 @@ class EKSExecutor(LogVerbs):
         now = datetime.fromtimestamp(self._clock(), UTC).isoformat(timespec="seconds")
         self._patiently(lambda: self._runs.cancel(handle, now))
 
+    def purge(self, handle: ReplicaHandle) -> None:
+        """Remove the records of a run; see :meth:`BaseExecutor.purge`. Tries again for ``retry_timeout`` seconds."""
+        remove = super().purge
+        self._patiently(lambda: remove(handle))
+
     def _purge(self, handle: ReplicaHandle) -> None:
-        self._patiently(lambda: self._runs.purge(handle))
+        self._runs.purge(handle)
 
     def _list_runs(self) -> list[str]:
         selector = f"{names.MANAGED_BY}={names.MANAGER},{names.RUN}"

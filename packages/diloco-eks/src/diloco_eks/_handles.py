@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection
 
-from diloco_protocol import InvalidRequestError, ReplicaHandle, ReplicaNotFoundError
+from diloco_protocol import BackendError, InvalidRequestError, ReplicaHandle, ReplicaNotFoundError
 from diloco_protocol.backend import read_whole, shown
 
 from ._cluster import Cluster
@@ -73,13 +73,21 @@ def check_handle(handle: ReplicaHandle, namespaces: Collection[str]) -> None:
 
 
 def same_run(handle: ReplicaHandle, facts: JobFacts) -> bool:
-    """Whether a Job is the handle's: launched by diloco, for this run, and not a later one of the same name."""
+    """Whether a Job is the handle's, and not an earlier or later one of the same name.
+
+    Raises:
+        BackendError: It is, and it does not say any more that diloco launched it: somebody has changed it.
+    """
     place = handle.metadata
-    if facts.run_id != handle.run_id:
-        return False
-    if place["job_uid"]:
-        return facts.uid == place["job_uid"]
-    return facts.fingerprint == place["fingerprint"]
+    by_uid = bool(place["job_uid"])
+    same = facts.uid == place["job_uid"] if by_uid else facts.fingerprint == place["fingerprint"]
+    if same and facts.run_id != handle.run_id:
+        raise BackendError(
+            f"the Job {place['namespace']}/{place['job_name']} is there, and somebody has changed what says that it is the run "
+            f"{handle.run_id!r} of diloco (its labels and annotations, completions and completionMode): put that back, or "
+            "delete the Job with kubectl. Its pods may be running"
+        )
+    return same
 
 
 def index_of(handle: ReplicaHandle, facts: JobFacts) -> int:

@@ -49,7 +49,7 @@ def create(
     def once() -> tuple[JobFacts, bool]:
         nonlocal unsure
         try:
-            return read_job(create_job(cluster, manifest)), True
+            facts = read_job(create_job(cluster, manifest))
         except ConflictError:
             return known(cluster, manifest), False
         except UnreachedError:
@@ -57,6 +57,12 @@ def create(
         except UnavailableError:
             unsure = True
             raise
+        if not _is_same(facts, manifest):
+            unsure = True
+            raise UnavailableError(
+                f"the cluster's answer is another Job than the one that was to be created, {facts.name}"
+            )
+        return facts, True
 
     try:
         return retry(once, backoff, timeout=patience)
@@ -75,16 +81,33 @@ def create(
             ) from error
 
 
-def create_job(
-    cluster: Cluster, manifest: dict[str, Any], *, dry_run: bool = False
-) -> dict[str, Any]:
+def create_job(cluster: Cluster, manifest: dict[str, Any]) -> dict[str, Any]:
     """Create a Job, and log what the cluster warns of."""
     warned: list[str] = []
-    job = cluster.create_job(manifest, dry_run=dry_run, warned=warned)
-    if warned:
-        for text in dict.fromkeys(warned):
-            warn(f"the cluster warns of the Job {manifest['metadata']['name']}: {text}")
+    job = cluster.create_job(manifest, warned=warned)
+    log_warnings(manifest, warned)
     return job
+
+
+def log_warnings(manifest: dict[str, Any], warned: list[str]) -> None:
+    """Log what the cluster warns of a Job."""
+    for text in dict.fromkeys(warned):
+        warn(f"the cluster warns of the Job {manifest['metadata']['name']}: {text}")
+
+
+def try_job(cluster: Cluster, manifest: dict[str, Any]) -> list[str]:
+    """Have the cluster check a Job, and create nothing; returns what the cluster warns of.
+
+    Raises:
+        RunConflictError: There is a Job of that name, and it is another launch's: this launch would find its own again.
+        BackendError: It would be refused.
+    """
+    warned: list[str] = []
+    try:
+        cluster.create_job(manifest, dry_run=True, warned=warned)
+    except ConflictError:
+        known(cluster, manifest)
+    return warned
 
 
 def known(cluster: Cluster, manifest: dict[str, Any]) -> JobFacts:
@@ -105,7 +128,21 @@ def known(cluster: Cluster, manifest: dict[str, Any]) -> JobFacts:
         raise RunConflictError(
             f"there is a Job {space}/{name} already, {whose}: choose another run_id; attach({name!r}) finds a run again"
         )
+    if not _is_same(facts, manifest):
+        raise RunConflictError(
+            f"there is a Job {space}/{name} with the fingerprint of this launch, and with other labels, annotations or "
+            "completions than it was given. Its pods may be running: delete it with kubectl, or choose another run_id"
+        )
     return facts
+
+
+def _is_same(facts: JobFacts, manifest: dict[str, Any]) -> bool:
+    """Whether a Job has the ranks that its launch gave it, and says whose it is."""
+    given = read_job(manifest)
+    return all(
+        getattr(facts, name) == getattr(given, name)
+        for name in ("run_id", "fingerprint", "completions", "first_rank", "world_size")
+    )
 
 
 def send_arguments(

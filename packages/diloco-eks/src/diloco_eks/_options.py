@@ -27,6 +27,7 @@ from diloco_protocol.backend import (
     details,
     option,
     or_none,
+    redact_text,
     shown,
 )
 
@@ -104,7 +105,7 @@ def _check_command(name: str, value: object) -> tuple[str, ...]:
         return RUNNER
     if isinstance(value, str):
         raise InvalidRequestError(
-            f"{name} must be a list of words, not text: write {shown(value.split())}"
+            f"{name} must be a list of words, not text: write {shown(redact_text(value).split())}"
         )
     words = check_names(name, value)
     if not words:

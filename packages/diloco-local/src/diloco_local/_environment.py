@@ -3,7 +3,7 @@
 The policy, from weak to strong:
 
 1. the launcher's environment, or the chosen part of it (``inherit_env``), less the variables that describe the
-   launcher itself when it is a replica too, or was started by torchrun;
+   launcher itself: those of a replica, and those of torchrun unless they are named;
 2. ``env`` of the constructor, then ``env`` of the launch;
 3. ``CUDA_VISIBLE_DEVICES``, if GPUs were asked for;
 4. ``PYTHONPATH``: the import path first, then what 1 and 2 made of that variable;
@@ -56,7 +56,8 @@ def inherited(environ: Mapping[str, str], inherit_env: bool | Iterable[str]) -> 
 
     Args:
         environ: The launcher's environment.
-        inherit_env: True for all, False for nothing, or names and patterns such as ``"AWS_*"``.
+        inherit_env: True for all, False for nothing, or names and patterns such as ``"AWS_*"``. Those of torchrun have to
+            be named.
     """
     everything_or_nothing = ["*"] if inherit_env is True else []
     patterns = everything_or_nothing if isinstance(inherit_env, bool) else list(inherit_env)
@@ -64,18 +65,15 @@ def inherited(environ: Mapping[str, str], inherit_env: bool | Iterable[str]) -> 
         name: value
         for name, value in environ.items()
         if any(fnmatch.fnmatchcase(name, pattern) for pattern in patterns)
-        and not _describes_launcher(name)
+        and not is_reserved(name)
+        and name != MARKER
+        and (name in patterns or not _is_of_torchrun(name))
     }
 
 
-def _describes_launcher(name: str) -> bool:
-    """Whether a variable tells a launcher that is itself a replica, or a process of torchrun, who it is: wrong for others."""
-    return (
-        is_reserved(name)
-        or name == MARKER
-        or name in _OF_TORCHRUN
-        or name.startswith("TORCHELASTIC_")
-    )
+def _is_of_torchrun(name: str) -> bool:
+    """Whether a variable tells a process of torchrun who it is: wrong for others."""
+    return name in _OF_TORCHRUN or name.startswith("TORCHELASTIC_")
 
 
 @contextlib.contextmanager
@@ -175,6 +173,10 @@ def compose(
 ) -> dict[str, str]:
     """One replica's environment, by the policy above."""
     result = dict(base)
+    # Relative entries are of the launcher's folder, and what it imports from there is in ``folders``.
+    inherited_path = result.pop("PYTHONPATH", "").split(os.pathsep)
+    if absolute := [*filter(os.path.isabs, inherited_path)]:
+        result["PYTHONPATH"] = os.pathsep.join(absolute)
     for overlay in overlays:
         result.update(overlay)
     if devices is not None:

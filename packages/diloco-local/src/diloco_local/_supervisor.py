@@ -158,7 +158,11 @@ class Supervisor:
 def _open_wakers(run: RunDir, supervisor: Supervisor) -> tuple[int, int]:
     """What ends a rest early: the FIFO that others write to, and the pipe that signals write to."""
     # Opened for reading and writing, so that it never reports an end when the last writer closes.
-    wake = open_own(run.wake, os.O_RDWR, fifo=True)
+    try:
+        wake = open_own(run.wake, os.O_RDWR, fifo=True)
+    except FileNotFoundError:  # somebody has removed it
+        os.mkfifo(run.wake, 0o600)
+        wake = open_own(run.wake, os.O_RDWR, fifo=True)
     reader, writer = os.pipe()
     os.set_blocking(reader, False)
     os.set_blocking(writer, False)

@@ -47,9 +47,9 @@ def collect(
         that says so.
 
     Raises:
-        BackendError: States cannot be asked for (a non-retryable error), or the result of a success cannot be read, which is
-            raised once nothing else is waited for; or a retryable error still stood at the deadline while a state or the
-            result of a success was not known.
+        BackendError: The states of a run cannot be asked for, or the result of a success cannot be read (a non-retryable
+            error), which is raised once nothing else is waited for; or a retryable error still stood at the deadline while a
+            state or the result of a success was not known.
     """
     deadline = None if timeout is None else backoff.clock() + timeout
     runs: dict[tuple[str, str], list[ReplicaHandle]] = {}
@@ -74,7 +74,10 @@ def collect(
             try:
                 changed |= _look(waiting, observe_run, known)
             except BackendError as caught:
-                error = _absorb(caught)
+                if caught.retryable:
+                    error = caught
+                else:
+                    unreadable |= dict.fromkeys(waiting, caught)  # other runs are still waited for
                 continue
             for handle in waiting:
                 if known[handle].state is ReplicaState.SUCCEEDED:
@@ -108,9 +111,14 @@ def collect(
         backoff.sleep(delay)
     if unreadable:
         handle, refusal = next(iter(unreadable.items()))
+        what = (
+            "succeeded, but its result cannot be read"
+            if handle in known and known[handle].state is ReplicaState.SUCCEEDED
+            else "cannot be asked for"
+        )
         refusal.add_note(
-            f"rank {handle.rank} of run {handle.run_id!r} succeeded, but its result cannot be read: "
-            f"{len(unreadable)} of {len(handles)} handles are affected; collect the others without them"
+            f"rank {handle.rank} of run {handle.run_id!r} {what}: {len(unreadable)} of {len(handles)} handles are affected; "
+            "collect the others without them"
         )
         raise refusal
     return [
@@ -140,13 +148,6 @@ def _look(
         changed |= known.get(handle) != status
         known[handle] = status
     return changed
-
-
-def _absorb(error: BackendError) -> BackendError:
-    """Keep an error that may pass; raise one that will not."""
-    if not error.retryable:
-        raise error
-    return error
 
 
 def _settled(

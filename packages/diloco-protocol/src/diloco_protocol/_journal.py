@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
 from ._bounds import OUTCOME_BYTES, RECORD_BYTES, check_size
 from ._checks import check_home, shown
-from ._errors import DilocoError, InvalidRequestError, UnavailableError
+from ._errors import DilocoError, InvalidRequestError, SpecVersionError, UnavailableError
 from ._fields import check_version
 from ._handle import ReplicaHandle
 from ._json import check_json, dumps, loads
@@ -31,7 +31,7 @@ _LONGEST_NAME = 200  # file systems take 255 bytes
 
 
 class DamagedRecordError(InvalidRequestError):
-    """Raised when a record of a journal cannot be read: it concerns one replica or one launch, and no others."""
+    """Raised when a record of a journal cannot be read: it concerns one replica or the launches of one run, and no others."""
 
 
 @runtime_checkable
@@ -105,7 +105,9 @@ class FolderJournal:
         folder = self._folder(handles[0].run_id)
         earlier = self._launches(folder)
         if earlier and earlier[-1].name.endswith(f".{digest}{_LAUNCHED}"):
-            return  # it is the latest launch of this run anyway
+            with contextlib.suppress(DamagedRecordError, SpecVersionError):
+                _read_launch(earlier[-1])
+                return  # it is the latest launch of this run anyway
         number = 1 + max((_number(path) for path in earlier), default=0)
         self._write(folder / f"{number:06}.{digest}{_LAUNCHED}", record, RECORD_BYTES, replace=True)
         for path in earlier:  # what has been launched again is not kept twice

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 _SETTING = re.compile(r"(-{0,2}[A-Za-z_][\w.\-]*+)=")
 _OPTION = re.compile(r"-{1,2}[A-Za-z][\w.\-]*")
-_HEADER = re.compile(r"[A-Za-z][\w.\-]{0,63}")
+_HEADER = re.compile(r"([A-Za-z][\w.\-]{0,63}):?")
 _BELOW = "secret"  # the name of all that is below the name of a secret
 _BRACKET = re.compile(
     r"""(?P<open>[\[({])|(?P<close>[\])}])|\\.|"(?:\\.|[^"\\])*+"?|'(?:\\.|[^'\\])*+'?""",
@@ -132,6 +132,11 @@ def redact_json(value: Any, name: str = "") -> Any:
             elif an_option and isinstance(given, str) and shown[number] == given:
                 # Some options are known by what they take: -u user:password
                 shown[number] = redact_text(f"{option} {given}").partition(" ")[2]
+            elif (
+                isinstance(option, str) and option.endswith(":") and is_secret_name(_header(option))
+            ):
+                shown[number:] = redact_json(value[number:], _header(option))
+                break
         if len(value) == 2 and is_secret_name(header := _header(value[0])):  # and what it is
             shown[1] = redact_json(value[1], header)
         return type(value)(shown)
@@ -163,7 +168,8 @@ def redacted_repr(value: Any) -> str:
 def _header(value: object) -> str:
     """The name of a header as clients keep it, beside its value; nothing if it can be none."""
     text = value.decode(errors=_KEPT) if isinstance(value, bytes) else value
-    return text if isinstance(text, str) and _HEADER.fullmatch(text) else ""
+    match = _HEADER.fullmatch(text) if isinstance(text, str) else None
+    return match[1] if match else ""
 
 
 def _redact_members(members: dict[str, Any], secret: str) -> dict[str, Any]:
