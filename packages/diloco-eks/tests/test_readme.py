@@ -18,12 +18,11 @@ from diloco_eks import (
     _events,
     _logs,
     _overlay_shape,
-    _reading,
     _verdict,
 )
 from diloco_eks._arguments import arguments_map
 from diloco_protocol import InvalidRequestError, OutcomeMessage
-from diloco_protocol.backend import LINE_BYTES
+from diloco_protocol.backend import LINE_BYTES, MAX_REPLICAS
 
 README = Path(__file__).parents[1] / "README.md"
 TWELVE = {12: "twelve"}
@@ -75,7 +74,7 @@ def test_the_example(bench, report, tmp_path):
         f"a runtime's pieces have less than {_logs._LEAST_PIECE >> 10} KiB",
         f"of at most {_overlay_shape._MOST_LEVELS} levels",
         f"a list of more than {_cluster._OBJECTS:,} objects or {_cluster._PAGES} pages",
-        f"has more than {_reading._REPLICAS:,} completions",
+        f"has more than {MAX_REPLICAS:,} completions",
         f"a line of a log is cut at {LINE_BYTES >> 20} MiB",
         f"is read up to {_client._ANSWER_BYTES >> 20} MiB, a refusal up to {_client._REFUSAL_BYTES >> 20} MiB",
         f"There are {TWELVE[MOST_PODS]} small pods at a time at most",
