@@ -9,12 +9,14 @@ import modal
 import pytest
 from modal_truth import told
 
+from diloco_localcloud._server._http import CutError
 from diloco_modal import _ends
 from diloco_modal._client import Client
 from diloco_modal._errors import MissingError
 from diloco_modal._wrapper import kept
 from diloco_protocol import (
     BackendError,
+    FolderJournal,
     InvalidRequestError,
     Outcome,
     Reason,
@@ -154,7 +156,9 @@ def test_a_large_result_that_could_not_be_fetched_is_no_failure(lab):
 
         def get(self, blob_id):
             self.left -= 1
-            return None if self.left >= 0 else super().get(blob_id)
+            if self.left >= 0:
+                raise CutError
+            return super().get(blob_id)
 
     executor = lab.executor(retry_timeout=0)
     (handle,) = lab.launch(1, executor)
@@ -164,7 +168,7 @@ def test_a_large_result_that_could_not_be_fetched_is_no_failure(lab):
     lab.stand_in.faults.add("throttle", verb="BlobGet")
     with pytest.raises(ThrottledError):
         executor.describe(handle)
-    with pytest.raises(UnavailableError, match="its result could not be fetched: HTTP 404"):
+    with pytest.raises(UnavailableError, match="its result could not be fetched: "):
         executor.describe(handle)
     (result,) = executor.collect([handle])
     assert (result["status"], len(result["result"])) == ("succeeded", 3_000_000)
@@ -324,3 +328,14 @@ def test_a_server_that_is_silent_leaves_no_threads(lab):
         with pytest.raises(UnavailableError, match=r"did not answer within 0\.2 s"):
             look()
     assert threading.active_count() <= before
+
+
+def test_a_purge_with_a_journal_waits_out_what_passes(lab, tmp_path):
+    (handle,) = lab.launch(1)
+    lab.begin(handle)
+    lab.finish(handle, 7)
+    journal = FolderJournal(tmp_path)
+    lab.stand_in.faults.add("throttle", verb="FunctionGetOutputs")
+    lab.executor(journal=journal).purge(handle)
+    assert journal.end(handle)[1] == 7
+    assert lab.executor().list_runs() == []

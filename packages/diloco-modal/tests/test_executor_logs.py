@@ -6,6 +6,7 @@ import pytest
 
 from diloco_localcloud import ModalStandIn
 from diloco_modal import _entries, _logs
+from diloco_modal._errors import DenseLogError
 from diloco_protocol import (
     Backoff,
     ForbiddenError,
@@ -76,6 +77,17 @@ def test_following_ends_at_its_time_and_bears_throttling(lab):
     until = lab.world.now() + 30
     assert list(executor.log_iter(handle, follow=True, until=until)) == ["one"]
     assert lab.world.now() >= until
+
+
+def test_what_is_read_of_a_log_at_once_is_counted_in_bytes(lab):
+    (handle,) = lab.launch(1)
+    lab.begin(handle)
+    lab.call(handle).log("\N{ROCKET}" * 1000)
+    client, call_id = lab.executor()._client, lab.call(handle).call_id
+    call, tail = client.call(call_id), lambda logs: logs.tail(1)
+    assert len(client.log_entries(call_id, call, tail, 5000)) == 1
+    with pytest.raises(DenseLogError):
+        client.log_entries(call_id, call, tail, 3000)
 
 
 def test_the_last_line_of_many_pieces(lab):

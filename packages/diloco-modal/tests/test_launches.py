@@ -98,7 +98,7 @@ def test_a_launch_that_fails_keeps_the_record_of_what_another_launcher_has_start
     theirs = []
     meanwhile(monkeypatch, 0, lambda: theirs.extend(lab.launch(2)))
     lab.stand_in.faults.add("forbidden", verb="FunctionMap", after=3, times=None)
-    with pytest.raises(LaunchError, match="could not be ended") as caught:
+    with pytest.raises(LaunchError, match="may be running") as caught:
         lab.launch(2)
     assert list(caught.value.survivors) == theirs
     assert lab.executor().attach("run") == theirs
@@ -123,10 +123,38 @@ def test_what_was_taken_back_meanwhile_is_not_returned(lab, monkeypatch):
     (first,) = lab.launch(2)[:1]
     lab.record().pop("call-1")
     meanwhile(monkeypatch, 1, lambda: lab.record().put("kept", {"kept": False}))
-    with pytest.raises(RunConflictError, match="has failed and ended them"):
+    with pytest.raises(RunConflictError, match=r"only found may be running: cancel_run\('run'\)"):
         lab.launch(2)
     assert lab.call(first).status == "pending"
     assert lab.world.calls()[-1].status == "terminated"
+
+
+@pytest.mark.parametrize("rank", [2, 3])
+@pytest.mark.parametrize("error", [BackendError, KeyboardInterrupt])
+def test_what_a_killed_launcher_has_started_is_named_when_its_launch_fails_again(
+    lab, monkeypatch, rank, error
+):
+    monkeypatch.setattr(many, "AT_ONCE", 1)
+    first = lab.launch(4)[:2]
+    for number in (2, 3):
+        lab.record().pop(f"call-{number}")
+    plain = Client.spawn
+
+    async def spawn(self, function, payload):
+        if payload["rank"] == rank:
+            raise error("no such GPU")
+        return await plain(self, function, payload)
+
+    monkeypatch.setattr(Client, "spawn", spawn)
+    with pytest.raises((LaunchError, KeyboardInterrupt)) as caught:
+        lab.launch(4)
+    if error is BackendError:
+        assert list(caught.value.survivors) == first
+        assert str(caught.value).startswith("no such GPU. 2 calls of this launch may be running")
+    else:
+        assert all(lab.call(handle).call_id in caught.value.__notes__[0] for handle in first)
+    assert [lab.call(handle).status for handle in first] == ["pending"] * 2
+    assert [call.status for call in lab.world.calls()[4:]] == ["terminated"] * (rank - 2)
 
 
 @pytest.mark.usefixtures("interruptible")

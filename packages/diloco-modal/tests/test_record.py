@@ -95,6 +95,23 @@ def test_a_damaged_entry_is_named_and_the_replica_can_be_cancelled_all_the_same(
     assert key == "over-0" or lab.call(handle).status == "terminated"
 
 
+def test_a_damaged_life_that_is_found_at_the_end_is_no_matter_to_the_others(lab):
+    """The other entries are as they were read before, as those of a minute ago may be."""
+    handles = lab.launch(2)
+    lab.begin(handles[1])
+    lab.finish(handles[1], 1)
+    lab.record().put("weights", {})
+    executor = lab.executor()
+    executor.poll(handles[0])
+    lab.record().pop("weights")  # so that there seem to be no new entries
+    lab.record().put("life-0-1", {"attempt": 0, "at": -1})
+    lab.call(handles[0]).stop()
+    first, second = executor.collect(handles, timeout=60)
+    assert second["result"] == 1
+    assert first["status"] == "cancelled"
+    assert "the entry 'life-0-1' of the run's record" in first["error"]
+
+
 @pytest.mark.parametrize("more", [{"again": "no"}, {"outcome": "{"}, {"outcome": 1}])
 def test_what_an_end_says_besides_is_right_or_named(more):
     """Apps of earlier versions say nothing."""

@@ -207,7 +207,7 @@ class TestReported:
 
     @pytest.mark.parametrize("code", [0, 3])
     def test_what_cannot_be_read_is_what_the_record_says_of_it(self, code):
-        outcome = Outcome(code, error="no data" if code else None, result=None if code else 7)
+        outcome = Outcome(code, error="no data" if code else "its result was long")
         trace = Trace(1, 10.0, lives=1, ended_at=50.0, outcome=outcome.to_json())
         status, result = ended(End("SUCCESS", message="it is too large"), trace, URL)
         assert (status.state, status.exit_code) == ("failed" if code else "succeeded", code)
@@ -215,7 +215,12 @@ class TestReported:
             assert result is None
         else:
             assert isinstance(result, Lost)
-            assert "not a replica's outcome: it is too large" in result.why
+            assert result.why.endswith("from what the call returned: it is too large")
+
+    def test_a_result_that_the_record_has_is_not_lost(self):
+        trace = Trace(1, 10.0, lives=1, ended_at=50.0, outcome=Outcome(0, result=7).to_json())
+        status, result = ended(End("SUCCESS", message="it is too large"), trace, URL)
+        assert (status.state, result) == ("succeeded", 7)
 
     def test_nobody_believes_in_a_success_that_was_not_reported(self):
         status, _ = ended(End("SUCCESS", message="it is too large"), Trace(), URL)

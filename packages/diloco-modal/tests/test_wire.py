@@ -5,26 +5,31 @@ import json
 import os
 import pickle
 import pickletools
+from unittest.mock import AsyncMock, MagicMock
 
 import modal
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from modal import _serialization
+from modal.exception import InvalidError, PermissionDeniedError
 from modal_proto import api_pb2
 
 from diloco_localcloud._modal._workspace._call import Payload, Result, Status
 from diloco_modal import _wire
 from diloco_modal._record import DamagedRecordError
 from diloco_modal._text import text_in_cbor, text_in_pickle
+from diloco_modal._wrapper import kept
 from diloco_protocol import (
     BackendError,
     DilocoError,
+    FolderJournal,
     InvalidRequestError,
     Reason,
     ReplicaHandle,
     ReplicaNotFoundError,
     RunConflictError,
+    UnavailableError,
 )
 from diloco_protocol.backend import OUTCOME_BYTES, RECORD_BYTES
 
@@ -152,11 +157,83 @@ def test_a_result_that_is_too_large_is_not_read(lab, monkeypatch, where):
     end = {"started": 1, "failed": 0, "at": lab.world.now(), "outcome": lab.outcome(7)}
     lab.record().put("end-0-1", end)
     first, second = lab.executor().collect(handles, timeout=10)
-    words = "what it returned is larger than 1064 bytes, and is not read"
-    assert (first["status"], first["result"]) == ("succeeded", None)
+    assert (first["status"], first["result"]) == ("succeeded", 7)
     assert (second["status"], second["reason"]) == ("failed", "error")
-    assert words in first["error"]
-    assert words in second["error"]
+    assert "what it returned is larger than 1064 bytes, and is not read" in second["error"]
+
+
+def ended_with_a_blob(lab, handle, outcome):
+    """Its wrapper has written its end into the record, and the bucket may have what it returned."""
+    lab.begin(handle)
+    end = {"started": 1, "failed": 0, "at": lab.world.now(), "again": False}
+    lab.record().put(f"end-{handle.rank}-1", {**end, "outcome": outcome and kept(outcome)})
+    lab.stand_in._workspace.blobs[f"bl-{handle.rank}"] = pickle.dumps(outcome, 4)
+    end_with(lab, handle, blob=f"bl-{handle.rank}")
+
+
+@pytest.mark.parametrize(
+    "refusal",
+    [PermissionDeniedError("not yours"), InvalidError("no id"), None],
+    ids=["not ours", "no id", "gone"],
+)
+def test_a_large_result_that_is_refused_concerns_its_rank_alone(lab, monkeypatch, refusal):
+    handles = lab.launch(4)
+    for handle, outcome in zip(
+        handles, [lab.outcome(7), lab.outcome("x" * 9000), ""], strict=False
+    ):
+        ended_with_a_blob(lab, handle, outcome)
+    lab.begin(handles[3])
+    lab.finish(handles[3], "whole")
+    lab.stand_in._workspace.blobs.clear()
+    if refusal is not None:
+        refuse = AsyncMock(side_effect=refusal)
+        monkeypatch.setattr(_wire, "_download", refuse)
+    executor = lab.executor()
+    results = executor.collect(handles, timeout=10)
+    assert [each["status"] for each in results] == ["succeeded"] * 2 + ["failed", "succeeded"]
+    assert [each["result"] for each in results] == [7, None, None, "whole"]
+    why = "Blob with ID" if refusal is None else str(refusal)
+    assert all(why in each["error"] for each in results[1:3])
+    assert lab.executor().describe(handles[0]).state == "succeeded"
+    lab.executor().purge(handles[3])
+    assert executor.list_runs() == []
+
+
+@pytest.mark.parametrize(
+    ("status", "passes"), [(403, False), (404, False), (408, True), (429, True), (503, True)]
+)
+def test_what_a_bucket_refuses_is_lost_and_what_may_pass_is_not(lab, monkeypatch, status, passes):
+    (handle,) = lab.launch(1)
+    ended_with_a_blob(lab, handle, "")
+    session = MagicMock()
+    session.get.return_value.__aenter__.return_value.status = status
+    monkeypatch.setattr(_wire.ClientSessionRegistry, "get_session", lambda: session)
+    words = f"its result could not be fetched: HTTP {status}"
+    if passes:
+        with pytest.raises(UnavailableError, match=words):
+            lab.executor().describe(handle)
+    else:
+        assert words in lab.executor().describe(handle).message
+
+
+def test_a_large_result_that_is_away_for_now_concerns_its_rank_alone(lab, monkeypatch, tmp_path):
+    handles = lab.launch(2)
+    ended_with_a_blob(lab, handles[0], lab.outcome("x" * 9000))
+    lab.begin(handles[1])
+    lab.finish(handles[1], "whole")
+    with monkeypatch.context() as away:
+        away.setattr(_wire, "_download", AsyncMock(side_effect=UnavailableError("HTTP 503")))
+        executor = lab.executor()
+        assert executor.describe(handles[0]).state == "succeeded"
+        assert executor.collect(handles[1:], timeout=1)[0]["result"] == "whole"
+        with pytest.raises(UnavailableError, match=r"rank 0 .*HTTP 503"):
+            executor.collect(handles, timeout=1)
+        with pytest.raises(UnavailableError) as caught:
+            lab.executor(journal=FolderJournal(tmp_path)).purge(handles[0])
+        assert "run 'run' is not removed" in caught.value.__notes__[0]
+    results = executor.collect(handles, timeout=1)
+    assert [each["result"] for each in results] == ["x" * 9000, "whole"]
+    lab.executor().purge(handles[0])
 
 
 @pytest.mark.parametrize("form", ["pickle", "cbor"])
@@ -495,7 +572,7 @@ def test_outcomes_that_cannot_be(lab):
     assert (whole["status"], whole["result"]) == ("succeeded", "whole")
     for result, (name, _) in zip(damaged, odd, strict=True):
         assert (result["status"], result["result"]) == ("failed", None)
-        assert "what the call returned is not a replica's outcome" in result["error"]
+        assert "no replica's outcome was read from what the call returned" in result["error"]
         assert name in result["error"]
 
 

@@ -157,7 +157,7 @@ class Client(Records):
             size = 0
             async with contextlib.aclosing(fetch(logs)) as found:
                 async for entry in found:
-                    size += len(entry.message) + _LOG_ENTRY_BYTES
+                    size += len(entry.message.encode()) + _LOG_ENTRY_BYTES
                     if size > most:
                         entries.clear()  # or the error would hold them
                         raise DenseLogError(f"there are more than {most} bytes at once")

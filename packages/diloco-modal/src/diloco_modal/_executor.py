@@ -22,6 +22,7 @@ from diloco_protocol import (
     ReplicaStatus,
     ResultLostError,
     RunRequest,
+    UnavailableError,
     retry,
 )
 from diloco_protocol.backend import (
@@ -203,9 +204,11 @@ class ModalSpawnExecutor(BaseExecutor):
         return self._call_looks.at(handles)[1]
 
     def _result(self, handle: ReplicaHandle) -> Any:
-        if self._call_looks.ended(handle) is None:
-            self._observe_run([handle])
         ended = self._call_looks.ended(handle)
+        if ended is None or (isinstance(ended[1], states.Lost) and ended[1].late):
+            self._call_looks.forget([handle])
+            self._observe_run([handle])
+            ended = self._call_looks.ended(handle)
         if ended is None:
             raise ResultLostError(
                 f"rank {handle.rank} of run {handle.run_id!r} succeeded, and Modal has kept its result for 7 days only: "
@@ -213,7 +216,8 @@ class ModalSpawnExecutor(BaseExecutor):
             )
         _, result = ended
         if isinstance(result, states.Lost):
-            raise ResultLostError(f"rank {handle.rank} of run {handle.run_id!r}: {result.why}")
+            kind = UnavailableError if result.late else ResultLostError
+            raise kind(f"rank {handle.rank} of run {handle.run_id!r}: {result.why}")
         return copy.deepcopy(result)  # callers may change it
 
     def _logs(self, handle: ReplicaHandle, query: LogQuery) -> Iterator[str]:
@@ -252,6 +256,11 @@ class ModalSpawnExecutor(BaseExecutor):
         Ranks without a call are not started any more. If none has one, the record is removed, and the name is free again.
         """
         self._cancels.cancel_run(run_id, self.attach, self.cancel)
+
+    def purge(self, handle: ReplicaHandle) -> None:
+        """Remove the record of a run; see :meth:`BaseExecutor.purge`. Tries again for ``retry_timeout`` seconds."""
+        ask = super().purge
+        self._patiently(lambda: ask(handle))
 
     def _purge(self, handle: ReplicaHandle) -> None:
         self._patiently(lambda: self._call_looks.check_place([handle]))

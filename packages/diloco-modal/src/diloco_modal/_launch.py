@@ -90,8 +90,9 @@ class Launcher:
 
         Raises:
             RunConflictError: The run_id belongs to another launch.
-            LaunchError: It failed, and some calls could not be ended.
-            BackendError: It failed, and nothing is left running.
+            LaunchError: It failed, and some of its calls may be running: they could not be ended, or an earlier or another
+                launcher has started them.
+            BackendError: It failed, and nothing that it has seen is left running.
         """
         secrets = request.secrets
         function = self._patiently(
@@ -108,6 +109,7 @@ class Launcher:
         launch: Mapping[str, Any] = wanted
         mine = False if there else None
         made: dict[int, str] = {}
+        held: dict[int, str | None] = {}
         try:
             entries = there or {"launch": written(wanted)}
             if not there and not self._patiently(
@@ -126,7 +128,7 @@ class Launcher:
                 )
             if any(launch[key] != wanted[key] for key in _AGREED):  # then its digest is not its own
                 raise RunConflictError(not_ours)
-            held = {rank: call_of(entries, rank) for rank in request.ranks}
+            held.update({rank: call_of(entries, rank) for rank in request.ranks})
             missing = [rank for rank in request.ranks if held[rank] is None]
             if missing and began - launch["at"] > _FADING:
                 days = (began - launch["at"]) / DAY
@@ -178,6 +180,11 @@ class Launcher:
             withdrawal = Withdrawal(
                 self._client, self._options, self._backoff, request, launch, record, made
             )
+            # These two say themselves what else there may be.
+            if not isinstance(error, (RunConflictError, DamagedRecordError)):
+                withdrawal.others.update(
+                    {rank: call for rank, call in held.items() if call and rank not in made}
+                )
             try:
                 withdrawal.run(mine=self._is_mine(record, wanted) if mine is None else mine)
             except BaseException as again:  # a second Ctrl-C
@@ -189,7 +196,7 @@ class Launcher:
                 error.add_note(withdrawal.note())
             elif survivors:
                 ids = ", ".join(handle.metadata["function_call_id"] for handle in survivors)
-                these = f"{len(survivors)} calls of this launch could not be ended: cancel this error's survivors ({ids})"
+                these = f"{len(survivors)} calls of this launch may be running: cancel this error's survivors ({ids})"
                 note = withdrawal.note() if withdrawal.kept else these
                 raise LaunchError(f"{error}. {note}", survivors) from error
             raise
@@ -227,7 +234,8 @@ class Launcher:
             kept = self._patiently(lambda: self._client.settle(record, kept=True))
         if not kept:
             raise RunConflictError(
-                f"another launch of the run {run_id!r}, which had started calls, has failed and ended them: choose another run_id"
+                f"another launch of the run {run_id!r} has failed, and ended what it had started: choose another run_id. "
+                f"What it had only found may be running: cancel_run({run_id!r}) ends it"
             )
 
     async def _drop(self, call: str) -> None:

@@ -6,10 +6,11 @@ import asyncio
 import contextlib
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from diloco_protocol import (
     AuthError,
+    BackendError,
     Backoff,
     ReplicaHandle,
     ReplicaNotFoundError,
@@ -37,6 +38,9 @@ from ._record import (
     stray,
 )
 from ._records import PREFIX
+
+if TYPE_CHECKING:
+    from ._wire import End
 
 _KEPT_BY_MODAL = 7.0 * DAY
 """So long Modal knows a call after it has ended."""
@@ -205,13 +209,16 @@ class Looks:
         self, handle: ReplicaHandle, trace: states.Trace, record: Any, grace: float
     ) -> ReplicaStatus:
         call = handle.metadata["function_call_id"]
-        url, end = link(call), await self._client.end(call)
+        url, end = link(call), await self._end(call, trace)
         result = None
         if end is None:
             status = states.living(trace, url)
         elif end.status == "TERMINATED":
-            told = asyncio.to_thread(self._terminated, handle, record, trace, grace)
-            status, result = await told
+            trace = await asyncio.to_thread(self._terminated, handle, record, trace)
+            if trace.outcome:  # it was terminated when it had ended, and was about to return
+                status, result = states.reported(trace.outcome, trace, url)
+            else:
+                status = states.stopped(trace, url, self._options.clock(), grace)
         else:
             status, result = states.ended(end, trace, url)
         if status.state.terminal and status.finished_at is None:
@@ -221,22 +228,38 @@ class Looks:
             self._ends.keep(handle, status, result, 0 if end is None else len(end.text))
         return status
 
-    def _terminated(
-        self, handle: ReplicaHandle, record: Any, trace: states.Trace, grace: float
-    ) -> tuple[ReplicaStatus, Any]:
-        url = link(handle.metadata["function_call_id"])
-        if trace.outcome:  # it was terminated when it had ended, and was about to return
-            return states.reported(trace.outcome, trace, url)
-        now = self._options.clock()
+    async def _end(self, call: str, trace: states.Trace) -> End | None:
+        """How a call has ended, also where what it returned cannot be fetched: that concerns its rank alone."""
+        try:
+            return await self._client.end(call)
+        except BackendError as error:
+            if error.retryable and not trace.outcome:
+                raise
+            # Raises the same if it is Modal that cannot be asked.
+            end = await self._client.end(call, value=False)
+            if end is None or end.status != "SUCCESS":
+                return end
+            return replace(end, message=str(error), late=error.retryable)
+
+    def _terminated(self, handle: ReplicaHandle, record: Any, trace: states.Trace) -> states.Trace:
+        """What is to be known of a call that was terminated: since when, and whether it had begun."""
+        if trace.outcome:
+            return trace
         if trace.cancel is None:
-            trace = replace(trace, cancel=self._mark(record, handle.rank, now))
-        key = f"life-{handle.rank}-{trace.lives + 1}"
-        if not trace.open and not trace.damage and (life := self._client.get(record, key)):
+            trace = replace(trace, cancel=self._mark(record, handle.rank, self._options.clock()))
+        key, life = f"life-{handle.rank}-{trace.lives + 1}", None
+        if not trace.open and not trace.damage:
+            try:
+                life = self._client.get(record, key)
+            except DamagedRecordError as error:
+                life = {"attempt": trace.lives + 1, "at": None}
+                trace = replace(trace, damage=str(error))
+        if life:
             # It has begun since the record was read. One that begins later finds that its call was terminated.
             trace = replace(
                 trace, open=True, lives=trace.lives + 1, attempt=life["attempt"], started_at=life["at"], again=None,
             )  # fmt: skip
-        return states.stopped(trace, url, now, grace), None
+        return trace
 
     def _mark(self, record: Any, rank: int, now: float) -> Mapping[str, Any]:
         """The entry that says since when a call is known to be terminated, and by whom; written if there is none."""

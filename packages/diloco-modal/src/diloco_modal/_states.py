@@ -135,9 +135,10 @@ def living(trace: Trace, url: str) -> ReplicaStatus:
 
 @dataclass(frozen=True, slots=True)
 class Lost:
-    """Stands for a result that nobody has any more; says why."""
+    """Stands for a result that nobody has any more, or that could not be fetched yet (``late``); says why."""
 
     why: str
+    late: bool = False
 
 
 def ended(end: End, trace: Trace, url: str) -> tuple[ReplicaStatus, Any]:
@@ -147,10 +148,10 @@ def ended(end: End, trace: Trace, url: str) -> tuple[ReplicaStatus, Any]:
     try:
         return reported(end.text, trace, url)
     except DilocoError as error:
-        why = f"what the call returned is not a replica's outcome: {end.message or error}"
+        why = f"no replica's outcome was read from what the call returned: {end.message or error}"
     if trace.outcome:
         status, result = reported(trace.outcome, trace, url)
-        return status, Lost(why) if status.state is ReplicaState.SUCCEEDED else result
+        return status, Lost(why, end.late) if isinstance(result, Lost) else result
     if trace.lives:  # its wrapper was ours
         return failed(Reason.ERROR, why, trace, url), None
     message = f"{why}; deploy the app with diloco_modal.build_app"

@@ -46,12 +46,14 @@ class End:
         text: What it returned, if that is one text and was asked for.
         message: Modal's words about an end that is no success; or why there is no text.
         raised: Whether it raised an error; that is not decoded, and Modal's words show it.
+        late: Whether there may be a text later, since it was only not to be fetched now.
     """
 
     status: str
     text: str = ""
     message: str = ""
     raised: bool = False
+    late: bool = False
 
 
 async def _get_end(client: Any, call_id: str, *, value: bool = True) -> End | None:
@@ -102,7 +104,9 @@ async def _download(client: Any, blob_id: str) -> bytes:
     try:
         async with ClientSessionRegistry.get_session().get(reply.download_url) as body:
             if body.status != 200:
-                raise UnavailableError(f"its result could not be fetched: HTTP {body.status}")
+                final = 400 <= body.status < 500 and body.status not in {408, 429}
+                kind = InvalidRequestError if final else UnavailableError
+                raise kind(f"its result could not be fetched: HTTP {body.status}")
             if body.headers.get("Content-Encoding", "identity") != "identity":
                 raise InvalidRequestError("what it returned was compressed, and is not read")
             async for piece in body.content.iter_any():

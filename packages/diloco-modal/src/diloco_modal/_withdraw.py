@@ -30,7 +30,7 @@ class Withdrawal:
 
     Attributes:
         left: Those of them that have not been ended.
-        others: Calls that hold a rank and are not known here: of another launcher, or their answer was lost.
+        others: Calls that hold a rank and are not of this launcher, or their answer was lost.
         kept: Whether another launch of the run may have returned what this one has started: none of it is ended then.
     """
 
