@@ -188,6 +188,18 @@ def test_what_a_proxy_says_is_not_the_word_of_aws(aws, executor, network, tmp_pa
         assert shaken.collect([handle])[0]["result"] == "here"
 
 
+def test_a_purge_with_a_journal_waits_out_what_passes(aws, executor, tmp_path):
+    journal = FolderJournal(tmp_path)
+    (handle,) = launch(executor(journal=journal))
+    aws.move(handle.metadata["job_name"], "Stopped", "Stopped")
+    ours = executor(journal=journal)
+    for call in ("DescribeTrainingJob", "ListTrainingJobs"):
+        aws.faults.append((call, "ThrottlingException", "Rate exceeded", 400, False))
+    ours.purge(handle)
+    assert journal.end(handle)[0].state == "cancelled"
+    assert aws.jobs == {}
+
+
 def test_a_word_that_nobody_knows_is_no_state(aws, executor):
     (handle,) = launch(executor())
     name = handle.metadata["job_name"]

@@ -7,6 +7,7 @@ from diloco_protocol import InvalidRequestError, Outcome, QuotaExceededError
 from diloco_sagemaker._check_account import _policy_source
 
 ROLE = "arn:aws:iam::123456789012:role/trainer"
+PLAN = "arn:aws:sagemaker:eu-west-1:123456789012:training-plan"
 
 
 @pytest.fixture
@@ -145,8 +146,22 @@ def test_a_job_tries_the_rendezvous_and_is_removed(world, exclusive, words):
         {"max_restarts": 6},
         {"keep_alive": 600},
         {"instance_preferences": ["ml.g6.xlarge", "ml.g6.2xlarge"]},
-        {"training_plan_arn": "arn:aws:sagemaker:eu-west-1:123456789012:training-plan/p"},
+        {"training_plan_arn": f"{PLAN}/p"},
         {"channels": {"train": "s3://bucket/data"}},
+        {
+            "request_overlay": {
+                "ResourceConfig": {"KeepAlivePeriodInSeconds": 600, "TrainingPlanArn": f"{PLAN}/p"},
+                "StoppingCondition": {"MaxPendingTimeInSeconds": 7200},
+                "InputDataConfig": [
+                    {
+                        "ChannelName": "train",
+                        "DataSource": {
+                            "S3DataSource": {"S3DataType": "S3Prefix", "S3Uri": "s3://bucket/data"}
+                        },
+                    }
+                ],
+            }
+        },
     ],
     ids=lambda options: next(iter(options)),
 )

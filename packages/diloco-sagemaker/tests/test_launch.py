@@ -119,6 +119,45 @@ def test_what_cannot_be_stopped_is_a_survivor(aws, executor):
     assert executor().poll(survivor).value == "pending"
 
 
+@pytest.mark.parametrize("rank", [2, 3])
+def test_what_a_killed_launcher_has_created_is_named_when_its_launch_fails_again(
+    aws, executor, rank
+):
+    """Also if nothing was created anew."""
+    launch(executor(), 4)
+    for number in (2, 3):
+        del aws.jobs[f"diloco-run-1-{number:05d}"]
+    create = aws.CreateTrainingJob
+
+    def refused(body):
+        if body["TrainingJobName"].endswith(str(rank)):
+            aws.faults.append(("CreateTrainingJob", "AccessDeniedException", "no", 400, False))
+            return aws.answer("CreateTrainingJob", body)
+        return create(body)
+
+    aws.CreateTrainingJob = refused
+    with pytest.raises(
+        LaunchError, match=r"2 training jobs .*00000, diloco-run-1-00001\)"
+    ) as raised:
+        launch(executor(), 4)
+    assert sorted(aws.jobs) == ["diloco-run-1-00000", "diloco-run-1-00001"]
+    assert [executor().poll(each) for each in raised.value.survivors] == ["pending"] * 2
+
+
+def test_an_interrupt_names_what_a_killed_launcher_has_created(aws, executor):
+    launch(executor(), 2)
+    del aws.jobs["diloco-run-1-00001"]
+    ours = executor()
+
+    def interrupted(*_):
+        raise KeyboardInterrupt
+
+    ours._client.create = interrupted
+    with pytest.raises(KeyboardInterrupt) as raised:
+        launch(ours, 2)
+    assert raised.value.__notes__[0].endswith("until they are stopped: diloco-run-1-00000")
+
+
 def test_waiting_for_quota(aws, executor):
     aws.faults += [("CreateTrainingJob", "ResourceLimitExceeded", QUOTA, 400, False)] * 5
     assert len(launch(executor(quota_timeout=600))) == 3

@@ -164,6 +164,9 @@ def test_an_overlay_is_merged_and_breaks_nothing(offline):
     ):
         with pytest.raises(InvalidRequestError, match="may not set"):
             plan(offline(request_overlay=bad))
+    long = offline(request_overlay={"Environment": {"A": "x"}}, env={"A": "x" * 1000})
+    with pytest.raises(InvalidRequestError, match="Environment may not set A: the launch does"):
+        plan(long)
     assert job["EnableNetworkIsolation"] is False
     twice = {"Tags": [{"Key": "a", "Value": "x"}, {"Key": "a", "Value": "y"}]}
     with pytest.raises(InvalidRequestError, match="twice"):

@@ -211,20 +211,23 @@ def world():
 )
 def test_check_names_what_is_not_obeyed(world, user, more, variables, told):
     known = world.stand_in.client_options
+    handed_in = {f"{name}_client": world.client(name) for name in ("sts", "sagemaker")}
     lines = [f"aws_access_key_id = {known['aws_access_key_id']}", "aws_secret_access_key = x"]
     lines.append(f"endpoint_url = {world.stand_in.url}\n{more}")
     user("\n".join(lines), **variables)
-    # With no session given, so that the user's own is made.
-    executor = type(world.make_executor())(
-        role_arn="arn:aws:iam::123456789012:role/trainer",
-        image_uri="123456789012.dkr.ecr.us-east-1.amazonaws.com/trainer:1",
-        output_s3_path="s3://bucket/runs",
-        region="us-east-1",
-        backoff=world.backoff(),
-    )
-    found = [each for each in executor.check() if each.subject == "settings"]
-    assert [each.ok for each in found] == [None] * len(told)
-    assert [each.message.partition("=")[0] for each in found] == told
+    for clients in ({}, handed_in):
+        # With no session given, so that the user's own is made.
+        executor = type(world.make_executor())(
+            role_arn="arn:aws:iam::123456789012:role/trainer",
+            image_uri="123456789012.dkr.ecr.us-east-1.amazonaws.com/trainer:1",
+            output_s3_path="s3://bucket/runs",
+            region="us-east-1",
+            backoff=world.backoff(),
+            **clients,
+        )
+        found = [each for each in executor.check() if each.subject == "settings"]
+        assert [each.ok for each in found] == [None] * len(told)
+        assert [each.message.partition("=")[0] for each in found] == told
 
 
 @pytest.mark.parametrize(

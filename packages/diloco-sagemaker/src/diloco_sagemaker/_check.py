@@ -47,11 +47,12 @@ def check_launch(
             client, job["RoleArn"], job["OutputDataConfig"]["S3OutputPath"]
         ),
     }
-    findings = [Finding("credentials", True, f"{who} in {region}")]
-    findings += [Finding("settings", None, told) for told in client.not_obeyed()]
+    findings = []
     for subject, look in looks.items():
         findings += _found(subject, look, patiently)
-    return findings
+    # The first client that was not handed in reads the settings.
+    settings = [Finding("settings", None, told) for told in client.not_obeyed()]
+    return [Finding("credentials", True, f"{who} in {region}"), *settings, *findings]
 
 
 def _found(

@@ -50,12 +50,15 @@ _collects_until: ContextVar[float | None] = ContextVar("collects_until", default
 _LEFT_OUT: dict[str, Any] = {
     "pending_timeout": None,
     "platform_retries": 0,
-    "keep_alive": 0,
     "instance_preferences": None,
-    "training_plan_arn": None,
-    "channels": None,
 }
 """Options that the job which tries a rendezvous does without: it needs no GPU and no data, and is over in a minute."""
+
+_FIELDS_LEFT_OUT = {
+    "ResourceConfig": ("KeepAlivePeriodInSeconds", "TrainingPlanArn"),
+    "StoppingCondition": ("MaxPendingTimeInSeconds",),
+}
+"""The same of its request, whether they come from options or from an overlay."""
 
 
 class SageMakerExecutor(BaseExecutor):
@@ -172,7 +175,11 @@ class SageMakerExecutor(BaseExecutor):
             for_quota = min(
                 self._options.quota_timeout, check_seconds("patience", patience, positive=True)
             )
-            probe._options = replace(self._options, **_LEFT_OUT, quota_timeout=for_quota)  # noqa: SLF001 - it is of this very class
+            overlay = dict(self._options.request_overlay or {}, InputDataConfig=None)
+            for key, fields in _FIELDS_LEFT_OUT.items():
+                overlay[key] = {**overlay.get(key, {}), **dict.fromkeys(fields)}
+            changed = {**_LEFT_OUT, "quota_timeout": for_quota, "request_overlay": overlay}
+            probe._options = replace(self._options, **changed)  # noqa: SLF001 - it is of this very class
             findings += try_rendezvous(probe, rendezvous_uri, patience, small, "job")
         return findings
 
@@ -192,7 +199,7 @@ class SageMakerExecutor(BaseExecutor):
 
         def unsure(job_names: Sequence[str]) -> list[ReplicaHandle]:
             ranks = dict(zip(launch.requests, request.ranks, strict=True))
-            return [handle(ranks[name], launch.fingerprint(name)) for name in job_names]
+            return [handle(ranks[name], launch.fingerprint(name)) for name in sorted(job_names)]
 
         self._launcher.look(launch, request.run_id)
         try:
@@ -274,6 +281,11 @@ class SageMakerExecutor(BaseExecutor):
     def _stop(self, handle: ReplicaHandle) -> None:
         self._runs.cancel(handle)
 
+    def purge(self, handle: ReplicaHandle) -> None:
+        """Remove a run; see :meth:`BaseExecutor.purge`. Tries again for ``retry_timeout`` seconds."""
+        ask = super().purge
+        self._patiently(lambda: ask(handle))
+
     def _purge(self, handle: ReplicaHandle) -> None:
         self._patiently(lambda: self._runs.purge(handle))
 
@@ -331,7 +343,7 @@ def _raise_failed(error: FailedLaunchError, survivors: Sequence[ReplicaHandle]) 
         raise ending
     if survivors:
         raise LaunchError(
-            f"{cause}. {len(survivors)} training jobs of this launch could not be stopped: cancel this error's survivors "
+            f"{cause}. {len(survivors)} training jobs of this launch may be running: cancel this error's survivors "
             f"({alive})",
             survivors,
         ) from cause

@@ -166,6 +166,7 @@ class Launcher:
         Raises:
             FailedLaunchError: Not everything could be created; what was created by this launch was ended again, as far as
                 its ``withdrawal`` says.
+            DilocoError: The same, and nothing of the launch was created, now or before.
         """
         try:
             pool = ThreadPoolExecutor(AT_ONCE, thread_name_prefix="diloco-sagemaker")
@@ -175,7 +176,7 @@ class Launcher:
                 # Also after Ctrl-C: what is under way is known afterwards.
                 pool.shutdown(wait=True, cancel_futures=True)
         except BaseException as error:
-            if not launch.mine() and isinstance(error, DilocoError):
+            if not (launch.mine() or launch.met) and isinstance(error, DilocoError):
                 raise
             raise self.taken_back(launch, error) from error
 
@@ -185,9 +186,10 @@ class Launcher:
         prints = {name: launch.fingerprint(name) for name in mine}
         places = {name: launch.checkpoints(name) for name in mine}
         certain = [name for name in mine if launch.of(name) is Made.OURS]
-        return FailedLaunchError(
-            cause, withdraw(self._client, prints, places, certain, self._backoff, self._patience)
-        )
+        withdrawal = withdraw(self._client, prints, places, certain, self._backoff, self._patience)
+        if not isinstance(cause, RunConflictError):  # which says what else there is
+            withdrawal.alive += launch.met
+        return FailedLaunchError(cause, withdrawal)
 
     def _create(self, launch: Launch, pool: ThreadPoolExecutor, quota_patience: float) -> None:
         clock = self._backoff.clock

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from diloco_protocol import InvalidRequestError
-from diloco_protocol.backend import is_reserved
+from diloco_protocol.backend import is_reserved, variables_from_strings
 
 from . import _names as names
 
@@ -101,6 +101,8 @@ def _add(base: dict[str, Any], key: str, value: Any, place: str) -> None:
                 f"{place} must be a mapping of text to text, not a value of type {type(value).__name__}"
             )
         there, given = set(base.get(key, {})), set(value)
+        if key == "Environment":  # those that it does not take would win over it
+            there |= variables_from_strings(base.get("HyperParameters", {})).keys()
         ours = is_reserved if key == "Environment" else _is_our_string
         reserved = {name for name in given if ours(name)}
     if twice := (there & given) | reserved:

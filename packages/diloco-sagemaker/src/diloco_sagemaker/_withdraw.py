@@ -37,7 +37,7 @@ class Withdrawal:
     """What became of the jobs of a failed launch.
 
     Attributes:
-        alive: Jobs that live, or of which nobody can say whether they do.
+        alive: Jobs that live, or of which nobody can say whether they do; those of an earlier try are not ended.
         kept: Jobs that are ended or being ended, whose records are still there.
         interrupted: What has interrupted the withdrawal itself, such as a second Ctrl-C.
     """
