@@ -251,3 +251,30 @@ def test_a_name_that_the_site_lacks(tmp_path):
     (page / "index.html").write_text('<h2 id="tiny.a">a</h2>')
     found = reference.missing_names(tmp_path / "site", [tmp_path / "package"])
     assert found == ["reference/tiny lacks b"]
+
+
+def test_what_replaces_an_inner_state_may_be_gone_before_it_is_read(tmp_path, monkeypatch):
+    """The watcher of the chaos runs polls: it sees names, and of a replica that saves often it reads some in vain."""
+    history = tool("chaos", "history")
+    store = tmp_path / "store"
+    told = history.History(tmp_path / "copies", 1)
+    watcher = history.FolderWatcher(store, told)
+    folder = store / "inner" / "00001"
+    folder.mkdir(parents=True)
+
+    def saved(sync):
+        return folder / f"0001.{sync:08}.safetensors"
+
+    saved(23).write_bytes(b"a")
+    watcher._look()
+    saved(23).unlink()
+    saved(24).write_bytes(b"b")
+    monkeypatch.setattr(history, "read_whole", lambda path: None)
+    watcher._look()
+    assert told.violations == []
+    monkeypatch.undo()
+    watcher._look()
+    saved(24).unlink()
+    watcher._look()
+    (violation,) = told.violations
+    assert "0001.00000024.safetensors was deleted, but it is the newest inner state" in violation

@@ -77,7 +77,17 @@ class History:
             if inner := _INNER.fullmatch(key):
                 own = int(inner["e"] or inner["E"]), int(inner["s"] or inner["S"])
                 self._inner.setdefault(inner[1], set()).add(own)
-                self._newest_inner[inner[1]] = max(own, self._newest_inner.get(inner[1], own))
+                self._saw_inner(key)
+
+    def saw_inner(self, key: str) -> None:
+        """An inner state is there, or was a moment ago: it may be gone before it can be read."""
+        with self._lock:
+            self._saw_inner(key)
+
+    def _saw_inner(self, key: str) -> None:
+        if inner := _INNER.fullmatch(key):
+            own = int(inner["e"] or inner["E"]), int(inner["s"] or inner["S"])
+            self._newest_inner[inner[1]] = max(own, self._newest_inner.get(inner[1], own))
 
     def _came_back(self, key: str, data: bytes) -> bool:
         """Whether a shard was written with a rank's own part once, and without it once, and was deleted in between.
@@ -215,6 +225,7 @@ class FolderWatcher:
         ]
         if gone:
             self._look_for_done()
+            self._look_for_inner()
         for key in gone:
             if not (self._run / key).exists():
                 del self._seen[key]
@@ -228,6 +239,12 @@ class FolderWatcher:
                 if data is not None:
                     self._history.wrote(key, data)
                     self._seen[key] = signature
+
+    def _look_for_inner(self) -> None:
+        """What has taken the place of an inner state may itself be replaced before it can be read. Its name is enough."""
+        for folder in sorted(self._run.glob("inner/*")):
+            for name in os.listdir(folder):  # noqa: PTH208 - names only, since a file may vanish at any moment
+                self._history.saw_inner(f"inner/{folder.name}/{name}")
 
     def _files(self, folder: Path) -> Iterator[tuple[str, tuple[int, int, int]]]:
         """Keys below a folder, and what changes when a file is another one."""
