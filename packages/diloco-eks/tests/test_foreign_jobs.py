@@ -357,3 +357,33 @@ def test_a_purge_with_a_journal_waits_out_a_passing_fault(bench, tmp_path):
     bench.stand_in.faults.add("throttle", times=2)
     run.executor.purge(run.handles[0])
     assert run.executor.list_runs() == []
+
+
+@pytest.mark.parametrize("known_by", ["another executor", "a launch of which nothing was heard"])
+def test_a_purge_writes_down_the_ends_of_all_ranks(bench, report, tmp_path, known_by):
+    """Also of a run that neither the journal knows nor attach: what is removed could not be asked for any more."""
+    journal = FolderJournal(tmp_path / "journal")
+    if known_by == "another executor":
+        bench.create("/api/v1/namespaces", {"metadata": {"name": "team"}})
+        run = bench.launch(2, executor=bench.executor(namespace="team"))
+        handles = run.handles
+    else:
+        run = bench.launch(2)
+        marks = bench.world.job("run-1")["metadata"]["annotations"]
+        place = {"job_uid": "", "fingerprint": marks["diloco.dev/fingerprint"]}
+        handles = [forged(handle, **place) for handle in run.handles]
+    for rank in (0, 1):
+        run.pod(rank).succeed(report(rank)[0])
+    bench.world.settle(within=15)
+    executor = bench.executor(journal=journal, other_namespaces=["team"])
+    executor.purge(handles[0])
+    assert [entry["result"] for entry in executor.collect(handles, timeout=1)] == [0, 1]
+
+
+def test_a_check_of_a_launch_that_is_there_says_what_is_known(bench):
+    run = bench.launch(1)
+    (finding,) = [
+        each for each in run.executor.check(1, run_id="run-1") if each.subject == "manifest"
+    ]
+    assert finding.ok is None
+    assert "the launch that made it finds it again" in finding.message

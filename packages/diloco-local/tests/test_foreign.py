@@ -20,6 +20,7 @@ from diloco_local._rundir import Root
 from diloco_local._state import AttemptState
 from diloco_protocol import (
     BackendError,
+    FolderJournal,
     InvalidRequestError,
     ReplicaNotFoundError,
     ReplicaState,
@@ -97,6 +98,18 @@ def test_handles_of_the_other_roots_are_taken(tmp_path):
     assert executor.list_runs() == []  # of its own root
     executor.purge(handle)
     assert Root(tmp_path / "theirs").run_ids() == []
+
+
+def test_a_purge_writes_down_the_ends_of_all_ranks_of_another_root(tmp_path):
+    handle = ended_run(tmp_path / "theirs", result=3, ranks=2)
+    handles = [handle, replace(handle, rank=1)]
+    executor = LocalProcessExecutor(
+        root=tmp_path / "mine",
+        other_roots=[tmp_path / "theirs"],
+        journal=FolderJournal(tmp_path / "journal"),
+    )
+    executor.purge(handle)
+    assert [entry["result"] for entry in executor.collect(handles, timeout=0)] == [3, 3]
 
 
 def test_a_root_may_be_named_by_a_link(tmp_path):

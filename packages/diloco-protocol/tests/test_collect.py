@@ -4,7 +4,9 @@ import pytest
 
 from diloco_protocol import (
     AuthError,
+    BackendError,
     Backoff,
+    ForbiddenError,
     InvalidRequestError,
     Reason,
     ReplicaHandle,
@@ -360,13 +362,39 @@ def test_a_run_that_cannot_be_asked_for_does_not_hide_another():
 
     def observe(handles):
         if handles[0].run_id == "a":
-            raise InvalidRequestError("the record of run a is damaged")
+            raise BackendError("the record of run a is damaged")
         return World.observe(world, handles)
 
     world.observe = observe
-    with pytest.raises(InvalidRequestError, match="of run a is damaged") as caught:
+    with pytest.raises(BackendError, match="of run a is damaged") as caught:
         world.collect([a, b], progress=lambda known: seen.append(dict(known)))
     assert seen[-1] == {b: succeeded()}
     assert caught.value.__notes__ == [
         "rank 0 of run 'a' cannot be asked for: 1 of 2 handles are affected; collect the others without them"
     ]
+
+
+def test_a_run_that_answers_again_is_collected(caplog):
+    a, b = handle(0), handle(0, "b")
+    world = World({a: [(0, RUNNING), (9, succeeded())], b: [(0, RUNNING), (5, succeeded())]})
+    world.faults = [ForbiddenError("not allowed"), None, ForbiddenError("not allowed"), None]
+    assert [each["status"] for each in world.collect([a, b])] == ["succeeded"] * 2
+    assert [record.getMessage() for record in caplog.records] == [
+        "run 'a' cannot be asked for: not allowed"
+    ]
+
+
+def test_a_wrong_handle_is_refused_before_anything_is_waited_for():
+    a, b = handle(0), handle(0, "b")
+    for handles in ([a, b], [b, a]):
+        world = World({b: [(0, RUNNING), (5, succeeded())]})
+
+        def observe(asked, world=world):
+            if asked[0].run_id == "a":
+                raise InvalidRequestError("this handle belongs to another cluster")
+            return World.observe(world, asked)
+
+        world.observe = observe
+        with pytest.raises(InvalidRequestError, match="another cluster"):
+            world.collect(handles)
+        assert world.now == 0

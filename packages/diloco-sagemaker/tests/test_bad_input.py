@@ -130,6 +130,9 @@ def nested(levels):
 
 ODD = [
     ("command", "python 'x", r"write \['python', \"'x\"\]"),
+    ("command", '{"password": "hunter2Canary9"}', r"write \[.*redacted.*\]$"),
+    ("command", "run --auth Basic hunter2Canary9", r"write \[.*redacted.*\]$"),
+    ("command", "PASSWORD = hunter2Canary9", r"write \[.*redacted.*\]$"),
     *((name, 10**5000, "a number of that size") for name in ("role_arn", "spot", "instance_type")),
     *((name, Unshowable(), "cannot be shown") for name in ("role_arn", "spot", "instance_type", "region")),
     *(("request_overlay", {"VpcConfig": nested(levels)}, "nested") for levels in (900, 100_000)),

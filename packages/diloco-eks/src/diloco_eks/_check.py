@@ -9,8 +9,8 @@ from typing import Any, Protocol, TypeVar
 from diloco_protocol import BackendError, Finding, ForbiddenError
 
 from ._cluster import Cluster
-from ._errors import RESTRICTED, MissingRightError
-from ._launch import check_queue, check_service_account, try_job
+from ._errors import RESTRICTED, ConflictError, MissingRightError
+from ._launch import check_queue, check_service_account
 from ._names import QUEUE
 from ._quantities import parse_quantity
 from ._reading import mapping
@@ -127,8 +127,13 @@ def _manifest(
     def hinted(text: str) -> str:
         return text + helps if RESTRICTED in text else text
 
+    warned: list[str] = []
     try:
-        warned = patiently(lambda: try_job(cluster, manifest))
+        patiently(lambda: cluster.create_job(manifest, dry_run=True, warned=warned))
+    except ConflictError:
+        told = "there is a Job of that name: the launch that made it finds it again, and any other is a RunConflictError"
+        yield Finding("manifest", None, told)
+        return
     except BackendError as error:
         yield Finding("manifest", False, str(error))
         return

@@ -20,6 +20,7 @@ from diloco_protocol import (
     OutcomeMessage,
     Plan,
     ReplicaHandle,
+    ReplicaNotFoundError,
     ReplicaStatus,
     RunRequest,
 )
@@ -341,6 +342,14 @@ class EKSExecutor(LogVerbs):
 
     def _purge(self, handle: ReplicaHandle) -> None:
         self._runs.purge(handle)
+
+    def _siblings(self, handle: ReplicaHandle) -> list[ReplicaHandle]:
+        try:
+            facts = self._runs.job(handle)
+        except ReplicaNotFoundError:
+            return [handle]
+        first = facts.first_rank
+        return [replace(handle, rank=rank) for rank in range(first, first + facts.completions)]
 
     def _list_runs(self) -> list[str]:
         selector = f"{names.MANAGED_BY}={names.MANAGER},{names.RUN}"

@@ -175,7 +175,7 @@ def compose(
     result = dict(base)
     # Relative entries are of the launcher's folder, and what it imports from there is in ``folders``.
     inherited_path = result.pop("PYTHONPATH", "").split(os.pathsep)
-    if absolute := [*filter(os.path.isabs, inherited_path)]:
+    if not sys.flags.ignore_environment and (absolute := [*filter(os.path.isabs, inherited_path)]):
         result["PYTHONPATH"] = os.pathsep.join(absolute)
     for overlay in overlays:
         result.update(overlay)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import uuid
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -224,6 +225,14 @@ class LocalProcessExecutor(BaseExecutor):
             _runs.check_over(handle)  # it was purged, so it had ended
             return
         _runs.cancel(run, record, handle.rank, self._supervise)
+
+    @system_errors()
+    def _siblings(self, handle: ReplicaHandle) -> list[ReplicaHandle]:
+        try:
+            _, record = _runs.locate(handle, self._roots)
+        except ReplicaNotFoundError:
+            return [handle]
+        return [replace(handle, rank=rank) for rank in record.ranks]
 
     @system_errors()
     def _purge(self, handle: ReplicaHandle) -> None:

@@ -15,6 +15,7 @@ write their outcomes), and the next `cancel` starts a new supervisor that finish
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import json
 import os
 import select
@@ -307,6 +308,10 @@ def main(lock: int, ready_descriptor: int) -> None:
             code = _guard(run, record, orders, ready, recover=job["recover"])
     except BaseException as error:  # noqa: BLE001  # nobody above would say it
         say(traceback.format_exc())
+        if job[
+            "recover"
+        ]:  # or whoever tries again at once would take this process for a supervisor
+            fcntl.flock(lock, fcntl.LOCK_UN)
         ready.tell(f"{type(error).__name__}: {error}")
     finally:
         os._exit(code)

@@ -52,6 +52,8 @@ class BaseExecutor(Journaled):
     * ``_result(handle) -> JSON value`` reads what a replica that has succeeded returned.
     * ``_stop(handle) -> None`` asks for the end of a replica, or of its run where that is the scope.
     * ``_purge(handle) -> None`` removes the records of its run, which must have ended.
+    * ``_siblings(handle) -> list[ReplicaHandle]`` gives the handles of all its ranks, where ``_attach`` does not find it. It may
+      be left out.
     * ``_logs(handle, query) -> Iterator[str]`` reads the lines that a :class:`LogQuery` asks for.
     * ``_list_runs() -> list[str]`` names the runs, oldest first.
     * ``_attach(run_id) -> list[ReplicaHandle]`` finds the handles of a run.

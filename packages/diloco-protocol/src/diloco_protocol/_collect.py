@@ -6,7 +6,13 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from ._backoff import Backoff
-from ._errors import BackendError, ReplicaNotFoundError, ResultLostError, ThrottledError
+from ._errors import (
+    BackendError,
+    InvalidRequestError,
+    ReplicaNotFoundError,
+    ResultLostError,
+    ThrottledError,
+)
 from ._texts import readable
 from ._types import Reason, ReplicaResult, ReplicaState, ReplicaStatus
 
@@ -47,9 +53,10 @@ def collect(
         that says so.
 
     Raises:
-        BackendError: The states of a run cannot be asked for, or the result of a success cannot be read (a non-retryable
-            error), which is raised once nothing else is waited for; or a retryable error still stood at the deadline while a
-            state or the result of a success was not known.
+        InvalidRequestError: A handle leads nowhere, as the first look says.
+        BackendError: A run cannot be asked for, or the result of a success cannot be read (a non-retryable error), which is
+            raised once nothing else is waited for; such a run is logged, and asked again at every tick. Or a retryable error
+            still stood at the deadline while a state or the result of a success was not known.
     """
     deadline = None if timeout is None else backoff.clock() + timeout
     runs: dict[tuple[str, str], list[ReplicaHandle]] = {}
@@ -59,6 +66,8 @@ def collect(
     results: dict[ReplicaHandle, Any] = {}
     lost: dict[ReplicaHandle, str] = {}
     unreadable: dict[ReplicaHandle, BackendError] = {}
+    refused: dict[ReplicaHandle, BackendError] = {}
+    waited = False
     delays = backoff.delays()
 
     def settled(handle: ReplicaHandle) -> bool:
@@ -66,6 +75,7 @@ def collect(
 
     while True:
         error: BackendError | None = None
+        before, refused = refused, {}
         changed = False
         for run in runs.values():
             waiting = [handle for handle in run if not settled(handle)]
@@ -76,8 +86,12 @@ def collect(
             except BackendError as caught:
                 if caught.retryable:
                     error = caught
+                elif isinstance(caught, InvalidRequestError) and not waited:
+                    raise  # of a handle that is wrong: nothing is waited for
                 else:
-                    unreadable |= dict.fromkeys(waiting, caught)  # other runs are still waited for
+                    refused |= dict.fromkeys(waiting, caught)
+                    if waiting[0] not in before:
+                        log(f"run {waiting[0].run_id!r} cannot be asked for: {caught}")
                 continue
             for handle in waiting:
                 if known[handle].state is ReplicaState.SUCCEEDED:
@@ -92,7 +106,7 @@ def collect(
                             unreadable[handle] = caught  # the others are still waited for
         if progress is not None:
             progress(dict(known))
-        if all(settled(handle) for run in runs.values() for handle in run):
+        if all(handle in refused or settled(handle) for run in runs.values() for handle in run):
             break
         if changed:
             delays = backoff.delays()
@@ -109,7 +123,8 @@ def collect(
                 break
             delay = min(delay, left)
         backoff.sleep(delay)
-    if unreadable:
+        waited = True
+    if unreadable := refused | unreadable:
         handle, refusal = next(iter(unreadable.items()))
         what = (
             "succeeded, but its result cannot be read"
@@ -148,6 +163,13 @@ def _look(
         changed |= known.get(handle) != status
         known[handle] = status
     return changed
+
+
+def log(warning: str) -> None:
+    """Log a warning."""
+    import logging  # slow to import
+
+    logging.getLogger("diloco_protocol").warning("%s", warning)
 
 
 def _settled(

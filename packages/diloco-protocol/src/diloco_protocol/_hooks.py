@@ -141,6 +141,13 @@ class Hooks(ABC):
     def _purge(self, handle: ReplicaHandle) -> None:
         """Remove the records of its run."""
 
+    def _siblings(self, handle: ReplicaHandle) -> list[ReplicaHandle]:
+        """The handles of all ranks whose records ``_purge`` removes with this one's, where ``_attach`` does not find it.
+
+        A backend overrides it whose handles lead to places in which ``_attach`` does not look.
+        """
+        return [handle]
+
     @abstractmethod
     def _logs(self, handle: ReplicaHandle, query: LogQuery) -> Iterator[str]:
         """The lines asked for."""

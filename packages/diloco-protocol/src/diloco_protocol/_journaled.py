@@ -6,7 +6,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from ._checks import shown
-from ._collect import RESULT_LOST
+from ._collect import RESULT_LOST, log
 from ._errors import (
     BackendError,
     DilocoError,
@@ -85,7 +85,7 @@ class Journaled(Hooks):
         except (DamagedRecordError, SpecVersionError) as error:
             if handle not in self._warned_of:
                 self._warned_of.add(handle)
-                _log(str(error))
+                log(str(error))
             return None
 
     def _damage(self, handle: ReplicaHandle) -> DilocoError | None:
@@ -113,7 +113,7 @@ class Journaled(Hooks):
         except BackendError as error:
             # The state is known and true; who looks next tries again to write it down.
             of = f"the end of rank {handle.rank} of run {handle.run_id!r}"
-            _log(f"{of} is not in the journal yet: {error}")
+            log(f"{of} is not in the journal yet: {error}")
 
     def _write_end(self, journal: RunJournal, handle: ReplicaHandle, status: ReplicaStatus) -> None:
         try:
@@ -163,7 +163,7 @@ class Journaled(Hooks):
                 continue
             if handle in known:
                 return [each for each in known if each.backend_name == handle.backend_name]
-        return [handle]  # an earlier run of that name
+        return self._siblings(handle)
 
     def _result_of(self, handle: ReplicaHandle) -> Any:
         recorded = self._recorded(handle)
@@ -194,12 +194,6 @@ class Journaled(Hooks):
                 else "; a journal would remember how it ended: give one to the constructor"
             )
         )
-
-
-def _log(warning: str) -> None:
-    import logging  # slow to import
-
-    logging.getLogger("diloco_protocol").warning("%s", warning)
 
 
 def _in_words(seconds: float) -> str:

@@ -29,6 +29,7 @@ from diloco_protocol.backend import (
     details,
     option,
     or_none,
+    redact_text,
     shown,
 )
 
@@ -129,10 +130,11 @@ def _check_command(name: str, value: object) -> tuple[str, ...]:
     if value is None:
         return RUNNER
     if isinstance(value, str):
+        text = redact_text(value)
         try:
-            split = shlex.split(value)
+            split = shlex.split(text)
         except ValueError:  # a quote without its second
-            split = value.split()
+            split = text.split()
         raise InvalidRequestError(f"{name} must be a list of words, not text: write {shown(split)}")
     words = check_names(name, value)
     if not words:
