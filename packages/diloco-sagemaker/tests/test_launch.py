@@ -3,15 +3,19 @@
 import contextlib
 
 import pytest
+from scripted_aws import AWSHarness
 
 from diloco_protocol import (
     AuthError,
+    BackendError,
     InvalidRequestError,
     LaunchError,
     QuotaExceededError,
     RunConflictError,
+    ThrottledError,
     UnavailableError,
 )
+from diloco_sagemaker._client import Client
 
 QUOTA = (
     "The account-level service limit 'ml.g5.2xlarge for training job usage' is 2 Instances, with current utilization of 2 "
@@ -142,6 +146,67 @@ def test_what_a_killed_launcher_has_created_is_named_when_its_launch_fails_again
         launch(executor(), 4)
     assert sorted(aws.jobs) == ["diloco-run-1-00000", "diloco-run-1-00001"]
     assert [executor().poll(each) for each in raised.value.survivors] == ["pending"] * 2
+
+
+@pytest.fixture
+def harness():
+    made = AWSHarness()
+    yield made
+    made.close()
+
+
+def test_a_job_of_another_launcher_is_left_alone_after_a_throttled_look(harness, monkeypatch):
+    """Its name was taken, so it is none that this launcher has created, whatever the next look says."""
+    create, describe = Client.create, Client.describe
+    throttled = [ThrottledError("slow down")]
+
+    def describe_later(client, name):
+        if throttled:
+            raise throttled.pop()
+        return describe(client, name)
+
+    def create_later(client, request):
+        monkeypatch.setattr(Client, "create", create)
+        launch(harness.make_executor(), 2)  # the other launcher is faster
+        monkeypatch.setattr(Client, "create", refuse_second)
+        monkeypatch.setattr(Client, "describe", describe_later)
+        return create(client, request)
+
+    monkeypatch.setattr(Client, "create", create_later)
+
+    def refuse_second(client, request):
+        if request["TrainingJobName"].endswith("1"):
+            raise BackendError("no quota today")
+        return create(client, request)
+
+    with pytest.raises(LaunchError, match=r"no quota today.*00000\)") as caught:
+        launch(harness.make_executor(), 2)
+    assert not throttled
+    assert harness.make_executor().poll(caught.value.survivors[0]) == "pending"
+
+
+def test_a_job_that_goes_while_its_run_is_looked_at(harness, monkeypatch):
+    """That says nothing of the others."""
+    handles = launch(harness.make_executor(), 2)
+    for handle in handles:
+        harness.of(handle).start()
+    name = handles[1].metadata["job_name"]
+    harness.api.stop_training_job(TrainingJobName=name)
+    harness.world.settle(within=300)
+    is_tagged = Client.is_tagged
+
+    def gone(client, arn, key):
+        with contextlib.suppress(Exception):
+            harness.api.delete_training_job(TrainingJobName=name)
+        harness.world.settle(within=300)
+        return is_tagged(client, arn, key)
+
+    monkeypatch.setattr(Client, "is_tagged", gone)
+    found = harness.make_executor().collect(handles, timeout=0)
+    assert [(each["status"], each["reason"]) for each in found] == [
+        ("running", None),
+        ("failed", "lost"),
+    ]
 
 
 def test_an_interrupt_names_what_a_killed_launcher_has_created(aws, executor):

@@ -258,6 +258,7 @@ class Launcher:
                 f"{error}, although its name is taken: it is about to appear, or to go"
             )
         except BackendError as error:
+            launch.made[name] = before  # the name was taken, so this create has made nothing
             return error
         try:
             self._check_same(launch, job)

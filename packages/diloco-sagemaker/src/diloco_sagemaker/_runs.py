@@ -87,7 +87,10 @@ class Runs:
             for handle in handles
             if (job := found.get(handle.metadata["job_name"])) is not None and is_of(handle, job)
         }
-        statuses = outcomes(self._status, list(known.values()))
+        looks = zip(known.items(), outcomes(self._status, list(known.values())), strict=True)
+        # A job may be deleted while its run is looked at: that says nothing of the others.
+        seen = [each for each in looks if not isinstance(each[1], MissingError)]
+        statuses = [status for _, status in seen]
         odd = [each for each in statuses if isinstance(each, BaseException)]
         for error in odd:
             # A word that nobody knows is one rank's, unless there is no other.
@@ -97,7 +100,7 @@ class Runs:
             handle: ReplicaStatus(ReplicaState.RUNNING, attempt_in(job), message=str(status))
             if isinstance(status, BaseException)
             else status
-            for (handle, job), status in zip(known.items(), statuses, strict=True)
+            for (handle, job), status in seen
         }
 
     def _listed(self, handles: Sequence[ReplicaHandle]) -> dict[str, JobFacts]:
