@@ -289,8 +289,8 @@ CHANGES = {
 }
 
 
-def change(bench, name, patch):
-    path = f"/apis/batch/v1/namespaces/default/jobs/{name}"
+def change(bench, name, patch, space="default"):
+    path = f"/apis/batch/v1/namespaces/{space}/jobs/{name}"
     bench.create(path, patch, "PATCH", "application/merge-patch+json")
 
 
@@ -302,6 +302,58 @@ def test_a_job_that_was_changed_is_not_called_gone(bench, verb, changed):
     for executor in (run.executor, bench.executor()):
         with pytest.raises(BackendError, match=r"somebody has changed .*pods may be running"):
             verb(executor, run.handles[0])
+
+
+def test_a_job_without_its_fingerprint_is_not_called_gone(bench, verb):
+    """By the handle of a survivor, which has no uid."""
+    executor, survivors = unheard(bench)
+    bench.launch(1)
+    change(bench, "run-1", {"metadata": {"annotations": {"diloco.dev/fingerprint": None}}})
+    with pytest.raises(BackendError, match=r"somebody has changed .*pods may be running"):
+        verb(executor, survivors[0])
+
+
+@pytest.mark.parametrize("find", ["attach", "exists", "cancel_run"])
+@pytest.mark.parametrize("changed", CHANGES)
+def test_a_job_that_was_changed_is_not_called_unknown(bench, find, changed):
+    bench.launch(1)
+    change(bench, "run-1", CHANGES[changed])
+    with pytest.raises(BackendError, match=r"somebody has changed .*pods may be running"):
+        getattr(bench.executor(), find)("run-1")
+
+
+def test_an_end_that_was_told_stays_true_of_a_job_that_was_changed(bench, report):
+    run = bench.launch(1)
+    run.pod(0).succeed(report(0)[0])
+    bench.world.settle(within=15)
+    status = run.executor.describe(run.handles[0])
+    assert status.state == "succeeded"
+    change(bench, "run-1", CHANGES["no label"])
+    assert run.executor.describe(run.handles[0]) == status
+
+
+def test_namesakes_in_two_namespaces_do_not_hide_each_other(bench, report):
+    bench.create("/api/v1/namespaces", {"metadata": {"name": "team"}})
+    bench.launch(1, executor=bench.executor(namespace="team"))
+    run = bench.launch(1)
+    run.pod(0).succeed(report(0)[0])
+    bench.world.settle(within=15)
+    theirs = forged(
+        run.handles[0],
+        namespace="team",
+        job_uid=bench.world.job("run-1", "team")["metadata"]["uid"],
+    )
+    executor = bench.executor(other_namespaces=["team"])
+    change(bench, "run-1", CHANGES["no label"], space="team")
+    seen = []
+    with pytest.raises(
+        BackendError, match=r"Job team/run-1 is there, and somebody has changed"
+    ) as caught:
+        executor.collect([theirs, run.handles[0]], timeout=60, progress=seen.append)
+    assert {handle.metadata["namespace"]: status.state for handle, status in seen[-1].items()} == {
+        "default": "succeeded"
+    }
+    assert "1 of 2 handles" in caught.value.__notes__[0]
 
 
 @pytest.mark.parametrize("changed", CHANGES)

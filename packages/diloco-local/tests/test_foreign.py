@@ -112,6 +112,29 @@ def test_a_purge_writes_down_the_ends_of_all_ranks_of_another_root(tmp_path):
     assert [entry["result"] for entry in executor.collect(handles, timeout=0)] == [3, 3]
 
 
+def test_namesakes_in_two_roots_do_not_hide_each_other(tmp_path):
+    bad, good = (ended_run(tmp_path / root, uid=root) for root in ("bad", "good"))
+    Root(tmp_path / "bad").run("ended").record.write_text("{")
+    executor = LocalProcessExecutor(root=tmp_path / "bad", other_roots=[tmp_path / "good"])
+    seen = []
+    with pytest.raises(BackendError) as caught:
+        executor.collect([bad, good], progress=seen.append)
+    assert list(seen[-1]) == [good]
+    assert "1 of 2 handles" in caught.value.__notes__[0]
+
+
+def test_a_journal_tells_namesakes_in_two_roots_apart(tmp_path):
+    journal = FolderJournal(tmp_path / "journal")
+    one, two = (ended_run(tmp_path / root, uid=root) for root in ("one", "two"))
+    for handle in (one, two):
+        journal.record_launch([handle])
+        executor = LocalProcessExecutor(root=handle.metadata["root"], journal=journal)
+        executor.purge(handle)
+    for handle in (one, two):
+        executor = LocalProcessExecutor(root=handle.metadata["root"], journal=journal)
+        assert executor.attach("ended") == [handle]
+
+
 def test_a_root_may_be_named_by_a_link(tmp_path):
     handle = ended_run(tmp_path / "real", result=3)
     (tmp_path / "name").symlink_to(tmp_path / "real")

@@ -374,6 +374,27 @@ def test_a_run_that_cannot_be_asked_for_does_not_hide_another():
     ]
 
 
+def test_namesakes_elsewhere_are_runs_of_their_own():
+    here, there = (ReplicaHandle(0, "b", {"root": root}, run_id="a") for root in ("r1", "r2"))
+    world = World({there: [(0, RUNNING), (5, succeeded())]})
+    seen = []
+
+    def observe(handles):
+        if here in handles:
+            raise BackendError("the record is damaged")
+        return World.observe(world, handles)
+
+    world.observe = observe
+    with pytest.raises(BackendError, match="damaged") as caught:
+        world.collect(
+            [here, there],
+            progress=lambda known: seen.append(dict(known)),
+            place_of=lambda handle: handle.metadata["root"],
+        )
+    assert seen[-1] == {there: succeeded()}
+    assert "1 of 2 handles" in caught.value.__notes__[0]
+
+
 def test_a_run_that_answers_again_is_collected(caplog):
     a, b = handle(0), handle(0, "b")
     world = World({a: [(0, RUNNING), (9, succeeded())], b: [(0, RUNNING), (5, succeeded())]})

@@ -66,6 +66,13 @@ def test_a_later_launch_of_the_same_name_takes_the_place_of_the_earlier_one(tmp_
     assert journal.handles("a") == handles("a", 3)
 
 
+def test_launches_elsewhere_do_not_take_the_place_of_those_that_are_wanted(tmp_path):
+    journal = FolderJournal(tmp_path)
+    journal.record_launch(handles("a", 3))
+    journal.record_launch([replace(handle, metadata={"id": "new"}) for handle in handles("a", 2)])
+    assert journal.handles("a", lambda handle: handle.metadata["id"] != "new") == handles("a", 3)
+
+
 def test_parts_of_a_run_that_stand_on_several_clusters_are_all_kept(tmp_path):
     journal = FolderJournal(tmp_path)
     first, second, third = handles("a", 3)

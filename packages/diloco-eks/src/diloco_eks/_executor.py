@@ -343,6 +343,9 @@ class EKSExecutor(LogVerbs):
     def _purge(self, handle: ReplicaHandle) -> None:
         self._runs.purge(handle)
 
+    def _place(self, handle: ReplicaHandle) -> tuple[str, ...]:
+        return tuple(handle.metadata[key] for key in ("server", "namespace", "job_uid"))
+
     def _siblings(self, handle: ReplicaHandle) -> list[ReplicaHandle]:
         try:
             facts = self._runs.job(handle)

@@ -79,15 +79,24 @@ def same_run(handle: ReplicaHandle, facts: JobFacts) -> bool:
         BackendError: It is, and it does not say any more that diloco launched it: somebody has changed it.
     """
     place = handle.metadata
-    by_uid = bool(place["job_uid"])
-    same = facts.uid == place["job_uid"] if by_uid else facts.fingerprint == place["fingerprint"]
-    if same and facts.run_id != handle.run_id:
-        raise BackendError(
-            f"the Job {place['namespace']}/{place['job_name']} is there, and somebody has changed what says that it is the run "
-            f"{handle.run_id!r} of diloco (its labels and annotations, completions and completionMode): put that back, or "
-            "delete the Job with kubectl. Its pods may be running"
-        )
+    unchanged = facts.run_id == handle.run_id
+    if place["job_uid"]:
+        same = facts.uid == place["job_uid"]
+    elif facts.fingerprint:
+        same = facts.fingerprint == place["fingerprint"]
+    else:  # a run's Job always has one
+        same, unchanged = unchanged, False
+    if same and not unchanged:
+        raise _changed(place["namespace"], place["job_name"])
     return same
+
+
+def _changed(namespace: str, run_id: str) -> BackendError:
+    return BackendError(
+        f"the Job {namespace}/{run_id} is there, and somebody has changed what says that it is the run {run_id!r} of diloco (its "
+        "labels and annotations, completions and completionMode): put that back, or delete the Job with kubectl. Its pods may "
+        "be running"
+    )
 
 
 def index_of(handle: ReplicaHandle, facts: JobFacts) -> int:
@@ -110,6 +119,7 @@ def find_job(cluster: Cluster, namespace: str, run_id: str) -> JobFacts:
 
     Raises:
         ReplicaNotFoundError: There is no such Job.
+        BackendError: Somebody has changed it, so that it does not say any more that diloco launched it.
     """
     try:
         facts = read_job(cluster.read_job(namespace, run_id))
@@ -117,6 +127,8 @@ def find_job(cluster: Cluster, namespace: str, run_id: str) -> JobFacts:
         raise ReplicaNotFoundError(
             f"there is no run {run_id!r} in the namespace {namespace!r}: {error}"
         ) from error
+    if facts.run_id != run_id and facts.fingerprint:
+        raise _changed(namespace, run_id)
     if facts.run_id != run_id:
         raise ReplicaNotFoundError(f"the Job {namespace}/{run_id} was not launched by diloco")
     return facts

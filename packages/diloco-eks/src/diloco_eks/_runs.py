@@ -59,23 +59,18 @@ class Runs:
         return facts
 
     def observe(self, handles: Sequence[ReplicaHandle]) -> dict[ReplicaHandle, ReplicaStatus]:
-        """The statuses of replicas. Of a Job that is gone there are those that were seen to end; raises if there is none."""
-        groups: dict[tuple[str, ...], list[ReplicaHandle]] = {}
-        for handle in handles:
-            place = handle.metadata
-            groups.setdefault((place["namespace"], place["job_name"], place["job_uid"]), []).append(
-                handle
-            )
-        statuses: dict[ReplicaHandle, ReplicaStatus] = {}
-        for group in groups.values():
-            try:
-                statuses.update(self._look(group))
-            except ReplicaNotFoundError:
-                ends = self._memory.ends(group)
-                if len(groups) == 1 and not ends:
-                    raise
-                statuses.update(ends)
-        return statuses
+        """The statuses of replicas of one run.
+
+        Of a Job that is gone, or that somebody has changed, there are those that were seen to end; raises if there is none.
+        """
+        try:
+            return self._look(handles)
+        except BackendError as error:
+            ends = self._memory.ends(handles)
+            gone = isinstance(error, ReplicaNotFoundError)
+            if ends and (gone or (len(ends) == len(handles) and not error.retryable)):
+                return ends
+            raise
 
     def result(
         self, handle: ReplicaHandle, pods: Callable[[], list[PodFacts]], now: float, patience: float

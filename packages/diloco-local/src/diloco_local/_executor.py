@@ -226,6 +226,9 @@ class LocalProcessExecutor(BaseExecutor):
             return
         _runs.cancel(run, record, handle.rank, self._supervise)
 
+    def _place(self, handle: ReplicaHandle) -> tuple[str, ...]:
+        return handle.metadata["root"], handle.metadata["uid"]
+
     @system_errors()
     def _siblings(self, handle: ReplicaHandle) -> list[ReplicaHandle]:
         try:

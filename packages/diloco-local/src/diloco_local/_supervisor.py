@@ -27,7 +27,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from diloco_protocol import BackendError, Reason
+from diloco_protocol import BackendError, InvalidRequestError, Reason
 from diloco_protocol.backend import adopt_orphans
 
 from ._files import say, try_lock, write_json
@@ -68,7 +68,7 @@ class Supervisor:
             )
             for rank in record.ranks
         ]
-        self._wake, self._signals = _open_wakers(run, self)
+        self._wakers = _open_wakers(run, self)
 
     def terminate(self) -> None:
         """Somebody told the supervisor itself to end: so must the replicas."""
@@ -121,7 +121,7 @@ class Supervisor:
             self._rest(ENDING_SECONDS if ending else SAMPLE_SECONDS)
 
     def _rest(self, seconds: float) -> None:
-        ready, _, _ = select.select([self._wake, self._signals], [], [], seconds)
+        ready, _, _ = select.select(self._wakers, [], [], seconds)
         for descriptor in ready:
             with contextlib.suppress(BlockingIOError):
                 os.read(descriptor, 4096)
@@ -156,15 +156,13 @@ class Supervisor:
         return {pid: table[pid] for pid in below(table, roots)}
 
 
-def _open_wakers(run: RunDir, supervisor: Supervisor) -> tuple[int, int]:
-    """What ends a rest early: the FIFO that others write to, and the pipe that signals write to."""
-    # Opened for reading and writing, so that it never reports an end when the last writer closes.
-    try:
-        wake = open_own(run.wake, os.O_RDWR, fifo=True)
-    except FileNotFoundError:  # somebody has removed it
-        os.mkfifo(run.wake, 0o600)
-        wake = open_own(run.wake, os.O_RDWR, fifo=True)
+def _open_wakers(run: RunDir, supervisor: Supervisor) -> list[int]:
+    """What ends a rest early: the pipe that signals write to, and the FIFO that others write to, if it is still there."""
     reader, writer = os.pipe()
+    wakers = [reader]
+    # Opened for reading and writing, so that it never reports an end when the last writer closes.
+    with contextlib.suppress(FileNotFoundError, InvalidRequestError):
+        wakers.append(open_own(run.wake, os.O_RDWR, fifo=True))
     os.set_blocking(reader, False)
     os.set_blocking(writer, False)
     signal.set_wakeup_fd(writer, warn_on_full_buffer=False)
@@ -173,7 +171,7 @@ def _open_wakers(run: RunDir, supervisor: Supervisor) -> tuple[int, int]:
     # Handlers and not SIG_IGN, which the replicas would inherit.
     for number in (signal.SIGINT, signal.SIGHUP):
         signal.signal(number, lambda *_: None)
-    return wake, reader
+    return wakers
 
 
 class _Ready:

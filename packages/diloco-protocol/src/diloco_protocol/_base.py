@@ -54,6 +54,8 @@ class BaseExecutor(Journaled):
     * ``_purge(handle) -> None`` removes the records of its run, which must have ended.
     * ``_siblings(handle) -> list[ReplicaHandle]`` gives the handles of all its ranks, where ``_attach`` does not find it. It may
       be left out.
+    * ``_place(handle) -> tuple[str, ...]`` tells its run from others of that name, where the executor works in several places. It
+      may be left out.
     * ``_logs(handle, query) -> Iterator[str]`` reads the lines that a :class:`LogQuery` asks for.
     * ``_list_runs() -> list[str]`` names the runs, oldest first.
     * ``_attach(run_id) -> list[ReplicaHandle]`` finds the handles of a run.
@@ -311,6 +313,7 @@ class BaseExecutor(Journaled):
                 handles,
                 self._observe_or_lost,
                 self._result_of,
+                place_of=self._place,
                 timeout=None if limit is None else max(0.0, limit - passed),
                 backoff=self._backoff,
                 progress=progress,
@@ -379,11 +382,9 @@ class BaseExecutor(Journaled):
         try:
             return self._find(run_id)
         except ReplicaNotFoundError:
-            known = [] if self._journal is None else self._journal.handles(run_id)
-            ours = [handle for handle in known if self._is_ours(handle)]
-            if not ours:
+            if self._journal is None or not (known := self._journal.handles(run_id, self._is_ours)):
                 raise
-            return ours
+            return known
 
     def exists(self, run_id: str) -> bool:
         """Whether the backend itself has records of a run; a journal is not asked.
@@ -481,14 +482,6 @@ class BaseExecutor(Journaled):
                 f"this handle of rank {handle.rank} names the run {shown(handle.run_id)}, and no launch gives a run such a name"
             )
         self._check_handle(handle)
-
-    def _is_ours(self, handle: ReplicaHandle) -> bool:
-        """Whether a handle that a journal knows is of this place."""
-        try:
-            self._check(handle)
-        except InvalidRequestError:
-            return False
-        return True
 
 
 def _sayable(moment: float | None) -> float | None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from ._backoff import Backoff
@@ -30,6 +30,7 @@ def collect(
     observe_run: Callable[[Sequence[ReplicaHandle]], Mapping[ReplicaHandle, ReplicaStatus]],
     result_of: Callable[[ReplicaHandle], Any],
     *,
+    place_of: Callable[[ReplicaHandle], Hashable] = lambda _: (),
     timeout: float | None,
     backoff: Backoff,
     progress: Progress | None = None,
@@ -43,6 +44,7 @@ def collect(
         observe_run: The statuses of some replicas of one run; a handle without a record is left out. May raise
             ReplicaNotFoundError if there is no record of the whole run.
         result_of: The result of a replica that has succeeded; raises ResultLostError or ReplicaNotFoundError if it is gone.
+        place_of: What tells a handle's run from others of that name.
         timeout: Seconds for all of them together; None for no limit.
         backoff: Pauses between ticks, with clock and sleep.
         progress: Called after every tick with the statuses known so far, and whenever the caller should see a change.
@@ -59,9 +61,10 @@ def collect(
             still stood at the deadline while a state or the result of a success was not known.
     """
     deadline = None if timeout is None else backoff.clock() + timeout
-    runs: dict[tuple[str, str], list[ReplicaHandle]] = {}
+    runs: dict[Hashable, list[ReplicaHandle]] = {}
     for handle in dict.fromkeys(handles):
-        runs.setdefault((handle.backend_name, handle.run_id), []).append(handle)
+        run = handle.backend_name, handle.run_id, place_of(handle)
+        runs.setdefault(run, []).append(handle)
     known: dict[ReplicaHandle, ReplicaStatus] = {}
     results: dict[ReplicaHandle, Any] = {}
     lost: dict[ReplicaHandle, str] = {}
@@ -77,8 +80,8 @@ def collect(
         error: BackendError | None = None
         before, refused = refused, {}
         changed = False
-        for run in runs.values():
-            waiting = [handle for handle in run if not settled(handle)]
+        for ranks in runs.values():
+            waiting = [handle for handle in ranks if not settled(handle)]
             if not waiting:
                 continue
             try:
@@ -106,7 +109,7 @@ def collect(
                             unreadable[handle] = caught  # the others are still waited for
         if progress is not None:
             progress(dict(known))
-        if all(handle in refused or settled(handle) for run in runs.values() for handle in run):
+        if all(handle in refused or settled(handle) for ranks in runs.values() for handle in ranks):
             break
         if changed:
             delays = backoff.delays()

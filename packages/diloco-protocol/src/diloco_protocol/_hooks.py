@@ -141,6 +141,10 @@ class Hooks(ABC):
     def _purge(self, handle: ReplicaHandle) -> None:
         """Remove the records of its run."""
 
+    def _place(self, handle: ReplicaHandle) -> tuple[str, ...]:  # noqa: ARG002
+        """What tells the run of a handle from others of that name. An executor that works in one place has none of them."""
+        return ()
+
     def _siblings(self, handle: ReplicaHandle) -> list[ReplicaHandle]:
         """The handles of all ranks whose records ``_purge`` removes with this one's, where ``_attach`` does not find it.
 

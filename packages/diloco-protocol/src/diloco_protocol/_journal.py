@@ -19,7 +19,7 @@ from ._private import check_private_folder, make_private_folder, read_private, w
 from ._status_data import status_from_data, status_to_data
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
     from pathlib import Path
 
     from ._types import ReplicaStatus
@@ -50,8 +50,14 @@ class RunJournal(Protocol):
         """The run_ids that have been launched."""
         ...
 
-    def handles(self, run_id: str) -> list[ReplicaHandle]:
-        """The handles of a run in rank order; empty if it is unknown.
+    def handles(
+        self, run_id: str, wanted: Callable[[ReplicaHandle], bool] | None = None
+    ) -> list[ReplicaHandle]:
+        """The handles of a run in rank order, of each rank those of its latest launch; empty if it is unknown.
+
+        Args:
+            run_id: Name of the run.
+            wanted: Whether a handle counts: launches of that name elsewhere do not take the place of those that are asked for.
 
         Raises:
             InvalidRequestError: A record of a launch of this run is damaged.
@@ -138,7 +144,9 @@ class FolderJournal:
             names = [_unspell(path.name) for path in self.folder.iterdir() if path.is_dir()]
         return sorted(name for name in names if name is not None)
 
-    def handles(self, run_id: str) -> list[ReplicaHandle]:
+    def handles(
+        self, run_id: str, wanted: Callable[[ReplicaHandle], bool] | None = None
+    ) -> list[ReplicaHandle]:
         """The handles of a run; see :class:`RunJournal`."""
         if len(_spell(run_id)) > _LONGEST_NAME:
             return []
@@ -146,7 +154,7 @@ class FolderJournal:
         found: list[ReplicaHandle] = []
         taken: set[tuple[str, int]] = set()
         for path in reversed(self._launches(folder)):
-            launch = _read_launch(path)
+            launch = list(filter(wanted, _read_launch(path)))
             places = set(map(_place, launch))
             # A launch is not that of its name any more once a later one has taken a rank of it.
             if taken.isdisjoint(places):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from abc import abstractmethod
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
@@ -39,6 +40,18 @@ class Journaled(Hooks):
     _looks: LookOrder
     _warned_of: set[ReplicaHandle]
     """Whose damaged records have been logged, each of which is logged once."""
+
+    @abstractmethod
+    def _check(self, handle: ReplicaHandle) -> None:
+        """Refuse what is no handle of this executor, with InvalidRequestError."""
+
+    def _is_ours(self, handle: ReplicaHandle) -> bool:
+        """Whether a handle that a journal knows is of this place."""
+        try:
+            self._check(handle)
+        except InvalidRequestError:
+            return False
+        return True
 
     def _observe(self, handles: Sequence[ReplicaHandle]) -> Mapping[ReplicaHandle, ReplicaStatus]:
         """What the journal knows to have ended, and what the backend says of the rest; writes down what has ended."""
@@ -156,13 +169,13 @@ class Journaled(Hooks):
     def _run_of(self, journal: RunJournal, handle: ReplicaHandle) -> list[ReplicaHandle]:
         """The handles of a replica and its siblings, as the journal has them or the backend."""
         run_id = str(handle.run_id)  # a handle without one has been refused
-        for find in (journal.handles, self._attach):
+        for find in (lambda run_id: journal.handles(run_id, self._is_ours), self._attach):
             try:
                 known = find(run_id)
             except (DamagedRecordError, SpecVersionError, ReplicaNotFoundError):
                 continue
             if handle in known:
-                return [each for each in known if each.backend_name == handle.backend_name]
+                return [each for each in known if self._place(each) == self._place(handle)]
         return self._siblings(handle)
 
     def _result_of(self, handle: ReplicaHandle) -> Any:
