@@ -267,11 +267,114 @@ def test_what_is_removed_while_somebody_looks_is_not_found(lab, monkeypatch, gon
         return plain(*told)
 
     if gone == "call":
+        for _ in range(2):  # Modal may have forgotten it
+            lab.world.advance(4 * 86_400)
+            assert lab.executor().exists("run")
         monkeypatch.setattr(Client, "end", end)
     else:
         monkeypatch.setattr(Client, "put_once", put_once)
     with pytest.raises(ReplicaNotFoundError):
         lab.executor().describe(handle)
+
+
+def unknown_to_modal(monkeypatch, handle, *verbs):
+    """Modal says that there is no such call, where it is asked about it by one of these."""
+    unknown = handle.metadata["function_call_id"]
+
+    def refusing(plain):
+        def ask(self, call, **options):
+            if call == unknown:
+                raise MissingError("no such call")
+            return plain(self, call, **options)
+
+        return ask
+
+    for verb in verbs:
+        monkeypatch.setattr(Client, verb, refusing(getattr(Client, verb)))
+
+
+@pytest.mark.parametrize("knows", [True, False])
+@pytest.mark.parametrize("begun", [True, False])
+def test_a_call_that_modal_would_have_to_know_is_not_gone(lab, monkeypatch, begun, knows):
+    """The others are seen, what may run is not passed over, and the record stays."""
+    executor = lab.executor()
+    handles = lab.launch(3, executor)
+    first, second, _ = handles
+    for handle in handles[1 - begun :]:
+        lab.begin(handle)
+    lab.finish(second, 7)
+    unknown_to_modal(monkeypatch, first, "end", *([] if knows else ["cancel"]))
+    words = "does not know the call .* of rank 0, .* it may be running"
+    for verb in (executor.describe, lambda handle: executor.collect([handle])):
+        with pytest.raises(BackendError, match=words):
+            verb(first)
+    results = executor.collect(handles, timeout=0)
+    state = "running" if begun else "pending"
+    assert [each["status"] for each in results] == [state, "succeeded", "running"]
+    lab.finish(handles[2], 8)
+    with pytest.raises(BackendError, match=words):
+        executor.collect(handles)
+    with pytest.raises(InvalidRequestError, match=f"has not ended .rank 0.: .*{words}"):
+        executor.purge(second)
+    assert (lab.executor().exists("run"), executor.attach("run")) == (True, handles)
+    for cancel in (lambda: executor.cancel(first), lambda: executor.cancel_run("run")):
+        if knows:
+            cancel()
+        else:
+            with pytest.raises(BackendError, match=words):
+                cancel()
+    ended = "terminated" if knows else state
+    assert lab.call(first).status == ended
+    assert (lab.record().get("cancel-0") is not None) == knows
+
+
+def end_of(lab, handle, outcome="", again=False):
+    end = {"started": 1, "failed": 0, "at": lab.world.now(), "again": again, "outcome": outcome}
+    lab.record().put(f"end-{handle.rank}-1", end)
+
+
+@pytest.mark.parametrize("age", [60, 8 * 86_400])
+def test_an_end_that_the_record_has_is_told_though_modal_knows_the_call_no_more(
+    lab, monkeypatch, tmp_path, age
+):
+    handles = lab.launch(5)
+    for handle in handles[:4]:
+        lab.begin(handle)
+    end_of(lab, handles[0], lab.outcome({"loss": 1}))
+    end_of(lab, handles[1], lab.outcome(code=3, error="no data"))
+    lab.executor().cancel(handles[2])
+    end_of(lab, handles[2])
+    end_of(lab, handles[3])  # it does not say how
+    lab.executor().cancel(handles[4])
+    assert (
+        lab.executor().poll(handles[4]) == "cancelled"
+    )  # before it had begun: whoever sees it writes that down
+    for _ in range(2):
+        lab.world.advance(age / 2)
+        lab.executor().exists("run")
+    for handle in handles:
+        unknown_to_modal(monkeypatch, handle, "end", "cancel")
+    executor = lab.executor(journal=FolderJournal(tmp_path))
+    results = executor.collect(handles, timeout=5)
+    states = ["succeeded", "failed", "cancelled", "failed", "cancelled"]
+    assert [each["status"] for each in results] == states
+    assert (results[0]["result"], results[1]["error"]) == ({"loss": 1}, "no data")
+    assert results[3]["reason"] == "lost"
+    executor.cancel(handles[0])
+    executor.cancel_run("run")
+    executor.purge(handles[0])
+    assert FolderJournal(tmp_path).end(handles[0])[1] == {"loss": 1}
+    assert not executor.exists("run")
+
+
+def test_the_next_attempt_of_a_call_that_modal_does_not_know_may_be_running(lab, monkeypatch):
+    (handle,) = lab.launch(1)
+    lab.begin(handle)
+    end_of(lab, handle, again=True)
+    unknown_to_modal(monkeypatch, handle, "end", "cancel")
+    for verb in (lab.executor().describe, lab.executor().cancel, lab.executor().purge):
+        with pytest.raises(BackendError, match="it may be running"):
+            verb(handle)
 
 
 def test_a_restart_in_a_container_is_the_next_attempt(lab):

@@ -42,6 +42,9 @@ def test_cancelled_only_when_the_container_is_gone(lab):
 
 def test_a_call_that_modal_does_not_know_any_more_is_no_obstacle_to_a_cancel(lab):
     lab.launch(2)
+    for _ in range(2):
+        lab.world.advance(4 * 86_400)
+        assert lab.executor().exists("run")
     lab.stand_in._workspace.calls._calls.clear()
     lab.executor().cancel_run("run")
 

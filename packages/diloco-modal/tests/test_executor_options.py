@@ -222,7 +222,9 @@ def test_no_token(monkeypatch):
 def test_a_server_that_does_not_answer(lab):
     executor = lab.executor(request_timeout=0.2, retry_timeout=0)
     (handle,) = lab.launch(1)
-    lab.stand_in.faults.add("delay", verb="FunctionGetOutputs", resource="modal", seconds=3)
+    lab.stand_in.faults.add(
+        "delay", verb="FunctionGetOutputs", resource="modal", seconds=3, times=2
+    )
     with pytest.raises(UnavailableError, match=r"did not answer within 0\.2 s"):
         executor.describe(handle)
 

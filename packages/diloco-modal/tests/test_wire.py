@@ -216,6 +216,24 @@ def test_what_a_bucket_refuses_is_lost_and_what_may_pass_is_not(lab, monkeypatch
         assert words in lab.executor().describe(handle).message
 
 
+def test_a_late_result_whose_end_the_record_lacks_hides_no_other_rank(lab, monkeypatch):
+    handles = lab.launch(2)
+    ended_with_a_blob(lab, handles[0], "")
+    lab.begin(handles[1])
+    lab.finish(handles[1], "whole")
+    with monkeypatch.context() as away:
+        away.setattr(_wire, "_download", AsyncMock(side_effect=UnavailableError("HTTP 503")))
+        executor = lab.executor()
+        assert executor.collect(handles[1:])[0]["result"] == "whole"
+        with pytest.raises(UnavailableError, match="HTTP 503"):
+            executor.describe(handles[0])
+        results = lab.executor().collect(handles, timeout=0)
+        assert [each["status"] for each in results] == ["running", "succeeded"]
+        with pytest.raises(InvalidRequestError, match=r"has not ended \(rank 0\): .*HTTP 503"):
+            lab.executor().purge(handles[1])
+    assert lab.executor().describe(handles[0]).state.terminal
+
+
 def test_a_large_result_that_is_away_for_now_concerns_its_rank_alone(lab, monkeypatch, tmp_path):
     handles = lab.launch(2)
     ended_with_a_blob(lab, handles[0], lab.outcome("x" * 9000))

@@ -156,7 +156,7 @@ class Cancels:
         self._looks.check_place([handle])
         call, record = handle.metadata["function_call_id"], None
         why = other_call(handle)
-        ours = False
+        ours, trace = False, None
         try:
             record, entries = self._looks.read(handle.run_id)
             ours = (handle.rank, call) in held_calls(entries)
@@ -173,8 +173,9 @@ class Cancels:
             self._check_over(handle, why)
             return
         word = self._looks.word(handle)
+        unknown = word == "MISSING" and self._looks.unknown(handle, trace) is not None
         # What was terminated at an earlier try, whose answer was lost, still needs its mark.
-        if word is None or (word == "TERMINATED" and ending.tried):
+        if word is None or unknown or (word == "TERMINATED" and ending.tried):
             self._end(handle, record, ending)
 
     def _check_over(self, handle: ReplicaHandle, why: str) -> None:
@@ -211,5 +212,7 @@ class Cancels:
             ending.attempt(record)
         except BackendError as error:
             # It is not documented what Modal says about a call that has ended just then.
-            if error.retryable or self._looks.word(handle) is None:
+            if error.retryable or (word := self._looks.word(handle)) is None:
                 raise
+            if word == "MISSING" and (unknown := self._looks.unknown(handle)) is not None:
+                raise unknown from error

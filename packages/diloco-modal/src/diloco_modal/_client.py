@@ -134,14 +134,13 @@ class Client(Records):
         return str(self._ask(look, f"looking at the call {call_id}"))
 
     def cancel(self, call_id: str) -> None:
-        """End a call and its container; one that is gone is ignored."""
-        call = self.call(call_id)
-        try:
-            self._ask(
-                lambda: call.cancel.aio(terminate_containers=True), f"cancelling the call {call_id}"
-            )
-        except MissingError:
-            return
+        """End a call and its container.
+
+        Raises:
+            MissingError: Modal does not know it.
+        """
+        end = lambda: self.call(call_id).cancel.aio(terminate_containers=True)  # noqa: E731
+        self._ask(end, f"cancelling the call {call_id}")
 
     def log_entries(
         self, call_id: str, call: Any, fetch: Callable[[Any], Any], most: int

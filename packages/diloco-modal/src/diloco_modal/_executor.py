@@ -286,10 +286,15 @@ class ModalSpawnExecutor(BaseExecutor):
                     f"run {handle.run_id!r} is not purged, since a call that its record does not name may be running: {error}"
                 ) from error
             found = self._patiently(lambda handles=handles: self._observe_run(handles))  # type: ignore[misc]
-            alive = sorted(each.rank for each, status in found.items() if not status.state.terminal)
+            alive = {
+                each.rank: status for each, status in found.items() if not status.state.terminal
+            }
             if alive:
+                why = next(
+                    (f". {status.message}" for status in alive.values() if status.message), ""
+                )
                 raise InvalidRequestError(
-                    f"run {handle.run_id!r} has not ended (rank {', '.join(map(str, alive))}): cancel it first"
+                    f"run {handle.run_id!r} has not ended (rank {', '.join(map(str, sorted(alive)))}): cancel it first{why}"
                 )
             # What claims a rank before the record is gone would train, and nobody could find it any more.
             if not self._cancels.void(record, entries):

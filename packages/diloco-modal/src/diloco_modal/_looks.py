@@ -76,11 +76,13 @@ class Looks:
 
         Raises:
             ReplicaNotFoundError: The run has no record.
-            BackendError: Modal could not be asked, or as another workspace; or the entry of the launch is damaged.
+            BackendError: Modal could not be asked, or as another workspace; or the entry of the launch is damaged; or of none
+                of the replicas is it known now how they are.
         """
         ends = {handle: end[0] for handle in handles if (end := self.ended(handle)) is not None}
         asked = [handle for handle in dict.fromkeys(handles) if handle not in ends]
-        record, found = None, {}
+        record = None
+        found: dict[ReplicaHandle, ReplicaStatus] = {}
         if asked:
             self.check_place(asked)
             record, entries = self.of(asked[0])
@@ -91,9 +93,20 @@ class Looks:
                 known = self.known(asked, entries, numbers_of(entries))
             grace = float(launch_of(entries)["grace"])
             looks = many.at_once(lambda each: self._look(*each, record, grace), list(known.items()))
-            found = dict(zip(known, looks, strict=True))
-        seen = {handle: status for handle, status in found.items() if status is not None}
-        return record, {**ends, **seen}
+            seen = {each: look for each, look in zip(known, looks, strict=True) if look is not None}
+            unknown = [look for look in seen.values() if isinstance(look, BackendError)]
+            # It is one rank's, and hides no other.
+            if unknown and len(unknown) == len(seen) and not ends:
+                raise unknown[0]
+            found = {
+                handle: states.unknown(
+                    look, known[handle], link(handle.metadata["function_call_id"])
+                )
+                if isinstance(look, BackendError)
+                else look
+                for handle, look in seen.items()
+            }
+        return record, {**ends, **found}
 
     def known(
         self, handles: Sequence[ReplicaHandle], entries: Mapping[str, str], numbers: Numbers
@@ -176,13 +189,28 @@ class Looks:
             AuthError: The call was not started in this workspace.
         """
         word = self.word(handle)
-        if word == "MISSING" and self._options.clock() - launched_at(handle) < _KEPT_BY_MODAL:
+        if word == "MISSING" and self._is_young(handle):
             raise AuthError(
                 f"{why}; and Modal does not know its call {handle.metadata['function_call_id']}, as it would for 7 days: the "
                 "token is of another workspace than the launch ('modal profile current', MODAL_PROFILE, MODAL_TOKEN_ID), or "
                 "the handle is not true"
             )
         return word
+
+    def unknown(
+        self, handle: ReplicaHandle, trace: states.Trace | None = None
+    ) -> BackendError | None:
+        """The error for a call that a record names and Modal says not to know; None if its end is known, or it was long ago."""
+        if (trace is not None and trace.over) or not self._is_young(handle):
+            return None
+        call = handle.metadata["function_call_id"]
+        return BackendError(
+            f"Modal says that it does not know the call {call} of rank {handle.rank}, as it would for 7 days, and the record of "
+            f"the run {handle.run_id!r} names it, without an end: it may be running, and cost money ({link(call)})"
+        )
+
+    def _is_young(self, handle: ReplicaHandle) -> bool:
+        return self._options.clock() - launched_at(handle) < _KEPT_BY_MODAL
 
     def runs(self, backoff: Backoff) -> list[str]:
         """Names of all runs that have a record, oldest first.
@@ -199,7 +227,7 @@ class Looks:
         )
         return [run_id for run_id, is_run in zip(runs, ours, strict=True) if is_run]
 
-    async def _look(self, *told: Any) -> ReplicaStatus | None:
+    async def _look(self, *told: Any) -> ReplicaStatus | BackendError | None:
         try:
             return await self._status(*told)
         except MissingError:  # its result has expired, or its record was removed meanwhile
@@ -207,10 +235,11 @@ class Looks:
 
     async def _status(
         self, handle: ReplicaHandle, trace: states.Trace, record: Any, grace: float
-    ) -> ReplicaStatus:
-        call = handle.metadata["function_call_id"]
-        url, end = link(call), await self._end(call, trace)
-        result = None
+    ) -> ReplicaStatus | BackendError:
+        end = await self._end(handle, trace)
+        if isinstance(end, BackendError):
+            return end
+        url, result = link(handle.metadata["function_call_id"]), None
         if end is None:
             status = states.living(trace, url)
         elif end.status == "TERMINATED":
@@ -228,17 +257,27 @@ class Looks:
             self._ends.keep(handle, status, result, 0 if end is None else len(end.text))
         return status
 
-    async def _end(self, call: str, trace: states.Trace) -> End | None:
-        """How a call has ended, also where what it returned cannot be fetched: that concerns its rank alone."""
+    async def _end(self, handle: ReplicaHandle, trace: states.Trace) -> End | BackendError | None:
+        """How a call has ended; an error that concerns its rank alone is returned."""
+        from ._wire import End
+
+        call = handle.metadata["function_call_id"]
         try:
             return await self._client.end(call)
         except BackendError as error:
-            if error.retryable and not trace.outcome:
+            try:
+                # Raises the same if it is Modal that cannot be asked.
+                end = await self._client.end(call, value=False)
+            except MissingError:
+                if trace.outcome or (trace.over and trace.cancel is not None):
+                    return End("TERMINATED")  # the record says the rest
+                if (unknown := self.unknown(handle, trace)) is not None:
+                    return unknown
                 raise
-            # Raises the same if it is Modal that cannot be asked.
-            end = await self._client.end(call, value=False)
             if end is None or end.status != "SUCCESS":
                 return end
+            if error.retryable and not trace.outcome:
+                return error  # a replica that failed may have reported more than 2 MiB, too
             return replace(end, message=str(error), late=error.retryable)
 
     def _terminated(self, handle: ReplicaHandle, record: Any, trace: states.Trace) -> states.Trace:

@@ -59,6 +59,12 @@ class Trace:
         return self.ended_at is not None and float(self.cancel["at"]) >= self.ended_at  # type: ignore[index]
 
     @property
+    def over(self) -> bool:
+        """Whether the replica is known to have ended, though maybe not how."""
+        seen = self.ended_at is not None and (self.open or not self.lives)
+        return bool(self.outcome) or self.again is False or seen
+
+    @property
     def requested(self) -> bool:
         """Whether an executor was asked for the end."""
         return self.cancel is not None and self.cancel["by"] == "executor"
@@ -131,6 +137,14 @@ def living(trace: Trace, url: str) -> ReplicaStatus:
     attempt = trace.attempt + (1 if trace.lives else 0)
     waits = Reason.PREEMPTED if trace.lives else Reason.QUEUED
     return ReplicaStatus(ReplicaState.PENDING, attempt, reason or waits, stopping=stopping, url=url)
+
+
+def unknown(error: Exception, trace: Trace, url: str) -> ReplicaStatus:
+    """The status of a replica whose call cannot be asked for now, beside others that can."""
+    return ReplicaStatus(
+        ReplicaState.RUNNING if trace.lives else ReplicaState.PENDING, trace.attempt, stopping=trace.cancel is not None,
+        started_at=trace.started_at, url=url, message=str(error),
+    )  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)
