@@ -123,8 +123,9 @@ def test_what_was_taken_back_meanwhile_is_not_returned(lab, monkeypatch):
     (first,) = lab.launch(2)[:1]
     lab.record().pop("call-1")
     meanwhile(monkeypatch, 1, lambda: lab.record().put("kept", {"kept": False}))
-    with pytest.raises(RunConflictError, match=r"only found may be running: cancel_run\('run'\)"):
+    with pytest.raises(LaunchError, match="ended what it had started: choose another") as caught:
         lab.launch(2)
+    assert caught.value.survivors == (first,)
     assert lab.call(first).status == "pending"
     assert lab.world.calls()[-1].status == "terminated"
 
@@ -155,6 +156,42 @@ def test_what_a_killed_launcher_has_started_is_named_when_its_launch_fails_again
         assert all(lab.call(handle).call_id in caught.value.__notes__[0] for handle in first)
     assert [lab.call(handle).status for handle in first] == ["pending"] * 2
     assert [call.status for call in lab.world.calls()[4:]] == ["terminated"] * (rank - 2)
+
+
+def test_a_launch_whose_ranks_are_void_names_what_an_earlier_try_of_it_has_left(lab):
+    """Who took it back, or cancelled it, was killed before a call was ended."""
+    handles = lab.launch(4)
+    for handle in handles[2:]:
+        lab.record().put(f"call-{handle.rank}", {"call": ""})
+    lab.begin(handles[1])
+    lab.finish(handles[1])
+    words = (
+        r"cancelled before rank 2 was started: choose another run_id\. 1 calls .* may be running"
+    )
+    with pytest.raises(LaunchError, match=words) as caught:
+        lab.launch(4)
+    assert caught.value.survivors == (handles[0],)
+    with pytest.raises(RunConflictError, match="another launch of the name 'run'"):
+        lab.launch(3)
+    lab.executor().cancel(handles[0])
+    with pytest.raises(RunConflictError, match=r"choose another run_id$"):
+        lab.launch(4)
+
+
+def test_a_launch_whose_secret_is_gone_names_what_an_earlier_try_of_it_has_left(lab):
+    lab.world.add_secret("held", {"KEY": "1"})
+    asked = {"secrets": {"KEY": "held"}}
+    (handle,) = lab.launch(1, **asked)
+    lab.world.add_secret("held", {"OTHER": "1"})
+    with pytest.raises(LaunchError, match=r"KEY.* 1 calls of this launch may be running") as caught:
+        lab.launch(1, **asked)
+    assert caught.value.survivors == (handle,)
+    for again in ({"run_id": "new"}, {"timeout": 601}):
+        with pytest.raises((InvalidRequestError, RunConflictError)) as plain:
+            lab.launch(1, **asked, **again)
+        assert handle.metadata["function_call_id"] not in str(plain.value)
+    assert lab.executor().list_runs() == ["run"]
+    assert lab.call(handle).status == "pending"
 
 
 @pytest.mark.usefixtures("interruptible")
@@ -340,7 +377,12 @@ def test_a_record_that_may_have_faded_in_part_starts_nothing(lab):
     assert lab.launch(2) == handles
     lab.record().pop("call-1")
     lab.world.advance(120)
-    with pytest.raises(RunConflictError, match=r"6\.0 days ago.* what became of rank 1"):
+    words = r"6\.0 days ago.* what became of rank 1"
+    with pytest.raises(LaunchError, match=words) as caught:
         lab.launch(2)
+    assert caught.value.survivors == (handles[0],)
     assert len(lab.world.calls()) == 2
+    lab.executor().cancel(handles[0])
+    with pytest.raises(RunConflictError, match=words):  # nothing is left
+        lab.launch(2)
     assert lab.executor().attach("run") == handles[:1]

@@ -33,7 +33,7 @@ def test_a_launch_is_a_start_and_an_entry_for_each_rank(lab):
     calls = counted(lab, lambda: lab.launch(RANKS, executor))
     assert (calls["FunctionMap"], calls["DictUpdate"]) == (RANKS, RANKS + 1)
     assert (calls["DictGet"], calls["FunctionBindParams"]) == (0, 1)
-    assert calls.total() == 2 * RANKS + 6
+    assert calls.total() == 2 * RANKS + 7
 
 
 def test_a_look_asks_once_for_each_rank_that_has_not_ended(lab):

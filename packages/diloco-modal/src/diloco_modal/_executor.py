@@ -290,11 +290,11 @@ class ModalSpawnExecutor(BaseExecutor):
                 each.rank: status for each, status in found.items() if not status.state.terminal
             }
             if alive:
-                why = next(
-                    (f". {status.message}" for status in alive.values() if status.message), ""
-                )
+                told = [
+                    f". Rank {rank}: {each.message}" for rank, each in alive.items() if each.message
+                ]
                 raise InvalidRequestError(
-                    f"run {handle.run_id!r} has not ended (rank {', '.join(map(str, sorted(alive)))}): cancel it first{why}"
+                    f"run {handle.run_id!r} has not ended (rank {', '.join(map(str, sorted(alive)))}): cancel it first{''.join(told[:1])}"
                 )
             # What claims a rank before the record is gone would train, and nobody could find it any more.
             if not self._cancels.void(record, entries):

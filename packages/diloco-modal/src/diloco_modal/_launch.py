@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import hashlib
+import itertools
 import json
 import uuid
 from collections.abc import Mapping
@@ -89,46 +90,34 @@ class Launcher:
         """Start what is missing of a run.
 
         Raises:
-            RunConflictError: The run_id belongs to another launch.
+            RunConflictError: The run_id belongs to another launch, or this one was cancelled or taken back and has ended.
             LaunchError: It failed, and some of its calls may be running: they could not be ended, or an earlier or another
                 launcher has started them.
             BackendError: It failed, and nothing that it has seen is left running.
         """
-        secrets = request.secrets
-        function = self._patiently(
-            lambda: self._client.function(bound_options(request, self._options), secrets)
-        )
-        record = self._patiently(lambda: self._client.record(request.run_id, create=True))
-        there = self._patiently(lambda: self._client.entries(record))
-        name = record_name(request.run_id)
-        not_ours = f"there is a Dict {name!r} on Modal that is not the record of a run: choose another run_id"
-        if there and "launch" not in there:
-            raise RunConflictError(not_ours)
-        wanted = self._entry(request)
-        began = self._options.clock()
+        wanted, began = self._entry(request), self._options.clock()
         launch: Mapping[str, Any] = wanted
-        mine = False if there else None
+        mine: bool | None = False
         made: dict[int, str] = {}
         held: dict[int, str | None] = {}
+        record = None
         try:
-            entries = there or {"launch": written(wanted)}
-            if not there and not self._patiently(
-                lambda: self._client.put_once(record, "launch", wanted)
-            ):
-                # The answer may have been lost and the entry made: whose it is says its id.
-                entries = self._patiently(lambda: self._client.entries(record))
-            try:
-                launch = launch_of(entries)
-            except DamagedRecordError as damage:
-                raise RunConflictError(f"{not_ours}. {damage}") from damage
-            mine = launch["id"] == wanted["id"]
-            if launch["fingerprint"] != wanted["fingerprint"]:
-                raise RunConflictError(
-                    _other(request.run_id, started=any(calls_of(entries).values()))
-                )
-            if any(launch[key] != wanted[key] for key in _AGREED):  # then its digest is not its own
-                raise RunConflictError(not_ours)
-            held.update({rank: call_of(entries, rank) for rank in request.ranks})
+            # First of all: it tells what an earlier try has started, whatever this one lacks.
+            record, entries = self._look(request.run_id, create=False)
+            if entries:
+                launch = self._same(request, wanted, entries, held)
+            bound, secrets = bound_options(request, self._options), request.secrets
+            function = self._patiently(lambda: self._client.function(bound, secrets))
+            if not entries:
+                record, entries = self._look(request.run_id, create=True)
+            if not entries:
+                mine, entries = None, {"launch": written(wanted)}
+                if not self._patiently(lambda: self._client.put_once(record, "launch", wanted)):
+                    # The answer may have been lost and the entry made: whose it is says its id.
+                    entries = self._patiently(lambda: self._client.entries(record))
+            if launch is wanted:
+                launch = self._same(request, wanted, entries, held)
+                mine = launch["id"] == wanted["id"]
             missing = [rank for rank in request.ranks if held[rank] is None]
             if missing and began - launch["at"] > _FADING:
                 days = (began - launch["at"]) / DAY
@@ -177,16 +166,22 @@ class Launcher:
                 make_handle(launch, rank, str(held[rank]), request.run_id) for rank in request.ranks
             ]
         except BaseException as error:
+            if record is None:
+                raise
             withdrawal = Withdrawal(
                 self._client, self._options, self._backoff, request, launch, record, made
             )
-            # These two say themselves what else there may be.
-            if not isinstance(error, (RunConflictError, DamagedRecordError)):
+            # This one says itself what else there may be.
+            if not isinstance(error, DamagedRecordError):
                 withdrawal.others.update(
                     {rank: call for rank, call in held.items() if call and rank not in made}
                 )
             try:
                 withdrawal.run(mine=self._is_mine(record, wanted) if mine is None else mine)
+                if isinstance(error, Exception):  # whoever interrupts does not wait for that
+                    calls = list(withdrawal.others.items())
+                    lives = many.at_once(self._may_live, calls)
+                    withdrawal.others = dict(itertools.compress(calls, lives))
             except BaseException as again:  # a second Ctrl-C
                 left = f"of the run {request.run_id!r} only its record may be left: cancel_run({request.run_id!r}) removes it"
                 again.add_note(withdrawal.note() or left)
@@ -200,6 +195,43 @@ class Launcher:
                 note = withdrawal.note() if withdrawal.kept else these
                 raise LaunchError(f"{error}. {note}", survivors) from error
             raise
+
+    def _look(self, run_id: str, *, create: bool) -> tuple[Any, Mapping[str, str]]:
+        """The record of a run and its entries; None and nothing if there is none."""
+        try:
+            record = self._patiently(lambda: self._client.record(run_id, create=create))
+            return record, self._patiently(lambda: self._client.entries(record))
+        except MissingError:
+            if create:
+                raise
+            return None, {}
+
+    def _same(
+        self,
+        request: RunRequest,
+        wanted: Mapping[str, Any],
+        entries: Mapping[str, str],
+        held: dict[int, str | None],
+    ) -> Mapping[str, Any]:
+        """The entry of the launch in a record; ``held`` gets what that says of the calls of its ranks.
+
+        Raises:
+            RunConflictError: It is another launch.
+        """
+        name = record_name(request.run_id)
+        not_ours = f"there is a Dict {name!r} on Modal that is not the record of a run: choose another run_id"
+        if "launch" not in entries:
+            raise RunConflictError(not_ours)
+        try:
+            launch = launch_of(entries)
+        except DamagedRecordError as damage:
+            raise RunConflictError(f"{not_ours}. {damage}") from damage
+        if launch["fingerprint"] != wanted["fingerprint"]:
+            raise RunConflictError(_other(request.run_id, started=any(calls_of(entries).values())))
+        if any(launch[key] != wanted[key] for key in _AGREED):  # then its digest is not its own
+            raise RunConflictError(not_ours)
+        held.update({rank: call_of(entries, rank) for rank in request.ranks})
+        return launch
 
     def _entry(self, request: RunRequest) -> dict[str, Any]:
         options = self._options
@@ -234,14 +266,18 @@ class Launcher:
             kept = self._patiently(lambda: self._client.settle(record, kept=True))
         if not kept:
             raise RunConflictError(
-                f"another launch of the run {run_id!r} has failed, and ended what it had started: choose another run_id. "
-                f"What it had only found may be running: cancel_run({run_id!r}) ends it"
+                f"another launch of the run {run_id!r} has failed, and ended what it had started: choose another run_id"
             )
 
     async def _drop(self, call: str) -> None:
         """End a call that would train nothing, since another holds its rank, or nobody may."""
         with contextlib.suppress(BackendError):
             await asyncio.to_thread(self._client.cancel, call)
+
+    async def _may_live(self, held: tuple[int, str]) -> bool:
+        with contextlib.suppress(BackendError):
+            return await self._client.end(held[1], value=False) is None
+        return True
 
     async def _check_app(self, call: str) -> None:
         options = self._options
