@@ -287,14 +287,17 @@ class ModalSpawnExecutor(BaseExecutor):
                 ) from error
             found = self._patiently(lambda handles=handles: self._observe_run(handles))  # type: ignore[misc]
             alive = {
-                each.rank: status for each, status in found.items() if not status.state.terminal
+                each.rank: status.message
+                for each, status in found.items()
+                if not status.state.terminal
             }
             if alive:
-                told = [
-                    f". Rank {rank}: {each.message}" for rank, each in alive.items() if each.message
-                ]
+                ranks = ", ".join(map(str, sorted(alive)))
+                why = next(
+                    (f". Of rank {rank}: {text}" for rank, text in alive.items() if text), ""
+                )
                 raise InvalidRequestError(
-                    f"run {handle.run_id!r} has not ended (rank {', '.join(map(str, sorted(alive)))}): cancel it first{''.join(told[:1])}"
+                    f"run {handle.run_id!r} has not ended (rank {ranks}): cancel it first{why}"
                 )
             # What claims a rank before the record is gone would train, and nobody could find it any more.
             if not self._cancels.void(record, entries):
