@@ -260,6 +260,22 @@ def test_a_launch_that_cannot_be_taken_back_leaves_the_mark_of_who_has_cancelled
     assert lab.record().get("cancel-1") is None
 
 
+def test_a_call_that_modal_says_not_to_know_when_it_is_taken_back_is_named(lab, monkeypatch):
+    plain = Client.spawn
+
+    async def spawn(self, function, payload):
+        call = await plain(self, function, payload)
+        lab.stand_in._workspace.calls._calls.pop(call)
+        return call
+
+    monkeypatch.setattr(many, "AT_ONCE", 1)
+    monkeypatch.setattr(Client, "spawn", spawn)
+    lab.stand_in.faults.add("forbidden", verb="FunctionMap", after=1, times=None)
+    with pytest.raises(LaunchError, match="1 calls of this launch may be running") as caught:
+        lab.launch(2)
+    assert [each.rank for each in caught.value.survivors] == [0]
+
+
 def test_the_time_to_try_again_is_that_of_all_calls_together(lab, monkeypatch):
     tried = []
 
