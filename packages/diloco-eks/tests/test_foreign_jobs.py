@@ -8,6 +8,7 @@ import pytest
 from diloco_eks import EKSExecutor
 from diloco_eks._answers import own_answer
 from diloco_eks._cluster import Cluster
+from diloco_eks._errors import ConflictError
 from diloco_protocol import (
     BackendError,
     FolderJournal,
@@ -322,6 +323,50 @@ def test_a_job_that_was_changed_is_not_called_unknown(bench, find, changed):
         getattr(bench.executor(), find)("run-1")
 
 
+def test_a_job_without_any_of_our_marks_is_not_called_gone(bench, verb):
+    executor, survivors = unheard(bench)
+    somebody_elses(bench, "run-1")
+    with pytest.raises(BackendError, match=r"somebody has changed .*pods may be running"):
+        verb(executor, survivors[0])
+
+
+def test_pods_that_live_on_after_their_job_are_named(bench, verb):
+    """A Job that is deleted without a propagation policy leaves its pods."""
+    run = bench.launch(2)
+    run.pod(0).start()
+    bench.create("/apis/batch/v1/namespaces/default/jobs/run-1", {}, "DELETE")
+    bench.world.settle()
+    for _ in range(2):
+        with pytest.raises(BackendError, match=r"without its pods, and 2 .*kubectl delete pods"):
+            verb(run.executor, run.handles[0])
+    for rank in (0, 1):
+        name = run.pod(rank).json["metadata"]["name"]
+        bench.create(f"/api/v1/namespaces/default/pods/{name}", {}, "DELETE")
+    bench.world.settle(within=60)
+    run.executor.cancel(run.handles[0])
+    assert run.executor.collect(run.handles)[1]["reason"] == "lost"
+
+
+def test_a_conflict_about_something_else_is_waited_out(bench, monkeypatch):
+    """Two launches that meet in a quota: the 409 is not about a Job of that name."""
+    executor = bench.executor()
+    create, met = executor._cluster.create_job, []
+
+    def refused(*args, **options):
+        if not met:
+            met.append(1)
+            raise ConflictError("Operation cannot be fulfilled on resourcequotas q")
+        return create(*args, **options)
+
+    monkeypatch.setattr(executor._cluster, "create_job", refused)
+    assert executor.launch_replicas(1, "trainer:train", {}, run_id="run-1")
+    met.clear()
+    (finding,) = [each for each in executor.check(1, run_id="run-2") if each.subject == "manifest"]
+    assert finding.ok
+    met.clear()
+    executor.plan(1, "trainer:train", {}, run_id="run-2", dry_run="server")
+
+
 def test_an_end_that_was_told_stays_true_of_a_job_that_was_changed(bench, report):
     run = bench.launch(1)
     run.pod(0).succeed(report(0)[0])
@@ -430,6 +475,31 @@ def test_a_purge_writes_down_the_ends_of_all_ranks(bench, report, tmp_path, know
     executor = bench.executor(journal=journal, other_namespaces=["team"])
     executor.purge(handles[0])
     assert [entry["result"] for entry in executor.collect(handles, timeout=1)] == [0, 1]
+
+
+def test_a_purge_writes_down_the_ends_for_the_handles_of_the_journal(bench, report, tmp_path):
+    """By the handle of a survivor, of a launch that was repeated as its error advises."""
+    executor = bench.executor(journal=FolderJournal(tmp_path / "journal"))
+    run = bench.launch(1, executor=executor)
+    marks = bench.world.job("run-1")["metadata"]["annotations"]
+    survivor = forged(run.handles[0], job_uid="", fingerprint=marks["diloco.dev/fingerprint"])
+    run.pod(0).succeed(report(0)[0])
+    bench.world.settle(within=15)
+    bench.executor(journal=FolderJournal(tmp_path / "journal")).purge(survivor)
+    for handle in (survivor, run.handles[0]):
+        (entry,) = bench.executor(journal=executor._journal).collect([handle], timeout=1)
+        assert entry["result"] == 0
+
+
+def test_names_are_looked_for_in_the_own_namespace_alone(bench, tmp_path):
+    bench.create("/api/v1/namespaces", {"metadata": {"name": "team"}})
+    journal = FolderJournal(tmp_path / "journal")
+    theirs = bench.launch(1, executor=bench.executor(namespace="team", journal=journal))
+    executor = bench.executor(other_namespaces=["team"], journal=journal)
+    for find in (executor.attach, executor.cancel_run):
+        with pytest.raises(ReplicaNotFoundError):
+            find("run-1")
+    assert executor.describe(theirs.handles[0]).stopping is False
 
 
 def test_a_check_of_a_launch_that_is_there_says_what_is_known(bench):

@@ -102,7 +102,9 @@ class RealHarness(Harness):
             self.attempts[handle] = attempt + 1
             self.puppets.told(handle, attempt + 1)
         elif step is not Step.PRINT:
-            self.ends[handle] = "succeeded" if step is Step.SUCCEED else "failed"
+            most = LocalProcessExecutor.capabilities.max_result_bytes
+            fits = len(json.dumps(value, separators=(",", ":"))) <= most
+            self.ends[handle] = "succeeded" if step is Step.SUCCEED and fits else "failed"
             self.puppets.wait(
                 (self.files(handle) / "final.json").exists, f"the end of rank {handle.rank}"
             )

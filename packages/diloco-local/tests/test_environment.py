@@ -1,4 +1,5 @@
 import os
+import subprocess
 import sys
 import sysconfig
 
@@ -80,6 +81,25 @@ def test_a_relative_entry_of_the_inherited_path_is_none():
     made = compose({"PYTHONPATH": ".:/base:src"}, [], ["/a"], None)
     assert made == {"PYTHONPATH": "/a:/base"}
     assert compose({"PYTHONPATH": "."}, [{"PYTHONPATH": "src"}], [], None) == {"PYTHONPATH": "src"}
+
+
+@pytest.mark.parametrize(
+    ("flag", "expected"),
+    [
+        ("-I", "A PYTHONHOME -P -s"),
+        ("-E", "A PYTHONHOME -P"),
+        ("-s", "PYTHONUSERBASE A PYTHONHOME -P -s"),
+        ("-B", "PYTHONUSERBASE A PYTHONHOME -P"),
+    ],
+)
+def test_replicas_ignore_what_the_launcher_s_interpreter_ignores(flag, expected):
+    """But for a variable that is named."""
+    program = (
+        "import sys; sys.path[:0] = sys.argv[1].split(':'); from diloco_local._environment import *; "
+        "print(*inherited({'PYTHONUSERBASE': '', 'A': ''}, True), *inherited({'PYTHONHOME': ''}, ['PYTHONHOME']), *SAFE_PATH)"
+    )
+    command = [sys.executable, flag, "-c", program, ":".join(filter(None, sys.path))]
+    assert subprocess.run(command, capture_output=True, text=True).stdout.strip() == expected
 
 
 def test_a_folder_with_a_colon_in_its_name_is_refused(tmp_path, monkeypatch):

@@ -123,6 +123,40 @@ def test_namesakes_in_two_roots_do_not_hide_each_other(tmp_path):
     assert "1 of 2 handles" in caught.value.__notes__[0]
 
 
+def test_names_are_looked_for_in_the_own_root_alone(tmp_path):
+    journal = FolderJournal(tmp_path / "journal")
+    handle = ended_run(tmp_path / "theirs")
+    journal.record_launch([handle])
+    executor = LocalProcessExecutor(
+        root=tmp_path / "mine", other_roots=[tmp_path / "theirs"], journal=journal
+    )
+    for find in (executor.attach, executor.cancel_run):
+        with pytest.raises(ReplicaNotFoundError):
+            find("ended")
+    assert executor.poll(handle) is ReplicaState.SUCCEEDED
+
+
+def test_a_root_has_one_spelling_in_handles(tmp_path):
+    handle = ended_run(tmp_path / "real", result=3)
+    (tmp_path / "name").symlink_to(tmp_path / "real")
+    journal = FolderJournal(tmp_path / "journal")
+    executor = LocalProcessExecutor(root=tmp_path / "name", journal=journal)
+    journal.record_launch(executor.attach("ended"))
+    LocalProcessExecutor(root=tmp_path / "real", journal=journal).purge(handle)
+    assert executor.collect(executor.attach("ended"))[0]["result"] == 3
+
+
+def test_a_run_whose_record_is_a_link_hides_no_other(tmp_path):
+    bad, good = (ended_run(tmp_path / "state", run_id=run_id) for run_id in ("bad", "good"))
+    record = run_of(bad).record
+    record.rename(tmp_path / "elsewhere")
+    record.symlink_to(tmp_path / "elsewhere")
+    seen = []
+    with pytest.raises(BackendError, match="is a link"):
+        LocalProcessExecutor(root=tmp_path / "state").collect([bad, good], progress=seen.append)
+    assert list(seen[-1]) == [good]
+
+
 def test_a_journal_tells_namesakes_in_two_roots_apart(tmp_path):
     journal = FolderJournal(tmp_path / "journal")
     one, two = (ended_run(tmp_path / root, uid=root) for root in ("one", "two"))
@@ -241,7 +275,7 @@ def test_a_folder_of_a_run_that_is_a_link_is_not_followed(tmp_path, place):
             assert entry["result"] is None
             assert "is a link" in entry["error"]
         else:
-            with pytest.raises(InvalidRequestError, match="is a link"):
+            with pytest.raises(BackendError, match="is a link"):
                 call()
     assert contents(tmp_path / "elsewhere") == before
     if place.endswith("attempt-1"):
@@ -267,7 +301,7 @@ def test_a_file_of_a_run_that_is_a_link_is_not_followed(tmp_path, file, verbs):
     executor = LocalProcessExecutor(root=tmp_path / "state")
     calls = verbs_on(executor, handle)
     for name in verbs:
-        with pytest.raises(InvalidRequestError, match="is a link") as caught:
+        with pytest.raises(BackendError, match="is a link") as caught:
             calls[name]()
         assert SECRET not in str(caught.value)
     assert (tmp_path / "secret").read_text() == SECRET

@@ -226,14 +226,13 @@ def test_what_is_left_of_all_three_is_running_until_it_is_gone(waiting, watch, u
     assert not entrypoint.alive()
 
 
-@pytest.mark.parametrize("replaced", [False, True])
-def test_a_run_whose_fifo_is_gone_can_be_cancelled(waiting, watch, replaced):
+@pytest.mark.parametrize("replace", [lambda wake: None, Path.touch, Path.mkdir])
+def test_a_run_whose_fifo_is_gone_can_be_cancelled(waiting, watch, replace):
     run = waiting()
     around = watch(run.handle)
     around.kill(around.guardian, around.supervisor)
     run_of(run.handle).wake.unlink()
-    if replaced:
-        run_of(run.handle).wake.touch()
+    replace(run_of(run.handle).wake)
     run.executor.cancel(run.handle)
     states, status = end_of(run)
     assert (states, status.reason) == (["cancelled"], Reason.CANCEL_REQUESTED)

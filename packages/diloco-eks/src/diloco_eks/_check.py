@@ -10,10 +10,11 @@ from diloco_protocol import BackendError, Finding, ForbiddenError
 
 from ._cluster import Cluster
 from ._errors import RESTRICTED, ConflictError, MissingRightError
-from ._launch import check_queue, check_service_account
+from ._facts import JobFacts
+from ._launch import check_queue, check_service_account, met_by
 from ._names import QUEUE
 from ._quantities import parse_quantity
-from ._reading import mapping
+from ._reading import mapping, read_job
 
 T = TypeVar("T")
 
@@ -128,14 +129,28 @@ def _manifest(
         return text + helps if RESTRICTED in text else text
 
     warned: list[str] = []
+    space, name = manifest["metadata"]["namespace"], manifest["metadata"]["name"]
+
+    def tried() -> JobFacts | None:
+        try:
+            cluster.create_job(manifest, dry_run=True, warned=warned)
+        except ConflictError as conflict:
+            with met_by(conflict):
+                return read_job(cluster.read_job(space, name))
+        return None
+
     try:
-        patiently(lambda: cluster.create_job(manifest, dry_run=True, warned=warned))
-    except ConflictError:
-        told = "there is a Job of that name: the launch that made it finds it again, and any other is a RunConflictError"
-        yield Finding("manifest", None, told)
-        return
+        there = patiently(tried)
     except BackendError as error:
         yield Finding("manifest", False, str(error))
+        return
+    if there is not None and there.deleting:
+        text = f"the Job {space}/{name} is still being deleted: wait, or choose another run_id"
+        yield Finding("manifest", False, text)
+        return
+    if there is not None:
+        text = "there is a Job of that name: the launch that made it finds it again, and any other is a RunConflictError"
+        yield Finding("manifest", None, text)
         return
     yield Finding("manifest", True, "the cluster would accept the Job")
     for warning in dict.fromkeys(warned):

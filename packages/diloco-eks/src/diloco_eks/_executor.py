@@ -314,7 +314,9 @@ class EKSExecutor(LogVerbs):
         return self._runs.observe(handles)
 
     def _is_ours(self, handle: ReplicaHandle) -> bool:
-        return super()._is_ours(handle) and handle.metadata["server"] == self._client.server
+        here = self._client.server, self._namespace
+        place = handle.metadata
+        return super()._is_ours(handle) and (place["server"], place["namespace"]) == here
 
     def _observe(self, handles: Sequence[ReplicaHandle]) -> Mapping[ReplicaHandle, ReplicaStatus]:
         server = self._client.server
@@ -345,6 +347,20 @@ class EKSExecutor(LogVerbs):
 
     def _place(self, handle: ReplicaHandle) -> tuple[str, ...]:
         return tuple(handle.metadata[key] for key in ("server", "namespace", "job_uid"))
+
+    def _spelled(
+        self, handle: ReplicaHandle, known: Sequence[ReplicaHandle]
+    ) -> list[ReplicaHandle]:
+        try:
+            facts = self._runs.job(handle)
+        except ReplicaNotFoundError:
+            return []
+        return [
+            each
+            for each in known
+            if each.metadata["job_uid"] == facts.uid
+            or (not each.metadata["job_uid"] and each.metadata["fingerprint"] == facts.fingerprint)
+        ]
 
     def _siblings(self, handle: ReplicaHandle) -> list[ReplicaHandle]:
         try:

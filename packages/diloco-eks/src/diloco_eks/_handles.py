@@ -84,8 +84,8 @@ def same_run(handle: ReplicaHandle, facts: JobFacts) -> bool:
         same = facts.uid == place["job_uid"]
     elif facts.fingerprint:
         same = facts.fingerprint == place["fingerprint"]
-    else:  # a run's Job always has one
-        same, unchanged = unchanged, False
+    else:  # a run's Job always has one, so nothing tells this one from it
+        same, unchanged = True, False
     if same and not unchanged:
         raise _changed(place["namespace"], place["job_name"])
     return same

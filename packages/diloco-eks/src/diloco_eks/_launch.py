@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+from collections.abc import Iterator
 from functools import partial
 from typing import Any
 
@@ -50,8 +51,9 @@ def create(
         nonlocal unsure
         try:
             facts = read_job(create_job(cluster, manifest))
-        except ConflictError:
-            return known(cluster, manifest), False
+        except ConflictError as conflict:
+            with met_by(conflict):
+                return known(cluster, manifest), False
         except UnreachedError:
             raise
         except UnavailableError:
@@ -105,9 +107,23 @@ def try_job(cluster: Cluster, manifest: dict[str, Any]) -> list[str]:
     warned: list[str] = []
     try:
         cluster.create_job(manifest, dry_run=True, warned=warned)
-    except ConflictError:
-        known(cluster, manifest)
+    except ConflictError as conflict:
+        with met_by(conflict):
+            known(cluster, manifest)
     return warned
+
+
+@contextlib.contextmanager
+def met_by(conflict: ConflictError) -> Iterator[None]:
+    """Take a conflict for a passing fault where there is no Job of that name: two launches may have met in a quota.
+
+    Raises:
+        UnavailableError: In place of MissingError.
+    """
+    try:
+        yield
+    except MissingError:
+        raise UnavailableError(str(conflict)) from conflict
 
 
 def known(cluster: Cluster, manifest: dict[str, Any]) -> JobFacts:
@@ -125,6 +141,8 @@ def known(cluster: Cluster, manifest: dict[str, Any]) -> JobFacts:
         )
     if facts.fingerprint != manifest["metadata"]["annotations"][names.FINGERPRINT]:
         whose = "of another launch" if facts.run_id else "that was not launched by diloco"
+        if facts.run_id and not facts.fingerprint:
+            whose = "whose fingerprint somebody has removed"
         raise RunConflictError(
             f"there is a Job {space}/{name} already, {whose}: choose another run_id; attach({name!r}) finds a run again"
         )

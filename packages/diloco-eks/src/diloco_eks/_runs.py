@@ -26,6 +26,7 @@ from ._events import is_stuck
 from ._facts import JobFacts, PodFacts, pods_by_index
 from ._handles import index_of, make_handles, same_run
 from ._memory import Memory
+from ._names import CONTROLLER_UID
 from ._reading import read_job
 from ._results import read_result
 from ._states import map_states
@@ -48,6 +49,7 @@ class Runs:
         Raises:
             ReplicaNotFoundError: It is gone.
             InvalidRequestError: It is not here, and the handle belongs to another cluster.
+            BackendError: It was deleted, and its pods were not; or somebody has changed it.
         """
         place = handle.metadata
         try:
@@ -95,7 +97,7 @@ class Runs:
             BackendError: The cluster refused, could not be asked, or is another than the handle's.
         """
         exists = cancel_job(self._cluster, handle, now)
-        if not exists and isinstance(error := self._not_here(handle), InvalidRequestError):
+        if not exists and not isinstance(error := self._not_here(handle), ReplicaNotFoundError):
             raise error
 
     def purge(self, handle: ReplicaHandle) -> None:
@@ -175,6 +177,12 @@ class Runs:
             return InvalidRequestError(
                 f"the {job} is not on {server}: this handle belongs to the cluster at {shown(place['server'])}; give "
                 "its context= or kubeconfig= to the executor"
+            )
+        uid = place["job_uid"]
+        if uid and (left := self._cluster.list_orphans(place["namespace"], uid)):
+            return BackendError(
+                f"the {job} was deleted without its pods, and {len(left)} of them are still there, such as {shown(left[0])}: end "
+                f"them with kubectl delete pods --namespace {place['namespace']} -l {CONTROLLER_UID}={shown(uid)}"
             )
         return ReplicaNotFoundError(
             f"there is no {job} of run {handle.run_id!r} any more: it was purged, deleted, or its TTL is over. How it ended is "

@@ -30,8 +30,9 @@ from diloco_protocol.backend import is_reserved, shown
 
 from ._processes import MARKER
 
-#: An interpreter started so looks for modules on its import path and not in the folder in which it runs.
-SAFE_PATH = ("-P",)
+#: An interpreter started so looks for modules on its import path and not in the folder in which it runs, nor in the user's
+#: site-packages where the launcher does not.
+SAFE_PATH = ("-P", "-s") if sys.flags.no_user_site else ("-P",)
 
 # What torchrun tells the processes that it starts.
 _OF_TORCHRUN = frozenset(
@@ -57,7 +58,7 @@ def inherited(environ: Mapping[str, str], inherit_env: bool | Iterable[str]) -> 
     Args:
         environ: The launcher's environment.
         inherit_env: True for all, False for nothing, or names and patterns such as ``"AWS_*"``. Those of torchrun have to
-            be named.
+            be named, as have Python's where the launcher itself ignores them.
     """
     everything_or_nothing = ["*"] if inherit_env is True else []
     patterns = everything_or_nothing if isinstance(inherit_env, bool) else list(inherit_env)
@@ -67,8 +68,13 @@ def inherited(environ: Mapping[str, str], inherit_env: bool | Iterable[str]) -> 
         if any(fnmatch.fnmatchcase(name, pattern) for pattern in patterns)
         and not is_reserved(name)
         and name != MARKER
-        and (name in patterns or not _is_of_torchrun(name))
+        and (name in patterns or not (_is_of_torchrun(name) or _is_ignored(name)))
     }
+
+
+def _is_ignored(name: str) -> bool:
+    """Whether the launcher's own interpreter does not obey a variable (``python -I`` and ``-E``)."""
+    return bool(sys.flags.ignore_environment) and name.startswith("PYTHON")
 
 
 def _is_of_torchrun(name: str) -> bool:
@@ -175,7 +181,7 @@ def compose(
     result = dict(base)
     # Relative entries are of the launcher's folder, and what it imports from there is in ``folders``.
     inherited_path = result.pop("PYTHONPATH", "").split(os.pathsep)
-    if not sys.flags.ignore_environment and (absolute := [*filter(os.path.isabs, inherited_path)]):
+    if absolute := [*filter(os.path.isabs, inherited_path)]:
         result["PYTHONPATH"] = os.pathsep.join(absolute)
     for overlay in overlays:
         result.update(overlay)

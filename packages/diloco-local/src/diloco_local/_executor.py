@@ -226,6 +226,11 @@ class LocalProcessExecutor(BaseExecutor):
             return
         _runs.cancel(run, record, handle.rank, self._supervise)
 
+    def _is_ours(self, handle: ReplicaHandle) -> bool:
+        if not super()._is_ours(handle):
+            return False
+        return _runs.check_handle(handle, self._roots) is self._root
+
     def _place(self, handle: ReplicaHandle) -> tuple[str, ...]:
         return handle.metadata["root"], handle.metadata["uid"]
 

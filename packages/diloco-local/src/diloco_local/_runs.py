@@ -22,7 +22,7 @@ from diloco_protocol import (
 )
 from diloco_protocol.backend import is_shortage, shown
 
-from ._files import create_json, is_locked, open_lock, try_lock, write_json
+from ._files import DamagedFileError, create_json, is_locked, open_lock, try_lock, write_json
 from ._identity import host_name
 from ._launch import SupervisorError, start_supervisor
 from ._observe import observe_replica
@@ -46,7 +46,8 @@ _LONGEST_PATH = 4096
 
 def handles_of(root: Root, record: RunRecord) -> list[ReplicaHandle]:
     """The handles of a run, in rank order."""
-    metadata = {"host": record.host, "root": str(root.path), "uid": record.uid}
+    # One spelling, by whatever link a launcher comes: a journal knows replicas by their handles.
+    metadata = {"host": record.host, "root": os.path.realpath(root.path), "uid": record.uid}
     return [
         ReplicaHandle(rank, BACKEND, metadata, run_id=record.run_id, world_size=record.world_size)
         for rank in record.ranks
@@ -61,7 +62,10 @@ def find_run(root: Root, run_id: str) -> tuple[RunDir, RunRecord]:
     """
     root.check()
     run = root.run(run_id)
-    record = read_record(run)
+    try:
+        record = read_record(run)
+    except InvalidRequestError as error:  # a link, or another user's: it concerns this run alone
+        raise DamagedFileError(str(error)) from error
     # What was published and never started is a launch that died: nobody has a handle of it.
     if record is None or not run.started.exists():
         known = ", ".join(root.run_ids()[:20]) or "none"

@@ -161,7 +161,7 @@ def _open_wakers(run: RunDir, supervisor: Supervisor) -> list[int]:
     reader, writer = os.pipe()
     wakers = [reader]
     # Opened for reading and writing, so that it never reports an end when the last writer closes.
-    with contextlib.suppress(FileNotFoundError, InvalidRequestError):
+    with contextlib.suppress(OSError, InvalidRequestError):
         wakers.append(open_own(run.wake, os.O_RDWR, fifo=True))
     os.set_blocking(reader, False)
     os.set_blocking(writer, False)

@@ -56,6 +56,8 @@ class BaseExecutor(Journaled):
       be left out.
     * ``_place(handle) -> tuple[str, ...]`` tells its run from others of that name, where the executor works in several places. It
       may be left out.
+    * ``_spelled(handle, known) -> list[ReplicaHandle]`` picks those handles that lead to the same run with other metadata. It may
+      be left out.
     * ``_logs(handle, query) -> Iterator[str]`` reads the lines that a :class:`LogQuery` asks for.
     * ``_list_runs() -> list[str]`` names the runs, oldest first.
     * ``_attach(run_id) -> list[ReplicaHandle]`` finds the handles of a run.

@@ -145,6 +145,14 @@ class Hooks(ABC):
         """What tells the run of a handle from others of that name. An executor that works in one place has none of them."""
         return ()
 
+    def _spelled(
+        self,
+        handle: ReplicaHandle,  # noqa: ARG002
+        known: Sequence[ReplicaHandle],  # noqa: ARG002
+    ) -> list[ReplicaHandle]:
+        """Those of some handles that lead to the run of this one with other metadata. By default a run has only one spelling."""
+        return []
+
     def _siblings(self, handle: ReplicaHandle) -> list[ReplicaHandle]:
         """The handles of all ranks whose records ``_purge`` removes with this one's, where ``_attach`` does not find it.
 

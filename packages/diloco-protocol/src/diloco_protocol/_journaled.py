@@ -24,7 +24,7 @@ from ._texts import readable_status
 from ._types import Reason, ReplicaState, ReplicaStatus
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Callable, Mapping, Sequence
 
     from ._handle import ReplicaHandle
     from ._journal import RunJournal
@@ -46,7 +46,11 @@ class Journaled(Hooks):
         """Refuse what is no handle of this executor, with InvalidRequestError."""
 
     def _is_ours(self, handle: ReplicaHandle) -> bool:
-        """Whether a handle that a journal knows is of this place."""
+        """Whether a handle that a journal knows is of the place in which this executor looks for names."""
+        return self._takes(handle)
+
+    def _takes(self, handle: ReplicaHandle) -> bool:
+        """Whether a handle is one that this executor's verbs take."""
         try:
             self._check(handle)
         except InvalidRequestError:
@@ -154,11 +158,16 @@ class Journaled(Hooks):
                 f"{len(alive)} replicas of run {handle.run_id!r} have not ended, such as rank {alive[0]}: cancel them "
                 f"with cancel_run({handle.run_id!r}), and wait with collect"
             )
+        known = self._launched(journal, handle, self._takes)
+        others = self._spelled(handle, known) if set(known) - set(seen) else []
         for each, status in seen.items():
             try:
                 if (damage := self._damage(each)) is not None:
                     raise damage  # a damaged record is not replaced
                 self._write_end(journal, each, status)
+                for other in others:
+                    if other.rank == each.rank and other != each and journal.end(other) is None:
+                        self._write_end(journal, other, status)
             except DilocoError as error:
                 error.add_note(
                     f"run {handle.run_id!r} is not removed, since the end of rank {each.rank} could not be written into the "
@@ -168,15 +177,25 @@ class Journaled(Hooks):
 
     def _run_of(self, journal: RunJournal, handle: ReplicaHandle) -> list[ReplicaHandle]:
         """The handles of a replica and its siblings, as the journal has them or the backend."""
-        run_id = str(handle.run_id)  # a handle without one has been refused
-        for find in (lambda run_id: journal.handles(run_id, self._is_ours), self._attach):
+        known = self._launched(journal, handle, self._is_ours)
+        if handle not in known:
             try:
-                known = find(run_id)
-            except (DamagedRecordError, SpecVersionError, ReplicaNotFoundError):
-                continue
-            if handle in known:
-                return [each for each in known if self._place(each) == self._place(handle)]
-        return self._siblings(handle)
+                known = self._attach(str(handle.run_id))  # a handle without one has been refused
+            except ReplicaNotFoundError:
+                known = []
+        if handle not in known:
+            return self._siblings(handle)
+        return [each for each in known if self._place(each) == self._place(handle)]
+
+    @staticmethod
+    def _launched(
+        journal: RunJournal, handle: ReplicaHandle, wanted: Callable[[ReplicaHandle], bool]
+    ) -> list[ReplicaHandle]:
+        """What the journal has of the launches of a run's name."""
+        try:
+            return journal.handles(str(handle.run_id), wanted)
+        except (DamagedRecordError, SpecVersionError):
+            return []
 
     def _result_of(self, handle: ReplicaHandle) -> Any:
         recorded = self._recorded(handle)
