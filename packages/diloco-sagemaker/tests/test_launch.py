@@ -8,6 +8,7 @@ from scripted_aws import AWSHarness
 from diloco_protocol import (
     AuthError,
     BackendError,
+    ForbiddenError,
     InvalidRequestError,
     LaunchError,
     QuotaExceededError,
@@ -223,6 +224,114 @@ def test_an_interrupt_names_what_a_killed_launcher_has_created(aws, executor):
     assert raised.value.__notes__[0].endswith("until they are stopped: diloco-run-1-00000")
 
 
+def remains(aws, executor, *ranks, n=4):
+    """A launch was killed when it had created these ranks."""
+    launch(executor(), n)
+    for number in set(range(n)) - set(ranks):
+        del aws.jobs[f"diloco-run-1-{number:05d}"]
+
+
+def strange(aws, rank):
+    """Somebody takes the name of a rank."""
+    job = next(iter(aws.jobs.values()))
+    name = f"diloco-run-1-{rank:05d}"
+    arn = job["TrainingJobArn"].replace(job["TrainingJobName"], name)
+    aws.jobs[name] = {
+        **job, "TrainingJobName": name, "TrainingJobArn": arn, "HyperParameters": {}
+    }  # fmt: skip
+
+
+@pytest.mark.parametrize("rank", [0, 3])
+def test_a_name_that_is_taken_hides_no_job_of_a_killed_launcher(aws, executor, rank):
+    """Whether the list has it, or the create finds it."""
+    remains(aws, executor, 1, 2)
+    create, late = aws.CreateTrainingJob, rank == 3
+
+    def taken(body):
+        if late and body["TrainingJobName"].endswith("3"):
+            strange(aws, rank)
+        return create(body)
+
+    aws.CreateTrainingJob = taken
+    if not late:
+        strange(aws, rank)
+    with pytest.raises(LaunchError, match=r"not launched by diloco: choose.* survivors ") as raised:
+        launch(executor(), 4)
+    assert [each.rank for each in raised.value.survivors] == [1, 2]
+    assert isinstance(raised.value.__cause__, RunConflictError)
+    assert len(aws.jobs) == 3
+
+
+def test_a_job_that_was_ended_meanwhile_hides_no_other_one(aws, executor):
+    remains(aws, executor, 0, 1)
+    create = aws.CreateTrainingJob
+
+    def ended(body):
+        aws.move("diloco-run-1-00001", "Stopped", "Stopped")
+        return create(body)
+
+    aws.CreateTrainingJob = ended
+    ours = executor()
+    for says in (r"00001, .* was ended meanwhile", r"00001 of an earlier try .*00002 is not there"):
+        text = rf"{says}.*cancel_run\('run-1'\), and purge.*survivors \(diloco-run-1-00000\)"
+        with pytest.raises(LaunchError, match=text):
+            launch(ours, 4)
+        aws.CreateTrainingJob = create
+    ours.cancel_run("run-1")
+    aws.move("diloco-run-1-00000", "Stopped", "Stopped")
+    ours.purge(ours.attach("run-1")[0])
+    assert len(launch(ours, 4)) == 4
+
+
+@pytest.mark.parametrize("over", [True, False])
+def test_a_look_that_fails_names_what_the_list_has(aws, executor, over):
+    """Also while nobody can say whose jobs these are."""
+    remains(aws, executor, 0, 1)
+    if over:
+        aws.move("diloco-run-1-00001", "Stopped", "Stopped")
+    ours, first = executor(), r"diloco-run-1-00000\b"
+    described = ours._jobs.described
+
+    def refused(names):
+        if not over or not names[0].endswith(("0", "1")):
+            raise ForbiddenError("no")
+        return described(names)
+
+    ours._jobs.described = refused
+    aws.Search = lambda body: {"Results": []}
+    with pytest.raises(LaunchError, match=f"no.*{first}") as raised:
+        launch(ours, 4)
+    assert [each.rank for each in raised.value.survivors] == ([0] if over else [0, 1])
+    for handle in raised.value.survivors:
+        ours.cancel(handle)
+    assert aws.jobs["diloco-run-1-00000"]["TrainingJobStatus"] == "Stopping"
+
+    def interrupted(*_):
+        raise KeyboardInterrupt
+
+    aws.move("diloco-run-1-00000", "InProgress", "Training")
+    ours._jobs.details = interrupted
+    with pytest.raises(KeyboardInterrupt) as caught:
+        launch(ours, 4)
+    assert "diloco-run-1-00000" in caught.value.__notes__[0]
+
+
+def test_survivors_that_are_of_another_launch_are_left_alone(aws, executor):
+    """As long as the jobs cannot be looked at, nobody knows."""
+    launch(executor(), 2, gpu="H100")
+    ours = executor()
+
+    def refused(*_):
+        raise ForbiddenError("no")
+
+    ours._jobs.details = refused
+    with pytest.raises(LaunchError) as raised:
+        launch(ours, 2)
+    for handle in raised.value.survivors:
+        ours.cancel(handle)
+    assert {job["TrainingJobStatus"] for job in aws.jobs.values()} == {"InProgress"}
+
+
 def test_waiting_for_quota(aws, executor):
     aws.faults += [("CreateTrainingJob", "ResourceLimitExceeded", QUOTA, 400, False)] * 5
     assert len(launch(executor(quota_timeout=600))) == 3
@@ -336,7 +445,9 @@ def test_a_job_that_its_own_launch_takes_back_is_not_returned(aws, executor, ran
         return answer
 
     aws.CreateTrainingJob = create_meanwhile
-    with pytest.raises(RunConflictError, match=f"{met}, which another launch .* Launch it again"):
+    with pytest.raises(
+        RunConflictError, match=rf"{met}, which another launch .*cancel_run\('run-1'\), and purge"
+    ):
         launch(executor())
     assert sorted(aws.jobs) == ([] if status is None else [met])
 
@@ -353,8 +464,11 @@ def test_a_run_of_which_some_has_ended_is_not_completed(aws, executor, status):
     handles = launch(executor())
     aws.move("diloco-run-1-00000", status, status)
     gone = aws.jobs.pop("diloco-run-1-00002")
-    with pytest.raises(RunConflictError, match=r"00000 of an earlier try .*00002 is not there"):
+    with pytest.raises(
+        LaunchError, match=r"00000 of an earlier try .*00002 is not there"
+    ) as caught:
         launch(executor())
+    assert [each.rank for each in caught.value.survivors] == [1]
     assert sorted(aws.jobs) == ["diloco-run-1-00000", "diloco-run-1-00001"]
     aws.jobs[gone["TrainingJobName"]] = gone
     listed = aws.ListTrainingJobs

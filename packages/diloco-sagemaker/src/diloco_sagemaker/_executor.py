@@ -201,9 +201,8 @@ class SageMakerExecutor(BaseExecutor):
             ranks = dict(zip(launch.requests, request.ranks, strict=True))
             return [handle(ranks[name], launch.fingerprint(name)) for name in sorted(job_names)]
 
-        self._launcher.look(launch, request.run_id)
         try:
-            self._launcher.create(launch, self._options.quota_timeout)
+            self._launcher.create(launch, request.run_id, self._options.quota_timeout)
         except FailedLaunchError as error:
             _raise_failed(error, unsure(error.withdrawal.alive))
         try:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from enum import Enum, auto
@@ -50,12 +50,13 @@ class Launch:
     Attributes:
         requests: What to create, by job name, in rank order.
         made: What became of each so far.
-        met: Those of :attr:`Made.THERE` that had not ended when they were met.
+        met: Those of :attr:`Made.THERE` that had not ended when they were met; while nobody knows whose they are, all that a
+            list has of these names.
     """
 
     requests: dict[str, dict[str, Any]] = field(repr=False)
     made: dict[str, Made] = field(default_factory=dict)
-    met: dict[str, JobFacts] = field(default_factory=dict)
+    met: dict[str, Summary] = field(default_factory=dict)
 
     def of(self, job_name: str) -> Made:
         """What is known of a job."""
@@ -86,9 +87,12 @@ class Launch:
         if met is not None and (
             now is None or not same_life(met.created, now.created) or now.status in _TAKEN_BACK
         ):
+            del self.met[job_name]
+            run_id, _ = names.parse_job_name(job_name) or ("", -1)
             raise RunConflictError(
                 f"the training job {job_name}, which another launch of this run had created, was ended meanwhile: that launch "
-                "was interrupted, or somebody has cancelled the run. Launch it again"
+                "was interrupted, or somebody has cancelled the run. Before you launch it again, end what is left of it with "
+                f"cancel_run({run_id!r}), and purge it"
             )
 
     def checkpoints(self, job_name: str) -> str:
@@ -118,7 +122,7 @@ class Launcher:
         self._backoff = backoff
         self._patience = patience
 
-    def look(self, launch: Launch, run_id: str) -> None:
+    def _look(self, launch: Launch, run_id: str) -> None:
         """Find out what an earlier try has created; creates nothing.
 
         Raises:
@@ -128,13 +132,13 @@ class Launcher:
         there = self._patiently(lambda: self._jobs.of_run(run_id))
         if not there:
             return
+        alive = [job for job in there.values() if job.status == "InProgress"]
+        launch.met = {job.name: job for job in alive if job.name in launch.requests}
         details = self._patiently(
             lambda: self._jobs.details(list(there.values()), names.job_prefix(run_id))
         )
-        for name, job in details.items():
-            if job.run_id or name in launch.requests:  # others are strangers', and in nobody's way
-                self._check_same(launch, job)
-                launch.meet(job)
+        launch.met = {}
+        self._meet_all(launch, details.values())
         over = [
             job
             for job in details.values()
@@ -145,22 +149,38 @@ class Launcher:
 
     def _check_complete(self, launch: Launch, over: JobFacts) -> None:
         """Refuse to complete a run of which a job has ended: an earlier try was taken back, or a purge was interrupted."""
-        for job in self._patiently(lambda: self._jobs.described(launch.left())).values():
-            self._check_same(launch, job)  # a list may lack what has just been created
-            launch.meet(job)
+        # A list may lack what has just been created.
+        left_out = self._patiently(lambda: self._jobs.described(launch.left()))
+        self._meet_all(launch, left_out.values())
         if left := launch.left():
             raise RunConflictError(
-                f"the training job {over.name} of an earlier try of this launch is over, and {left[0]} is not there: wait until "
-                f"all have ended, and purge that run first, which attach({over.run_id!r}) finds, or choose another run_id"
+                f"the training job {over.name} of an earlier try of this launch is over, and {left[0]} is not there: end what "
+                f"runs with cancel_run({over.run_id!r}), and purge it, which attach({over.run_id!r}) finds, or choose another "
+                "run_id"
             )
 
-    def create(self, launch: Launch, quota_patience: float) -> None:
-        """Create what is missing.
+    def _meet_all(self, launch: Launch, jobs: Iterable[JobFacts]) -> None:
+        """Meet the jobs that are of this launch, and only then refuse one that is not."""
+        conflicts = []
+        for job in jobs:
+            if job.run_id or job.name in launch.requests:  # others are in nobody's way
+                try:
+                    self._check_same(launch, job)
+                except RunConflictError as error:
+                    conflicts.append(error)
+                else:
+                    launch.meet(job)
+        if conflicts:
+            raise conflicts[0]
+
+    def create(self, launch: Launch, run_id: str, quota_patience: float) -> None:
+        """Look what an earlier try has created, and create what is missing.
 
         The first is created alone: of two launches at once, the second one finds it and creates nothing.
 
         Args:
             launch: What is to be there.
+            run_id: Its run.
             quota_patience: Seconds for which to wait for quota.
 
         Raises:
@@ -169,6 +189,7 @@ class Launcher:
             DilocoError: The same, and nothing of the launch was created, now or before.
         """
         try:
+            self._look(launch, run_id)
             pool = ThreadPoolExecutor(AT_ONCE, thread_name_prefix="diloco-sagemaker")
             try:
                 self._create(launch, pool, quota_patience)
@@ -187,8 +208,7 @@ class Launcher:
         places = {name: launch.checkpoints(name) for name in mine}
         certain = [name for name in mine if launch.of(name) is Made.OURS]
         withdrawal = withdraw(self._client, prints, places, certain, self._backoff, self._patience)
-        if not isinstance(cause, RunConflictError):  # which says what else there is
-            withdrawal.alive += launch.met
+        withdrawal.alive += launch.met
         return FailedLaunchError(cause, withdrawal)
 
     def _create(self, launch: Launch, pool: ThreadPoolExecutor, quota_patience: float) -> None:
