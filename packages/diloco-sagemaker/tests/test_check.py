@@ -149,6 +149,13 @@ def test_a_job_tries_the_rendezvous_and_is_removed(world, exclusive, words):
         {"training_plan_arn": f"{PLAN}/p"},
         {"channels": {"train": "s3://bucket/data"}},
         {
+            "spot": True,
+            "request_overlay": {
+                "ResourceConfig": {"VolumeSizeInGB": None, "InstancePlacementConfig": {}},
+                "StoppingCondition": {"MaxWaitTimeInSeconds": 200_000},
+            },
+        },
+        {
             "request_overlay": {
                 "ResourceConfig": {"KeepAlivePeriodInSeconds": 600, "TrainingPlanArn": f"{PLAN}/p"},
                 "StoppingCondition": {"MaxPendingTimeInSeconds": 7200},

@@ -55,8 +55,8 @@ _LEFT_OUT: dict[str, Any] = {
 """Options that the job which tries a rendezvous does without: it needs no GPU and no data, and is over in a minute."""
 
 _FIELDS_LEFT_OUT = {
-    "ResourceConfig": ("KeepAlivePeriodInSeconds", "TrainingPlanArn"),
-    "StoppingCondition": ("MaxPendingTimeInSeconds",),
+    "ResourceConfig": ("KeepAlivePeriodInSeconds", "TrainingPlanArn", "InstancePlacementConfig"),
+    "StoppingCondition": ("MaxPendingTimeInSeconds", "MaxWaitTimeInSeconds"),
 }
 """The same of its request, whether they come from options or from an overlay."""
 
@@ -177,7 +177,10 @@ class SageMakerExecutor(BaseExecutor):
             )
             overlay = dict(self._options.request_overlay or {}, InputDataConfig=None)
             for key, fields in _FIELDS_LEFT_OUT.items():
-                overlay[key] = {**overlay.get(key, {}), **dict.fromkeys(fields)}
+                given = overlay.get(key, {})
+                # What is taken away, such as the volume's size, is what instances of the launch's own type do not take.
+                kept = {name: value for name, value in given.items() if value is not None}
+                overlay[key] = {**kept, **dict.fromkeys(fields)}
             changed = {**_LEFT_OUT, "quota_timeout": for_quota, "request_overlay": overlay}
             probe._options = replace(self._options, **changed)  # noqa: SLF001 - it is of this very class
             findings += try_rendezvous(probe, rendezvous_uri, patience, small, "job")

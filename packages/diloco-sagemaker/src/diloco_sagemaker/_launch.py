@@ -155,8 +155,8 @@ class Launcher:
         if left := launch.left():
             raise RunConflictError(
                 f"the training job {over.name} of an earlier try of this launch is over, and {left[0]} is not there: end what "
-                f"runs with cancel_run({over.run_id!r}), and purge it, which attach({over.run_id!r}) finds, or choose another "
-                "run_id"
+                f"runs with cancel_run({over.run_id!r}), and purge that run, which attach({over.run_id!r}) finds, or choose "
+                "another run_id"
             )
 
     def _meet_all(self, launch: Launch, jobs: Iterable[JobFacts]) -> None:
