@@ -332,6 +332,13 @@ def test_survivors_that_are_of_another_launch_are_left_alone(aws, executor):
     assert {job["TrainingJobStatus"] for job in aws.jobs.values()} == {"InProgress"}
 
 
+def test_a_job_that_has_just_been_created_may_appear_later(aws, executor):
+    aws.lists_lag = True
+    missing = ("DescribeTrainingJob", "ValidationException", "Requested resource not found.", 400)
+    aws.faults += [(*missing, False)] * 2
+    assert len(launch(executor(), 2)) == 2
+
+
 def test_waiting_for_quota(aws, executor):
     aws.faults += [("CreateTrainingJob", "ResourceLimitExceeded", QUOTA, 400, False)] * 5
     assert len(launch(executor(quota_timeout=600))) == 3

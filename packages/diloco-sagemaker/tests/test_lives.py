@@ -278,6 +278,50 @@ def test_an_interrupted_purge_is_gone_on_with_by_every_handle(aws, executor):
     assert aws.jobs == {}
 
 
+def test_a_purge_waits_for_what_is_going(aws, executor):
+    """Its own job has gone first, and the answer to that was lost; the others need no more than time."""
+    ours = executor()
+    handles = ours.launch_replicas(3, "trainer:train", run_id="run-1")
+    for handle in handles:
+        aws.move(name(handle), "Deleting", "Completed")
+    del aws.jobs[name(handles[0])]
+    object.__setattr__(ours._backoff, "sleep", lambda _: aws.jobs.clear())
+    ours.purge(handles[0])
+    assert aws.jobs == {}
+
+
+def test_a_purge_removes_a_job_that_the_list_has_whatever_describe_says(aws, executor, run):
+    ours = executor()
+    fault = ("DescribeTrainingJob", "ValidationException", "Requested resource not found.", 400)
+    aws.faults.append((*fault, False))
+    with pytest.raises(InvalidRequestError, match="have not ended"):
+        ours.purge(run[0])
+    for handle in run:
+        aws.move(name(handle), "Completed", "Completed")
+    aws.faults.append((*fault, False))
+    ours.purge(run[0])
+    assert aws.jobs == {}
+
+
+@pytest.mark.parametrize("operation", ["ListTrainingJobs", "Search"])
+def test_no_run_is_gone_where_nothing_was_asked_for_by_name(aws, executor, operation):
+    handles = executor().launch_replicas(3, "trainer:train", run_id="run-1")
+    ours = executor(retry_timeout=0)
+    fault = (operation, "ValidationException", "Requested resource not found.", 400, False)
+    for look in (lambda: ours.exists("run-1"), lambda: ours.collect(handles, timeout=0)):
+        aws.faults.append(fault)
+        with pytest.raises(UnavailableError, match="not AWS's own"):
+            look()
+    assert ours.exists("run-1")
+
+
+def test_what_a_create_does_not_find_is_something_that_it_names(aws, executor):
+    text = "Could not find the training plan"
+    aws.faults.append(("CreateTrainingJob", "ValidationException", text, 400, False))
+    with pytest.raises(InvalidRequestError, match=text):
+        executor().launch_replicas(1, "trainer:train", run_id="run-1")
+
+
 def test_a_handle_of_an_earlier_run_of_the_name_purges_nothing(aws, executor):
     handles = executor().launch_replicas(3, "trainer:train", run_id="run-1")
     aws.jobs.clear()

@@ -59,6 +59,8 @@ _MISSING = frozenset(
         "RepositoryNotFoundException",
     ]
 )
+_OF_NONE = frozenset(["GetCallerIdentity", "ListTrainingJobs", "Search"])
+"""Operations that ask for nothing by its name: an answer that it is not there says nothing of any run."""
 _FORBIDDEN = frozenset(
     [
         "AccessDenied",
@@ -114,7 +116,7 @@ def to_error(error: Exception, what: str) -> DilocoError:
     from urllib3.exceptions import LocationValueError
 
     if isinstance(error, of_botocore.ClientError):
-        return _answered(error.response, f"cannot {what}")
+        return _answered(error.response, error.operation_name, f"cannot {what}")
     text = f"cannot {what}: {redact_and_cut(str(error), _LONGEST) or type(error).__name__}".rstrip(
         "."
     )
@@ -211,7 +213,7 @@ def quota_in(text: str) -> Mapping[str, str] | None:
     return None if match is None else match.groupdict()
 
 
-def _answered(response: Any, failed: str) -> BackendError:
+def _answered(response: Any, operation: str, failed: str) -> BackendError:
     told = response.get("Error", {})
     code, message = (
         redact_and_cut(str(told.get(name, "")), _LONGEST) for name in ("Code", "Message")
@@ -220,7 +222,10 @@ def _answered(response: Any, failed: str) -> BackendError:
     status = metadata.get("HTTPStatusCode", 0)
     text = f"{failed}: {code}: {message}" if message else f"{failed}: {code or status}"
     about = _about(code, message)
-    if about is not None and metadata.get("RequestId"):
+    if about is MissingError and operation == "CreateTrainingJob":
+        about = None  # it is about what the request names
+    of_none = about is MissingError and operation in _OF_NONE
+    if about is not None and metadata.get("RequestId") and not of_none:
         return about(text)
     if about is not None or (code in {"", str(status)} and status not in {0, 429}):
         # botocore found no words of AWS in it: it was cut on its way, or somebody between answered. It says nothing of what

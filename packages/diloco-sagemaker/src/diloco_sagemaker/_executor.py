@@ -26,6 +26,7 @@ from diloco_protocol import (
     ReplicaStatus,
     RunConflictError,
     RunRequest,
+    UnavailableError,
     retry,
 )
 from diloco_protocol.backend import cancel_all, check_seconds, options_of, takes, try_rendezvous
@@ -233,9 +234,11 @@ class SageMakerExecutor(BaseExecutor):
             if job is None:
                 try:
                     job = self._client.describe(name)
-                except MissingError:
+                except MissingError as error:
                     launch.check_met(name, None)
-                    raise
+                    raise UnavailableError(
+                        f"{error}, although it was created: it is about to appear, or was deleted"
+                    ) from error
             launch.check_met(name, job)
             times[rank] = job.created
         return times

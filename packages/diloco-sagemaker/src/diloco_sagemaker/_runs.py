@@ -248,9 +248,13 @@ class Runs:
     def _left_of(self, handle: ReplicaHandle) -> JobFacts | None:
         """A job of a handle's run, whose own job is gone: a purge of another rank was interrupted, or it was deleted by hand."""
         jobs = self._all(handle.run_id)[1]
-        there = {job.name for job in jobs}
-        if not jobs or handle.metadata["job_name"] in there:
+        if not jobs:
             return None
+        there = {job.name: job for job in jobs}
+        if (own := there.get(handle.metadata["job_name"])) is not None:
+            return own if is_of(handle, own) else None
+        if all(job.status == "Deleting" for job in jobs):
+            return jobs[0]  # whosever they are: nothing is removed, and they are waited for
         oldest, created = jobs[0], created_of(handle)
         if created is not None and oldest.created <= created:
             return oldest  # a later run of the name began when it was gone
