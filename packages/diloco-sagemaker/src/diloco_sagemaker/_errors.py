@@ -223,7 +223,7 @@ def _answered(response: Any, operation: str, failed: str) -> BackendError:
     text = f"{failed}: {code}: {message}" if message else f"{failed}: {code or status}"
     about = _about(code, message)
     if about is MissingError and operation == "CreateTrainingJob":
-        about = None  # it is about what the request names
+        about = InvalidRequestError  # it is something that the request names
     of_none = about is MissingError and operation in _OF_NONE
     if about is not None and metadata.get("RequestId") and not of_none:
         return about(text)
