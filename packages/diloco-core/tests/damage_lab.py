@@ -1,9 +1,10 @@
 """What the tests of damaged objects share."""
 
+from simulated import SimulatedStore
+
 from diloco_core import CorruptedObjectError
 from diloco_core._run._records._keys import MANIFEST
 from diloco_core._run._records._records import digest
-from diloco_core.testing import SimulatedStore
 
 
 def flip(data, bit):

@@ -1,6 +1,6 @@
 """Faults at random for simulated runs of three replicas, and what they must bring to light."""
 
-from diloco_core.testing import Fault
+from simulated import Fault
 
 _CLUMSY = ("AttributeError", "NameError", "TypeError", "ValueError", "ZeroDivisionError")
 HARMFUL = ("kill before", "kill after", "delay", "zombie", "jump", "lose answer")

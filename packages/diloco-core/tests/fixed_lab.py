@@ -2,12 +2,20 @@
 
 import random
 
-from simulated import SimulatedTraining, broken_promises, read_log, violations
+from simulated import (
+    Fault,
+    Schedule,
+    SimulatedStore,
+    SimulatedTraining,
+    broken_promises,
+    read_log,
+    simulate,
+    violations,
+)
 
 from diloco_core import ReplicaLostError
 from diloco_core._run._records._records import Rollback
 from diloco_core._run._settings import Fixed
-from diloco_core.testing import Fault, Schedule, SimulatedStore, simulate
 
 LOST_AFTER = 90.0
 #: A hung process is taken for dead and goes on all the same: what was started in its place may come after its end.

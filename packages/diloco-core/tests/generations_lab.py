@@ -2,10 +2,10 @@
 
 from dataclasses import dataclass, field
 
+from simulated import SimulatedStore
 from strict_lab import Run
 
 from diloco_core._run._generations._names import FOLDER, begun
-from diloco_core.testing import SimulatedStore
 
 #: What may be written again with other bytes, by the same process.
 _CHANGING = ("beats/", "beginning.json", "inner/")

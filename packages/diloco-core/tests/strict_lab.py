@@ -7,6 +7,8 @@ from functools import partial
 import keys_lab
 import pytest
 import torch
+from simulated import Connection, Fault, Killed, Scheduler, SimulatedStore
+from simulated._simulation import _repeat
 from training_lab import fill, push, values
 
 from diloco_core import (
@@ -15,10 +17,6 @@ from diloco_core import (
     StoreExchange,
     Timing,
 )
-from diloco_core.testing import Fault, Killed, SimulatedStore
-from diloco_core.testing._connection import Connection
-from diloco_core.testing._scheduler import Scheduler
-from diloco_core.testing._simulation import _repeat
 
 LOST_AFTER = 100.0
 

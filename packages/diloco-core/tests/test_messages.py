@@ -1,7 +1,7 @@
 """Messages that say a thing once, in whole sentences, and what to do next."""
 
 import pytest
-from simulated import SimulatedTraining
+from simulated import Schedule, SimulatedTraining, simulate
 from torch import nn, optim
 
 from diloco_core import (
@@ -16,7 +16,6 @@ from diloco_core._loop._saved import STATE_VERSION
 from diloco_core._run._records._keys import MANIFEST
 from diloco_core._run._states._rollback import named_syncs
 from diloco_core._store._reread import copy_key
-from diloco_core.testing import Schedule, simulate
 
 
 def test_an_error_that_says_nothing_leaves_no_colon_behind():

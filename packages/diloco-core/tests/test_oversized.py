@@ -2,13 +2,12 @@
 
 import keys_lab
 import pytest
-from simulated import SimulatedTraining
+from simulated import Schedule, SimulatedStore, SimulatedTraining, simulate
 from strict_lab import Run
 
 from diloco_core import Elastic
 from diloco_core._run._records._keys import claim_key, commit_key
 from diloco_core._store._api import RECORD_BYTES
-from diloco_core.testing import Schedule, SimulatedStore, simulate
 
 LARGE = bytes(RECORD_BYTES + 1)
 SYNCS = 3

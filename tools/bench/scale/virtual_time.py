@@ -3,9 +3,14 @@
 from __future__ import annotations
 
 import heapq
+import sys
 import threading
+from pathlib import Path
 
-from diloco_core.testing._scheduler import Killed, Scheduler
+# Virtual time is that of the simulated runs, which are with the tests of diloco-core and not in its wheel.
+sys.path.append(str(Path(__file__).parents[3] / "packages/diloco-core/tests"))
+
+from simulated import Killed, Scheduler
 
 
 class StuckError(Exception):

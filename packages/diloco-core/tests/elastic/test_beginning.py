@@ -5,7 +5,7 @@ from itertools import pairwise
 
 import pytest
 import torch
-from simulated import SimulatedTraining, violations
+from simulated import Schedule, SimulatedStore, SimulatedTraining, simulate, violations
 from training_lab import PATIENCE
 
 from diloco_core import (
@@ -24,7 +24,6 @@ from diloco_core._run._start import beginning, wait_for_manifest
 from diloco_core._store._open import open_store
 from diloco_core._store._patient import Patient
 from diloco_core._timing import repeat_in_thread
-from diloco_core.testing import Schedule, SimulatedStore, simulate
 
 
 def uploads(store, folder="initial"):

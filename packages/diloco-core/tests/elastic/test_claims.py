@@ -4,7 +4,16 @@ from dataclasses import replace
 
 import pytest
 from damage_lab import run_of
-from simulated import SimulatedTraining, violations
+from simulated import (
+    Connection,
+    Fault,
+    Schedule,
+    Scheduler,
+    SimulatedStore,
+    SimulatedTraining,
+    simulate,
+    violations,
+)
 
 from diloco_core import Elastic, FencedError, Timing
 from diloco_core._arithmetic._rate import Rate
@@ -20,9 +29,6 @@ from diloco_core._run._records._keys import (
 )
 from diloco_core._store._patient import Patient
 from diloco_core._wire._sealed import seal
-from diloco_core.testing import Fault, Schedule, SimulatedStore, simulate
-from diloco_core.testing._connection import Connection
-from diloco_core.testing._scheduler import Scheduler
 
 
 def _next(store, rank=0):

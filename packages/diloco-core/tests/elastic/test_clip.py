@@ -2,11 +2,10 @@
 
 import pytest
 from damage_lab import Rotten, flip
-from simulated import SimulatedTraining, violations
+from simulated import Fault, Schedule, SimulatedTraining, simulate, violations
 
 from diloco_core import CorruptedObjectError, Elastic, Seconds
 from diloco_core._wire._safetensors import header_size
-from diloco_core.testing import Fault, Schedule, simulate
 
 
 @pytest.mark.parametrize("kind", ["kill after", "zombie", "rot", "delay"])

@@ -8,13 +8,20 @@ import random
 from dataclasses import replace
 
 import pytest
-from simulated import SimulatedTraining, violations
+from simulated import (
+    DAMAGES,
+    Fault,
+    Schedule,
+    SimulatedStore,
+    SimulatedTraining,
+    simulate,
+    violations,
+)
 
 from diloco_core import CoreError, CorruptedObjectError, Elastic, RunExistsError
 from diloco_core._run._records._keys import MANIFEST
 from diloco_core._run._records._rules import made_of
 from diloco_core._run._repair import rewrite_shard
-from diloco_core.testing import DAMAGES, Fault, Schedule, SimulatedStore, simulate
 
 _SYNCS = 4
 

@@ -2,10 +2,9 @@
 
 import pytest
 import torch
-from simulated import SimulatedTraining, violations
+from simulated import Schedule, SimulatedTraining, simulate, violations
 
 from diloco_core import DiLoCo, Elastic
-from diloco_core.testing import Schedule, simulate
 
 
 def run(schedule, elastic, **training):

@@ -7,7 +7,15 @@ import pytest
 import torch
 from damage_lab import flip, late_bit
 from rollback_lab import rollbacks_in
-from simulated import SimulatedTraining, broken_promises, violations
+from simulated import (
+    Fault,
+    Schedule,
+    SimulatedStore,
+    SimulatedTraining,
+    broken_promises,
+    simulate,
+    violations,
+)
 
 from diloco_core import CorruptedObjectError, Elastic
 from diloco_core._run._records._keys import done_key, shard_key
@@ -15,7 +23,6 @@ from diloco_core._run._records._records import Done
 from diloco_core._run._records._rules import made_of
 from diloco_core._run._states import _load
 from diloco_core._wire._coded import CodedShard, EncodedUpdate
-from diloco_core.testing import Fault, Schedule, SimulatedStore, simulate
 
 _SETTINGS = Elastic(2, grace=8.0, topology="sharded")
 

@@ -3,12 +3,11 @@
 import logging
 
 import pytest
-from simulated import SimulatedTraining, violations
+from simulated import Fault, Schedule, SimulatedTraining, simulate, violations
 
 from diloco_core import Elastic
 from diloco_core._loop import _notices
 from diloco_core._outer._residual import Residual
-from diloco_core.testing import Fault, Schedule, simulate
 
 
 def run(schedule, elastic, **training):

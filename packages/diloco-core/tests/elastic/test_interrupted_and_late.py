@@ -3,7 +3,7 @@
 import pytest
 import torch
 from safetensors.torch import load
-from simulated import SimulatedTraining, violations
+from simulated import Fault, Schedule, SimulatedStore, SimulatedTraining, simulate, violations
 
 from diloco_core import Elastic, StoreUnavailableError
 from diloco_core._run._records._keys import (
@@ -17,7 +17,6 @@ from diloco_core._run._records._keys import (
 from diloco_core._run._records._manifest import Manifest
 from diloco_core._run._records._records import Commit
 from diloco_core._run._states import _publish as _elastic_publish
-from diloco_core.testing import Fault, Schedule, SimulatedStore, simulate
 
 
 class Watched(SimulatedStore):

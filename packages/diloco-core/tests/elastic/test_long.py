@@ -3,10 +3,16 @@
 import itertools
 
 import pytest
-from simulated import SimulatedTraining, broken_promises, violations
+from simulated import (
+    Schedule,
+    SimulatedStore,
+    SimulatedTraining,
+    broken_promises,
+    simulate,
+    violations,
+)
 
 from diloco_core import Elastic
-from diloco_core.testing import Schedule, SimulatedStore, simulate
 
 
 class Measured(SimulatedTraining):

@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import pytest
 from damage_lab import run_of
-from simulated import SimulatedTraining, violations
+from simulated import Schedule, SimulatedStore, SimulatedTraining, simulate, violations
 
 from diloco_core import CorruptedObjectError, Elastic, FencedError
 from diloco_core._run._records._keys import commit_key, commit_sync
@@ -12,7 +12,6 @@ from diloco_core._run._records._records import Rollback, read_record
 from diloco_core._run._round._reload import ReloadError
 from diloco_core._run._states import _rollback as _elastic_rollback
 from diloco_core._run._sync import _catchup as _elastic_catchup
-from diloco_core.testing import Schedule, SimulatedStore, simulate
 
 _SETTINGS = Elastic(1, grace=5.0, topology="gather", publish_every=3, retention=4)
 _SHARDED = replace(_SETTINGS, topology="sharded", publish_every=None)

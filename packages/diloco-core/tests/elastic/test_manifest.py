@@ -4,7 +4,7 @@ import itertools
 import logging
 
 import pytest
-from simulated import SimulatedTraining, violations
+from simulated import Schedule, SimulatedStore, SimulatedTraining, simulate, violations
 
 from diloco_core import CorruptedObjectError, Elastic, FormatError, RunExistsError, Timing
 from diloco_core._run._records._keys import MANIFEST, commit_key
@@ -12,7 +12,6 @@ from diloco_core._run._records._manifest import Manifest
 from diloco_core._run._start import _read_or_restore
 from diloco_core._store._api import RECORD_BYTES
 from diloco_core._wire._sealed import seal
-from diloco_core.testing import Schedule, SimulatedStore, simulate
 
 
 class _Meddled(SimulatedStore):

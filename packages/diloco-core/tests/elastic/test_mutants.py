@@ -6,7 +6,14 @@ from functools import partial
 import pytest
 from faults_lab import assert_caught, harmful
 from fixed_lab import LATE, LOST_AFTER
-from simulated import SimulatedTraining, broken_promises, violations
+from simulated import (
+    Schedule,
+    SimulatedStore,
+    SimulatedTraining,
+    broken_promises,
+    simulate,
+    violations,
+)
 
 from diloco_core import Elastic
 from diloco_core._run import _exchange as _exchange_elastic
@@ -24,7 +31,6 @@ from diloco_core._run._sync import _catchup as _elastic_catchup
 from diloco_core._run._sync._adopt import Adoption
 from diloco_core._run._sync._sync import StoreSync
 from diloco_core._store._patient import Patient
-from diloco_core.testing import Schedule, SimulatedStore, simulate
 
 
 def _wrong(number, topology="sharded", fixed=False):

@@ -6,7 +6,7 @@ from functools import partial
 
 import pytest
 from faults_lab import assert_caught
-from simulated import SimulatedTraining, violations
+from simulated import Fault, Schedule, SimulatedStore, SimulatedTraining, simulate, violations
 
 from diloco_core import CoreError, Elastic
 from diloco_core._arithmetic._sharded import adopt_shard
@@ -15,7 +15,6 @@ from diloco_core._run._settings import Fixed
 from diloco_core._store import _reread
 from diloco_core._wire import _published
 from diloco_core._wire._fields import Fields
-from diloco_core.testing import Fault, Schedule, SimulatedStore, simulate
 
 POLICIES = {
     "elastic": Elastic(2, grace=8.0, topology="sharded", retention=1),

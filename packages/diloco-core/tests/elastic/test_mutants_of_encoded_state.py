@@ -6,7 +6,15 @@ from functools import partial
 import pytest
 from faults_lab import HARMFUL, assert_caught
 from fixed_lab import LATE, LOST_AFTER
-from simulated import SimulatedTraining, broken_promises, violations
+from simulated import (
+    Fault,
+    Schedule,
+    SimulatedStore,
+    SimulatedTraining,
+    broken_promises,
+    simulate,
+    violations,
+)
 
 from diloco_core import Elastic
 from diloco_core._arithmetic._coded import encode_update
@@ -18,7 +26,6 @@ from diloco_core._run._states import _publish as _elastic_publish
 from diloco_core._run._sync import _compute, _result
 from diloco_core._wire._coded import CodedShard
 from diloco_core._wire._published import end_sums
-from diloco_core.testing import Fault, Schedule, SimulatedStore, simulate
 
 POLICIES = {
     "elastic": Elastic(2, grace=6.0, topology="sharded", retention=1),

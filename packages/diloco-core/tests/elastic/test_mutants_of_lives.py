@@ -3,7 +3,15 @@
 from dataclasses import replace
 
 import pytest
-from simulated import SimulatedTraining, read_log, violations
+from simulated import (
+    Fault,
+    Schedule,
+    SimulatedStore,
+    SimulatedTraining,
+    read_log,
+    simulate,
+    violations,
+)
 
 from diloco_core import Elastic, StoreExchange
 from diloco_core._run import _exchange as _exchange_elastic
@@ -11,7 +19,6 @@ from diloco_core._run._records._keys import done_key, inner_key, shard_key
 from diloco_core._run._records._records import Rollback
 from diloco_core._run._settings import Fixed
 from diloco_core._run._sync import _catchup as _elastic_catchup
-from diloco_core.testing import Fault, Schedule, SimulatedStore, simulate
 
 GOING_BACK = {  # with the syncs before, and the inner step in which rank 0 sleeps for so long
     "elastic": (Elastic(1, grace=5.0, topology="sharded"), 1, {(0, 9): 90.0}),

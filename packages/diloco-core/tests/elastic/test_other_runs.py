@@ -5,13 +5,12 @@ from types import SimpleNamespace
 
 import pytest
 from damage_lab import run_of
-from simulated import SimulatedTraining, violations
+from simulated import Schedule, SimulatedStore, SimulatedTraining, simulate, violations
 
 from diloco_core import CorruptedObjectError, Elastic, RunExistsError
 from diloco_core._run._records._keys import commit_sync, done_key, schema, shard_key
 from diloco_core._run._records._records import Commit, of_run, read_record
 from diloco_core._run._states._kept import bring_back, mend_from_copies
-from diloco_core.testing import Schedule, SimulatedStore, simulate
 
 _EMPTIED, _LATE = (
     30.0,

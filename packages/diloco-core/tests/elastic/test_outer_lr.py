@@ -4,7 +4,15 @@ import random
 
 import pytest
 from faults_lab import harmful
-from simulated import SimulatedTraining, broken_promises, read_log, violations
+from simulated import (
+    Schedule,
+    SimulatedStore,
+    SimulatedTraining,
+    broken_promises,
+    read_log,
+    simulate,
+    violations,
+)
 
 from diloco_core import Elastic
 from diloco_core._arithmetic._rate import NO_RATE
@@ -12,7 +20,6 @@ from diloco_core._loop._outer_lr import OuterLr
 from diloco_core._outer._fragment import Fragment
 from diloco_core._run._life._standing import Standing
 from diloco_core._run._sync._sync import StoreSync
-from diloco_core.testing import Schedule, SimulatedStore, simulate
 
 
 def of_its_own(rank, life, sync):

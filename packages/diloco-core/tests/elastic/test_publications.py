@@ -6,11 +6,10 @@ from types import SimpleNamespace
 
 import pytest
 from damage_lab import Rotten
-from simulated import SimulatedTraining, violations
+from simulated import Schedule, SimulatedTraining, simulate, violations
 
 from diloco_core import CorruptedObjectError, Elastic
 from diloco_core._run._states import _publish
-from diloco_core.testing import Schedule, simulate
 
 HARMS = {
     "cut": lambda data: data[:-5],

@@ -4,7 +4,7 @@ import shutil
 
 import pytest
 import torch
-from simulated import SimulatedTraining, violations
+from simulated import Fault, Schedule, SimulatedStore, SimulatedTraining, simulate, violations
 
 from diloco_core import (
     ConfigurationError,
@@ -24,7 +24,6 @@ from diloco_core._run._sync._adopt import Adoption
 from diloco_core._run._sync._compute import Computation
 from diloco_core._store._drivers._fsspec import FsspecDriver
 from diloco_core._store._drivers._remote import RemoteStore
-from diloco_core.testing import Fault, Schedule, SimulatedStore, simulate
 
 
 def _until(syncs, exchange, step=lambda: None, **options):

@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 import torch
 from members_lab import members_in
-from simulated import SimulatedTraining, violations
+from simulated import Schedule, SimulatedStore, SimulatedTraining, simulate, violations
 
 from diloco_core import (
     ConfigurationError,
@@ -20,7 +20,6 @@ from diloco_core import (
 from diloco_core._run._records._keys import MANIFEST, commit_key
 from diloco_core._run._records._records import Commit
 from diloco_core._wire._sealed import seal
-from diloco_core.testing import Schedule, SimulatedStore, simulate
 
 
 class TestRefusals:

@@ -5,7 +5,15 @@ from itertools import pairwise
 import pytest
 import torch
 from members_lab import members_in
-from simulated import SimulatedTraining, violations
+from simulated import (
+    Fault,
+    Killed,
+    Schedule,
+    SimulatedStore,
+    SimulatedTraining,
+    simulate,
+    violations,
+)
 
 from diloco_core import (
     Elastic,
@@ -15,7 +23,6 @@ from diloco_core import (
 )
 from diloco_core._run._records._keys import commit_key
 from diloco_core._run._records._records import Commit
-from diloco_core.testing import Fault, Killed, Schedule, SimulatedStore, simulate
 
 
 class TestMembership:

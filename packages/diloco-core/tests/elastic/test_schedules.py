@@ -3,10 +3,18 @@
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from simulated import SimulatedTraining, broken_promises, violations
+from simulated import (
+    KINDS,
+    Fault,
+    Schedule,
+    SimulatedStore,
+    SimulatedTraining,
+    broken_promises,
+    simulate,
+    violations,
+)
 
 from diloco_core import Elastic, Seconds
-from diloco_core.testing import KINDS, Fault, Schedule, SimulatedStore, simulate
 
 _PATIENCE = 500.0  # seconds, less than ``sync_timeout``: a delay may fall on several requests
 _QUIET = [HealthCheck.too_slow, HealthCheck.data_too_large]

@@ -8,7 +8,7 @@ from itertools import pairwise
 import pytest
 import torch
 from members_lab import members_in
-from simulated import SimulatedTraining, read_log, violations
+from simulated import Schedule, SimulatedStore, SimulatedTraining, read_log, simulate, violations
 
 from diloco_core import DiLoCo, Elastic, MismatchError, Seconds, Timing, connect
 from diloco_core._loop._outer_steps import OuterSteps
@@ -19,7 +19,6 @@ from diloco_core._run._sync._sync import StoreSync
 from diloco_core._terms import _making
 from diloco_core._terms._weighting import Weighting
 from diloco_core._terms._windows import Windows
-from diloco_core.testing import Schedule, SimulatedStore, simulate
 
 
 def run(paces, elastic, window=60, *, starts=(), latency=0.02, **training):

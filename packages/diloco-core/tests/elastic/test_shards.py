@@ -4,13 +4,12 @@ import random
 
 import pytest
 import torch
-from simulated import SimulatedTraining, violations
+from simulated import KINDS, Fault, Schedule, SimulatedTraining, simulate, violations
 
 from diloco_core import DiLoCo, Elastic, MismatchError, connect
 from diloco_core._arithmetic import _shard_sizes
 from diloco_core._run._records._keys import MANIFEST
 from diloco_core._run._records._manifest import Manifest
-from diloco_core.testing import KINDS, Fault, Schedule, simulate
 
 
 @pytest.mark.parametrize(

@@ -4,12 +4,11 @@ import random
 
 import pytest
 from faults_lab import harmful
-from simulated import SimulatedTraining, violations
+from simulated import Schedule, SimulatedTraining, simulate, violations
 
 from diloco_core import Elastic
 from diloco_core._arithmetic import _reduction
 from diloco_core._outer._fragment import Fragment
-from diloco_core.testing import Schedule, simulate
 
 OPTIONS = {
     "plain": {"sizes": (300, 40)},

@@ -5,7 +5,7 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from simulated import SimulatedTraining, violations
+from simulated import Schedule, SimulatedStore, SimulatedTraining, simulate, violations
 
 from diloco_core import (
     CorruptedObjectError,
@@ -28,7 +28,7 @@ from diloco_core._run._records._keys import (
 from diloco_core._run._records._rules import collectable
 from diloco_core._run._states._kept import bring_back, forget_kept
 from diloco_core._store._open import open_store
-from diloco_core.testing import Schedule, SimulatedStore, run_replicas, simulate
+from diloco_core.testing import run_replicas
 
 _STRAYS = {
     "claims": [

@@ -1,10 +1,9 @@
 """Elastic runs with a trimmed mean: what is lost, late or made again is trimmed in the same way."""
 
 import pytest
-from simulated import SimulatedTraining, violations
+from simulated import Fault, Schedule, SimulatedTraining, simulate, violations
 
 from diloco_core import Elastic
-from diloco_core.testing import Fault, Schedule, simulate
 
 
 @pytest.mark.parametrize("kind", ["kill after", "zombie", "rot", "delay"])

@@ -4,10 +4,9 @@ import logging
 
 import pytest
 from damage_lab import Rotten
-from simulated import SimulatedTraining, violations
+from simulated import Fault, Schedule, SimulatedTraining, simulate, violations
 
 from diloco_core import CorruptedObjectError, Elastic
-from diloco_core.testing import Fault, Schedule, simulate
 
 
 def flip(part):

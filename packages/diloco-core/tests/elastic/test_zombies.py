@@ -1,11 +1,18 @@
 """A life that sleeps, is replaced and wakes up changes nothing that is not its own, wherever it falls asleep."""
 
 import pytest
-from simulated import SimulatedTraining, broken_promises, violations
+from simulated import (
+    Fault,
+    Schedule,
+    SimulatedStore,
+    SimulatedTraining,
+    broken_promises,
+    simulate,
+    violations,
+)
 
 from diloco_core import Elastic, FencedError
 from diloco_core._run._records._keys import inner_key, parse_inner
-from diloco_core.testing import Fault, Schedule, SimulatedStore, simulate
 
 
 class Guarded(SimulatedStore):

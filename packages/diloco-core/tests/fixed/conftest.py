@@ -3,11 +3,11 @@
 import pytest
 import torch
 from generations_lab import Overwriting
+from simulated import SimulatedStore
 from training_lab import Clock
 
 from diloco_core import StoreExchange, Timing
 from diloco_core._store._drivers._folder import FolderStore
-from diloco_core.testing import SimulatedStore
 
 
 class OverwritingFolder(FolderStore):

@@ -3,6 +3,7 @@
 import pytest
 import torch
 from keys_lab import MANIFEST
+from simulated import Fault
 from strict_lab import Run, in_folder
 from training_lab import fill, identical
 
@@ -14,7 +15,6 @@ from diloco_core import (
     RunExistsError,
     export,
 )
-from diloco_core.testing import Fault
 
 EMPTIED, BEGUN, WOKEN = 2500.0, 2600.0, 2601.0
 

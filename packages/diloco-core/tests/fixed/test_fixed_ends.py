@@ -4,7 +4,7 @@ import logging
 import math
 
 import pytest
-from simulated import SimulatedTraining, read_log, violations
+from simulated import Fault, Killed, Schedule, SimulatedTraining, read_log, simulate, violations
 
 from diloco_core import FencedError, ReplicaLostError, RunExistsError
 from diloco_core._run import _exchange
@@ -13,8 +13,6 @@ from diloco_core._run._records._keys import claim_key, commit_key
 from diloco_core._run._records._records import Rollback
 from diloco_core._run._settings import Fixed
 from diloco_core._run._sync._adopt import Adoption
-from diloco_core.testing import Fault, Schedule, simulate
-from diloco_core.testing._scheduler import Killed
 
 LOST_AFTER = 90.0
 RANKS = 3

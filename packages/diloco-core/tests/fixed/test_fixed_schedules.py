@@ -4,10 +4,18 @@ import pytest
 from fixed_lab import random_ended_run, random_run, wrong
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from simulated import SimulatedTraining, broken_promises, violations
+from simulated import (
+    KINDS,
+    Fault,
+    Schedule,
+    SimulatedStore,
+    SimulatedTraining,
+    broken_promises,
+    simulate,
+    violations,
+)
 
 from diloco_core._run._settings import Fixed
-from diloco_core.testing import KINDS, Fault, Schedule, SimulatedStore, simulate
 
 _QUIET = [HealthCheck.too_slow, HealthCheck.data_too_large]
 LOST_AFTER = 90.0

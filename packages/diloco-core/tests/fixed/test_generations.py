@@ -4,6 +4,7 @@ import pytest
 from damage_lab import flip
 from generations_lab import Generations
 from safetensors.torch import load_file
+from simulated import Killed
 from training_lab import identical
 
 from diloco_core import (
@@ -16,7 +17,6 @@ from diloco_core import (
     RunExistsError,
     export,
 )
-from diloco_core.testing import Killed
 
 
 def whole(ranks=2, **options):

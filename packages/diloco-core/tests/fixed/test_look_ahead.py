@@ -3,7 +3,7 @@
 from dataclasses import replace
 
 import pytest
-from simulated import SimulatedTraining, violations
+from simulated import Killed, Schedule, SimulatedTraining, simulate, violations
 
 from diloco_core import DivergedError, FencedError, ReplicaLostError
 from diloco_core._run._claims import claim_key
@@ -12,8 +12,6 @@ from diloco_core._run._records._records import GivenUp, Rollback
 from diloco_core._run._settings import Fixed
 from diloco_core._run._sync import _catchup
 from diloco_core._run._sync._adopt import Adoption
-from diloco_core.testing import Schedule, simulate
-from diloco_core.testing._scheduler import Killed
 
 SYNC = 3
 

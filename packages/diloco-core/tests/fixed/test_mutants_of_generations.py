@@ -5,13 +5,13 @@ import random
 import pytest
 from damage_lab import flip
 from generations_lab import Generations
+from simulated import Fault
 from training_lab import identical
 
 from diloco_core._run._generations import _carrying, _entering
 from diloco_core._run._generations._gathering import Gathering
 from diloco_core._run._generations._names import folder
 from diloco_core._run._sync import _sync
-from diloco_core.testing import Fault
 
 
 def _wrong(run, results, whole):

@@ -9,13 +9,13 @@ import torch
 from damage_lab import flip
 from generations_lab import Generations
 from keys_lab import MANIFEST, copy_key
+from simulated import SimulatedStore
 from strict_lab import Run, refused
 from training_lab import identical
 
 from diloco_core import CorruptedObjectError, RendezvousTimeoutError
 from diloco_core._run._records._keys import commit_key
 from diloco_core._run._records._records import Rollback, digest, read_record
-from diloco_core.testing import SimulatedStore
 
 MEETING = keys_lab.meeting_key(1)
 

@@ -9,6 +9,7 @@ import pytest
 import torch
 from generations_lab import Generations
 from inner_lab import Loader
+from simulated import Fault, Killed
 from strict_lab import LOST_AFTER, Run, refused
 from training_lab import fill, identical
 
@@ -25,7 +26,6 @@ from diloco_core import (
     connect,
     in_process,
 )
-from diloco_core.testing import Fault, Killed
 
 SELDOM = {"beat_interval": 600.0, "lost_after": 1200.0}
 PATIENT = {rank: {"join_timeout": 10_000.0} for rank in range(2)}

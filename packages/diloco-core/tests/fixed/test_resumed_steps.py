@@ -6,11 +6,11 @@ import pytest
 import torch
 from damage_lab import flip
 from keys_lab import kept, keys_of, newest, of
+from simulated import SimulatedStore
 from strict_lab import Run
 from training_lab import identical, push, values
 
 from diloco_core import DiLoCo
-from diloco_core.testing import SimulatedStore
 
 
 @dataclass

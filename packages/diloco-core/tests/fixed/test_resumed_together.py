@@ -3,11 +3,11 @@
 import keys_lab
 import pytest
 from generations_lab import Generations
+from simulated import Killed
 from strict_lab import Run
 from training_lab import identical
 
 from diloco_core import FencedError, RendezvousTimeoutError, RunExistsError
-from diloco_core.testing import Killed
 
 
 @pytest.fixture

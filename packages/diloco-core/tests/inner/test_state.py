@@ -10,6 +10,7 @@ import torch
 from damage_lab import run_of
 from inner_lab import Loader
 from safetensors import safe_open
+from simulated import Schedule, SimulatedStore, simulate
 
 from diloco_core import (
     CorruptedObjectError,
@@ -24,7 +25,6 @@ from diloco_core._inner._state import InnerState
 from diloco_core._run._records._keys import claim_key, inner_key
 from diloco_core._run._sync._sync import StoreSync
 from diloco_core._store._open import open_store
-from diloco_core.testing import Schedule, SimulatedStore, simulate
 
 
 def _train(uri, rank, syncs, loader, world_size=1, every=10, stop=None, reports=None, **settings):

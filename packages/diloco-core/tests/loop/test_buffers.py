@@ -5,6 +5,7 @@ import random
 import pytest
 import torch
 from buffers_lab import KINDS, exchanges, same_bytes, with_buffers
+from simulated import Fault, Schedule, simulate
 from torch import nn
 
 from diloco_core import (
@@ -18,7 +19,6 @@ from diloco_core._model._partition import Buffers, split
 from diloco_core._outer._fragment import Fragment
 from diloco_core._outer._optimizer import OuterOptimizer
 from diloco_core._wire._delta import DeltaFormat
-from diloco_core.testing import Fault, Schedule, simulate
 
 REPLICAS = 3
 

@@ -13,7 +13,7 @@ from generations_lab import Generations
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from rates_lab import loop
-from simulated import SimulatedTraining, read_log
+from simulated import Schedule, SimulatedStore, SimulatedTraining, read_log, simulate
 from strict_lab import Run
 from torch import nn
 from training_lab import identical
@@ -29,7 +29,6 @@ from diloco_core._arithmetic._rate import Rate
 from diloco_core._exchange._resumable import Position
 from diloco_core._loop._counters import Counters
 from diloco_core._run._records._keys import Delta
-from diloco_core.testing import Schedule, SimulatedStore, simulate
 
 KINDS = ("threads", "store", "sharded", "gather")
 

@@ -13,9 +13,7 @@ from diloco_core import (
     SyncError,
     in_process,
 )
-from diloco_core.testing import (
-    run_replicas,
-)
+from diloco_core.testing import run_replicas
 
 KINDS = ("threads", "store", "sharded", "gather")
 

@@ -3,11 +3,11 @@
 import pytest
 import torch
 from safetensors.torch import load_file
+from simulated import Schedule, simulate
 from torch import nn
 
 from diloco_core import DiLoCo, Elastic, ModelChangedError, StoreExchange, export, in_process
 from diloco_core._store._open import open_store
-from diloco_core.testing import Schedule, simulate
 
 
 class Net(nn.Module):

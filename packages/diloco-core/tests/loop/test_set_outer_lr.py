@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 import torch
 from rates_lab import loop
-from simulated import SimulatedTraining, read_log
+from simulated import Schedule, SimulatedStore, SimulatedTraining, read_log, simulate
 from torch import nn
 
 from diloco_core import (
@@ -15,7 +15,6 @@ from diloco_core import (
 )
 from diloco_core._arithmetic._rate import Proposal, Rate
 from diloco_core._loop._outer_lr import OuterLr
-from diloco_core.testing import Schedule, SimulatedStore, simulate
 
 
 class TestChanges:

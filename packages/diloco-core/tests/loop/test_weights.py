@@ -8,7 +8,7 @@ import torch
 from delay_lab import exchanges
 from hypothesis import given
 from hypothesis import strategies as st
-from simulated import SimulatedTraining, violations
+from simulated import Schedule, SimulatedTraining, simulate, violations
 from training_lab import run
 
 from diloco_core import (
@@ -24,7 +24,7 @@ from diloco_core import (
 )
 from diloco_core._codecs._named import find_codec
 from diloco_core._store._open import open_store
-from diloco_core.testing import Schedule, run_replicas, simulate
+from diloco_core.testing import run_replicas
 
 KINDS = ["threads", "store", "sharded", "gather"]
 SIZE = 37

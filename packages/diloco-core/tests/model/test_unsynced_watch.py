@@ -7,14 +7,13 @@ import pytest
 import torch
 from damage_lab import flip
 from safetensors.torch import load_file
+from simulated import Connection, Schedule, SimulatedStore, simulate
 from torch import nn
 
 from diloco_core import CorruptedObjectError, DiLoCo, Elastic, export
 from diloco_core._model import _unsynced
 from diloco_core._run._exchange import StoreExchange
 from diloco_core._store._open import open_store
-from diloco_core.testing import Schedule, SimulatedStore, simulate
-from diloco_core.testing._connection import Connection
 
 _SETTINGS = Elastic(2, grace=5.0, topology="sharded")
 _AGAIN = "It is written again with the same content. Something outside the run deletes or changes its objects."

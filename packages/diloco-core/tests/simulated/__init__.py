@@ -1,7 +1,29 @@
-"""A training for simulated runs, whose results follow from the log alone; and what such a run has done wrong."""
+"""Whole runs in virtual time, over a store that fails on purpose.
+
+Their training has results that follow from the log alone, so that the checks say what such a run has done wrong.
+"""
 
 from ._checks import broken_promises, read_log, violations
+from ._connection import Connection
 from ._recomputed import sent_of
+from ._scheduler import DAMAGES, KINDS, Fault, Killed, Scheduler
+from ._simulation import Schedule, simulate
+from ._store import SimulatedStore
 from ._training import SimulatedTraining
 
-__all__ = ["SimulatedTraining", "broken_promises", "read_log", "sent_of", "violations"]
+__all__ = [
+    "DAMAGES",
+    "KINDS",
+    "Connection",
+    "Fault",
+    "Killed",
+    "Schedule",
+    "Scheduler",
+    "SimulatedStore",
+    "SimulatedTraining",
+    "broken_promises",
+    "read_log",
+    "sent_of",
+    "simulate",
+    "violations",
+]

@@ -15,10 +15,10 @@ from diloco_core._run._records._manifest import Manifest
 from diloco_core._run._records._records import Commit, Rollback, digest, read_record
 from diloco_core._run._records._rules import done_states, made_of
 from diloco_core._seconds import Seconds
-from diloco_core.testing._simulation import Outcome
-from diloco_core.testing._store import SimulatedStore
 
 from ._recomputed import Recomputed, contributed, lost_parts, recompute, was_passed
+from ._simulation import Outcome
+from ._store import SimulatedStore
 from ._training import SimulatedTraining
 
 _TOLERANCE = 1e-4

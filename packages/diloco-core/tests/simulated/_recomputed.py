@@ -28,7 +28,8 @@ from diloco_core._run._states._kept import InMemory
 from diloco_core._wire._delta import DeltaFormat
 from diloco_core._wire._delta_reader import DeltaReader
 from diloco_core._wire._published import WITHOUT, shard_metadata
-from diloco_core.testing._store import SimulatedStore
+
+from ._store import SimulatedStore
 
 
 @dataclass(slots=True)

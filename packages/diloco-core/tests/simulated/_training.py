@@ -19,9 +19,9 @@ from diloco_core._outer._fragment import Fragment
 from diloco_core._run._records._keys import Delta
 from diloco_core._run._records._records import Commit, Rollback
 from diloco_core._seconds import Seconds
-from diloco_core.testing._simulation import Node
 
 from ._recomputed import held, is_near, sent_of
+from ._simulation import Node
 from ._timeline import PERIOD, Feedback, Mixing, Timeline
 
 _OUTER_LR = 0.7

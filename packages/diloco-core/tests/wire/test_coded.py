@@ -4,7 +4,7 @@ from types import SimpleNamespace
 
 import pytest
 from damage_lab import InMemory, flip
-from simulated import SimulatedTraining, violations
+from simulated import Schedule, SimulatedStore, SimulatedTraining, simulate, violations
 
 from diloco_core import CorruptedObjectError, Elastic
 from diloco_core._arithmetic._layout import CHUNK_BYTES
@@ -12,7 +12,6 @@ from diloco_core._arithmetic._sharded import Scratch
 from diloco_core._run._life._progress import published_shard
 from diloco_core._run._records._keys import MANIFEST, shard_key
 from diloco_core._run._records._manifest import Manifest
-from diloco_core.testing import Schedule, SimulatedStore, simulate
 
 CHANGE, WHOLE = 3, 4  # of every second sync, all values are published
 

@@ -1,20 +1,6 @@
-"""For tests and simulations: several replicas in one process, in real time or in virtual time with faults."""
+"""For tests: several replicas in one process, and what every codec has to do."""
 
 from ._codecs import CodecConformance
-from ._scheduler import DAMAGES, KINDS, Fault, Killed
-from ._simulation import Node, Outcome, Schedule, run_replicas, simulate
-from ._store import SimulatedStore
+from ._replicas import run_replicas
 
-__all__ = [
-    "DAMAGES",
-    "KINDS",
-    "CodecConformance",
-    "Fault",
-    "Killed",
-    "Node",
-    "Outcome",
-    "Schedule",
-    "SimulatedStore",
-    "run_replicas",
-    "simulate",
-]
+__all__ = ["CodecConformance", "run_replicas"]

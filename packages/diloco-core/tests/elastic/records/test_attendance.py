@@ -3,7 +3,7 @@
 import logging
 
 import pytest
-from simulated import SimulatedTraining, violations
+from simulated import Fault, Schedule, SimulatedTraining, simulate, violations
 
 from diloco_core import CorruptedObjectError, Elastic, SyncTimeoutError
 from diloco_core._run._records._attendance import Attendance
@@ -11,7 +11,6 @@ from diloco_core._run._records._farewell import farewell, read_farewell
 from diloco_core._run._records._keys import Delta, Hint
 from diloco_core._run._records._records import Commit
 from diloco_core._wire._sealed import seal
-from diloco_core.testing import Fault, Schedule, simulate
 
 
 def _delta(rank, sync, epoch=1):

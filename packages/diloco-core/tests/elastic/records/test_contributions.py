@@ -5,13 +5,12 @@ from dataclasses import replace
 import pytest
 import torch
 from damage_lab import InMemory
-from simulated import SimulatedTraining, violations
+from simulated import Schedule, SimulatedStore, SimulatedTraining, simulate, violations
 
 from diloco_core import CorruptedObjectError, Elastic
 from diloco_core._arithmetic._layout import CHUNK_BYTES
 from diloco_core._run._records._keys import Delta
 from diloco_core._wire._delta import DeltaFormat
-from diloco_core.testing import Schedule, SimulatedStore, simulate
 
 
 class Contribution:

@@ -3,7 +3,7 @@
 from dataclasses import replace
 
 import pytest
-from simulated import SimulatedTraining
+from simulated import Schedule, SimulatedTraining, simulate
 
 from diloco_core import Elastic
 from diloco_core._run._records._keys import Delta, Hint
@@ -22,7 +22,6 @@ from diloco_core._run._round._membership import (
     on_record,
     read_folder,
 )
-from diloco_core.testing import Schedule, simulate
 
 _BASE, _OTHER, _SCHEMA = "0" * 16, "1" * 16, "f" * 16
 _ROUND = Round(

@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from simulated import SimulatedTraining, violations
+from simulated import Schedule, SimulatedStore, SimulatedTraining, simulate, violations
 
 from diloco_core import CorruptedObjectError, Elastic
 from diloco_core._run._repair import check_shard, readable_done
@@ -10,7 +10,6 @@ from diloco_core._run._round._reload import ReloadError
 from diloco_core._run._sync._compute import Computation
 from diloco_core._run._sync._result import Result
 from diloco_core._wire._published import shard_metadata
-from diloco_core.testing import Schedule, SimulatedStore, simulate
 
 _KEY = "state/00000003/000.00000.safetensors"
 

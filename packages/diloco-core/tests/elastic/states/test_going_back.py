@@ -6,7 +6,7 @@ from types import SimpleNamespace
 
 import pytest
 from damage_lab import run_of
-from simulated import SimulatedTraining, violations
+from simulated import Schedule, SimulatedStore, SimulatedTraining, simulate, violations
 
 from diloco_core import CorruptedObjectError, Elastic
 from diloco_core._run._records._keys import commit_key, inner_key
@@ -14,7 +14,6 @@ from diloco_core._run._records._records import Rollback, read_record
 from diloco_core._run._states import _kept as _elastic_kept
 from diloco_core._run._states import _rollback as _elastic_rollback
 from diloco_core._store._api import RECORD_BYTES
-from diloco_core.testing import Schedule, SimulatedStore, simulate
 
 _LAST = 4  # the sync that is lost
 _ELASTIC = {"min_replicas": 1, "grace": 5.0, "topology": "sharded"}

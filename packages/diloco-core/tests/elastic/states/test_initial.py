@@ -5,11 +5,11 @@ import re
 
 import pytest
 import torch
+from simulated import Fault, Schedule, SimulatedStore, simulate
 
 from diloco_core import CorruptedObjectError, DiLoCo, Elastic, StoreExchange
 from diloco_core._run._states._load import load
 from diloco_core._store._open import open_store
-from diloco_core.testing import Fault, Schedule, SimulatedStore, simulate
 
 SETTINGS = {"grace": 10.0}
 

@@ -4,13 +4,22 @@ import copy
 
 import pytest
 from rollback_lab import rollbacks_in
-from simulated import SimulatedTraining, broken_promises, read_log, violations
+from simulated import (
+    Fault,
+    Killed,
+    Schedule,
+    SimulatedStore,
+    SimulatedTraining,
+    broken_promises,
+    read_log,
+    simulate,
+    violations,
+)
 
 from diloco_core import CorruptedObjectError, Elastic, FencedError
 from diloco_core._run._records._keys import commit_key, commit_sync, done_key, shard_key
 from diloco_core._run._records._records import digest, read_record
 from diloco_core._run._states._rollback import History, named_syncs
-from diloco_core.testing import Fault, Killed, Schedule, SimulatedStore, simulate
 
 _SIZES = (40, 30)
 

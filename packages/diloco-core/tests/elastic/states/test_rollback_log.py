@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 from damage_lab import run_of
 from rollback_lab import rollbacks_in
-from simulated import SimulatedTraining, violations
+from simulated import Schedule, SimulatedStore, SimulatedTraining, simulate, violations
 
 from diloco_core import CorruptedObjectError, Elastic, FencedError
 from diloco_core._arithmetic._contribution import Contribution
@@ -15,7 +15,6 @@ from diloco_core._run._repair import read_commit
 from diloco_core._run._round._reload import ReloadError, Why
 from diloco_core._run._sync._fork import look_back
 from diloco_core._run._sync._sync import StoreSync
-from diloco_core.testing import Schedule, SimulatedStore, simulate
 
 
 def _alone(act):

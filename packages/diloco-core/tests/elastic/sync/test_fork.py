@@ -3,12 +3,19 @@
 from dataclasses import replace
 
 import pytest
-from simulated import SimulatedTraining, read_log, violations
+from simulated import (
+    Killed,
+    Schedule,
+    SimulatedStore,
+    SimulatedTraining,
+    read_log,
+    simulate,
+    violations,
+)
 
 from diloco_core import CorruptedObjectError, Elastic
 from diloco_core._run._records._keys import commit_key, done_key
 from diloco_core._run._records._records import Commit
-from diloco_core.testing import Killed, Schedule, SimulatedStore, simulate
 
 LOST = 3
 

@@ -9,14 +9,20 @@ from collections import Counter
 
 import pytest
 from damage_lab import flip
-from simulated import SimulatedTraining, read_log, violations
+from simulated import (
+    Connection,
+    Schedule,
+    SimulatedStore,
+    SimulatedTraining,
+    read_log,
+    simulate,
+    violations,
+)
 
 from diloco_core import CorruptedObjectError, Elastic
 from diloco_core._run._sync import _catchup as _elastic_catchup
 from diloco_core._run._sync import _compute as _elastic_compute
 from diloco_core._wire._published import _names_and_scalars
-from diloco_core.testing import Schedule, SimulatedStore, simulate
-from diloco_core.testing._connection import Connection
 
 _SYNCS, _END = 4, 8
 _SIZES = (96, 80)

@@ -1,13 +1,12 @@
 """Gather: a replica that computes other values than most decides nothing, holds nobody up and learns nothing in vain."""
 
 import pytest
-from simulated import SimulatedTraining, violations
+from simulated import Fault, Schedule, SimulatedStore, SimulatedTraining, simulate, violations
 
 from diloco_core import DivergedError, Elastic
 from diloco_core._run._records._keys import Delta, commit_key, deltas
 from diloco_core._run._records._records import Commit
 from diloco_core._run._sync._compute import Computation
-from diloco_core.testing import Fault, Schedule, SimulatedStore, simulate
 
 
 @pytest.fixture

@@ -3,11 +3,10 @@
 import logging
 
 import pytest
-from simulated import SimulatedTraining, violations
+from simulated import Schedule, SimulatedTraining, simulate, violations
 
 from diloco_core import DivergedError, Elastic
 from diloco_core._run._sync._compute import Computation
-from diloco_core.testing import Schedule, simulate
 
 
 def _spoil(monkeypatch, when):

@@ -6,7 +6,7 @@ from collections import Counter, defaultdict
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from .._run._records._keys import highest_epochs, parse_inner, parse_residual
+from diloco_core._run._records._keys import highest_epochs, parse_inner, parse_residual
 
 
 @dataclass(slots=True)

@@ -8,7 +8,7 @@ import threading
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from .._checks import one_of
+from diloco_core._checks import one_of
 
 
 class Killed(BaseException):

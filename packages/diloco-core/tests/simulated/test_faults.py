@@ -5,7 +5,7 @@ import re
 import pytest
 
 from diloco_core import ConfigurationError
-from diloco_core.testing import DAMAGES, KINDS, Fault
+from simulated import DAMAGES, KINDS, Fault
 
 
 @pytest.mark.parametrize(

@@ -2,9 +2,9 @@
 
 import pytest
 import torch
-from simulated import sent_of
 
 from diloco_core._codecs._named import find_codec
+from simulated import sent_of
 
 CODEC = find_codec("topk64")  # of 300 values it sends 5
 SENT = (0.75, 0.75, -0.75, 0.5, -0.5)

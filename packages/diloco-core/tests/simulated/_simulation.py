@@ -4,18 +4,17 @@ from __future__ import annotations
 
 import math
 import random
-import threading
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any, TypeVar
+from typing import Any
 
-from .._arithmetic._layout import CHUNK_BYTES
-from .._exchange._base import Exchange
-from .._run._exchange import StoreExchange
-from .._run._settings import Fixed, Settings
-from .._timing import Timing
+from diloco_core._arithmetic._layout import CHUNK_BYTES
+from diloco_core._run._exchange import StoreExchange
+from diloco_core._run._settings import Fixed, Settings
+from diloco_core._timing import Timing
+
 from ._connection import Connection
 from ._scheduler import Fault, Killed, Scheduler
 from ._store import SimulatedStore
@@ -164,7 +163,7 @@ def simulate(
             )
             outcome.results[rank, life] = train(Node(rank, life, exchange, connection, chance))
             exchange.leave()
-        except BaseException as error:  # noqa: BLE001 - handed to the caller
+        except BaseException as error:
             outcome.results[rank, life] = error
             if running[rank] == 1 and rank not in done:
                 start(rank, scheduler.now + schedule.restart_after)
@@ -223,39 +222,3 @@ def _repeat(
 
     scheduler.start_at(scheduler.now, body)
     return stop
-
-
-T = TypeVar("T")
-
-
-def run_replicas(
-    train: Callable[[Exchange], T], exchanges: Sequence[Exchange], *, timeout: float = 600.0
-) -> list[T | BaseException]:
-    """Call ``train(exchange)`` in one thread per exchange; returns what each returned or raised, in their order.
-
-    Torch's global random generator is shared by all threads: give every replica a ``torch.Generator`` of its own.
-
-    Raises:
-        TimeoutError: A thread is still running after ``timeout`` seconds.
-    """
-    results: list[T | BaseException] = [RuntimeError("not run")] * len(exchanges)
-
-    def replica(number: int) -> None:
-        try:
-            results[number] = train(exchanges[number])
-            exchanges[number].leave()
-        except BaseException as error:  # noqa: BLE001 - handed to the caller
-            results[number] = error
-            exchanges[number].abort(error)
-
-    threads = [
-        threading.Thread(target=replica, args=(number,), daemon=True)
-        for number in range(len(exchanges))
-    ]
-    for thread in threads:
-        thread.start()
-    for number, thread in enumerate(threads):
-        thread.join(timeout)
-        if thread.is_alive():
-            raise TimeoutError(f"replica {number} is still running after {timeout:g} s")
-    return results
