@@ -19,12 +19,18 @@ from diloco_core._model._partition import NamedTensor
 from diloco_core._outer._fragment import Fragment
 from diloco_core._outer._optimizer import OuterOptimizer
 from diloco_core._terms._terms import Terms
+from diloco_core._wire import _delta
 from diloco_core._wire._delta import ChangedError, DeltaFormat
 from diloco_core._wire._safetensors import header_size
 
 ALL = 0b111
 SUMMED = 64
 RANKS = 3
+
+
+@pytest.fixture(autouse=True)
+def every_few_values_have_a_checksum(monkeypatch):
+    monkeypatch.setattr(_delta, "SUMMED_BYTES", SUMMED)
 
 
 class Name(NamedTuple):
@@ -59,18 +65,17 @@ def fragment(clip=True, codec="plain", shards=RANKS):
     return made
 
 
-def fixed(job, **options):
+def fixed(job):
     """Each rank leaves out its own shards, rank 0 alone sends the first group, and nothing is used before it is verified."""
     return DeltaFormat(
         job,
         omit=lambda rank: range(rank, job.layout.shards, RANKS),
         sends_first=lambda rank: rank == 0,
-        **{"summed_bytes": SUMMED, **options},
     )
 
 
-def elastic(job, **options):
-    return DeltaFormat(job, **{"summed_bytes": SUMMED, "verify_first": False, **options})
+def elastic(job):
+    return DeltaFormat(job, verify_first=False)
 
 
 FORMATS = {"fixed": fixed, "elastic": elastic}

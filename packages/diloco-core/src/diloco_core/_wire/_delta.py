@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import NamedTuple, Protocol
 
 import xxhash
@@ -82,14 +82,12 @@ class DeltaFormat:
         verify_first: Whether readers verify every chunk before it is used, and read it again if it does not match; or a shard
             when all of it was used. Over a network, the former takes one more request for a shard that is larger than what one
             request reads.
-        summed_bytes: Bytes of values that have a checksum of their own; ``SUMMED_BYTES`` if left out.
     """
 
     job: SyncJob
     omit: Callable[[int], Sequence[int]] = lambda _: ()
     sends_first: Callable[[int], bool] = lambda _: True
     verify_first: bool = True
-    summed_bytes: int = field(default_factory=lambda: SUMMED_BYTES)
 
     def __post_init__(self) -> None:
         self._layout = self.job.layout
@@ -129,7 +127,7 @@ class DeltaFormat:
         rank, plan = named.rank, self._plan(named.groups, named.rank)
         omitted = self.omit(rank)
         for shard in omitted:
-            check_contribution(self.job, shard, rank, self.summed_bytes, scratch)
+            check_contribution(self.job, shard, rank, SUMMED_BYTES, scratch)
         shards = [shard for shard in range(self._layout.shards) if shard not in omitted]
         yield self._header(plan, shards)
         if plan.norms is not None:
@@ -191,7 +189,7 @@ class DeltaFormat:
             shards = []
             for shard in range(layout.shards):
                 pieces = tuple(p for p in layout.shard(shard) if carries(groups, p.group))
-                sums = sum(layout.chunk_count(piece, self.summed_bytes) for piece in pieces)
+                sums = sum(layout.chunk_count(piece, SUMMED_BYTES) for piece in pieces)
                 shards.append(Section(f"shard.{shard}", pieces, 0, sums, self.job.terms.codec))
             plan = _Plan(groups, section, shards, [], 0)
             size = len(self._header(plan, range(layout.shards)))
@@ -223,7 +221,7 @@ class DeltaFormat:
         """The chunks of a shard as they are sent; on the way, the global copy is compared with what was published."""
         start, expected = (0, None) if published is None else published(shard)
         copy = xxhash.xxh3_64(seed=start)
-        for piece in self._layout.chunks(shard, self.summed_bytes):
+        for piece in self._layout.chunks(shard, SUMMED_BYTES):
             data = None
             if carries(plan.groups, piece.group):
                 values = checked(self.job, piece, rank, scratch)
@@ -240,7 +238,7 @@ class DeltaFormat:
     def _chunks(self, plan: _Plan, shards: Iterable[int]) -> Iterator[Chunk]:
         for shard in shards:
             offset = number = 0
-            for piece in self._layout.chunks(shard, self.summed_bytes):
+            for piece in self._layout.chunks(shard, SUMMED_BYTES):
                 if carries(plan.groups, piece.group):
                     codec = codec_of(self.job.terms.codec, self._layout, piece.group)
                     yield Chunk(shard, number, offset, piece.numel, codec)

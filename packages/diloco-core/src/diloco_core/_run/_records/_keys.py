@@ -51,7 +51,6 @@ _WISH = re.compile(
 _CLAIM = re.compile(rf"claims/(\d{{5}})/{_EPOCH}\.json", re.ASCII)
 _COMMIT = re.compile(r"commits/(\d{8})\.json", re.ASCII)
 _INNER = re.compile(rf"inner/(\d{{5}})/{_EPOCH}\.(\d{{8}})\.safetensors", re.ASCII)
-_MOST_SYNCS = 99_999_999
 
 
 def schema(run: str, job: SyncJob) -> str:
