@@ -131,6 +131,11 @@ def is_taken(key: str) -> bool:
     return key in _OURS or key.partition("/")[0] in {"batch.kubernetes.io", "diloco.dev"}
 
 
+def is_label_value(value: str) -> bool:
+    """Whether a label can have this value: the cluster refuses a selector with another one, and quotes it."""
+    return _QUALIFIED.fullmatch(value) is not None
+
+
 def check_label_value(what: str, value: object, hint: str = "") -> str:
     """The value of a label, which is not empty.
 

@@ -26,7 +26,7 @@ from ._events import is_stuck
 from ._facts import JobFacts, PodFacts, pods_by_index
 from ._handles import index_of, make_handles, same_run
 from ._memory import Memory
-from ._names import CONTROLLER_UID
+from ._names import CONTROLLER_UID, is_label_value
 from ._reading import read_job
 from ._results import read_result
 from ._states import map_states
@@ -179,7 +179,8 @@ class Runs:
                 "its context= or kubeconfig= to the executor"
             )
         uid = place["job_uid"]
-        if uid and (left := self._cluster.list_orphans(place["namespace"], uid)):
+        left = self._cluster.list_orphans(place["namespace"], uid) if is_label_value(uid) else []
+        if left:
             return BackendError(
                 f"the {job} was deleted without its pods, and {len(left)} of them are still there, such as {shown(left[0])}: end "
                 f"them with kubectl delete pods --namespace {place['namespace']} -l {CONTROLLER_UID}={shown(uid)}"
