@@ -336,9 +336,10 @@ def test_pods_that_live_on_after_their_job_are_named(bench, verb):
     run.pod(0).start()
     bench.create("/apis/batch/v1/namespaces/default/jobs/run-1", {}, "DELETE")
     bench.world.settle()
-    for _ in range(2):
+    survivor = forged(run.handles[0], job_uid="", fingerprint="0" * 64)
+    for handle in (run.handles[0], run.handles[0], survivor):
         with pytest.raises(BackendError, match=r"without its pods, and 2 .*kubectl delete pods"):
-            verb(run.executor, run.handles[0])
+            verb(run.executor, handle)
     for rank in (0, 1):
         name = run.pod(rank).json["metadata"]["name"]
         bench.create(f"/api/v1/namespaces/default/pods/{name}", {}, "DELETE")
@@ -477,7 +478,8 @@ def test_a_purge_writes_down_the_ends_of_all_ranks(bench, report, tmp_path, know
     assert [entry["result"] for entry in executor.collect(handles, timeout=1)] == [0, 1]
 
 
-def test_a_purge_writes_down_the_ends_for_the_handles_of_the_journal(bench, report, tmp_path):
+@pytest.mark.parametrize("seen", [False, True])
+def test_a_purge_writes_down_the_ends_for_the_handles_of_the_journal(bench, report, tmp_path, seen):
     """By the handle of a survivor, of a launch that was repeated as its error advises."""
     executor = bench.executor(journal=FolderJournal(tmp_path / "journal"))
     run = bench.launch(1, executor=executor)
@@ -485,10 +487,27 @@ def test_a_purge_writes_down_the_ends_for_the_handles_of_the_journal(bench, repo
     survivor = forged(run.handles[0], job_uid="", fingerprint=marks["diloco.dev/fingerprint"])
     run.pod(0).succeed(report(0)[0])
     bench.world.settle(within=15)
-    bench.executor(journal=FolderJournal(tmp_path / "journal")).purge(survivor)
+    other = bench.executor(journal=FolderJournal(tmp_path / "journal"))
+    if seen:
+        other.collect([survivor])
+    other.purge(survivor)
     for handle in (survivor, run.handles[0]):
         (entry,) = bench.executor(journal=executor._journal).collect([handle], timeout=1)
         assert entry["result"] == 0
+
+
+def test_a_purge_in_another_namespace_is_not_refused_for_a_namesake(bench, tmp_path):
+    bench.create("/api/v1/namespaces", {"metadata": {"name": "team"}})
+    run = bench.launch(1, executor=bench.executor(namespace="team"))
+    run.executor.cancel(run.handles[0])
+    bench.world.settle(within=30)
+    bench.launch(1)
+    change(bench, "run-1", CHANGES["no label"])
+    executor = bench.executor(
+        other_namespaces=["team"], journal=FolderJournal(tmp_path / "journal")
+    )
+    executor.purge(run.handles[0])
+    assert run.executor.list_runs() == []
 
 
 def test_names_are_looked_for_in_the_own_namespace_alone(bench, tmp_path):

@@ -136,14 +136,30 @@ def test_names_are_looked_for_in_the_own_root_alone(tmp_path):
     assert executor.poll(handle) is ReplicaState.SUCCEEDED
 
 
-def test_a_root_has_one_spelling_in_handles(tmp_path):
+@pytest.mark.parametrize("seen", [False, True])
+def test_a_purge_writes_down_the_ends_for_handles_that_name_the_root_by_a_link(tmp_path, seen):
     handle = ended_run(tmp_path / "real", result=3)
     (tmp_path / "name").symlink_to(tmp_path / "real")
     journal = FolderJournal(tmp_path / "journal")
     executor = LocalProcessExecutor(root=tmp_path / "name", journal=journal)
     journal.record_launch(executor.attach("ended"))
-    LocalProcessExecutor(root=tmp_path / "real", journal=journal).purge(handle)
+    other = LocalProcessExecutor(root=tmp_path / "real", journal=journal)
+    if seen:
+        other.collect([handle])
+    other.purge(handle)
     assert executor.collect(executor.attach("ended"))[0]["result"] == 3
+
+
+def test_a_purge_in_another_root_is_not_refused_for_a_namesake(tmp_path):
+    bad, good = (ended_run(tmp_path / root, uid=root) for root in ("mine", "theirs"))
+    run_of(bad).record.write_text("{")
+    executor = LocalProcessExecutor(
+        root=tmp_path / "mine",
+        other_roots=[tmp_path / "theirs"],
+        journal=FolderJournal(tmp_path / "journal"),
+    )
+    executor.purge(good)
+    assert Root(tmp_path / "theirs").run_ids() == []
 
 
 def test_a_run_whose_record_is_a_link_hides_no_other(tmp_path):

@@ -197,20 +197,22 @@ class Cluster:
             versions,
         )
 
-    def list_orphans(self, space: str, job_uid: str) -> list[str]:
+    def list_orphans(self, space: str, selector: str) -> list[str]:
         """Return the names of the pods that live on after their Job, which was deleted without them."""
-        pods = self._pages(
+
+        def lives(pod: Json) -> bool:
+            facts = read_pod(pod)
+            return facts.phase in {"Pending", "Running"} and not facts.deleting
+
+        return self._pages(
             f"list pods in {space}",
             ("PodList", "", space),
             lambda apis, options: apis.core.list_namespaced_pod(
-                namespace=space, label_selector=f"{CONTROLLER_UID}={job_uid}", **options
+                namespace=space, label_selector=selector, **options
             ),
-            read_pod,
-            lambda pod: not mappings(pod["metadata"].get("ownerReferences")),
+            lambda pod: read_pod(pod).name,
+            lambda pod: not mappings(pod["metadata"].get("ownerReferences")) and lives(pod),
         )
-        return [
-            pod.name for pod in pods if pod.phase in {"Pending", "Running"} and not pod.deleting
-        ]
 
     def open_log(self, space: str, pod: str, *, endless: bool = True, **query: Any) -> Any:
         """The log of our container as bytes (one version of the client corrupts text), to be read piece by piece and closed.

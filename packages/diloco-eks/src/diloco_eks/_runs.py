@@ -16,7 +16,7 @@ from diloco_protocol import (
     ResultLostError,
     UnavailableError,
 )
-from diloco_protocol.backend import read_whole, shown
+from diloco_protocol.backend import read_whole, redact_text, shown
 
 from ._cancel import cancel_job, purge_job
 from ._client import Client
@@ -26,7 +26,7 @@ from ._events import is_stuck
 from ._facts import JobFacts, PodFacts, pods_by_index
 from ._handles import index_of, make_handles, same_run
 from ._memory import Memory
-from ._names import CONTROLLER_UID, is_label_value
+from ._names import CONTROLLER_UID, RUN, is_label_value
 from ._reading import read_job
 from ._results import read_result
 from ._states import map_states
@@ -179,11 +179,13 @@ class Runs:
                 "its context= or kubeconfig= to the executor"
             )
         uid = place["job_uid"]
-        left = self._cluster.list_orphans(place["namespace"], uid) if is_label_value(uid) else []
-        if left:
+        selector = f"{CONTROLLER_UID}={uid}" if uid else f"{RUN}={handle.run_id}"
+        if (not uid or is_label_value(uid)) and (
+            left := self._cluster.list_orphans(place["namespace"], selector)
+        ):
             return BackendError(
                 f"the {job} was deleted without its pods, and {len(left)} of them are still there, such as {shown(left[0])}: end "
-                f"them with kubectl delete pods --namespace {place['namespace']} -l {CONTROLLER_UID}={shown(uid)}"
+                f"them with kubectl delete pods --namespace {place['namespace']} -l {redact_text(selector)}"
             )
         return ReplicaNotFoundError(
             f"there is no {job} of run {handle.run_id!r} any more: it was purged, deleted, or its TTL is over. How it ended is "

@@ -234,6 +234,11 @@ class LocalProcessExecutor(BaseExecutor):
     def _place(self, handle: ReplicaHandle) -> tuple[str, ...]:
         return handle.metadata["root"], handle.metadata["uid"]
 
+    def _spelled(
+        self, handle: ReplicaHandle, known: Sequence[ReplicaHandle]
+    ) -> list[ReplicaHandle]:
+        return [each for each in known if each.metadata["uid"] == handle.metadata["uid"]]
+
     @system_errors()
     def _siblings(self, handle: ReplicaHandle) -> list[ReplicaHandle]:
         try:

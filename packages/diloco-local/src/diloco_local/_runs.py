@@ -46,8 +46,7 @@ _LONGEST_PATH = 4096
 
 def handles_of(root: Root, record: RunRecord) -> list[ReplicaHandle]:
     """The handles of a run, in rank order."""
-    # One spelling, by whatever link a launcher comes: a journal knows replicas by their handles.
-    metadata = {"host": record.host, "root": os.path.realpath(root.path), "uid": record.uid}
+    metadata = {"host": record.host, "root": str(root.path), "uid": record.uid}
     return [
         ReplicaHandle(rank, BACKEND, metadata, run_id=record.run_id, world_size=record.world_size)
         for rank in record.ranks

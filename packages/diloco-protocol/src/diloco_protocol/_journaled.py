@@ -158,27 +158,31 @@ class Journaled(Hooks):
                 f"{len(alive)} replicas of run {handle.run_id!r} have not ended, such as rank {alive[0]}: cancel them "
                 f"with cancel_run({handle.run_id!r}), and wait with collect"
             )
-        known = self._launched(journal, handle, self._takes)
-        others = self._spelled(handle, known) if set(known) - set(seen) else []
         for each, status in seen.items():
             try:
                 if (damage := self._damage(each)) is not None:
                     raise damage  # a damaged record is not replaced
                 self._write_end(journal, each, status)
-                for other in others:
-                    if other.rank == each.rank and other != each and journal.end(other) is None:
-                        self._write_end(journal, other, status)
             except DilocoError as error:
                 error.add_note(
                     f"run {handle.run_id!r} is not removed, since the end of rank {each.rank} could not be written into the "
                     "journal. An executor without a journal removes it"
                 )
                 raise
+        self._spell_out(journal, run)
+
+    def _spell_out(self, journal: RunJournal, run: Sequence[ReplicaHandle]) -> None:
+        """Write the ends of a run down under the journal's own handles, too, where those have other metadata."""
+        launched = set(self._launched(journal, run[0], self._takes)) - set(run)
+        ends = {each.rank: self._recorded(each) for each in run} if launched else {}
+        for other in self._spelled(run[0], list(launched)) if launched else []:
+            if (end := ends.get(other.rank)) is not None and self._recorded(other) is None:
+                journal.record_end(other, *end)
 
     def _run_of(self, journal: RunJournal, handle: ReplicaHandle) -> list[ReplicaHandle]:
         """The handles of a replica and its siblings, as the journal has them or the backend."""
         known = self._launched(journal, handle, self._is_ours)
-        if handle not in known:
+        if handle not in known and self._is_ours(handle):
             try:
                 known = self._attach(str(handle.run_id))  # a handle without one has been refused
             except ReplicaNotFoundError:
