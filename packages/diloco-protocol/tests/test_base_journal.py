@@ -6,6 +6,7 @@ import pytest
 from memory_lab import DONE, Memory, lost, unavailable
 
 from diloco_protocol import (
+    BackendError,
     FolderJournal,
     InvalidRequestError,
     LaunchError,
@@ -19,6 +20,22 @@ from diloco_protocol import (
 
 
 class TestJournal:
+    def test_an_end_that_it_has_is_told_though_the_others_cannot_be_asked_for(self, tmp_path):
+        executor = Memory({}, journal=FolderJournal(tmp_path))
+        handles = executor.launch_replicas(2, "m:f", run_id="mine")
+        executor.world[handles[1]] = DONE
+        executor.poll(handles[1])
+        seen = []
+
+        def refuse(asked):
+            raise BackendError("nobody knows")
+
+        executor._observe_run = refuse
+        with pytest.raises(BackendError, match="nobody knows") as caught:
+            executor.collect(handles, progress=seen.append)
+        assert seen[-1] == {handles[1]: DONE}
+        assert "rank 0 of run 'mine' cannot be asked for: 1 of 2" in caught.value.__notes__[0]
+
     def test_it_answers_for_what_the_backend_has_forgotten(self, tmp_path):
         executor = Memory({}, journal=FolderJournal(tmp_path))
         handles = executor.launch_replicas(2, "m:f", run_id="mine")

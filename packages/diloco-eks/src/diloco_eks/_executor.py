@@ -327,6 +327,10 @@ class EKSExecutor(LogVerbs):
             return super()._observe(near)
         return {**(super()._observe(near) if near else {}), **self._observe_run(far)}
 
+    def _ends(self, handles: Sequence[ReplicaHandle]) -> dict[ReplicaHandle, ReplicaStatus]:
+        server = self._client.server
+        return super()._ends([each for each in handles if each.metadata["server"] == server])
+
     def _result(self, handle: ReplicaHandle) -> Any:
         now, patience = self._backoff.clock(), self._patience
         return self._runs.result(handle, lambda: self._source(handle).pods(), now, patience)

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 
 from diloco_protocol import BackendError, InvalidRequestError, ReplicaHandle, ReplicaNotFoundError
-from diloco_protocol.backend import read_whole, shown
+from diloco_protocol.backend import read_whole, redact_text, shown
 
 from ._cluster import Cluster
 from ._errors import MissingError
 from ._facts import JobFacts
-from ._names import check_dns_label
+from ._names import RUN, check_dns_label
 from ._reading import read_job
 
 
@@ -99,6 +99,14 @@ def _changed(namespace: str, run_id: str) -> BackendError:
     )
 
 
+def orphaned(job: str, left: Sequence[str], namespace: str, selector: str) -> BackendError:
+    """The error for a Job that was deleted without its pods, which carry these labels."""
+    return BackendError(
+        f"the Job {job} was deleted without its pods, and {len(left)} of them are still there, such as {shown(left[0])}: end "
+        f"them with kubectl delete pods --namespace {namespace} -l {redact_text(selector)}"
+    )
+
+
 def index_of(handle: ReplicaHandle, facts: JobFacts) -> int:
     """A replica's index in the Job.
 
@@ -124,6 +132,8 @@ def find_job(cluster: Cluster, namespace: str, run_id: str) -> JobFacts:
     try:
         facts = read_job(cluster.read_job(namespace, run_id))
     except MissingError as error:
+        if left := cluster.list_orphans(namespace, f"{RUN}={run_id}"):
+            raise orphaned(f"{namespace}/{run_id}", left, namespace, f"{RUN}={run_id}") from error
         raise ReplicaNotFoundError(
             f"there is no run {run_id!r} in the namespace {namespace!r}: {error}"
         ) from error

@@ -16,7 +16,7 @@ from diloco_protocol import (
     ResultLostError,
     UnavailableError,
 )
-from diloco_protocol.backend import read_whole, redact_text, shown
+from diloco_protocol.backend import read_whole, shown
 
 from ._cancel import cancel_job, purge_job
 from ._client import Client
@@ -24,7 +24,7 @@ from ._cluster import Cluster
 from ._errors import MissingError, NoLogError
 from ._events import is_stuck
 from ._facts import JobFacts, PodFacts, pods_by_index
-from ._handles import index_of, make_handles, same_run
+from ._handles import index_of, make_handles, orphaned, same_run
 from ._memory import Memory
 from ._names import CONTROLLER_UID, RUN, is_label_value
 from ._reading import read_job
@@ -183,10 +183,7 @@ class Runs:
         if (not uid or is_label_value(uid)) and (
             left := self._cluster.list_orphans(place["namespace"], selector)
         ):
-            return BackendError(
-                f"the {job} was deleted without its pods, and {len(left)} of them are still there, such as {shown(left[0])}: end "
-                f"them with kubectl delete pods --namespace {place['namespace']} -l {redact_text(selector)}"
-            )
+            return orphaned(job.removeprefix("Job "), left, place["namespace"], selector)
         return ReplicaNotFoundError(
             f"there is no {job} of run {handle.run_id!r} any more: it was purged, deleted, or its TTL is over. How it ended is "
             "known only to a journal"

@@ -109,7 +109,8 @@ def find_program(name: str | os.PathLike[str]) -> str | None:
 def _standard_folders() -> set[str]:
     folders = {sysconfig.get_path(name) for name in ("stdlib", "platstdlib", "purelib", "platlib")}
     folders.update(site.getsitepackages())
-    folders.add(site.getusersitepackages())
+    if not sys.flags.no_user_site:
+        folders.add(site.getusersitepackages())
     return {os.path.realpath(folder) for folder in folders}
 
 

@@ -265,9 +265,7 @@ class LocalProcessExecutor(BaseExecutor):
             try:
                 record = read_record(run)
                 launched_at = None if record is None else record.created_at
-            except InvalidRequestError:  # a link, or another user's
-                continue
-            except BackendError:
+            except BackendError:  # also a link, or another user's
                 launched_at = 0.0  # that is not known, and who asks for the run is told why
             if launched_at is not None and run.started.exists():
                 known.append((launched_at, name))

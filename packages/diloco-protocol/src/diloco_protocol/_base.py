@@ -310,12 +310,14 @@ class BaseExecutor(Journaled):
         with self._within(limit):
             for handle in handles:
                 self._check(handle)  # a backend may have to ask whose its credentials are
+            ends = self._ends(handles)
             passed = self._backoff.clock() - begun
             return collect(
                 handles,
                 self._observe_or_lost,
                 self._result_of,
                 place_of=self._place,
+                ends=ends,
                 timeout=None if limit is None else max(0.0, limit - passed),
                 backoff=self._backoff,
                 progress=progress,

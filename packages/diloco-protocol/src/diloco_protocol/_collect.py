@@ -31,6 +31,7 @@ def collect(
     result_of: Callable[[ReplicaHandle], Any],
     *,
     place_of: Callable[[ReplicaHandle], Hashable] = lambda _: (),
+    ends: Mapping[ReplicaHandle, ReplicaStatus] | None = None,
     timeout: float | None,
     backoff: Backoff,
     progress: Progress | None = None,
@@ -45,6 +46,7 @@ def collect(
             ReplicaNotFoundError if there is no record of the whole run.
         result_of: The result of a replica that has succeeded; raises ResultLostError or ReplicaNotFoundError if it is gone.
         place_of: What tells a handle's run from others of that name.
+        ends: Those that are known already, whatever a look says.
         timeout: Seconds for all of them together; None for no limit.
         backoff: Pauses between ticks, with clock and sleep.
         progress: Called after every tick with the statuses known so far, and whenever the caller should see a change.
@@ -65,7 +67,7 @@ def collect(
     for handle in dict.fromkeys(handles):
         run = handle.backend_name, handle.run_id, place_of(handle)
         runs.setdefault(run, []).append(handle)
-    known: dict[ReplicaHandle, ReplicaStatus] = {}
+    known = dict(ends or {})
     results: dict[ReplicaHandle, Any] = {}
     lost: dict[ReplicaHandle, str] = {}
     unreadable: dict[ReplicaHandle, BackendError] = {}
@@ -92,12 +94,12 @@ def collect(
                 elif isinstance(caught, InvalidRequestError) and not waited:
                     raise  # of a handle that is wrong: nothing is waited for
                 else:
-                    refused |= dict.fromkeys(waiting, caught)
-                    if waiting[0] not in before:
+                    unknown = [each for each in waiting if not _ended(each, known)]
+                    refused |= dict.fromkeys(unknown or waiting, caught)
+                    if (unknown or waiting)[0] not in before:
                         log(f"run {waiting[0].run_id!r} cannot be asked for: {caught}")
-                continue
             for handle in waiting:
-                if known[handle].state is ReplicaState.SUCCEEDED:
+                if handle in known and known[handle].state is ReplicaState.SUCCEEDED:
                     try:
                         results[handle] = result_of(handle)
                     except (ResultLostError, ReplicaNotFoundError) as gone:
@@ -158,7 +160,7 @@ def _look(
     changed = False
     for handle in waiting:
         status = seen.get(handle)
-        if status is None and handle in known and known[handle].state.terminal:
+        if status is None and _ended(handle, known):
             continue  # its record has gone since it was seen to end
         if status is None:
             text = f"there is no record of rank {handle.rank} of run {handle.run_id!r}: its end is unknown"
@@ -180,7 +182,11 @@ def _settled(
     known: Mapping[ReplicaHandle, ReplicaStatus],
     results: Mapping[ReplicaHandle, Any],
 ) -> bool:
-    return handle in known and known[handle].state.terminal and _answered(handle, known, results)
+    return _ended(handle, known) and _answered(handle, known, results)
+
+
+def _ended(handle: ReplicaHandle, known: Mapping[ReplicaHandle, ReplicaStatus]) -> bool:
+    return handle in known and known[handle].state.terminal
 
 
 def _answered(

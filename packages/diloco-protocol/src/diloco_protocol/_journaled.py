@@ -61,8 +61,7 @@ class Journaled(Hooks):
         """What the journal knows to have ended, and what the backend says of the rest; writes down what has ended."""
         if self._journal is None:
             return self._readable(handles)
-        ends = {handle: self._recorded(handle) for handle in handles}
-        seen = {handle: readable_status(end[0]) for handle, end in ends.items() if end is not None}
+        seen = self._ends(handles)
         asked = [handle for handle in handles if handle not in seen]
         if asked:
             try:
@@ -74,6 +73,11 @@ class Journaled(Hooks):
             if handle in seen and seen[handle].state.terminal:
                 self._record_end(self._journal, handle, seen[handle])
         return seen
+
+    def _ends(self, handles: Sequence[ReplicaHandle]) -> dict[ReplicaHandle, ReplicaStatus]:
+        """The ends that the journal has of some replicas."""
+        ends = {handle: self._recorded(handle) for handle in handles}
+        return {handle: readable_status(end[0]) for handle, end in ends.items() if end is not None}
 
     def _observe_or_lost(
         self, handles: Sequence[ReplicaHandle]
